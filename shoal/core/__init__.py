@@ -1,0 +1,1 @@
+"""The vocabulary: symbols, errors, registries, files, and arithmetic on member-stacked trees."""

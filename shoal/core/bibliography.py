@@ -1,0 +1,145 @@
+"""The papers behind the methods, cited by key."""
+
+from dataclasses import dataclass
+
+__all__ = ["BIBLIOGRAPHY", "Citation"]
+
+
+@dataclass(frozen=True)
+class Citation:
+    """One paper."""
+
+    authors: str
+    title: str
+    year: int
+    venue: str
+    url: str
+
+    @property
+    def text(self) -> str:
+        """One line for a table or a page."""
+        return f"{self.authors} ({self.year}). {self.title}. {self.venue}."
+
+    def bibtex(self, key: str) -> str:
+        """The entry for a reference list."""
+        lines = [
+            f"@inproceedings{{{key},",
+            f"  author = {{{self.authors}}},",
+            f"  title = {{{self.title}}},",
+            f"  booktitle = {{{self.venue}}},",
+            f"  year = {{{self.year}}},",
+            f"  url = {{{self.url}}}",
+            "}",
+        ]
+        return "\n".join(lines)
+
+
+BIBLIOGRAPHY: dict[str, Citation] = {
+    "dangelo2021repulsive": Citation(
+        "D'Angelo, Francesco and Fortuin, Vincent",
+        "Repulsive Deep Ensembles are Bayesian",
+        2021,
+        "Advances in Neural Information Processing Systems",
+        "https://arxiv.org/abs/2106.11642",
+    ),
+    "lakshminarayanan2017simple": Citation(
+        "Lakshminarayanan, Balaji and Pritzel, Alexander and Blundell, Charles",
+        "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
+        2017,
+        "Advances in Neural Information Processing Systems",
+        "https://arxiv.org/abs/1612.01474",
+    ),
+    "liu2016stein": Citation(
+        "Liu, Qiang and Wang, Dilin",
+        "Stein Variational Gradient Descent: A General Purpose Bayesian Inference Algorithm",
+        2016,
+        "Advances in Neural Information Processing Systems",
+        "https://arxiv.org/abs/1608.04471",
+    ),
+    "liu2019understanding": Citation(
+        "Liu, Chang and Zhuo, Jingwei and Cheng, Pengyu and Zhang, Ruiyi and Zhu, Jun",
+        "Understanding and Accelerating Particle-Based Variational Inference",
+        2019,
+        "International Conference on Machine Learning",
+        "https://arxiv.org/abs/1807.01750",
+    ),
+    "wang2019function": Citation(
+        "Wang, Ziyu and Ren, Tongzheng and Zhu, Jun and Zhang, Bo",
+        "Function Space Particle Optimization for Bayesian Neural Networks",
+        2019,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/1902.09754",
+    ),
+    "li2018gradient": Citation(
+        "Li, Yingzhen and Turner, Richard E.",
+        "Gradient Estimators for Implicit Models",
+        2018,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/1705.07107",
+    ),
+    "shi2018spectral": Citation(
+        "Shi, Jiaxin and Sun, Shengyang and Zhu, Jun",
+        "A Spectral Approach to Gradient Estimation for Implicit Distributions",
+        2018,
+        "International Conference on Machine Learning",
+        "https://arxiv.org/abs/1806.02925",
+    ),
+    "gorham2017measuring": Citation(
+        "Gorham, Jackson and Mackey, Lester",
+        "Measuring Sample Quality with Kernels",
+        2017,
+        "International Conference on Machine Learning",
+        "https://arxiv.org/abs/1703.01717",
+    ),
+    "goodfellow2015explaining": Citation(
+        "Goodfellow, Ian J. and Shlens, Jonathon and Szegedy, Christian",
+        "Explaining and Harnessing Adversarial Examples",
+        2015,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/1412.6572",
+    ),
+    "guo2017calibration": Citation(
+        "Guo, Chuan and Pleiss, Geoff and Sun, Yu and Weinberger, Kilian Q.",
+        "On Calibration of Modern Neural Networks",
+        2017,
+        "International Conference on Machine Learning",
+        "https://arxiv.org/abs/1706.04599",
+    ),
+    "grimit2006crps": Citation(
+        "Grimit, Eric P. and Gneiting, Tilmann and Berrocal, Veronica J. and Johnson, Nicholas A.",
+        "The Continuous Ranked Probability Score for Circular Variables and its Application to "
+        "Mesoscale Forecast Ensemble Verification",
+        2006,
+        "Quarterly Journal of the Royal Meteorological Society",
+        "https://doi.org/10.1256/qj.05.235",
+    ),
+    "nixon2019measuring": Citation(
+        "Nixon, Jeremy and Dusenberry, Mike and Jerfel, Ghassen and Nguyen, Timothy and "
+        "Liu, Jeremiah and Zhang, Linchuan and Tran, Dustin",
+        "Measuring Calibration in Deep Learning",
+        2019,
+        "CVPR Workshops",
+        "https://arxiv.org/abs/1904.01685",
+    ),
+    "friedman2023vendi": Citation(
+        "Friedman, Dan and Dieng, Adji Bousso",
+        "The Vendi Score: A Diversity Evaluation Metric for Machine Learning",
+        2023,
+        "Transactions on Machine Learning Research",
+        "https://arxiv.org/abs/2210.02410",
+    ),
+    "fort2019deep": Citation(
+        "Fort, Stanislav and Hu, Huiyi and Lakshminarayanan, Balaji",
+        "Deep Ensembles: A Loss Landscape Perspective",
+        2019,
+        "arXiv",
+        "https://arxiv.org/abs/1912.02757",
+    ),
+    "neal2003slice": Citation(
+        "Neal, Radford M.",
+        "Slice Sampling",
+        2003,
+        "The Annals of Statistics",
+        "https://projecteuclid.org/euclid.aos/1056562461",
+    ),
+}

@@ -1,0 +1,259 @@
+"""Checkpoints that survive a kill at any moment, and say so when a byte has changed.
+
+A checkpoint is a folder `step-000000120` with one safetensors file a part, `state.json`, and
+`manifest.json` with the size and SHA-256 of both. It is made under a temporary name and renamed
+when complete, so that every folder with a proper name was once whole. Where the same step is
+saved again the former folder waits as `step-000000120-old` until the new one is in place.
+"""
+
+import contextlib
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from shoal.core.disk import size_of, staging, storage_errors, sweep, sync
+from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
+from shoal.core.files import (
+    MAX_JSON,
+    Layout,
+    bytes_in,
+    put_bytes,
+    put_tensors,
+    read_json,
+    read_tensors,
+    sha256,
+)
+from shoal.core.strict_json import to_json
+
+__all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "steps"]
+
+FORMAT = 1
+MAX_MANIFEST = 1 << 20
+
+_FOLDER = re.compile(r"step-(\d{9,18})(-old)?", re.ASCII)
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_FILE = re.compile(rf"state\.json|{_PART.pattern}\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved at one step.
+
+    Attributes:
+        step: The training step.
+        parts: Tensors by part and name, on the CPU.
+        state: Everything else, as JSON has it: tuples have become lists, NaN has become None.
+    """
+
+    step: int
+    parts: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+class _Found(NamedTuple):
+    step: int
+    in_place: bool
+    path: Path
+    identity: tuple[int, int]
+
+    def unmoved(self) -> bool:
+        """Whether the path still leads to this folder and not to one put there since."""
+        try:
+            return _identity(self.path) == self.identity
+        except FileNotFoundError:
+            return False
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_ctime_ns
+
+
+def steps(folder: Path | str) -> list[int]:
+    """Steps of the checkpoints in a folder, the newest last; none where there is no folder."""
+    return sorted({found.step for found in _checkpoints(Path(folder))})
+
+
+def _checkpoints(folder: Path) -> list[_Found]:
+    """Newest first; of two for the same step, the one that was put in place last.
+
+    A list of names is no snapshot: beside a writer it can miss what is being renamed, so that
+    finding nothing while there are signs of one is not believed at once.
+    """
+    found: list[_Found] = []
+    with storage_errors("read", folder):
+        for _ in range(100):
+            paths = list(folder.iterdir()) if folder.exists() else []
+            found = [entry for path in paths if (entry := _found(path))]
+            if found or not any(path.name.startswith((".tmp-", "step-")) for path in paths):
+                break
+    return sorted(found, reverse=True)
+
+
+def _found(path: Path) -> _Found | None:
+    match = _FOLDER.fullmatch(path.name)
+    with contextlib.suppress(FileNotFoundError):
+        if match and path.is_dir():
+            return _Found(int(match[1]), match[2] is None, path, _identity(path))
+    return None
+
+
+def save_checkpoint(
+    folder: Path | str,
+    step: int,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    keep: int = 2,
+) -> None:
+    """Saves one step; when this returns it is on the disk, and older ones have been removed.
+
+    Saving makes the step the newest there is: checkpoints of later steps belong to a line of
+    training that was given up, and are removed with those older than the newest `keep`.
+
+    Args:
+        folder: Holds the checkpoints of one run, and is made where there is none.
+        step: The training step; the same step may be saved again.
+        parts: Tensors by part and name; each part becomes a file.
+        state: Everything else that a resumed run needs, of a kind that JSON knows.
+        keep: How many checkpoints stay, this one counted.
+    """
+    folder = Path(folder)
+    text = _checked_state(step, parts, state, keep)
+    target = folder / f"step-{step:09d}"
+    needed = len(text) + sum(bytes_in(tensors) for tensors in parts.values())
+    with storage_errors("write", target, needed):
+        sweep(folder)
+        with staging(folder) as stage:
+            fresh = stage / target.name
+            fresh.mkdir()
+            _fill(fresh, step, parts, text)
+            _put_in_place(fresh, target)
+            _prune(folder, step, keep, stage)
+
+
+def _checked_state(
+    step: int,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    keep: int,
+) -> bytes:
+    if not 0 <= step < 10**18 or keep < 1:
+        raise ConfigError(f"a checkpoint wants step >= 0 and keep >= 1, not {step} and {keep}")
+    for part in parts:
+        if not _PART.fullmatch(part):
+            raise ConfigError(f"a part of a checkpoint wants a plain name, not '{part}'")
+    text = to_json(dict(state), indent=2).encode()
+    if len(text) > MAX_JSON:
+        raise ConfigError(f"the state has {len(text)} bytes as JSON; put what is large in tensors")
+    return text
+
+
+def _fill(fresh: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: bytes) -> None:
+    for part, tensors in parts.items():
+        put_tensors(fresh / f"{part}.safetensors", tensors)
+    put_bytes(fresh / "state.json", state)
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(fresh.iterdir())
+    }
+    manifest = {"format": FORMAT, "step": step, "files": files}
+    put_bytes(fresh / "manifest.json", to_json(manifest, indent=2).encode())
+    sync(fresh)
+
+
+def _put_in_place(fresh: Path, target: Path) -> None:
+    former = target.with_name(f"{target.name}-old")
+    if target.exists():
+        if former.exists():
+            os.replace(former, fresh.with_name(former.name))
+        os.replace(target, former)
+    os.replace(fresh, target)
+    sync(target.parent)
+
+
+def _prune(folder: Path, step: int, keep: int, stage: Path) -> None:
+    """Moves superfluous checkpoints out of sight before any of their files is removed."""
+    wanted = [other for other in steps(folder) if other <= step][-keep:]
+    for found in _checkpoints(folder):
+        if found.step in wanted:
+            wanted.remove(found.step)
+        else:
+            os.replace(found.path, stage / f"{found.path.name}-gone")
+    sync(folder)
+
+
+def load_checkpoint(folder: Path | str, expected: Mapping[str, Layout] | None = None) -> Checkpoint:
+    """The newest checkpoint that is exactly what was saved; damaged ones are named in a warning.
+
+    A writer may be at work meanwhile: what it puts in place or removes is looked up again.
+
+    Args:
+        folder: What was given to `save_checkpoint`.
+        expected: Tensors that the named parts must hold; other parts are taken as they are.
+
+    Raises:
+        StorageError: There is no checkpoint.
+        CheckpointCorrupt: There are some, all damaged.
+        ConfigError: The newest sound one holds other tensors than `expected`.
+    """
+    folder = Path(folder)
+    damaged: dict[_Found, StorageError] = {}
+    while waiting := [found for found in _checkpoints(folder) if found not in damaged]:
+        found = waiting[0]
+        try:
+            checkpoint = _read(found.path, found.step, expected or {})
+        except StorageError as error:
+            if found.unmoved():
+                damaged[found] = error
+            continue
+        if not found.unmoved():
+            continue
+        for error in damaged.values():
+            message = f"{error}; step {found.step} is used instead"
+            warnings.warn(message, ShoalWarning, stacklevel=2)
+        return checkpoint
+    if not damaged:
+        raise StorageError(f"{folder} holds no checkpoint; train first, or name another folder")
+    newest = next(iter(damaged.values()))
+    raise CheckpointCorrupt(f"no checkpoint in {folder} is sound; of the newest: {newest}")
+
+
+def _read(path: Path, step: int, expected: Mapping[str, Layout]) -> Checkpoint:
+    names = _verified(path, step)
+    parts = [name.removesuffix(".safetensors") for name in names if name != "state.json"]
+    for part in expected:
+        if part not in parts:
+            raise ConfigError(f"{path} has no part '{part}'; it has {', '.join(parts)}")
+    state = read_json(path / "state.json")
+    if not isinstance(state, dict):
+        raise CheckpointCorrupt(f"{path / 'state.json'} does not hold a table")
+    tensors = {
+        part: read_tensors(path / f"{part}.safetensors", expected.get(part)) for part in parts
+    }
+    return Checkpoint(step, tensors, state)
+
+
+def _verified(path: Path, step: int) -> list[str]:
+    """Names of the files of a checkpoint, each found to be what the manifest says."""
+    manifest = read_json(path / "manifest.json", MAX_MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointCorrupt(f"{path} is not a checkpoint of format {FORMAT}, the one read here")
+    files = manifest.get("files")
+    if manifest.get("step") != step or not isinstance(files, dict) or "state.json" not in files:
+        raise CheckpointCorrupt(f"{path} has a manifest of another step or without files")
+    for name, entry in files.items():
+        if not _FILE.fullmatch(name) or not isinstance(entry, dict):
+            raise CheckpointCorrupt(f"{path} has a manifest with the strange file name {name!r}")
+        if (size := size_of(path / name)) != entry.get("size"):
+            raise CheckpointCorrupt(
+                f"{path / name} has {size} bytes where the manifest says {entry.get('size')}"
+            )
+        if sha256(path / name) != entry.get("sha256"):
+            raise CheckpointCorrupt(f"{path / name} is not what was saved: its SHA-256 differs")
+    return list(files)

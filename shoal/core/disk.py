@@ -1,0 +1,154 @@
+"""How something reaches the disk whole or not at all, and what is said when it cannot.
+
+Work is done inside a temporary folder beside its place, synchronised, renamed into place, and the
+folder synchronised in turn. A process killed on the way leaves nothing but a temporary folder.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.core.errors import StorageError
+
+__all__ = [
+    "HOST",
+    "alive",
+    "replacing",
+    "size_of",
+    "staging",
+    "storage_errors",
+    "sweep",
+    "sync",
+]
+
+HOST = re.sub(r"[^\w.]", "_", socket.gethostname())[:64]
+_PROCESS = secrets.token_hex(4)
+_DAY = 86_400
+
+_REASONS = {
+    errno.ENOSPC: "disk full",
+    errno.EDQUOT: "disk quota used up",
+    errno.EFBIG: "the file is larger than the system allows",
+    errno.EACCES: "no permission",
+    errno.EPERM: "no permission",
+    errno.EROFS: "the file system is read-only",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EISDIR: "there is a folder of this name",
+    errno.EEXIST: "there is a file where a folder should be",
+    errno.ENOENT: "there is no such file or folder",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.EXDEV: "the folder and its temporary files are on different file systems",
+    errno.EIO: "the disk reports an error",
+}
+
+
+@contextlib.contextmanager
+def storage_errors(action: str, path: Path, needed: int | None = None) -> Iterator[None]:
+    """Turns what the operating system reports into a `StorageError` of one sentence.
+
+    Args:
+        action: What was tried: "read", "write", "lock".
+        path: What the sentence names.
+        needed: Bytes that the work needs.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        size = "" if needed is None else f" ({needed} bytes needed)"
+        raise StorageError(f"cannot {action} {path}{size}: {reason}") from error
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """A temporary folder inside `folder`, gone afterwards whatever happens."""
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder.parent)
+    stage = folder / f".tmp-{os.getpid()}-{_PROCESS}-{secrets.token_hex(4)}-{HOST}"
+    stage.mkdir()
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, needed: int) -> Iterator[Path]:
+    """A temporary path for the caller to write and synchronise; it then takes the place of `path`.
+
+    Args:
+        path: The file that appears, or is replaced, when the block ends without an error.
+        needed: Bytes that will be written, for the sentence when they cannot be.
+    """
+    with storage_errors("write", path, needed), staging(path.parent) as stage:
+        temporary = stage / path.name
+        yield temporary
+        os.replace(temporary, path)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the list of names of a folder, is on the disk."""
+    folder = path.is_dir()
+    if folder and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of an ordinary file; pipes, devices and folders are refused before they are opened."""
+    with storage_errors("read", path):
+        status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageError(f"cannot read {path}: it is not an ordinary file")
+    return status.st_size
+
+
+def sweep(folder: Path | str) -> None:
+    """Removes the temporary folders that dead writers left in `folder`."""
+    for entry in Path(folder).glob(".tmp-*"):
+        if _stale(entry):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _stale(entry: Path) -> bool:
+    words = entry.name.split("-", 4)
+    if len(words) != 5 or not words[1].isdecimal():
+        return False
+    pid, process, host = int(words[1]), words[2], words[4]
+    if host == HOST and (process != _PROCESS if pid == os.getpid() else not alive(pid)):
+        return True
+    with contextlib.suppress(OSError):
+        return time.time() - entry.stat().st_mtime > _DAY
+    return False
+
+
+def alive(pid: int) -> bool:
+    """Whether a process of this machine runs; where one cannot ask, it is taken to run."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

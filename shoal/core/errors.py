@@ -1,0 +1,42 @@
+"""The errors a user can meet, each with the exit status that the command line gives it."""
+
+__all__ = [
+    "CheckpointCorrupt",
+    "ConfigError",
+    "DataError",
+    "ShoalError",
+    "ShoalWarning",
+    "StorageError",
+]
+
+
+class ShoalError(Exception):
+    """Base of every error that is the user's to mend; its text is one clear sentence."""
+
+    exit_status = 1
+
+
+class ConfigError(ShoalError, ValueError):
+    """A name, key, type or combination of settings that Shoal does not know."""
+
+    exit_status = 2
+
+
+class DataError(ShoalError, ValueError):
+    """Data that cannot be trained on or predicted for."""
+
+    exit_status = 65
+
+
+class StorageError(ShoalError, OSError):
+    """A file or folder that cannot be read or written."""
+
+    exit_status = 74
+
+
+class CheckpointCorrupt(StorageError):
+    """A file whose content is not what its manifest says."""
+
+
+class ShoalWarning(UserWarning):
+    """Something worth knowing that does not stop the work."""

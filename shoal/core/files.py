@@ -1,0 +1,226 @@
+"""The one writer of every artefact, and readers that believe no file.
+
+A file appears under its name complete and on the disk, or not at all. Reading runs no code,
+allocates nothing that a file merely claims, and answers in one sentence.
+"""
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from shoal.core.disk import replacing, size_of, storage_errors, sweep, sync
+from shoal.core.errors import CheckpointCorrupt, ConfigError
+from shoal.core.strict_json import parse_json, to_json
+
+__all__ = [
+    "Layout",
+    "bytes_in",
+    "layout",
+    "put_bytes",
+    "put_tensors",
+    "read_json",
+    "read_tensors",
+    "sha256",
+    "sweep",
+    "write_bytes",
+    "write_json",
+    "write_tensors",
+    "write_text",
+]
+
+Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type of tensors, by name."""
+
+MAX_JSON = 64 << 20
+MAX_HEADER = 4 << 20
+MAX_AXES = 64
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+
+
+def write_bytes(path: Path | str, data: bytes) -> None:
+    """Writes a file whole or not at all, making its folder where there is none."""
+    with replacing(Path(path), len(data)) as temporary:
+        put_bytes(temporary, data)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Writes UTF-8 text whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path | str, value: object) -> None:
+    """Writes strict JSON whole or not at all; non-finite numbers become null."""
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def write_tensors(
+    path: Path | str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes a safetensors file whole or not at all; views and shared weights are written out."""
+    with replacing(Path(path), bytes_in(tensors)) as temporary:
+        put_tensors(temporary, tensors, metadata)
+
+
+def bytes_in(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that the elements of all tensors take.
+
+    >>> bytes_in({"bias": torch.zeros(3), "step": torch.tensor(7)})
+    20
+    """
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
+
+
+def put_bytes(path: Path, data: bytes) -> None:
+    """Writes and synchronises a file where it is: only for a path that is still temporary."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def put_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Writes and synchronises tensors where they are: only for a path that is still temporary."""
+    try:
+        save_file(_storable(tensors), path, metadata)
+    except SafetensorError as error:
+        raise _as_os_error(error) from error
+    if _header_bytes(path) > MAX_HEADER:
+        raise ConfigError(
+            f"{len(tensors)} tensors are too many for one file; stack those of equal shape"
+        )
+    os.chmod(path, path.parent.stat().st_mode & 0o666)
+    sync(path)
+
+
+def _storable(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    stored: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        if name == "__metadata__" or tensor.layout != torch.strided:
+            raise ConfigError(f"tensor '{name}' cannot be stored; rename it or make it dense")
+        if tensor.dtype not in _DTYPES.values():
+            raise ConfigError(f"tensor '{name}' is {tensor.dtype}, which cannot be stored")
+        dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        stored[name] = dense.clone() if storage in storages else dense
+        storages.add(storage)
+    return stored
+
+
+def _as_os_error(error: SafetensorError) -> OSError:
+    code = re.search(r"os error (\d+)", str(error))
+    return OSError(int(code[1]), os.strerror(int(code[1]))) if code else OSError(str(error))
+
+
+def _header_bytes(path: Path) -> int:
+    with open(path, "rb") as file:
+        return int.from_bytes(file.read(8), "little")
+
+
+def sha256(path: Path | str) -> str:
+    """Digest of a file in hexadecimal digits."""
+    size_of(Path(path))
+    with storage_errors("read", Path(path)), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path: Path | str, max_bytes: int = MAX_JSON) -> Any:
+    """The value of a strict JSON file of at most `max_bytes`."""
+    path = Path(path)
+    size = size_of(path)
+    if size > max_bytes:
+        raise CheckpointCorrupt(f"{path} has {size} bytes, more than the {max_bytes} it may have")
+    with storage_errors("read", path), open(path, "rb") as file:
+        data = file.read(max_bytes)
+    try:
+        return parse_json(data.decode())
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{path} is not sound JSON: {error}") from None
+
+
+def layout(tensors: Mapping[str, Tensor]) -> Layout:
+    """Shape and type of every tensor, as `read_tensors` wants them.
+
+    >>> layout({"bias": torch.zeros(3)})
+    {'bias': ((3,), torch.float32)}
+    """
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def read_tensors(path: Path | str, expected: Layout | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, in memory of their own.
+
+    Args:
+        path: A file whose header must agree with its size before any tensor is allocated.
+        expected: What the file must hold, no more and no less.
+
+    Raises:
+        CheckpointCorrupt: The file is not a sound safetensors file.
+        ConfigError: It is, but holds other tensors than the expected ones.
+    """
+    path = Path(path)
+    size_of(path)
+    try:
+        with storage_errors("read", path):
+            if _header_bytes(path) > MAX_HEADER:
+                raise SafetensorError("header too large")
+            with safe_open(path, framework="pt", backend="pread") as file:
+                found = _layout_in(file, path)
+                if expected is not None:
+                    _compare(found, expected, path)
+                return {name: file.get_tensor(name) for name in expected or found}
+    except SafetensorError as error:
+        raise CheckpointCorrupt(f"{path} is not a sound safetensors file: {error}") from None
+
+
+def _layout_in(file: Any, path: Path) -> Layout:
+    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    for name in file.keys():  # noqa: SIM118
+        entry = file.get_slice(name)
+        shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
+        elements = math.prod(max(size, 1) for size in shape[:MAX_AXES])
+        if dtype not in _DTYPES or len(shape) > MAX_AXES or elements >= 1 << 63:
+            raise CheckpointCorrupt(f"{path} has a tensor '{name}' of unknown type or shape")
+        found[name] = shape, _DTYPES[dtype]
+    return found
+
+
+def _compare(found: Layout, expected: Layout, path: Path) -> None:
+    for name in [*expected, *found]:
+        have, want = found.get(name), expected.get(name)
+        if have is None or want is None or (have[0], have[1]) != (tuple(want[0]), want[1]):
+            raise ConfigError(
+                f"this run has {_described(name, have)}, the model wants "
+                f"{_described(name, want)} (in {path}); build the model that the run was made with"
+            )
+
+
+def _described(name: str, entry: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    if entry is None:
+        return f"no weight {name}"
+    shape, dtype = entry
+    return f"weight {name} of shape {tuple(shape)} and type {str(dtype).removeprefix('torch.')}"

@@ -1,0 +1,117 @@
+"""One writer a folder: a lock that the system releases when its process dies."""
+
+import contextlib
+import errno
+import os
+import socket
+import warnings
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from shoal.core.disk import storage_errors
+from shoal.core.errors import ShoalWarning, StorageError
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
+__all__ = ["FolderLock"]
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+
+
+class FolderLock:
+    """Keeps every other writer out of a folder for the length of a `with` block.
+
+    The lock is the operating system's, on the file `lock`, which is removed at the end. A process
+    lets go of it whatever way it dies, so a file left behind is taken over without a word. Where
+    the system has no such locks a warning says so, and the block runs unprotected.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, FolderLock(folder):
+    ...     with FolderLock(folder):
+    ...         pass  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    shoal.core.errors.StorageError: ... is being written by process ...
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / "lock"
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        with storage_errors("lock", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            while not self._acquire():
+                pass
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                if self._owns_name(self._descriptor):
+                    self.path.unlink()
+            self._close()
+
+    def _acquire(self) -> bool:
+        """Whether it is settled; if not, another process removed the file meanwhile: try again."""
+        if fcntl is None:
+            self._warn("this system has no file locks")
+            return True
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._owns_name(descriptor):
+                return False
+            self._descriptor = descriptor
+        except BlockingIOError:
+            raise StorageError(self._refusal()) from None
+        except OSError as problem:
+            if problem.errno not in _UNSUPPORTED:
+                raise
+            self._warn("its file system has no locks")
+            return True
+        finally:
+            if self._descriptor != descriptor:
+                os.close(descriptor)
+        self._sign(descriptor)
+        return True
+
+    def _sign(self, descriptor: int) -> None:
+        """Says who holds the lock, and makes forked children let go of their copy of it."""
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
+        close = weakref.WeakMethod(self._close)
+        os.register_at_fork(after_in_child=lambda: (method := close()) and method())
+
+    def _owns_name(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _refusal(self) -> str:
+        words = self.path.read_text(errors="replace").split() if self.path.exists() else []
+        who = f"process {words[0]} on {words[1]}" if len(words) == 2 else "another process"
+        return f"{self.folder} is being written by {who}; wait for it or choose another folder"
+
+    def _warn(self, why: str) -> None:
+        warnings.warn(
+            f"{self.folder} cannot be locked because {why}; let only one process write to it",
+            ShoalWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,144 @@
+"""Registries: one decorator makes a thing appear in the library, the command line and the tests."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from shoal.core.errors import ConfigError
+
+__all__ = ["Registry", "nearest", "part"]
+
+T = TypeVar("T")
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """A half-sentence that offers the closest right spelling, or every choice.
+
+    >>> nearest("kdee", ["kde", "svgd"])
+    "did you mean 'kde'?"
+    """
+    choices = sorted(choices)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else f"choose from: {', '.join(choices)}"
+
+
+class Registry:
+    """Named things of one kind, made from a name, from a table of settings, or passed through.
+
+    >>> shapes = Registry("shape")
+    >>> @shapes.register("square")
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Square:
+    ...     "Four equal sides."
+    ...     side: float = 1.0
+    >>> shapes.make({"name": "square", "side": 2.0})
+    Square(side=2.0)
+    >>> shapes.spec(Square(3.0)), shapes.summary("square")
+    ({'name': 'square', 'side': 3.0}, 'Four equal sides.')
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Any] = {}
+        self._citations: dict[str, tuple[str, ...]] = {}
+
+    def register(self, name: str, cite: tuple[str, ...] = ()) -> Callable[[T], T]:
+        """Decorator that files a class or function under `name`, with bibliography keys."""
+
+        def file(entry: T) -> T:
+            if name in self._entries:
+                raise ConfigError(f"there is already a {self.kind} called '{name}'")
+            self._entries[name] = entry
+            self._citations[name] = cite
+            return entry
+
+        return file
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._entries:
+            raise ConfigError(
+                f"there is no {self.kind} called '{name}'; {nearest(str(name), self._entries)}"
+            )
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def names(self) -> list[str]:
+        """All names, in the order of registration."""
+        return list(self._entries)
+
+    def cite(self, name: str) -> tuple[str, ...]:
+        """Bibliography keys of the entry."""
+        self[name]
+        return self._citations[name]
+
+    def summary(self, name: str) -> str:
+        """First sentence of the entry's docstring."""
+        return (inspect.getdoc(self[name]) or "").split("\n\n")[0].replace("\n", " ")
+
+    def make(self, spec: Any, **defaults: Any) -> Any:
+        """An instance from a name, a table `{"name": ..., **settings}` or an instance."""
+        if isinstance(spec, str):
+            spec = {"name": spec}
+        if not isinstance(spec, dict):
+            return spec
+        settings = {**defaults, **spec}
+        name = settings.pop("name", None)
+        if name is None:
+            raise ConfigError(f"a {self.kind} needs a name; {nearest('', self._entries)}")
+        entry = self[name]
+        known = inspect.signature(entry).parameters
+        for key in settings:
+            if key not in known:
+                raise ConfigError(
+                    f"{self.kind} '{name}' has no setting '{key}'; {nearest(key, known)}"
+                )
+        inner = _inner_registries(entry)
+        return entry(
+            **{
+                key: inner[key].make(value) if key in inner else _frozen(value)
+                for key, value in settings.items()
+            }
+        )
+
+    def spec(self, instance: object) -> dict[str, Any]:
+        """The table that makes `instance` again; the inverse of `make`."""
+        for name, entry in self._entries.items():
+            if type(instance) is entry:
+                inner = _inner_registries(entry)
+                values = {f.name: getattr(instance, f.name) for f in _settable(entry)}
+                nested = {key: inner[key].spec(values[key]) for key in inner}
+                return {"name": name} | values | nested
+        raise ConfigError(
+            f"{type(instance).__name__} is not a registered {self.kind}; "
+            f"add it with @registry.register so that a run can be repeated from its folder"
+        )
+
+
+def part(registry: Registry, default: Callable[[], Any]) -> Any:
+    """A dataclass field that holds an entry of another registry.
+
+    It makes nested tables work, as in {"name": "wasserstein", "estimator": {"name": "sge"}}.
+    """
+    return dataclasses.field(default_factory=default, metadata={"registry": registry})
+
+
+def _settable(entry: Any) -> list[dataclasses.Field]:
+    return [f for f in dataclasses.fields(entry) if f.init]
+
+
+def _inner_registries(entry: Any) -> dict[str, "Registry"]:
+    if not dataclasses.is_dataclass(entry):
+        return {}
+    fields = _settable(entry)
+    return {f.name: f.metadata["registry"] for f in fields if "registry" in f.metadata}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value

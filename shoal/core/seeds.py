@@ -1,0 +1,43 @@
+"""Seeds: one number from the user, an independent stream for every purpose."""
+
+import hashlib
+import operator
+
+import torch
+
+from shoal.core.errors import ConfigError
+
+__all__ = ["derive", "generator"]
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """A seed of 63 bits for one purpose, the same on every machine and in every version.
+
+    Two purposes, or two seeds, give streams that have nothing in common; `derive(0, "a", 1)` and
+    `derive(0, "a1")` differ too.
+
+    >>> derive(0, "order", 3) == derive(0, "order", 3)
+    True
+    >>> derive(0, "order", 3) == derive(0, "order", 4)
+    False
+    """
+    words = tuple(word if isinstance(word, str) else _whole(word) for word in purpose)
+    text = repr((_whole(seed), *words))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A generator on the CPU, set to `derive(seed, *purpose)`.
+
+    >>> torch.rand(1, generator=generator(0, "a")) == torch.rand(1, generator=generator(0, "a"))
+    tensor([True])
+    """
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def _whole(number: int) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ConfigError(f"a seed must be a whole number, not {number!r}") from None

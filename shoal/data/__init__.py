@@ -1,0 +1,38 @@
+"""Data sets: what is embedded, what is computed, and the user's own arrays and files.
+
+Importing this package registers every data set and target; nothing is loaded until it is asked
+for.
+"""
+
+from shoal.data import digits, targets, toys
+from shoal.data.dataset import Dataset, Split
+from shoal.data.files import load_file
+from shoal.data.registry import registry
+from shoal.data.shifts import rotated
+from shoal.data.sources import (
+    ArrayBatches,
+    Batches,
+    LoaderBatches,
+    as_split,
+    batches_of,
+    check_labels,
+    input_batches,
+)
+
+__all__ = [
+    "ArrayBatches",
+    "Batches",
+    "Dataset",
+    "LoaderBatches",
+    "Split",
+    "as_split",
+    "batches_of",
+    "check_labels",
+    "digits",
+    "input_batches",
+    "load_file",
+    "registry",
+    "rotated",
+    "targets",
+    "toys",
+]

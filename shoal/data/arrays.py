@@ -1,0 +1,171 @@
+"""Arrays into tensors; what cannot be trained on is refused in one sentence."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import DataError
+
+__all__ = ["as_inputs", "as_targets", "check_labels"]
+
+
+def as_inputs(x: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Inputs [N, ...] as a tensor, one row a data point.
+
+    Real numbers and booleans become `dtype`; bytes (uint8, images) become `dtype` in [0, 1];
+    other integers become int64 and keep their values, so that they can be looked up in an
+    embedding. Memory is shared with `x` where nothing has to be converted.
+
+    >>> as_inputs(np.array([[0, 255]], dtype=np.uint8))
+    tensor([[0., 1.]])
+    """
+    raw = _tensor(x, "x")
+    if raw.numel() == 0:
+        raise DataError(f"there are no data: x has shape {_shape(raw)}")
+    if raw.ndim < 2:
+        raise DataError(
+            f"x has shape {_shape(raw)}, but each data point must be a row; "
+            f"type x[:, None] for points of one number, x[None] for a single point"
+        )
+    if raw.dtype == torch.uint8:
+        return raw.to(dtype) / 255
+    if raw.is_floating_point():
+        return _finite(raw, dtype, "x")
+    return raw.to(dtype if raw.dtype == torch.bool else torch.int64)
+
+
+def as_targets(y: Any, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Targets of `n` data points: int64 labels [N] or real numbers [N] or [N, K].
+
+    The type decides: integers and booleans are classes, floats are values to regress on even
+    where they happen to be whole.
+
+    >>> as_targets([True, False], n=2)
+    tensor([1, 0])
+    """
+    raw = _tensor(y, "y")
+    if raw.ndim == 0 or len(raw) != n:
+        points = "no points" if raw.ndim == 0 else f"{len(raw)} points"
+        raise DataError(f"x has {n} points but y has {points}; each x needs its own y")
+    if raw.is_floating_point():
+        if raw.ndim > 2 or raw.numel() == 0:
+            raise DataError(f"y has shape {_shape(raw)}; wanted (N,) or (N, K)")
+        return _finite(raw, dtype, "y")
+    labels = raw.to(torch.int64)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels.squeeze(1)
+    if labels.ndim != 1:
+        raise DataError(
+            f"y holds whole numbers in shape {_shape(raw)}; wanted one label a point, shape (N,): "
+            f"type y.argmax(1) for one-hot rows, or pass floats to regress on them"
+        )
+    if labels.min() < 0:
+        first = int((labels < 0).nonzero()[0])
+        raise DataError(
+            f"labels must be 0, 1, 2, ... but y[{first}] is {int(labels[first])}; "
+            f"type numpy.unique(y, return_inverse=True)[1] to number the classes"
+        )
+    return labels
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Refuse targets that are not labels of `classes` classes, naming the first offender."""
+    if y.is_floating_point():
+        broken = (y != y.round()).flatten()
+        if broken.any():
+            first = int(broken.nonzero()[0])
+            value = float(y.flatten()[first])
+            raise DataError(
+                f"y[{first}] is {value:g}, which is not a whole number and so not a class; "
+                f"type likelihood='gaussian' to regress on it"
+            )
+        raise DataError(
+            "y holds floats, which are values to regress on; for classes pass integers: "
+            "type y.astype(int) for an array, y.long() for a tensor"
+        )
+    outside = (y < 0) | (y >= classes)
+    if outside.any():
+        first = int(outside.nonzero()[0])
+        raise DataError(
+            f"y[{first}] is {int(y[first])}, but the network has {classes} outputs for the "
+            f"classes 0 to {classes - 1}; give it one output a class"
+        )
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return _plain(value.detach(), name)
+    if _is_tensors(value):
+        try:
+            return _plain(torch.stack([row.detach() for row in value]), name)
+        except RuntimeError:
+            raise _irregular(name) from None
+    if np.ma.is_masked(value):
+        raise DataError(f"{name} has masked values; fill them in or drop them first")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise _irregular(name) from None
+    return torch.from_numpy(_native(array, name))
+
+
+def _native(array: np.ndarray, name: str) -> np.ndarray:
+    """An array that torch can share: numbers, in this machine's byte order, writable."""
+    kind = array.dtype.kind
+    if kind in "OUST":
+        first = array.flat[0] if array.size else array
+        raise DataError(
+            f"{name} holds {type(first).__name__} objects, not numbers; convert it to a numeric "
+            f"array first (text classes: numpy.unique(y, return_inverse=True)[1])"
+        )
+    if kind not in "biuf":
+        raise DataError(f"{name} is of type {array.dtype}; wanted real numbers or integers")
+    if kind == "f" and array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    if kind == "u" and array.dtype.itemsize > 1:
+        return array.astype(np.int64)
+    return np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
+
+
+def _plain(tensor: Tensor, name: str) -> Tensor:
+    if tensor.layout != torch.strided:
+        raise DataError(f"{name} is a sparse tensor; type {name}.to_dense()")
+    if tensor.is_complex():
+        raise DataError(f"{name} is of type {tensor.dtype}; wanted real numbers or integers")
+    return tensor
+
+
+def _finite(raw: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    converted = raw.to(dtype)
+    finite = converted.isfinite()
+    if finite.all():
+        return converted
+    bad = ~finite
+    place = bad.nonzero()[0].tolist()
+    first = float(raw[tuple(place)])
+    count = int(bad.sum())
+    values = "1 value that is" if count == 1 else f"{count} values that are"
+    where = f"{name}[{', '.join(map(str, place))}]"
+    raise DataError(
+        f"{name} has {values} not finite in {str(dtype).removeprefix('torch.')}, "
+        f"the first at {where}, {first:g}; remove or replace such points"
+    )
+
+
+def _is_tensors(value: object) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and len(value) > 0
+        and all(isinstance(row, Tensor) for row in value)
+    )
+
+
+def _irregular(name: str) -> DataError:
+    return DataError(f"{name} is not a regular array: its rows differ in length or in kind")
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape)

@@ -1,0 +1,63 @@
+"""A data set: a training part, and the parts on which an ensemble is judged."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+__all__ = ["Dataset", "Split"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs [B, ...] and their targets: integers for classes, floats for regression."""
+
+    x: Tensor
+    y: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What `fit` trains on and `evaluate` judges by.
+
+    Attributes:
+        name: how it is called in tables and run folders.
+        train: the only part that `fit` sees.
+        test: data like the training data.
+        shifts: labelled data that differ from it by something nameable, such as a rotation.
+        ood: data of another kind, which the ensemble should not be sure about.
+        classes: names of the classes, in the order of the labels.
+    """
+
+    name: str
+    train: Split
+    test: Split | None = None
+    shifts: dict[str, Split] = field(default_factory=dict)
+    ood: dict[str, Split] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def task(self) -> str:
+        """`"classification"` for integer targets, `"regression"` for real ones."""
+        y = self.train.y
+        real = y is not None and y.is_floating_point()
+        return "regression" if real else "classification"
+
+    @property
+    def outputs(self) -> int:
+        """Number of classes, or of target columns."""
+        if self.classes is not None:
+            return len(self.classes)
+        y = self.train.y
+        if y is None:
+            return 1
+        if self.task == "classification":
+            return int(y.max()) + 1
+        return 1 if y.ndim == 1 else y.shape[-1]
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.train.x.shape[1:])

@@ -1,0 +1,153 @@
+"""Readers of foreign files that believe no claim before it is checked.
+
+Nothing is unpickled. An array is read only when the bytes that its header claims are there, and
+an archive only when it does not grow out of proportion.
+"""
+
+import io
+import itertools
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from shoal.core.errors import DataError
+
+__all__ = ["READERS", "read_csv", "read_npy", "read_npz"]
+
+_GROWTH, _SMALL = 200, 16 * 2**20
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_BROKEN_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    RuntimeError,
+    ValueError,
+    EOFError,
+)
+
+Arrays = tuple[np.ndarray, np.ndarray | None]
+
+
+def read_npy(file: IO[bytes]) -> Arrays:
+    """The array of a `.npy` file, and no targets."""
+    return _array(file, _length(file)), None
+
+
+def read_npz(file: IO[bytes]) -> Arrays:
+    """The arrays `x` and, where there is one, `y` of a `.npz` archive."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            if "x.npy" not in names:
+                held = ", ".join(name.removesuffix(".npy") for name in names[:8]) or "nothing"
+                raise DataError(f"it holds {held}, but no array called x")
+            room = _length(file)
+            x = _member(archive, "x.npy", room)
+            return x, _member(archive, "y.npy", room) if "y.npy" in names else None
+    except DataError:
+        raise
+    except _BROKEN_ZIP as error:
+        raise DataError(f"it is not a sound .npz archive ({error})") from None
+
+
+def read_csv(file: IO[bytes]) -> Arrays:
+    """The numbers [rows, columns] of a `.csv` file, and no targets.
+
+    A first line without a single number is a line of names and is left out.
+    """
+    try:
+        with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+            rows = (line for line in text if line.strip())
+            first = next(rows, "")
+            first = next(rows, "") if _is_names(first) else first
+            if not first:
+                raise DataError("it holds no rows of numbers")
+            rows = itertools.chain([first], rows)
+            return np.loadtxt(rows, delimiter=",", comments=None, quotechar='"', ndmin=2), None
+    except DataError:
+        raise
+    except UnicodeDecodeError:
+        raise DataError("it is not text in UTF-8") from None
+    except ValueError as error:
+        raise DataError(f"it is not a table of numbers: {str(error).split(';')[0]}") from None
+
+
+READERS: dict[str, Callable[[IO[bytes]], Arrays]] = {
+    ".npz": read_npz,
+    ".npy": read_npy,
+    ".csv": read_csv,
+}
+"""The reader for each ending of a file name."""
+
+
+def _member(archive: zipfile.ZipFile, name: str, room: int) -> np.ndarray:
+    found = [info for info in archive.infolist() if info.filename == name]
+    info = found[0]
+    if len(found) > 1:
+        raise DataError(f"it holds {len(found)} arrays called {name.removesuffix('.npy')}")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise DataError("it is compressed in a way that numpy does not write")
+    packed = min(info.compress_size, room)
+    if info.file_size > max(_SMALL, _GROWTH * packed):
+        raise DataError(
+            f"{name} would grow from {packed:,} to {info.file_size:,} bytes, more than "
+            f"{_GROWTH} times; if it is truly yours, save it with numpy.savez, uncompressed"
+        )
+    with archive.open(info) as file:
+        return _array(file, info.file_size)
+
+
+def _array(file: IO[bytes], size: int) -> np.ndarray:
+    """One array in numpy's format out of `size` bytes."""
+    shape, fortran, dtype = _header(file)
+    if dtype.kind not in "biuf":
+        raise DataError(f"it holds an array of type {dtype}; wanted real numbers or integers")
+    claimed, held = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if claimed != held:
+        raise DataError(f"its header claims {claimed:,} bytes of numbers, but it has {held:,}")
+    if claimed == 0:
+        raise DataError(f"it holds an empty array of shape {shape}")
+    data = bytearray(claimed)
+    if file.readinto(data) != claimed:  # type: ignore[attr-defined]
+        raise DataError(f"it ends before the {claimed:,} bytes that its header claims")
+    try:
+        return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        raise DataError(f"its header claims an impossible shape ({error})") from None
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    # A damaged header fails in whatever way Python's own parser fails.
+    try:
+        shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
+    except (OSError, zipfile.BadZipFile, zlib.error):
+        raise
+    except Exception:
+        raise DataError("it does not begin like an array that numpy saved") from None
+    if any(side < 0 for side in shape):
+        raise DataError(f"its header claims an impossible shape {shape}")
+    return shape, fortran, dtype
+
+
+def _is_names(line: str) -> bool:
+    cells = [cell.strip().strip('"') for cell in line.split(",")]
+    return any(cells) and not any(_is_number(cell) for cell in cells)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _length(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size

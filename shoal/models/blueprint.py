@@ -1,0 +1,50 @@
+"""A blueprint: an architecture with its sizes, a factory that a run folder can remember."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from shoal.models.registry import registry
+
+__all__ = ["Architecture", "Blueprint"]
+
+
+class Architecture(Protocol):
+    """Settings of a network that do not depend on the data."""
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A freshly initialised network."""
+        ...
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Call it to build the network; `spec` is the table that makes the blueprint again.
+
+    Attributes:
+        architecture: what to build.
+        input_shape: shape of one input.
+        outputs: how many outputs.
+    """
+
+    architecture: Architecture
+    input_shape: tuple[int, ...]
+    outputs: int
+
+    def __call__(self) -> nn.Module:
+        return self.architecture.build(self.input_shape, self.outputs)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """Name, settings and sizes, as plain values."""
+        sizes = {"input_shape": list(self.input_shape), "outputs": self.outputs}
+        return registry.spec(self.architecture) | sizes
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> "Blueprint":
+        """The inverse of `spec`."""
+        settings = dict(spec)
+        input_shape, outputs = settings.pop("input_shape"), settings.pop("outputs")
+        return cls(registry.make(settings), tuple(input_shape), outputs)

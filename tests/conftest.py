@@ -1,0 +1,15 @@
+"""One thread, so that sums come in one order; double precision where a test asks for it."""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def double():
+    """New tensors and networks are float64 during the test."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

@@ -1,0 +1,130 @@
+"""Architectures: shapes, sizes, laws over the registry."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from shoal.core.errors import ConfigError
+from shoal.models import MLP, Linear, SmallCNN, registry
+
+EVERY = [registry.make(name) for name in registry.names()]
+VARIANTS = [
+    *EVERY,
+    MLP(hidden=(), activation="tanh"),
+    MLP(hidden=(7,), norm="batch"),
+    MLP(hidden=(7, 5), norm="layer", dropout=0.2, activation="gelu"),
+    SmallCNN(channels=(4,), activation="silu"),
+    SmallCNN(channels=(4, 6), norm="batch", dropout=0.2),
+    SmallCNN(channels=(4, 6, 8), norm="layer"),
+    Linear(bias=False),
+]
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=repr)
+@pytest.mark.parametrize("side", [8, 12, 28, 32])
+def test_every_architecture_takes_small_images(config, side):
+    model = config.build((3, side, side), 4)
+    assert model(torch.rand(5, 3, side, side)).shape == (5, 4)
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=repr)
+def test_every_architecture_can_be_stacked(config):
+    """Members mapped together with their buffers give what each gives alone."""
+    models = [config.build((1, 8, 8), 3).double().eval() for _ in range(3)]
+    stacked = stack_module_state(models)
+    x = torch.rand(4, 1, 8, 8, dtype=torch.float64)
+
+    def outputs(parameters, buffers):
+        return functional_call(models[0], (parameters, buffers), (x,))
+
+    together = vmap(outputs)(*stacked)
+    torch.testing.assert_close(together, torch.stack([model(x) for model in models]))
+    slopes = vmap(grad(lambda p, b: outputs(p, b).square().sum()))(*stacked)
+    models[1](x).square().sum().backward()
+    for name, parameter in models[1].named_parameters():
+        torch.testing.assert_close(slopes[name][1], parameter.grad)
+
+
+@pytest.mark.parametrize("config", VARIANTS, ids=repr)
+def test_every_architecture_is_repeated_from_its_table(config):
+    table = registry.spec(config)
+    lists = {k: list(v) if isinstance(v, tuple) else v for k, v in table.items()}
+    assert registry.make(lists) == config
+
+
+@pytest.mark.parametrize("config", EVERY, ids=registry.names())
+def test_builds_are_seeded_and_independent(config):
+    def weights():
+        model = config.build((1, 8, 8), 10)
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    torch.manual_seed(0)
+    first, second = weights(), weights()
+    torch.manual_seed(0)
+    assert torch.equal(first, weights())
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "outputs", "count"),
+    [
+        (Linear(), (1, 8, 8), 10, 650),
+        (Linear(bias=False), (3,), 2, 6),
+        (MLP(hidden=(100, 100, 100)), (1, 28, 28), 10, 99_710),
+        (MLP(hidden=(7,), norm="batch"), (3,), 2, 4 * 7 + 2 * 7 + 8 * 2),
+        (SmallCNN(channels=(4, 6)), (1, 8, 8), 10, 40 + (4 * 9 + 1) * 6 + (6 * 16 + 1) * 10),
+    ],
+)
+def test_number_of_parameters(config, shape, outputs, count):
+    assert parameters(config.build(shape, outputs)) == count
+
+
+def test_a_perceptron_is_what_it_says():
+    model = MLP(hidden=(6,), activation="tanh").build((2, 3), 4)
+    state = model.state_dict()
+    (w1, b1, w2, b2) = state.values()
+    x = torch.rand(5, 2, 3)
+    torch.testing.assert_close(model(x), (x.flatten(1) @ w1.T + b1).tanh() @ w2.T + b2)
+
+
+def test_dropout_acts_in_training_only():
+    for config in (MLP(dropout=0.5), SmallCNN(dropout=0.5)):
+        model = config.build((1, 8, 8), 10)
+        x = torch.rand(4, 1, 8, 8)
+        assert not torch.equal(model(x), model(x))
+        model.eval()
+        assert torch.equal(model(x), model(x))
+
+
+def test_a_shifted_image_shifts_the_features():
+    """Away from the border, convolutions move with the image by multiples of the halvings."""
+    model = SmallCNN(channels=(3, 5, 4)).build((1, 32, 32), 2)
+    features = model[:-2]
+    x = torch.zeros(1, 1, 32, 32)
+    x[..., 12:16, 12:16] = torch.rand(4, 4)
+    moved = features(x.roll((4, 4), (2, 3)))
+    torch.testing.assert_close(moved[..., 3:6, 3:6], features(x)[..., 2:5, 2:5])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: MLP(activation="rleu"), "no activation called 'rleu'; did you mean 'relu'"),
+        (lambda: MLP(norm="bacth"), "no norm called 'bacth'; did you mean 'batch'"),
+        (lambda: MLP(dropout=1.0), "dropout is a probability below 1, not 1.0"),
+        (lambda: MLP(hidden=(10, 0)), "hidden must hold whole numbers from 1 on, not 0"),
+        (lambda: MLP(hidden=10), r"hidden must be a tuple of widths such as \(10,\)"),
+        (lambda: SmallCNN(channels=()), "channels must name at least one convolution"),
+        (lambda: SmallCNN(channels=(2.5,)), "channels must hold whole numbers from 1 on, not 2.5"),
+        (lambda: SmallCNN().build((64,), 10), r"wants images .* not inputs of shape \(64,\)"),
+        (lambda: SmallCNN().build((1, 3, 8), 10), "of at least 4 x 4"),
+    ],
+)
+def test_refuses_impossible_settings(make, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        make()
