@@ -1,0 +1,1 @@
+"""What is learned: the members, the likelihood, the prior and the posterior they make."""

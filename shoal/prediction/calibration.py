@@ -1,0 +1,103 @@
+"""Does it happen as often as it says? Confidence against accuracy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.prediction.predictive import ArrayLike, Predictive
+
+__all__ = ["AccuracyConfidence", "Reliability", "accuracy_confidence", "reliability"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram in numbers; bin i holds the confidences in (edges[i], edges[i + 1]].
+
+    Attributes:
+        edges: borders of the bins [bins + 1].
+        count: data points in each bin [bins].
+        confidence: mean confidence in each bin, NaN where it is empty.
+        accuracy: fraction of right labels in each bin, NaN where it is empty.
+    """
+
+    edges: Tensor
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+    @property
+    def error(self) -> float:
+        r"""Expected calibration error $\sum_i (n_i / n)\, |acc_i - conf_i|$."""
+        gap = (self.accuracy - self.confidence).abs().nan_to_num(0.0)
+        return float((self.count * gap).sum() / self.count.sum())
+
+
+def reliability(
+    pred: Predictive, y: ArrayLike, bins: int = 15, adaptive: bool = False
+) -> Reliability:
+    """Confidence and accuracy of the top label, in bins of equal width or of equal mass.
+
+    Args:
+        pred: a prediction of classes.
+        y: the right labels [B].
+        bins: how many bins.
+        adaptive: bins with as many points as each other instead of equal widths; points of equal
+            confidence stay in one bin, so ties can leave other bins empty.
+    """
+    if bins < 1:
+        raise ConfigError(f"a reliability diagram needs at least 1 bin, not {bins}")
+    sure = pred.confidence().double()
+    right = (pred.labels() == pred.check(y)).double()
+    inner = _equal_mass(sure, bins) if adaptive else torch.arange(1, bins).to(sure) / bins
+    index = torch.bucketize(sure, inner)
+
+    def total(values: Tensor) -> Tensor:
+        return sure.new_zeros(bins).index_add(0, index, values)
+
+    count = total(torch.ones_like(sure))
+    edges = torch.cat([inner.new_zeros(1), inner, inner.new_ones(1)])
+    return Reliability(edges, count, total(sure) / count, total(right) / count)
+
+
+def _equal_mass(values: Tensor, bins: int) -> Tensor:
+    last = (torch.arange(1, bins, device=values.device) * len(values) + bins - 1) // bins - 1
+    return values.sort().values[last]
+
+
+class AccuracyConfidence(NamedTuple):
+    """Accuracy on the points that are at least so sure, and how many those are; all [T]."""
+
+    threshold: Tensor
+    accuracy: Tensor
+    retained: Tensor
+
+
+def accuracy_confidence(
+    pred: Predictive,
+    y: ArrayLike,
+    thresholds: Sequence[float] | Tensor | None = None,
+    ood: Predictive | None = None,
+) -> AccuracyConfidence:
+    """Accuracy among points whose confidence reaches each threshold, NaN where there are none.
+
+    Lakshminarayanan et al. (2017), arXiv 1612.01474.
+
+    Args:
+        pred: a prediction of classes.
+        y: the right labels [B].
+        thresholds: the confidences to ask for [T]; None for 0, 0.05, ..., 0.95.
+        ood: predictions for data of no known class, pooled with the others and always wrong.
+    """
+    sure, right = pred.confidence(), (pred.labels() == pred.check(y)).double()
+    if ood is not None:
+        sure = torch.cat([sure, ood.confidence()])
+        right = torch.cat([right, right.new_zeros(len(ood))])
+    if thresholds is None:
+        thresholds = torch.arange(20) / 20
+    threshold = torch.as_tensor(thresholds).to(sure)
+    kept = (sure >= threshold.unsqueeze(-1)).double()
+    return AccuracyConfidence(threshold, (kept @ right) / kept.sum(-1), kept.mean(-1))

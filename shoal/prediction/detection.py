@@ -1,0 +1,104 @@
+"""Does it know that it does not know? Telling data of another kind by the uncertainty."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import DataError
+from shoal.prediction.metric import BOTH, CLASSIFICATION, REGRESSION, Better, average, register
+from shoal.prediction.predictive import Predictive
+
+__all__ = ["aupr", "auroc", "check_pair", "disagreement_ratio", "entropy_ratio", "fpr95", "scores"]
+
+
+def auroc(test: Tensor, ood: Tensor) -> float:
+    """Probability that an OOD score exceeds a test score; ties count one half.
+
+    >>> auroc(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+    0.875
+    """
+    test = test.sort().values
+    below = torch.searchsorted(test, ood) + torch.searchsorted(test, ood, right=True)
+    return average(below) / (2 * len(test))
+
+
+def aupr(test: Tensor, ood: Tensor) -> float:
+    """Average precision of calling the highest scores OOD: mean precision at each OOD score."""
+    above = len(ood) - torch.searchsorted(ood.sort().values, ood)
+    false = len(test) - torch.searchsorted(test.sort().values, ood)
+    return average(above.double() / (above + false))
+
+
+def fpr95(test: Tensor, ood: Tensor) -> float:
+    """Fraction of test scores at or above the highest threshold that finds 95 % of the OOD."""
+    needed = -(-95 * len(ood) // 100)
+    return average(test >= ood.sort(descending=True).values[needed - 1])
+
+
+def _max_prob(pred: Predictive) -> Tensor:
+    """1 - max p, summed from the other classes so that a confidence near 1 keeps its digits."""
+    return pred.probs.scatter(-1, pred.labels().unsqueeze(-1), 0.0).sum(-1)
+
+
+_SCORES: dict[str, tuple[Callable[[Predictive], Tensor], tuple[str, ...], str]] = {
+    "entropy": (Predictive.entropy, CLASSIFICATION, "entropy"),
+    "mutual_information": (Predictive.mutual_information, CLASSIFICATION, "mutual information"),
+    "disagreement": (Predictive.disagreement, BOTH, "disagreement of the members"),
+    "max_prob": (_max_prob, CLASSIFICATION, "one minus the largest probability"),
+    "variance": (lambda pred: pred.variance.mean(-1), REGRESSION, "variance"),
+}
+
+_MEASURES: dict[str, tuple[Callable[[Tensor, Tensor], float], Better, str]] = {
+    "auroc": (auroc, "higher", "Area under the ROC curve"),
+    "aupr": (aupr, "higher", "Average precision"),
+    "fpr95": (fpr95, "lower", "False alarms when 95 % of the OOD data are found"),
+}
+
+
+def scores(pred: Predictive) -> dict[str, Tensor]:
+    """Every uncertainty that OOD data are told by, each [B], high for the unfamiliar."""
+    return {name: score(pred) for name, (score, kinds, _) in _SCORES.items() if pred.task in kinds}
+
+
+def check_pair(test: Predictive, ood: Predictive) -> None:
+    """Refuse to compare predictions of different tasks or widths."""
+    if test.likelihood != ood.likelihood or test.members.shape[2] != ood.members.shape[2]:
+        raise DataError(
+            f"test and OOD predictions must come from the same ensemble, not {test} and {ood}"
+        )
+
+
+def _register(measure: str, score: str) -> None:
+    separate, better, title = _MEASURES[measure]
+    uncertainty, kinds, words = _SCORES[score]
+
+    def metric(test: Predictive, ood: Predictive) -> float:
+        check_pair(test, ood)
+        return separate(uncertainty(test), uncertainty(ood))
+
+    metric.__doc__ = f"{title} with OOD data as the positives, told by {words}."
+    register(f"{measure}_{score}", kinds, better, ood=True)(metric)
+
+
+for _measure in _MEASURES:
+    for _score in _SCORES:
+        _register(_measure, _score)
+
+
+@register("entropy_ratio", CLASSIFICATION, "higher", ood=True, cite=("dangelo2021repulsive",))
+def entropy_ratio(test: Predictive, ood: Predictive) -> float:
+    """Mean entropy on OOD data over mean entropy on test data; infinite if the test has none."""
+    check_pair(test, ood)
+    return _ratio(ood.entropy(), test.entropy())
+
+
+@register("disagreement_ratio", BOTH, "higher", ood=True, cite=("dangelo2021repulsive",))
+def disagreement_ratio(test: Predictive, ood: Predictive) -> float:
+    """Mean disagreement on OOD data over that on test data; NaN for a single member."""
+    check_pair(test, ood)
+    return _ratio(ood.disagreement(), test.disagreement())
+
+
+def _ratio(above: Tensor, below: Tensor) -> float:
+    return float(above.double().mean() / below.double().mean())

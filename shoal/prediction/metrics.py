@@ -1,0 +1,94 @@
+"""Every metric, and `evaluate`, which applies those that fit.
+
+To add one, write a function of `(pred, y)`, or of `(pred_test, pred_ood)`, in the file of its
+family and decorate it with `register`: it appears in `evaluate`, in listings and in the tests.
+"""
+
+from shoal.prediction.calibration import (
+    AccuracyConfidence,
+    Reliability,
+    accuracy_confidence,
+    reliability,
+)
+from shoal.prediction.classification import (
+    accuracy,
+    brier,
+    ece,
+    ece_30,
+    ece_adaptive,
+    nll,
+    nll_legacy,
+)
+from shoal.prediction.detection import (
+    aupr,
+    auroc,
+    check_pair,
+    disagreement_ratio,
+    entropy_ratio,
+    fpr95,
+    scores,
+)
+from shoal.prediction.metric import Metric, register, registry
+from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.regression import coverage, crps, pit, rmse, sharpness
+from shoal.prediction.similarity import affinity, effective_functions, pairwise_disagreement
+from shoal.prediction.uncertainty import confidence, disagreement, entropy, mutual_information
+
+__all__ = [
+    "AccuracyConfidence",
+    "Metric",
+    "Reliability",
+    "accuracy",
+    "accuracy_confidence",
+    "affinity",
+    "aupr",
+    "auroc",
+    "brier",
+    "confidence",
+    "coverage",
+    "crps",
+    "disagreement",
+    "disagreement_ratio",
+    "ece",
+    "ece_30",
+    "ece_adaptive",
+    "effective_functions",
+    "entropy",
+    "entropy_ratio",
+    "evaluate",
+    "fpr95",
+    "mutual_information",
+    "nll",
+    "nll_legacy",
+    "pairwise_disagreement",
+    "pit",
+    "register",
+    "registry",
+    "reliability",
+    "rmse",
+    "scores",
+    "sharpness",
+]
+
+
+def evaluate(pred: Predictive, y: ArrayLike, ood: Predictive | None = None) -> dict[str, float]:
+    """Every registered metric that fits the task, by name.
+
+    Args:
+        pred: the prediction for labelled data.
+        y: labels [B] for classes, targets [B] or [B, K] for regression.
+        ood: the same ensemble's prediction for data of another kind; adds how well it is told.
+
+    >>> import torch
+    >>> from shoal.inference.likelihoods import Categorical
+    >>> pred = Predictive(torch.tensor([[[2.0, 0.0], [0.0, 2.0]]]), Categorical())
+    >>> evaluate(pred, [0, 1])["accuracy"]
+    1.0
+    """
+    y = pred.check(y)
+    metrics = {name: registry[name] for name in registry if pred.task in registry[name].kinds}
+    found = {name: metric(pred, y) for name, metric in metrics.items() if not metric.ood}
+    if ood is not None:
+        check_pair(pred, ood)
+        found |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
+    return found

@@ -1,0 +1,132 @@
+"""Predictions from trained members: in batches, without gradients, whatever trained them."""
+
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.data.arrays import as_inputs
+from shoal.data.dataset import Split
+from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.prediction.predictive import Predictive
+
+__all__ = ["predict"]
+
+
+def predict(
+    source: Any,
+    x: Tensor | np.ndarray | Split | Iterable[Any],
+    *,
+    batch_size: int = 1024,
+    device: str | torch.device | None = None,
+    likelihood: Likelihood | None = None,
+    load: Callable[[Path], Any] | None = None,
+) -> Predictive:
+    """What the members of `source` say about the inputs `x`.
+
+    Members that training gave up on, and members whose outputs are not numbers, are left out with
+    a warning that names them. The ensemble comes back in the mode and on the device it was in.
+
+    Args:
+        source: a run (anything with `ensemble` and `likelihood`) or an ensemble.
+        x: an array or tensor [B, ...], a `Split`, or an iterable of batches x or (x, y).
+        batch_size: how many inputs go through the members at once; a loader brings its own.
+        device: where to compute; None stays where the ensemble is.
+        likelihood: what the outputs mean; None takes the run's, or `Categorical` for an ensemble.
+        load: how to open a run folder when `source` is a path.
+
+    Returns:
+        The prediction, its members on the CPU in single or double precision.
+    """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
+    source = _opened(source, load)
+    ensemble = getattr(source, "ensemble", source)
+    if not callable(ensemble) or not hasattr(ensemble, "alive"):
+        raise ConfigError(
+            f"predict needs an Ensemble, a Run or a run folder, not {type(source).__name__}"
+        )
+    meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
+    with torch.no_grad(), _ready(ensemble, device) as call:
+        outputs = [call(batch) for batch in _batches(x, batch_size, ensemble.dtype)]
+    if not outputs:
+        raise DataError("there is nothing to predict: x holds no inputs")
+    members = torch.cat(outputs, dim=1)
+    return Predictive(members[_sound(members, ensemble.alive)], meaning)
+
+
+def _opened(source: Any, load: Callable[[Path], Any] | None) -> Any:
+    if not isinstance(source, str | os.PathLike):
+        return source
+    if load is None:
+        raise ConfigError(
+            f"the folder '{source}' has to be opened before predicting; "
+            f"type: predict(shoal.load('{source}'), x)"
+        )
+    return load(Path(source))
+
+
+@contextmanager
+def _ready(
+    ensemble: Any,
+    device: str | torch.device | None,
+) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The ensemble in evaluation mode, as a function of one batch; its mode comes back after."""
+    there = torch.device(ensemble.device if device is None else device)
+    # moving in place would cut the tensors off from an optimiser that is still at work
+    placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
+    training = placed.training
+
+    def call(x: Tensor) -> Tensor:
+        outputs = placed(x.to(there)).cpu()
+        return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+    placed.train(False)
+    try:
+        yield call
+    finally:
+        placed.train(training)
+
+
+def _batches(x: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    if isinstance(x, Split):
+        x = x.x
+    if isinstance(x, Tensor) or hasattr(x, "__array__"):
+        yield from as_inputs(x, dtype).split(batch_size)
+        return
+    if not isinstance(x, Iterable):
+        raise DataError(f"x must be an array, a tensor or a loader, not {type(x).__name__}")
+    for batch in x:
+        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
+        if not isinstance(inputs, Tensor | np.ndarray):
+            raise DataError(
+                f"a loader must yield tensors x or pairs (x, y), but a {type(inputs).__name__} "
+                f"came; turn plain lists into one array with numpy.asarray(x)"
+            )
+        yield as_inputs(inputs, dtype)
+
+
+def _sound(members: Tensor, alive: Tensor) -> Tensor:
+    """Which members to keep [M]: alive, and with outputs that are numbers (a -inf logit is one)."""
+    sound = alive.cpu() & (members < torch.inf).flatten(1).all(-1)
+    if not sound.any():
+        raise DataError(
+            f"none of the {len(sound)} members is alive, so there is nothing to predict with; "
+            f"train again with a smaller learning rate"
+        )
+    if not sound.all():
+        lost = ", ".join(str(i) for i in (~sound).nonzero().flatten().tolist())
+        warnings.warn(
+            f"left out of the prediction, no longer alive: members {lost} of {len(sound)}",
+            ShoalWarning,
+            stacklevel=3,
+        )
+    return sound

@@ -1,0 +1,257 @@
+"""What an ensemble says about a batch of inputs, and how sure it is."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.data.arrays import as_targets, check_labels
+from shoal.inference.likelihoods import Likelihood
+
+__all__ = ["ArrayLike", "Predictive"]
+
+ArrayLike = Tensor | np.ndarray | Sequence[Any]
+"""A tensor, an array, or nested sequences of numbers."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictive:
+    r"""The mixture $p(y|x) = \sum_m w_m\, p(y \,|\, f_m(x))$ over the members of an ensemble.
+
+    It follows `torch.distributions`: `mean`, `variance` and `stddev` are properties, `log_prob`
+    and `entropy` are methods. Probabilities are averaged, never logits. All entropies are in nats.
+
+    Attributes:
+        members: outputs of the members [M, B, C], before the likelihood's softmax or softplus.
+        likelihood: what the outputs mean.
+        weights: weights of the members [M], which sum to 1; None weighs all alike.
+
+    >>> from shoal.inference.likelihoods import Categorical
+    >>> pred = Predictive(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]), Categorical())
+    >>> pred
+    Predictive(2 members, 1 points, 2 outputs, Categorical())
+    >>> pred.probs, pred.mutual_information() > 0.69
+    (tensor([[0.5000, 0.5000]]), tensor([True]))
+    """
+
+    members: Tensor
+    likelihood: Likelihood
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        outputs = self.members
+        if not isinstance(outputs, Tensor) or outputs.ndim != 3 or outputs.numel() == 0:
+            came = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise DataError(
+                f"members must be a tensor [members, points, outputs] with something in it, "
+                f"not {came}"
+            )
+        if outputs.dtype not in (torch.float32, torch.float64):
+            object.__setattr__(self, "members", outputs.float())
+        if self.weights is not None:
+            object.__setattr__(self, "weights", _checked_weights(self.weights, self.members))
+
+    def __repr__(self) -> str:
+        M, B, C = self.members.shape
+        return f"Predictive({M} members, {B} points, {C} outputs, {self.likelihood})"
+
+    def __len__(self) -> int:
+        return self.members.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return self.members.shape[0]
+
+    @property
+    def task(self) -> str:
+        """`"classification"` or `"regression"`."""
+        return self.likelihood.task
+
+    @classmethod
+    def concat(cls, parts: Sequence["Predictive"]) -> "Predictive":
+        """One prediction for the data points of all parts, in order; the members must be the same.
+
+        >>> from shoal.inference.likelihoods import Gaussian
+        >>> len(Predictive.concat([Predictive(torch.zeros(5, 3, 1), Gaussian())] * 2))
+        6
+        """
+        if not parts:
+            raise DataError("concat needs at least one prediction, not an empty list")
+        first = parts[0]
+        for part in parts[1:]:
+            same = part.size == first.size and part.members.shape[2] == first.members.shape[2]
+            if not (same and part.likelihood == first.likelihood and _same_weights(part, first)):
+                raise DataError(
+                    f"only predictions of the same members can be joined, not {first} and {part}"
+                )
+        members = torch.cat([part.members for part in parts], dim=1)
+        return cls(members, first.likelihood, first.weights)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """Class probabilities of the mixture [B, C]."""
+        return self.average(self.member_probs()).clamp_max(1)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the mixture: `probs` for classes, [B, K] for regression."""
+        return self.average(self.moments()[0]) if self.task == "regression" else self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        r"""Variance of the mixture: p(1 - p) of the one-hot label, or the law of total variance.
+
+        For regression $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$ [B, K].
+        """
+        if self.task != "regression":
+            return self.probs * (1 - self.probs)
+        mean, variance = self.moments()
+        return self.average(variance + (mean - self.mean).square())
+
+    @property
+    def stddev(self) -> Tensor:
+        """Square root of the variance."""
+        return self.variance.sqrt()
+
+    def log_prob(self, y: ArrayLike) -> Tensor:
+        r"""$\log \sum_m w_m\, p(y \,|\, f_m)$ for labels [B] or targets [B] or [B, K], to [B]."""
+        each = self.likelihood.log_prob(self.members, self.check(y))
+        if self.weights is None:
+            return each.logsumexp(0) - math.log(self.size)
+        return (each + self.weights.log().unsqueeze(-1)).logsumexp(0)
+
+    def entropy(self) -> Tensor:
+        """Entropy of the prediction [B]: how uncertain, for whatever reason.
+
+        For classes of the mean probabilities. The entropy of a Gaussian mixture has no closed
+        form, so for regression it is that of the Gaussian with the same mean and variance in each
+        column, an upper bound.
+        """
+        return self._entropy
+
+    def aleatoric(self) -> Tensor:
+        """Mean entropy of the members [B]: the uncertainty that all members see in the data."""
+        return self._aleatoric
+
+    def mutual_information(self) -> Tensor:
+        """`entropy() - aleatoric()` [B], never negative: what knowing the right member would tell.
+
+        For regression an upper bound, because `entropy` is one.
+        """
+        return (self.entropy() - self.aleatoric()).clamp_min(0)
+
+    def disagreement(self) -> Tensor:
+        r"""Spread of the members [B]: standard deviation over members, averaged over outputs.
+
+        Of the probabilities for classes, of the means for regression. The standard deviation is
+        unbiased, $\sum_m w_m (p_m - p)^2 / (1 - \sum_m w_m^2)$ under the root, which divides by
+        M - 1 when the weights are equal. One member does not disagree with itself: 0.
+        D'Angelo & Fortuin (2021), arXiv 2106.11642.
+        """
+        return self._disagreement
+
+    def confidence(self) -> Tensor:
+        """Largest class probability [B]."""
+        return self.probs.amax(-1)
+
+    def labels(self) -> Tensor:
+        """Most probable class [B]."""
+        return self.probs.argmax(-1)
+
+    def check(self, y: ArrayLike) -> Tensor:
+        """`y` as a tensor that fits this prediction: labels [B] or targets [B, K]."""
+        if self.task == "regression":
+            return self._check_columns(_real(y))
+        labels = as_targets(y, len(self), self.members.dtype)
+        check_labels(labels, self.members.shape[2])
+        return labels.to(self.members.device)
+
+    def member_probs(self) -> Tensor:
+        """Class probabilities of each member [M, B, C]."""
+        self._only("classification", "class probabilities", "mean, variance or log_prob")
+        likelihood: Any = self.likelihood
+        return likelihood.probs(self.members)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the target under each member, both [M, B, K]."""
+        self._only("regression", "member means and variances", "probs, mean or variance")
+        likelihood: Any = self.likelihood
+        return likelihood.moments(self.members)
+
+    def average(self, values: Tensor) -> Tensor:
+        """Weighted mean over members, [M, ...] to [...]."""
+        if self.weights is None:
+            return values.mean(0)
+        return torch.tensordot(self.weights.to(values.dtype), values, 1)
+
+    @cached_property
+    def _entropy(self) -> Tensor:
+        if self.task == "regression":
+            return _gaussian_entropy(self.variance)
+        return torch.special.entr(self.probs).sum(-1)
+
+    @cached_property
+    def _aleatoric(self) -> Tensor:
+        if self.task == "regression":
+            return self.average(_gaussian_entropy(self.moments()[1]))
+        return self.average(torch.special.entr(self.member_probs()).sum(-1))
+
+    @cached_property
+    def _disagreement(self) -> Tensor:
+        each = self.moments()[0] if self.task == "regression" else self.member_probs()
+        share = 1 / self.size if self.weights is None else float(self.weights.square().sum())
+        if 1 - share < 1e-6:
+            return torch.zeros_like(each[0, :, 0])
+        variance = self.average((each - self.average(each)).square()) / (1 - share)
+        return variance.sqrt().mean(-1)
+
+    def _check_columns(self, y: ArrayLike) -> Tensor:
+        K = self.moments()[0].shape[2]
+        targets = as_targets(y, len(self), self.members.dtype)
+        targets = targets.unsqueeze(-1) if targets.ndim == 1 else targets
+        if targets.shape[1] != K:
+            raise DataError(
+                f"y has {targets.shape[1]} columns but the members predict {K}; "
+                f"give the columns that the ensemble was trained on"
+            )
+        return targets.to(self.members.device)
+
+    def _only(self, task: str, what: str, instead: str) -> None:
+        if self.task != task:
+            raise ConfigError(f"there are no {what} in {self.task}; use {instead} instead")
+
+
+def _checked_weights(weights: Tensor, members: Tensor) -> Tensor:
+    weights = torch.as_tensor(weights).to(members)
+    fits = weights.shape == members.shape[:1] and bool((weights >= 0).all())
+    if not fits or abs(float(weights.sum()) - 1) > 1e-4:
+        raise DataError(
+            f"weights must be {len(members)} numbers, none negative, that sum to 1, "
+            f"not {weights.tolist()}; divide them by their sum"
+        )
+    return weights / weights.sum()
+
+
+def _same_weights(a: Predictive, b: Predictive) -> bool:
+    if a.weights is None or b.weights is None:
+        return a.weights is b.weights
+    return torch.equal(a.weights, b.weights)
+
+
+def _real(y: ArrayLike) -> ArrayLike:
+    """Whole numbers as real ones: in regression they are not labels."""
+    if isinstance(y, Tensor):
+        return y if y.is_floating_point() else y.double()
+    array = np.asarray(y)
+    return array.astype(np.float64) if array.dtype.kind in "biu" else array
+
+
+def _gaussian_entropy(variance: Tensor) -> Tensor:
+    return 0.5 * (2 * math.pi * math.e * variance).log().sum(-1)

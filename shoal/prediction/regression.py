@@ -1,0 +1,85 @@
+"""Metrics of predicted numbers: the prediction is a mixture of Gaussians in every column."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.prediction.metric import REGRESSION, average, register
+from shoal.prediction.predictive import ArrayLike, Predictive
+
+__all__ = ["coverage", "crps", "pit", "rmse", "sharpness"]
+
+
+@register("rmse", REGRESSION, "lower")
+def rmse(pred: Predictive, y: ArrayLike) -> float:
+    """Root mean square error of the mean, over inputs and columns."""
+    return math.sqrt(average((pred.mean - pred.check(y)).square()))
+
+
+@register("crps", REGRESSION, "lower")
+def crps(pred: Predictive, y: ArrayLike) -> float:
+    r"""Continuous ranked probability score $\int (F(t) - 1[t \ge y])^2 dt$, in units of y.
+
+    In closed form for a Gaussian mixture, with
+    $A(\mu, \sigma^2) = 2 \sigma \varphi(\mu/\sigma) + \mu (2 \Phi(\mu/\sigma) - 1)$:
+    $\sum_m w_m A(y - \mu_m, \sigma_m^2) - \frac12 \sum_{mn} w_m w_n
+    A(\mu_m - \mu_n, \sigma_m^2 + \sigma_n^2)$; the mean over inputs and columns.
+    Grimit et al. (2006), doi 10.1256/qj.05.235.
+    """
+    mean, variance = (moment.double() for moment in pred.moments())
+    error = pred.average(_expected_distance(pred.check(y) - mean, variance))
+    spread = [
+        pred.average(_expected_distance(one - mean, noise + variance))
+        for one, noise in zip(mean, variance, strict=True)
+    ]
+    return average(error - 0.5 * pred.average(torch.stack(spread)))
+
+
+def _expected_distance(shift: Tensor, variance: Tensor) -> Tensor:
+    """E|X| of X ~ N(shift, variance)."""
+    scale = variance.sqrt()
+    density = (-0.5 * shift.square() / variance).exp() / math.sqrt(2 * math.pi)
+    return 2 * scale * density + shift * torch.special.erf(shift / (scale * math.sqrt(2)))
+
+
+def pit(pred: Predictive, y: ArrayLike) -> Tensor:
+    """Distribution function of the mixture at the targets [B, K], uniform when calibrated."""
+    mean, variance = (moment.double() for moment in pred.moments())
+    return pred.average(torch.special.ndtr((pred.check(y) - mean) / variance.sqrt()))
+
+
+def coverage(pred: Predictive, y: ArrayLike, level: float = 0.9) -> float:
+    """Fraction of targets inside the central interval that should hold `level` of them.
+
+    The interval lies between the quantiles (1 - level)/2 and (1 + level)/2 of the mixture itself,
+    not of a Gaussian fitted to it.
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"the level of an interval lies between 0 and 1, not at {level}")
+    return average((pit(pred, y) - 0.5).abs() <= level / 2)
+
+
+@register("coverage_50", REGRESSION, "neither")
+def coverage_50(pred: Predictive, y: ArrayLike) -> float:
+    """Fraction of targets in the central 50 % interval; best near 0.5."""
+    return coverage(pred, y, 0.5)
+
+
+@register("coverage_90", REGRESSION, "neither")
+def coverage_90(pred: Predictive, y: ArrayLike) -> float:
+    """Fraction of targets in the central 90 % interval; best near 0.9."""
+    return coverage(pred, y, 0.9)
+
+
+@register("coverage_95", REGRESSION, "neither")
+def coverage_95(pred: Predictive, y: ArrayLike) -> float:
+    """Fraction of targets in the central 95 % interval; best near 0.95."""
+    return coverage(pred, y, 0.95)
+
+
+@register("sharpness", REGRESSION, "neither")
+def sharpness(pred: Predictive, y: ArrayLike | None = None) -> float:
+    """Mean standard deviation of the prediction; smaller is better only while coverage holds."""
+    return average(pred.stddev)

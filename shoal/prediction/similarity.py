@@ -1,0 +1,58 @@
+"""How alike the members are: which labels they share, and how many functions they amount to."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shoal.prediction.metric import BOTH, register
+from shoal.prediction.predictive import ArrayLike, Predictive
+
+__all__ = ["affinity", "effective_functions", "pairwise_disagreement"]
+
+
+def pairwise_disagreement(pred: Predictive) -> Tensor:
+    """Fraction of inputs on which members i and j choose different labels [M, M].
+
+    Fort et al. (2019), arXiv 1912.02757.
+    """
+    labels = pred.member_probs().argmax(-1)
+    return torch.stack([(labels != row).double().mean(-1) for row in labels])
+
+
+def affinity(pred: Predictive) -> Tensor:
+    r"""Bhattacharyya affinity of the members [M, M], averaged over inputs.
+
+    $S_{ij} = \frac1B \sum_b \int \sqrt{p_i(y|x_b)\, p_j(y|x_b)}\, dy$, with a sum over classes in
+    place of the integral for labels. It is 1 for members that predict the same and 0 for members
+    whose predictions exclude each other on every input, and positive semidefinite.
+    """
+    if pred.task == "classification":
+        root = pred.member_probs().double().sqrt().flatten(1)
+        return root @ root.T / len(pred)
+    mean, variance = (moment.double() for moment in pred.moments())
+    return torch.stack(
+        [_gaussian_affinity(m, v, mean, variance) for m, v in zip(mean, variance, strict=True)]
+    )
+
+
+def _gaussian_affinity(m: Tensor, v: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    total = v + variance
+    log_width = 0.5 * (math.log(2) + 0.5 * (v.log() + variance.log()) - total.log())
+    return (log_width - 0.25 * (m - mean).square() / total).sum(-1).exp().mean(-1)
+
+
+@register("effective_functions", BOTH, "neither")
+def effective_functions(pred: Predictive, y: ArrayLike | None = None) -> float:
+    r"""How many different functions the members amount to, from 1 (all equal) to M (all apart).
+
+    $\exp(-\sum_k \lambda_k \log \lambda_k)$ with $\lambda$ the eigenvalues of
+    $\sqrt{w_i w_j}\, S_{ij}$, where S is the `affinity` of the members and the weights w are 1/M
+    unless given: the eigenvalues sum to 1, and M members that exclude each other give 1/M each.
+    Friedman & Dieng (2022), arXiv 2210.02410, with that affinity as the similarity.
+    """
+    S = affinity(pred)
+    weights = torch.full_like(S[0], 1 / pred.size) if pred.weights is None else pred.weights
+    root = weights.to(S).sqrt()
+    spectrum = torch.linalg.eigvalsh(root[:, None] * S * root).clamp_min(0)
+    return float(torch.special.entr(spectrum / spectrum.sum()).sum().exp())

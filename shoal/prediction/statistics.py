@@ -1,0 +1,109 @@
+"""Error bars: the mean over seeds, and whether two methods differ by more than the noise."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.core.errors import ConfigError, DataError
+
+__all__ = ["Difference", "mean_and_error", "paired_difference", "standard_error", "t_quantile"]
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    r"""Standard error of the mean, $s / \sqrt n$ with s of n - 1 degrees; NaN for one value.
+
+    >>> standard_error([1.0, 3.0])
+    1.0
+    """
+    numbers = _numbers(values)
+    if len(numbers) < 2:
+        return math.nan
+    return float(numbers.std(ddof=1) / math.sqrt(len(numbers)))
+
+
+def mean_and_error(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Mean and its standard error.
+
+    >>> mean_and_error([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    return float(_numbers(values).mean()), standard_error(values)
+
+
+class Difference(NamedTuple):
+    """A mean difference and the confidence interval around it."""
+
+    difference: float
+    low: float
+    high: float
+
+
+def paired_difference(
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, level: float = 0.95
+) -> Difference:
+    """Mean of a - b with Student's interval; a[i] and b[i] share everything but the method.
+
+    One pair says nothing about the noise: its interval is infinite.
+
+    >>> paired_difference([2.0, 4.0], [1.0, 1.0], level=0.5)
+    Difference(difference=2.0, low=1.0, high=3.0)
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"the level of an interval lies between 0 and 1, not at {level}")
+    first, second = _numbers(a), _numbers(b)
+    if len(first) != len(second):
+        raise DataError(
+            f"pairs are needed, but {len(first)} and {len(second)} values came; "
+            f"compare the same seeds"
+        )
+    mean, error = mean_and_error(first - second)
+    if math.isnan(error):
+        return Difference(mean, -math.inf, math.inf)
+    reach = t_quantile(0.5 + level / 2, len(first) - 1) * error
+    return Difference(mean, mean - reach, mean + reach)
+
+
+def t_quantile(p: float, degrees: int) -> float:
+    r"""Quantile of Student's t with a whole number of degrees of freedom.
+
+    With $t = \sqrt\nu \tan\theta$ the distribution function is a finite sum of powers of
+    $\cos\theta$ (Abramowitz & Stegun 26.7.3 and 26.7.4), which is bisected for $\theta$.
+
+    >>> round(t_quantile(0.975, 4), 4)
+    2.7764
+    """
+    if not 0 < p < 1 or degrees < 1:
+        raise ConfigError(f"there is no t quantile for p = {p} with {degrees} degrees of freedom")
+    if p < 0.5:
+        return -t_quantile(1 - p, degrees)
+    k = np.arange(1, degrees // 2)
+    steps = 2 * k / (2 * k + 1) if degrees % 2 else (2 * k - 1) / (2 * k)
+    coefficients = np.concatenate([[1.0], np.cumprod(steps)])
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        inside = _central_probability(middle, degrees, coefficients)
+        low, high = (middle, high) if inside < 2 * p - 1 else (low, middle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _central_probability(theta: float, degrees: int, coefficients: np.ndarray) -> float:
+    """P(|T| < sqrt(degrees) tan theta)."""
+    cosine, sine = math.cos(theta), math.sin(theta)
+    if degrees == 1:
+        return 2 * theta / math.pi
+    total = float(coefficients @ (cosine**2) ** np.arange(len(coefficients)))
+    if degrees % 2:
+        return 2 / math.pi * (theta + sine * cosine * total)
+    return sine * total
+
+
+def _numbers(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or len(numbers) == 0:
+        raise DataError(
+            f"a mean needs a list of at least one number, not shape {list(numbers.shape)}"
+        )
+    return numbers

@@ -1,0 +1,75 @@
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.prediction.statistics import (
+    mean_and_error,
+    paired_difference,
+    standard_error,
+    t_quantile,
+)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 5, 9, 10, 29, 100, 1001, 10000])
+@pytest.mark.parametrize("p", [0.001, 0.025, 0.3, 0.5, 0.75, 0.95, 0.975, 0.9995])
+def test_t_quantile_agrees_with_scipy(degrees, p):
+    assert t_quantile(p, degrees) == pytest.approx(stats.t.ppf(p, degrees), rel=1e-9, abs=1e-12)
+
+
+def test_standard_error_divides_by_the_root_of_the_number():
+    values = [0.9, 0.93, 0.91, 0.95, 0.9]
+    assert standard_error(values) == pytest.approx(stats.sem(values))
+    assert mean_and_error(values) == pytest.approx((np.mean(values), stats.sem(values)))
+
+
+def test_one_value_has_no_known_error():
+    mean, error = mean_and_error([0.5])
+    assert mean == 0.5
+    assert math.isnan(error)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+def test_paired_difference_agrees_with_scipy(level):
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(size=7), generator.normal(0.5, size=7)
+    interval = stats.ttest_rel(a, b).confidence_interval(level)
+    found = paired_difference(a, b, level)
+    assert found.difference == pytest.approx((a - b).mean())
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+
+
+def test_pairing_removes_what_the_seeds_share():
+    """A constant gap on top of a large common noise is found exactly."""
+    noise = np.array([0.0, 10.0, -7.0, 3.0])
+    found = paired_difference(noise + 0.25, noise)
+    assert tuple(found) == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_one_pair_says_nothing():
+    assert paired_difference([2.0], [1.0]) == (1.0, -math.inf, math.inf)
+
+
+@pytest.mark.parametrize("values", [[], [[1.0, 2.0]], 3.0])
+def test_a_mean_needs_a_list(values):
+    with pytest.raises(DataError, match="at least one number"):
+        standard_error(values)
+
+
+def test_differences_need_pairs():
+    with pytest.raises(DataError, match="2 and 3 values"):
+        paired_difference([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95])
+def test_levels_are_fractions(level):
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        paired_difference([1.0, 2.0], [1.0, 3.0], level)
+
+
+@pytest.mark.parametrize(("p", "degrees"), [(0.0, 3), (1.0, 3), (0.5, 0)])
+def test_quantiles_outside_the_distribution_are_refused(p, degrees):
+    with pytest.raises(ConfigError, match="no t quantile"):
+        t_quantile(p, degrees)
