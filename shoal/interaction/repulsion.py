@@ -1,0 +1,196 @@
+r"""The interaction: from coordinates of the members to the matrices that move them.
+
+With $K_{ij} = \frac1S \sum_s φ(d²_{sij} / h²_s)$ and $W_s = 2 ∂K / ∂d²_s$, the summed gradient of
+the kernel at site s is $L_s z_s$ with $L_s = \mathrm{diag}(W_s 1) - W_s$:
+
+$$ \sum_j ∇_{z_i} k(z_i, z_j) = \sum_j W_{ij} (z_i - z_j) = (L z)_i. $$
+
+Distances come from the Gram matrices of the leaves, summed; nothing is flattened and nothing of
+size M x M x D exists. Coordinates are centred over the members first: exact, since the rows of L
+sum to zero, and without it members that are close to each other drown in rounding.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.differentiate import with_pullback
+from shoal.core.errors import ConfigError
+from shoal.core.registry import Registry, part
+from shoal.core.tree import add_scaled, member_norms, rows
+from shoal.core.types import Leaves, Tree
+from shoal.interaction import bandwidths, flows, kernels, spaces
+from shoal.interaction.bandwidths import Bandwidth, Median
+from shoal.interaction.flows import Flow, Stein, Wasserstein
+from shoal.interaction.kernels import RBF, Kernel, Linear, RadialKernel
+from shoal.interaction.spaces import Outputs, Space
+
+__all__ = ["Interaction", "Push", "Repulsion", "interact", "registry", "repel"]
+
+registry = Registry("repulsion")
+
+
+@registry.register("repulsion")
+@dataclass(frozen=True)
+class Repulsion:
+    """What keeps the members apart: five choices, each independent of the others.
+
+    Attributes:
+        space: in which coordinates they are compared.
+        kernel: how similarity falls with distance.
+        bandwidth: the unit of distance.
+        flow: how similarity becomes motion.
+        strength: factor of the push; 1 is what the posterior asks for.
+    """
+
+    space: Space = part(spaces.registry, Outputs)
+    kernel: Kernel = part(kernels.registry, RBF)
+    bandwidth: Bandwidth = part(bandwidths.registry, Median)
+    flow: Flow = part(flows.registry, Wasserstein)
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kernel, Linear) and not isinstance(self.flow, Stein):
+            raise ConfigError("the linear kernel is no density: use it with the Stein flow")
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """The matrices of one step.
+
+    Attributes:
+        mix: which drives each member follows [M, M]; None when each follows its own.
+        B: the push is B z at each site [S, M, M].
+        K: kernel matrix [M, M].
+        h2: squared bandwidth [S, 1, 1].
+        leaves: the coordinates that B acts on, constants.
+        gram: their inner products between members [S, M, M], zero for the dead.
+        alive: the members that took part [M].
+    """
+
+    mix: Tensor | None
+    B: Tensor
+    K: Tensor
+    h2: Tensor
+    leaves: Leaves
+    gram: Tensor
+    alive: Tensor
+
+    @property
+    def effective(self) -> Tensor:
+        """How many members the kernel tells apart, M² / sum K: 1 if all agree, M if none do."""
+        members = self.K.diagonal().sum()
+        return members.square() / self.K.sum()
+
+
+def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction:
+    """Matrices of the repulsion between the living members at the given coordinates."""
+    kernel = repulsion.kernel
+    centred = not isinstance(kernel, Linear)
+    leaves = [_sound(leaf, alive, centred) for leaf in leaves]
+    gram = _gram(leaves)
+    alive = alive & gram.diagonal(dim1=-2, dim2=-1).isfinite().all(0)
+    pair = alive[:, None] & alive
+    gram = torch.where(pair, gram, 0.0)
+    if isinstance(kernel, Linear):
+        K, L = kernel.matrices(gram, alive.sum())
+        L, h2 = torch.where(pair, L, 0.0), torch.ones_like(K[:, :1, :1])
+    else:
+        d2 = _squared_distances(gram)
+        h2 = repulsion.bandwidth(d2, alive)
+        K, L = kernel.value(d2 / h2), _laplacian(kernel, d2, h2, pair)
+    K = torch.where(pair, K, 0.0).mean(0)
+    mix, B = repulsion.flow(K, L, alive.sum().clamp(min=1))
+    return Interaction(mix, B, K, h2, leaves, gram, alive)
+
+
+def repel(
+    repulsion: Repulsion,
+    base: Tree,
+    alive: Tensor,
+    gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    own: slice = slice(None),
+) -> "Push":
+    """The push J^T (B z) on the base tensors, not yet added to anything.
+
+    Args:
+        repulsion: the five choices.
+        base: tensors [M, ...] of the members that live in this process.
+        alive: which of all members count [M].
+        gather: brings the coordinates of the members of every process together.
+        own: which of all members live in this process.
+    """
+    leaves, pull = with_pullback(repulsion.space, base)
+    interaction = interact(repulsion, [gather(leaf) for leaf in leaves], alive)
+    return Push(interaction, interaction.B[:, own], pull, repulsion.space.isometric)
+
+
+@dataclass(frozen=True)
+class Push:
+    """What separates the members: B z is a constant cotangent at the coordinates.
+
+    Attributes:
+        interaction: the matrices.
+        B: their rows for the members that live in this process [S, m, M].
+        pull: J^T, one reverse pass through the space.
+        isometric: J only reorders numbers.
+    """
+
+    interaction: Interaction
+    B: Tensor
+    pull: Callable[[Sequence[Tensor]], Tree]
+    isometric: bool
+
+    def tree(self) -> Tree:
+        """J^T (B z), tensors like the base."""
+        leaves = self.interaction.leaves
+        return self.pull([torch.einsum("sij,jsd->isd", self.B, leaf) for leaf in leaves])
+
+    def added_to(self, drive: Tree, scale: float) -> tuple[Tree, Tensor]:
+        """drive + scale J^T (B z), and the length of the scaled push of each member."""
+        if not self.isometric:
+            push = self.tree()
+            return add_scaled(drive, push, scale), abs(scale) * member_norms(push)
+        moved = {
+            name: torch.addmm(rows(t), self.B[0].to(t), z[:, 0].to(t), alpha=scale).view_as(t)
+            for (name, t), z in zip(drive.items(), self.interaction.leaves, strict=True)
+        }
+        # |B z|² from the Gram matrix of z: no need to look at the coordinates again.
+        squares = torch.einsum("sij,sjk,sik->i", self.B, self.interaction.gram, self.B)
+        return moved, abs(scale) * squares.clamp(min=0).sqrt()
+
+
+def _sound(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
+    """Coordinates without those of dead members, relative to the centre of the others.
+
+    One NaN makes every row of K NaN. What is not finite becomes a number whose square overflows:
+    the Gram matrix shows whose it was, and its zero weight in B removes it from the push.
+    """
+    leaf = leaf.float() if leaf.dtype in (torch.bfloat16, torch.float16) else leaf
+    if leaf.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Looking costs nothing here, and when all is well most of the work below can be left out.
+        if bool(alive.all()) and bool(leaf.sum().isfinite()):
+            return leaf - leaf.mean(0, keepdim=True) if centred else leaf
+    finite = leaf.isfinite() & alive[:, None, None]
+    if centred:
+        total = torch.where(finite, leaf, 0.0).sum(0, keepdim=True)
+        leaf = leaf - total / alive.sum().clamp(min=1)
+    return torch.where(finite, leaf, 4 * torch.finfo(leaf.dtype).max ** 0.5)
+
+
+def _gram(leaves: Leaves) -> Tensor:
+    grams = [torch.einsum("isd,jsd->sij", leaf, leaf) for leaf in leaves]
+    return torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
+
+
+def _squared_distances(gram: Tensor) -> Tensor:
+    squares = gram.diagonal(dim1=-2, dim2=-1)
+    d2 = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * gram).clamp(min=0)
+    return d2 - torch.diag_embed(d2.diagonal(dim1=-2, dim2=-1))
+
+
+def _laplacian(kernel: RadialKernel, d2: Tensor, h2: Tensor, pair: Tensor) -> Tensor:
+    W = torch.where(pair, 2 * kernel.slope(d2 / h2) / (h2 * len(d2)), 0.0)
+    return torch.diag_embed(W.sum(-1)) - W

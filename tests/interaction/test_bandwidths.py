@@ -1,0 +1,131 @@
+"""Laws of every registered bandwidth, and the median heuristic in numbers."""
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from shoal.core.errors import ConfigError
+from shoal.interaction.bandwidths import Fixed, Median, masked_median, registry
+
+pytestmark = pytest.mark.usefixtures("double")
+
+MEDIANS = [Median(scale, legacy) for scale in ("log", "unit") for legacy in (False, True)]
+EVERY = [registry[name]() for name in registry] + MEDIANS[1:]
+
+
+def distances(z):
+    """d2 [S, M, M] of coordinates [M, S, D]."""
+    return (z[:, None] - z).square().sum(-1).permute(2, 0, 1)
+
+
+def cloud(members, sites=1, dimensions=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(members, sites, dimensions, generator=generator)
+
+
+def everyone(members):
+    return torch.ones(members, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("bandwidth", EVERY, ids=repr)
+@pytest.mark.parametrize("members", [1, 2, 3, 10])
+def test_one_positive_number_a_site(bandwidth, members):
+    h2 = bandwidth(distances(cloud(members, sites=4)), everyone(members))
+    assert h2.shape == (4, 1, 1)
+    assert (h2 > 0).all() and h2.isfinite().all()
+
+
+@pytest.mark.parametrize("bandwidth", EVERY, ids=repr)
+def test_a_bandwidth_is_in_squared_units_or_given(bandwidth):
+    d2 = distances(cloud(5))
+    h2, scaled = bandwidth(d2, everyone(5)), bandwidth(9 * d2, everyone(5))
+    torch.testing.assert_close(scaled, h2 if isinstance(bandwidth, Fixed) else 9 * h2)
+
+
+@pytest.mark.parametrize("bandwidth", EVERY, ids=repr)
+def test_sites_do_not_see_each_other(bandwidth):
+    z = cloud(5, sites=3)
+    together = bandwidth(distances(z), everyone(5))
+    for s in range(3):
+        alone = bandwidth(distances(z[:, s : s + 1]), everyone(5))
+        torch.testing.assert_close(together[s : s + 1], alone)
+
+
+@pytest.mark.parametrize("bandwidth", EVERY, ids=repr)
+def test_degenerate_clouds_have_a_positive_bandwidth(bandwidth):
+    same = cloud(1).expand(6, 1, 3)
+    most = torch.cat([same, cloud(1, seed=1)])
+    for z in (same, most):
+        h2 = bandwidth(distances(z), everyone(len(z)))
+        assert (h2 > 0).all() and h2.isfinite().all()
+    scaled = bandwidth(25 * distances(most), everyone(7))
+    factor = 1 if isinstance(bandwidth, Fixed) else 25
+    torch.testing.assert_close(scaled, factor * bandwidth(distances(most), everyone(7)))
+
+
+@pytest.mark.parametrize("bandwidth", EVERY, ids=repr)
+def test_dead_members_are_not_counted(bandwidth):
+    alive = torch.tensor([True, False, True, True, False, True])
+    z = cloud(6, sites=2)
+    h2 = bandwidth(distances(z), alive)
+    torch.testing.assert_close(h2, bandwidth(distances(z[alive]), everyone(4)))
+
+
+@pytest.mark.parametrize("bandwidth", EVERY, ids=repr)
+def test_a_bandwidth_is_a_constant_for_differentiation(bandwidth):
+    z = cloud(4).requires_grad_()
+    assert not bandwidth(distances(z), everyone(4)).requires_grad
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 7])
+@pytest.mark.parametrize("bandwidth", MEDIANS, ids=repr)
+def test_median_over_pairs(bandwidth, members):
+    z = cloud(members)
+    d2 = distances(z)
+    pairs = [
+        float(d2[0, i, j])
+        for i in range(members)
+        for j in range(members)
+        if bandwidth.legacy or i != j
+    ]
+    scale = 2 * math.log(members + 1) if bandwidth.scale == "log" else 1.0
+    target = statistics.median(pairs) / scale
+    torch.testing.assert_close(
+        bandwidth(d2, everyone(members)), torch.full((1, 1, 1), target), rtol=1e-12, atol=0
+    )
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("members", [2, 3, 8])
+def test_kernel_between_equidistant_members(members, legacy):
+    d2 = 3.7 * (1 - torch.eye(members))[None]
+    h2 = Median(legacy=legacy)(d2, everyone(members))
+    k = math.exp(-3.7 / (2 * h2.item()))
+    halved = legacy and members == 2
+    assert math.isclose(k, 1 / 9 if halved else 1 / (members + 1), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_masked_median(count):
+    values = torch.randn(3, 9, generator=torch.Generator().manual_seed(count))
+    keep = torch.zeros(9, dtype=torch.bool)
+    keep[torch.randperm(9, generator=torch.Generator().manual_seed(count))[:count]] = True
+    target = [statistics.median(row[keep].tolist()) for row in values]
+    torch.testing.assert_close(masked_median(values, keep), torch.tensor(target))
+
+
+def test_median_of_nothing_is_zero():
+    assert masked_median(torch.ones(2, 3), torch.zeros(3, dtype=torch.bool)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("h2", [0.0, -1.0, math.nan])
+def test_fixed_bandwidth_must_be_positive(h2):
+    with pytest.raises(ConfigError, match="h2 must be positive"):
+        Fixed(h2)
+
+
+def test_scale_of_the_median_is_one_of_two():
+    with pytest.raises(ConfigError, match="'log' or 'unit', not 'square'"):
+        Median(scale="square")
