@@ -1,0 +1,315 @@
+"""The ensemble: M members of one or several architectures, their tensors stacked."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.files import read_tensors, write_tensors
+from shoal.core.types import Tree
+from shoal.inference import dropout
+from shoal.inference.initialise import Build, build_members
+from shoal.inference.mapping import Mapping, mapped_or_looped
+from shoal.inference.precision import lowered, lowered_inputs
+
+__all__ = ["Ensemble", "Group"]
+
+
+@dataclass
+class Group:
+    """Members of one architecture.
+
+    Attributes:
+        prototype: an ordinary module, whose copies `Ensemble.member` hands out.
+        skeleton: the module that runs with the members' tensors in place of its own.
+        weights: trainable tensors [m, ...].
+        buffers: everything else the members carry [m, ...]: running statistics, frozen weights.
+        keys: names of the dropout keys of the skeleton.
+        prefix: tells the weights of several groups apart.
+        compute: type the networks calculate in, when it is not that of the weights.
+    """
+
+    prototype: nn.Module
+    skeleton: nn.Module
+    weights: Tree
+    buffers: Tree
+    keys: list[str]
+    prefix: str = ""
+    compute: torch.dtype | None = None
+    _proven: dict[tuple, Mapping] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module]) -> "Group":
+        """Stack the tensors of equal architectures."""
+        parameters = [dict(module.named_parameters()) for module in modules]
+        buffers = [dict(module.named_buffers()) for module in modules]
+        trained = [name for name, p in parameters[0].items() if p.requires_grad]
+        frozen = [name for name in parameters[0] if name not in trained]
+        if not trained:
+            raise ConfigError("every parameter of the network is frozen: nothing can be trained")
+        weights = {name: _stack(parameters, name).requires_grad_() for name in trained}
+        rest = {name: _stack(parameters, name) for name in frozen}
+        rest |= {name: _stack(buffers, name) for name in buffers[0]}
+        prototype = modules[0]
+        skeleton = copy.deepcopy(prototype)
+        return cls(prototype, skeleton, weights, rest, dropout.install(skeleton))
+
+    @property
+    def members(self) -> int:
+        """How many."""
+        return len(next(iter(self.weights.values())))
+
+    def run(self, x: Tensor, mapping: Mapping, own_inputs: bool, keys: Tensor) -> Tensor:
+        """Outputs [m, B, C]; the first run finds out whether the mapping works for this network."""
+        state = self.weights | self.buffers
+        if self.compute is not None:
+            state, x = lowered(self.skeleton, state, self.compute), lowered_inputs(x, self.compute)
+        state = state | dict.fromkeys(self.keys, keys)
+        case = (mapping, self.skeleton.training, own_inputs, torch.is_grad_enabled())
+        if case in self._proven:
+            outputs = self._proven[case](self.skeleton, state, x, own_inputs)
+        else:
+            known = Mapping("loop") if Mapping("loop") in self._proven.values() else mapping
+            outputs, used = mapped_or_looped(known, self.skeleton, state, x, own_inputs)
+            self._proven[case] = used
+        return outputs if self.compute is None else outputs.to(next(iter(self.weights.values())))
+
+    def part(self, start: int, stop: int) -> "Group":
+        """Some of the members, on the same memory."""
+        weights = {n: t.detach()[start:stop].requires_grad_() for n, t in self.weights.items()}
+        buffers = {n: t[start:stop] for n, t in self.buffers.items()}
+        return replace(self, weights=weights, buffers=buffers)
+
+    def member(self, index: int) -> nn.Module:
+        """An ordinary module with the tensors of one member."""
+        module = copy.deepcopy(self.prototype)
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, stacked in (self.weights | self.buffers).items():
+                tensors[name].data = stacked[index].detach().clone()
+        return module.eval()
+
+
+class Ensemble:
+    """M networks that train and predict together.
+
+    >>> ensemble = Ensemble.init(lambda: nn.Linear(3, 2), members=4, seed=0)
+    >>> ensemble(torch.zeros(5, 3)).shape
+    torch.Size([4, 5, 2])
+
+    Attributes:
+        groups: one for each architecture.
+        builds: what made each of them, as far as it is known.
+        alive: which members have stayed finite [M]; the others are left out of everything.
+    """
+
+    def __init__(self, groups: Sequence[Group], builds: Sequence[Build | None] = ()) -> None:
+        self.groups = list(groups)
+        self.builds = list(builds) or [None] * len(self.groups)
+        self.alive = torch.ones(sum(group.members for group in groups), dtype=torch.bool)
+        self.first = 0
+        if len(self.groups) > 1:
+            for index, group in enumerate(self.groups):
+                group.prefix = f"group{index}."
+        self.train(False)
+
+    @classmethod
+    def init(
+        cls, build: Build | Sequence[tuple[Build, int]], members: int | None = None, seed: int = 0
+    ) -> "Ensemble":
+        """Members drawn from seeds of their own.
+
+        Args:
+            build: makes one network, or a list of (build, count) for mixed architectures.
+            members: how many; not given for a list.
+            seed: the same seed makes the same members, whatever their number.
+        """
+        pairs = [(build, members)] if callable(build) else list(build)
+        if not callable(build) and members is not None:
+            raise ConfigError("with a list of (build, count) pairs the counts say how many members")
+        groups, first = [], 0
+        for make, count in pairs:
+            if not isinstance(count, int) or count < 1:
+                raise ConfigError(f"an ensemble needs at least one member, not {count}")
+            groups.append(Group.of(build_members(make, range(first, first + count), seed)))
+            first += count
+        if not groups:
+            raise ConfigError("an ensemble needs at least one member, not an empty list")
+        return cls(groups, [make for make, _ in pairs])
+
+    @property
+    def members(self) -> int:
+        """M."""
+        return len(self.alive)
+
+    @property
+    def weights(self) -> Tree:
+        """Trainable tensors [M, ...] by parameter name; several groups are told apart by prefix."""
+        return self._collect("weights")
+
+    @property
+    def buffers(self) -> Tree:
+        """Tensors that are carried but not trained."""
+        return self._collect("buffers")
+
+    @property
+    def spans(self) -> list[slice]:
+        """Which members each tensor of `weights` belongs to."""
+        spans, first = [], 0
+        for group in self.groups:
+            spans += [slice(first, first + group.members)] * len(group.weights)
+            first += group.members
+        return spans
+
+    @property
+    def state(self) -> Tree:
+        """All that has to be saved."""
+        weights = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
+        buffers = {f"buffers/{name}": tensor for name, tensor in self.buffers.items()}
+        return {"alive": self.alive, **weights, **buffers}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the members live."""
+        return self.alive.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(iter(self.weights.values())).dtype
+
+    def train(self, mode: bool = True) -> "Ensemble":
+        """Batch statistics and dropout on or off."""
+        self.training = mode
+        for group in self.groups:
+            group.skeleton.train(mode)
+        return self
+
+    def __call__(
+        self,
+        x: Tensor,
+        mapping: Mapping = Mapping(),  # noqa: B008
+        own_inputs: bool = False,
+        seed: int = 0,
+        step: int | Tensor = 0,
+    ) -> Tensor:
+        """Outputs of every member [M, B, C].
+
+        Args:
+            x: inputs [B, ...] for all, or [M, B, ...] with `own_inputs`.
+            mapping: how the members run.
+            own_inputs: every member has inputs of its own.
+            seed: of the dropout masks in training.
+            step: of the dropout masks in training.
+        """
+        own = torch.arange(self.first, self.first + self.members, device=self.device)
+        keys = dropout.keys(seed, step, own)
+        outputs, first = [], 0
+        for group in self.groups:
+            part = slice(first, first + group.members)
+            inputs = x[part] if own_inputs else x
+            outputs.append(group.run(inputs, mapping, own_inputs, keys[part]))
+            first += group.members
+        if any(out.shape[1:] != outputs[0].shape[1:] for out in outputs):
+            shapes = [tuple(out.shape[1:]) for out in outputs]
+            raise DataError(f"all architectures must give the same outputs [B, C], not {shapes}")
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    def member(self, index: int) -> nn.Module:
+        """Member `index` as an ordinary module, a copy in evaluation mode."""
+        if not 0 <= index < self.members:
+            raise IndexError(f"there are members 0 to {self.members - 1}, but no {index}")
+        for group in self.groups:
+            if index < group.members:
+                return group.member(index)
+            index -= group.members
+        raise AssertionError
+
+    def part(self, start: int, stop: int) -> "Ensemble":
+        """Members `start` to `stop` as an ensemble of its own, on the same memory."""
+        groups, builds, first = [], [], 0
+        for group, build in zip(self.groups, self.builds, strict=True):
+            low, high = max(start - first, 0), min(stop - first, group.members)
+            if low < high:
+                groups.append(group.part(low, high))
+                builds.append(build)
+            first += group.members
+        part = Ensemble.__new__(Ensemble)
+        part.groups, part.builds, part.training = groups, builds, self.training
+        part.alive, part.first = self.alive[start:stop], self.first + start
+        return part
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "Ensemble":
+        """Move the members to a device or a floating point type, in place."""
+        for group in self.groups:
+            for tree in (group.weights, group.buffers):
+                for name, t in tree.items():
+                    kind = dtype if t.is_floating_point() else None
+                    tree[name] = t.detach().to(device, kind).requires_grad_(t.requires_grad)
+            group.skeleton.to(device, dtype)
+            group.prototype.to(device, dtype)
+        self.alive = self.alive.to(device)
+        return self
+
+    def compute_in(self, dtype: torch.dtype | None) -> "Ensemble":
+        """Calculate the networks in another type than that of the weights; None undoes it."""
+        for group in self.groups:
+            group.compute = dtype
+            group._proven.clear()
+        return self
+
+    def load_state(self, state: Tree) -> "Ensemble":
+        """Take over the tensors of `state`, in place."""
+        mine = self.state
+        if mine.keys() != state.keys():
+            names = sorted(mine.keys() ^ state.keys())
+            raise ConfigError(f"the saved ensemble is of another architecture; {names[0]} differs")
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                if tensor.shape != state[name].shape:
+                    raise ConfigError(
+                        f"the saved ensemble has {name} of shape {tuple(state[name].shape)}, "
+                        f"this one {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(state[name])
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write all tensors to one safetensors file."""
+        write_tensors(Path(path), {name: t.detach() for name, t in self.state.items()})
+
+    @classmethod
+    def load(cls, path: str | Path, build: Build | Sequence[tuple[Build, int]]) -> "Ensemble":
+        """Read what `save` wrote; `build` makes the networks that the tensors belong to."""
+        return cls.from_state(read_tensors(Path(path)), build)
+
+    @classmethod
+    def from_state(cls, state: Tree, build: Build | Sequence[tuple[Build, int]]) -> "Ensemble":
+        """An ensemble of the networks that `build` makes, with the tensors of `state`."""
+        members = len(state["alive"]) if callable(build) and "alive" in state else None
+        with warnings.catch_warnings():
+            # How the factory draws does not matter: everything it drew is replaced.
+            warnings.simplefilter("ignore", ShoalWarning)
+            ensemble = cls.init(build, members)
+        kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
+        if len(kinds) == 1:
+            ensemble.to(dtype=kinds.pop())
+        return ensemble.load_state(state)
+
+    def _collect(self, kind: str) -> Tree:
+        return {
+            f"{group.prefix}{name}": tensor
+            for group in self.groups
+            for name, tensor in getattr(group, kind).items()
+        }
+
+
+def _stack(members: Sequence[dict], name: str) -> Tensor:
+    return torch.stack([tensors[name].detach() for tensors in members])

@@ -1,0 +1,152 @@
+"""How members run: all at once, in chunks, or one after another, with the same result."""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.types import Tree
+
+__all__ = ["Mapping", "mapped_or_looped", "parse"]
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A way to run the members of a group.
+
+    Attributes:
+        kind: "vmap" runs them together by `torch.func.vmap`, "loop" one after another.
+        chunk: how many run together, forward and back, so that only their activations exist at a
+            time; None for all. A single forward pass by vmap is cut in the same way.
+        streams: on a GPU, how many members of a loop are under way at a time.
+        compiled: the networks go through `torch.compile`.
+    """
+
+    kind: str = "vmap"
+    chunk: int | None = None
+    streams: int = 1
+    compiled: bool = False
+
+    def __call__(self, module: nn.Module, state: Tree, x: Tensor, own_inputs: bool) -> Tensor:
+        """Outputs [M, B, C] of `module` with each member's tensors.
+
+        Args:
+            module: the skeleton whose parameters and buffers are replaced.
+            state: weights and buffers of all members, [M, ...]; buffers are updated in place.
+            x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
+            own_inputs: every member has inputs of its own.
+        """
+        one = _compiled(module) if self.compiled else functools.partial(_one, module)
+        if self.kind == "loop":
+            return self._loop(one, state, x, own_inputs)
+        in_dims = (0, 0 if own_inputs else None)
+        run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
+        return run(state, x)
+
+    def _loop(
+        self, one: Callable[[Tree, Tensor], Tensor], state: Tree, x: Tensor, own_inputs: bool
+    ) -> Tensor:
+        split = {name: tensor.unbind(0) for name, tensor in state.items()}
+        outputs = []
+        with _fork(self.streams, x.device) as lanes:
+            for i in range(len(next(iter(state.values())))):
+                tensors = {name: parts[i] for name, parts in split.items()}
+                with torch.cuda.stream(lanes[i % len(lanes)]):
+                    outputs.append(one(tensors, x[i] if own_inputs else x))
+        return torch.stack(outputs)
+
+
+def parse(engine: str) -> Mapping:
+    """The mapping named by "auto", "vmap", "loop" or "chunk:4".
+
+    >>> parse("chunk:4").chunk
+    4
+    """
+    if engine in ("auto", "vmap"):
+        return Mapping()
+    if engine == "loop":
+        return Mapping("loop")
+    kind, _, size = engine.partition(":")
+    if kind == "chunk" and size.isdecimal() and int(size) > 0:
+        return Mapping(chunk=int(size))
+    raise ConfigError(
+        f"engine is 'auto', 'vmap', 'loop' or 'chunk:SIZE' (as in 'chunk:4'), not '{engine}'"
+    )
+
+
+def mapped_or_looped(
+    mapping: Mapping, module: nn.Module, state: Tree, x: Tensor, own_inputs: bool
+) -> tuple[Tensor, Mapping]:
+    """Outputs, and the mapping that made them: a loop where `vmap` cannot batch the module."""
+    before = {name: t.detach().clone() for name, t in state.items() if not t.requires_grad}
+    try:
+        return mapping(module, state, x, own_inputs), mapping
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        with torch.no_grad():
+            for name, tensor in before.items():
+                state[name].copy_(tensor)
+        loop = Mapping("loop")
+        try:
+            outputs = loop(module, state, x, own_inputs)
+        except Exception as cause:
+            if isinstance(cause, DataError):
+                raise
+            raise DataError(
+                f"the network does not take inputs of shape {tuple(x.shape[1 + own_inputs :])}: "
+                f"{_first_line(cause)}"
+            ) from cause
+        if mapping.kind != "loop":
+            warnings.warn(
+                f"members run one after another, since this network cannot be batched by vmap: "
+                f"{_first_line(error)}",
+                ShoalWarning,
+                stacklevel=2,
+            )
+        return outputs, loop
+
+
+def _one(module: nn.Module, tensors: Tree, x: Tensor) -> Tensor:
+    """Outputs [B, C] of one member."""
+    outputs = functional_call(module, tensors, (x,))
+    if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2):
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise DataError(f"a network must return outputs [B, C] for a batch of B, not {shape}")
+    return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(module: nn.Module) -> Callable[[Tree, Tensor], Tensor]:
+    return torch.compile(functools.partial(_one, module), dynamic=False)
+
+
+@contextmanager
+def _fork(streams: int, device: torch.device) -> Iterator[list]:
+    """Side streams that start after what has been queued, and that everything later waits for."""
+    if streams == 1 or device.type != "cuda":
+        yield [None]
+        return
+    here = torch.cuda.current_stream(device)
+    lanes = _lanes(streams, device)
+    for lane in lanes:
+        lane.wait_stream(here)
+    yield lanes
+    for lane in lanes:
+        here.wait_stream(lane)
+
+
+@functools.lru_cache(maxsize=4)
+def _lanes(streams: int, device: torch.device) -> list:
+    return [torch.cuda.Stream(device) for _ in range(streams)]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,83 @@
+r"""The posterior: the one place where the scaling by N is decided.
+
+Everything that moves a member is measured per data point:
+
+$$ \frac1N \log p(θ | D) = \frac1B \sum_{b} \log p(y_b | x_b, θ) + \frac1N \log p(θ) + const, $$
+
+and the repulsion carries T / N. At T = 1 members settle in the posterior; at T = 0 repulsion
+vanishes and what is left is an ensemble of maximum a posteriori estimates. `docs/scaling.md` tells
+how published code relates to it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.tree import add_scaled
+from shoal.core.types import Tree
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.priors import FanIn, FunctionSpace, Gaussian, WeightPrior
+
+__all__ = ["Posterior"]
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Likelihood and prior for N data points.
+
+    Attributes:
+        likelihood: what the outputs say of the targets.
+        prior: on the weights, or on the outputs (`priors.FunctionSpace`).
+        n: number of training data points.
+        temperature: T; the members sample p(theta | D)^(1/T).
+    """
+
+    likelihood: Likelihood
+    prior: WeightPrior | FunctionSpace
+    n: int
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"a posterior needs at least one data point, not {self.n}")
+        if not self.temperature >= 0:
+            raise ConfigError(f"temperature must be zero or positive, not {self.temperature}")
+
+    @property
+    def push_scale(self) -> float:
+        """T / N, the weight of the repulsion beside log p(theta | D) / N."""
+        return self.temperature / self.n
+
+    def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean over the batch [M]: an unbiased estimate of the whole data's over N."""
+        return self.likelihood.log_prob(outputs, y).mean(-1)
+
+    def add_prior(
+        self,
+        drive: Tree,
+        weights: Tree,
+        factor: Tensor | float,
+        spans: Sequence[slice] | None = None,
+    ) -> Tree:
+        """drive + factor * gradient of log p(theta) / N; a functional prior has none here."""
+        prior = self.prior
+        if isinstance(prior, FunctionSpace):
+            return drive
+        if isinstance(prior, (Gaussian, FanIn)) and not isinstance(factor, Tensor):
+            # The score is a multiple of the weights: one pass over them is enough.
+            scale = factor / self.n
+            return {
+                name: _add(t, weights[name], -scale / prior.width(t) ** 2)
+                for name, t in drive.items()
+            }
+        return add_scaled(drive, prior.score(weights), factor / self.n, spans)
+
+
+def _add(drive: Tensor, weight: Tensor, scale: float) -> Tensor:
+    """drive + scale * weight, laid out in memory like the weight, which the drive need not be."""
+    if torch.compiler.is_compiling():
+        return torch.add(drive, weight, alpha=scale)
+    return torch.add(drive, weight, alpha=scale, out=torch.empty_like(weight))

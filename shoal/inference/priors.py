@@ -1,0 +1,193 @@
+"""Priors: what is believed of a member before the data."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.random import hashed, normal
+from shoal.core.registry import Registry, part
+from shoal.core.tree import rows
+from shoal.core.types import Tree
+from shoal.interaction import bandwidths, estimators
+from shoal.interaction.bandwidths import Median, masked_median
+from shoal.interaction.estimators import SSGE
+from shoal.interaction.flows import Stein
+from shoal.interaction.kernels import RBF
+from shoal.interaction.repulsion import Repulsion, interact
+from shoal.interaction.spaces import Outputs
+
+__all__ = ["FanIn", "Flat", "FunctionSpace", "Gaussian", "WeightPrior", "registry"]
+
+registry = Registry("prior")
+
+
+@runtime_checkable
+class WeightPrior(Protocol):
+    """A density on the weights of one member, up to a constant."""
+
+    def log_prob(self, weights: Tree) -> Tensor:
+        """Log density of each member [M]."""
+        ...
+
+    def score(self, weights: Tree) -> Tree:
+        """Its gradient with respect to the weights."""
+        ...
+
+    def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
+        """`count` draws [count, ...] shaped like the weights of one member."""
+        ...
+
+
+@registry.register("gaussian")
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent normal weights, theta ~ N(0, std²).
+
+    Attributes:
+        std: standard deviation of every weight and bias.
+    """
+
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.std > 0:
+            raise ConfigError(f"a prior's std must be positive, not {self.std}")
+
+    def width(self, tensor: Tensor) -> float:
+        """The same for every tensor."""
+        return self.std
+
+    def log_prob(self, weights: Tree) -> Tensor:
+        """Log density of each member [M]."""
+        return _normal_log_prob(weights, self.width)
+
+    def score(self, weights: Tree) -> Tree:
+        """-theta / std²."""
+        return {name: tensor * (-1 / self.width(tensor) ** 2) for name, tensor in weights.items()}
+
+    def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
+        """Independent normal numbers."""
+        return _normal_draw(weights, self.width, count, key)
+
+
+@registry.register("fan-in")
+@dataclass(frozen=True)
+class FanIn:
+    """Normal weights that keep signals of unit size: std = scale / √fan_in, and scale for biases.
+
+    Attributes:
+        scale: standard deviation of a layer's outputs for inputs of unit size.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ConfigError(f"a prior's scale must be positive, not {self.scale}")
+
+    def width(self, tensor: Tensor) -> float:
+        """By the number of inputs of each unit, tensors [M, out, in, ...]."""
+        fan_in = math.prod(tensor.shape[2:]) if tensor.ndim > 2 else 1
+        return self.scale / math.sqrt(fan_in)
+
+    def log_prob(self, weights: Tree) -> Tensor:
+        """Log density of each member [M]."""
+        return _normal_log_prob(weights, self.width)
+
+    def score(self, weights: Tree) -> Tree:
+        """-theta / std²."""
+        return {name: tensor * (-1 / self.width(tensor) ** 2) for name, tensor in weights.items()}
+
+    def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
+        """Independent normal numbers."""
+        return _normal_draw(weights, self.width, count, key)
+
+
+@registry.register("flat")
+@dataclass(frozen=True)
+class Flat:
+    """No prior: every weight is as likely as any other."""
+
+    def log_prob(self, weights: Tree) -> Tensor:
+        """Zero."""
+        tensor = next(iter(weights.values()))
+        return torch.zeros(len(tensor), dtype=tensor.dtype, device=tensor.device)
+
+    def score(self, weights: Tree) -> Tree:
+        """Zero."""
+        return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+
+    def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
+        """A flat prior has no draws."""
+        raise ConfigError("a flat prior cannot be drawn from; use a Gaussian or fan-in prior")
+
+
+@registry.register("function-space", cite=("dangelo2021repulsive", "shi2018spectral"))
+@dataclass(frozen=True)
+class FunctionSpace:
+    """A prior on the outputs, known by draws: the outputs of networks drawn from a weight prior.
+
+    Its score at the members' outputs f is the spectral Stein estimate of the draws F, evaluated off
+    the sample: K(f, F) U (Λ + eta)^-2 U^T L F. The draws are new at every step. With few draws in
+    many dimensions the estimate all but vanishes, which is what published code computes.
+
+    Attributes:
+        weights: the prior the networks are drawn from.
+        draws: how many; None for as many as there are members.
+        estimator: the spectral estimator.
+        bandwidth: how the draws' kernel is scaled.
+        legacy: scale the kernel between members and draws by a median of its own.
+    """
+
+    weights: WeightPrior = part(registry, Gaussian)
+    draws: int | None = None
+    estimator: SSGE = part(estimators.registry, SSGE)
+    bandwidth: Median = part(bandwidths.registry, lambda: Median(scale="unit"))
+    legacy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.draws is not None and self.draws < 2:
+            raise ConfigError(f"a functional prior needs at least two draws, not {self.draws}")
+
+    def score_outputs(self, outputs: Tensor, draws: Tensor, alive: Tensor | None = None) -> Tensor:
+        """Gradient of the log prior with respect to outputs [M, B, C], from draws [P, B, C]."""
+        f, F = outputs.detach().flatten(1), draws.detach().flatten(1)
+        centre = F.mean(0)
+        f, F = f - centre, F - centre
+        everyone = torch.ones(len(F), dtype=torch.bool, device=F.device)
+        # The Stein flow's B is L / P: its push is the summed kernel gradient of the draws.
+        kernel = Repulsion(Outputs(), RBF(), self.bandwidth, Stein())
+        inner = interact(kernel, [F.unsqueeze(1)], everyone)
+        U, _, inverse = self.estimator.spectrum(inner.K)
+        summed = len(F) * inner.B[0] @ F
+        across = self._across(f, F, inner.h2, alive)
+        return (across @ ((U * inverse) @ (U.mT @ summed))).reshape(outputs.shape)
+
+    def _across(self, f: Tensor, F: Tensor, h2: Tensor, alive: Tensor | None) -> Tensor:
+        d2 = f.square().sum(1)[:, None] + F.square().sum(1) - 2 * f @ F.mT
+        if self.legacy:
+            sound = d2.isfinite().all(-1)
+            living = (sound if alive is None else sound & alive)[:, None].expand_as(d2)
+            h2 = masked_median(d2.flatten()[None], living.flatten()) / (2 * math.log(len(F) + 1))
+        return RBF().value(d2.clamp(min=0) / h2.squeeze())
+
+
+def _normal_log_prob(weights: Tree, width: Callable[[Tensor], float]) -> Tensor:
+    terms = []
+    for tensor in weights.values():
+        std, matrix = width(tensor), rows(tensor)
+        constant = matrix.shape[1] * math.log(std * math.sqrt(2 * math.pi))
+        terms.append(-0.5 * matrix.square().sum(1) / std**2 - constant)
+    return torch.stack(terms).sum(0)
+
+
+def _normal_draw(weights: Tree, width: Callable[[Tensor], float], count: int, key: Tensor) -> Tree:
+    return {
+        name: normal(hashed(key + index), (count, *t.shape[1:]), t.dtype) * width(t)
+        for index, (name, t) in enumerate(weights.items())
+    }

@@ -1,0 +1,1 @@
+"""How an ensemble is trained: one step, one loop around it, one folder that remembers it."""

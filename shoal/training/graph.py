@@ -1,0 +1,99 @@
+"""Whole training steps as CUDA graphs: one launch a step, and nothing waits for the host.
+
+A step of a small ensemble is a few dozen kernels of some microseconds each, so launching them from
+Python takes longer than running them. Here a step is captured once for every batch size: picking
+the batch from the data on the device, forward, repulsion, backward, optimiser and history. What
+changes from step to step (the order of the data, learning rate, annealing, the step itself) is read
+from tensors on the device.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from shoal.core.seeds import generator
+from shoal.data.sources import ArrayBatches
+
+__all__ = ["CapturedSteps"]
+
+Move = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""Moves the members: (x, y, annealing, step)."""
+
+
+class CapturedSteps:
+    """Replays captured steps over the epochs of data that lie on the device.
+
+    Args:
+        move: one training step, made of operations on the device alone.
+        batches: the data, on the device.
+        rates: learning rate of every step of the run.
+        rate: the optimiser's learning rate, a scalar on the device.
+        factors: annealing factor of every step of the run.
+    """
+
+    def __init__(
+        self,
+        move: Move,
+        batches: ArrayBatches,
+        rates: list[float],
+        rate: Tensor,
+        factors: list[float],
+    ) -> None:
+        device = batches.x.device
+        self.move, self.batches, self.rate = move, batches, rate
+        self.rates = torch.tensor(rates, device=device, dtype=rate.dtype)
+        self.factors = torch.tensor(factors, device=device, dtype=torch.float32)
+        self.clock = torch.zeros((), dtype=torch.int64, device=device)
+        self.cursor = torch.zeros((), dtype=torch.int64, device=device)
+        self.order = torch.zeros(batches.n, dtype=torch.int64, device=device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.warm: dict[int, int] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+        self.side = torch.cuda.Stream(device)
+
+    def epoch(self, epoch: int, start: int, count: int, step: int) -> Iterator[None]:
+        """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
+        batches = self.batches
+        order = torch.randperm(batches.n, generator=generator(batches.seed, "order", epoch))
+        self.order.copy_(order)
+        self.cursor.fill_(start * batches.batch_size)
+        self.clock.fill_(step)
+        for number in range(start, start + count):
+            left = batches.n - number * batches.batch_size
+            self._step(min(batches.batch_size, left))
+            yield
+
+    def _step(self, size: int) -> None:
+        if size in self.graphs:
+            self.graphs[size].replay()
+            return
+        # The first steps run as they are: libraries choose their kernels, the optimiser its state.
+        if self.warm.get(size, 0) < (3 if not self.graphs else 1):
+            self.warm[size] = self.warm.get(size, 0) + 1
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                self._body(size)
+            torch.cuda.current_stream().wait_stream(self.side)
+            return
+        self.graphs[size] = self._captured(size)
+        self.graphs[size].replay()
+
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        gc.collect()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+            self._body(size)
+        return graph
+
+    def _body(self, size: int) -> None:
+        place = self.cursor + torch.arange(size, device=self.cursor.device)
+        rows = self.order.index_select(0, place)
+        x, y = self.batches.x.index_select(0, rows), self.batches.y.index_select(0, rows)
+        at = self.clock.reshape(1)
+        self.rate.copy_(self.rates.index_select(0, at).squeeze(0))
+        self.move(x, y, self.factors.index_select(0, at).squeeze(0), self.clock)
+        self.cursor += size
+        self.clock += 1

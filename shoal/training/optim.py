@@ -1,0 +1,208 @@
+"""Optimisers and their pace: any elementwise optimiser of torch acts on every member alone."""
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.registry import Registry, nearest
+from shoal.core.tree import member_norms, per_member
+from shoal.core.types import Tree
+
+__all__ = [
+    "Cosine",
+    "Exponential",
+    "FlatThenLinear",
+    "Linear",
+    "Schedule",
+    "Steps",
+    "clip_members",
+    "make_optimizer",
+    "optimizers",
+    "schedules",
+]
+
+# Shampoo-like, factored or line-searching optimisers look across a tensor, hence across members.
+_ACROSS_MEMBERS = ("Adafactor", "LBFGS", "Muon", "Optimizer", "SparseAdam")
+
+
+def optimizers() -> list[str]:
+    """Names of the optimisers that treat every number alone.
+
+    >>> "adam" in optimizers(), "lbfgs" in optimizers()
+    (True, False)
+    """
+    return sorted(
+        name.lower()
+        for name, entry in vars(torch.optim).items()
+        if isinstance(entry, type)
+        and issubclass(entry, torch.optim.Optimizer)
+        and name not in _ACROSS_MEMBERS
+    )
+
+
+def make_optimizer(
+    spec: str | Mapping[str, object], weights: Tree, lr: float
+) -> torch.optim.Optimizer:
+    """The optimiser named by "adam" or by {"name": "sgd", "momentum": 0.9, "nesterov": True}.
+
+    It ascends: its gradient is the velocity. Where torch has a fused form that is taken, and on a
+    GPU the learning rate is a tensor, so that a step can be captured in a graph.
+    """
+    settings = {"name": spec} if isinstance(spec, str) else dict(spec)
+    name = str(settings.pop("name", ""))
+    if name.lower() not in optimizers():
+        across = [entry.lower() for entry in _ACROSS_MEMBERS]
+        why = "it looks across members" if name.lower() in across else "torch has none of that name"
+        raise ConfigError(
+            f"the optimizer '{name}' cannot be used: {why}; {nearest(name, optimizers())}"
+        )
+    if not lr > 0:
+        raise ConfigError(f"the learning rate must be positive, not {lr}")
+    kind = next(entry for key, entry in vars(torch.optim).items() if key.lower() == name.lower())
+    try:
+        return kind(list(weights.values()), **_fastest(kind, weights, lr), **settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the optimizer '{name}' does not take these settings: {error}"
+        ) from error
+
+
+def _fastest(kind: type, weights: Tree, lr: float) -> dict[str, Any]:
+    known = inspect.signature(kind).parameters
+    device = next(iter(weights.values())).device
+    settings: dict[str, Any] = {"lr": lr, "maximize": True}
+    if "fused" in known:
+        settings["fused"] = True
+    elif "capturable" in known and device.type == "cuda":
+        settings["capturable"] = True
+    if device.type == "cuda" and len(settings) == 3:
+        settings["lr"] = torch.tensor(lr, device=device)
+    return settings
+
+
+@torch.no_grad()
+def clip_members(velocity: Tree, limit: float | None, spans: Sequence[slice] | None = None) -> Tree:
+    """Shorten each member's velocity to `limit`; one member's length never changes another's."""
+    if limit is None:
+        return velocity
+    scale = (limit / member_norms(velocity, spans)).clamp(max=1.0)
+    spans = spans or [slice(None)] * len(velocity)
+    return {
+        name: t * per_member(scale[span], t)
+        for (name, t), span in zip(velocity.items(), spans, strict=True)
+    }
+
+
+schedules = Registry("schedule")
+
+
+class Schedule(Protocol):
+    """A factor of the learning rate for each step."""
+
+    def __call__(self, step: int, steps: int) -> float:
+        """Factor at `step` of `steps`."""
+        ...
+
+
+@schedules.register("cosine")
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from 1 to `floor`, after a linear warm-up.
+
+    Attributes:
+        floor: factor at the end.
+        warmup: share of the steps for the warm-up.
+    """
+
+    floor: float = 0.0
+    warmup: float = 0.0
+
+    def __call__(self, step: int, steps: int) -> float:
+        """(1 + cos πt) / 2."""
+        t = step / max(steps, 1)
+        if t < self.warmup:
+            return (step + 1) / (self.warmup * steps + 1)
+        t = (t - self.warmup) / max(1 - self.warmup, 1e-12)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * t))
+
+
+@schedules.register("linear")
+@dataclass(frozen=True)
+class Linear:
+    """A straight line from 1 to `floor`.
+
+    Attributes:
+        floor: factor at the end.
+    """
+
+    floor: float = 0.0
+
+    def __call__(self, step: int, steps: int) -> float:
+        """1 - t."""
+        return 1 - (1 - self.floor) * step / max(steps, 1)
+
+
+@schedules.register("steps")
+@dataclass(frozen=True)
+class Steps:
+    """Falls by `factor` at each of the given shares of training.
+
+    Attributes:
+        at: shares of training, in (0, 1).
+        factor: of each fall.
+    """
+
+    at: tuple[float, ...] = (0.5, 0.75)
+    factor: float = 0.1
+
+    def __call__(self, step: int, steps: int) -> float:
+        """factor ** (falls so far)."""
+        return self.factor ** sum(step >= share * steps for share in self.at)
+
+
+@schedules.register("exponential")
+@dataclass(frozen=True)
+class Exponential:
+    """Falls to `floor` by the same factor at every step.
+
+    Attributes:
+        floor: factor at the end.
+    """
+
+    floor: float = 0.01
+
+    def __call__(self, step: int, steps: int) -> float:
+        """floor ** t."""
+        return self.floor ** (step / max(steps, 1))
+
+
+@schedules.register("flat-then-linear")
+@dataclass(frozen=True)
+class FlatThenLinear:
+    """1 until half of training, then linear to `floor` at nine tenths, then constant.
+
+    Attributes:
+        floor: factor at the end.
+    """
+
+    floor: float = 0.01
+
+    def __call__(self, step: int, steps: int) -> float:
+        """Piecewise linear."""
+        t = (step / max(steps, 1) - 0.5) / 0.4
+        return 1 - (1 - self.floor) * min(max(t, 0.0), 1.0)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """The same learning rate for all tensors."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr

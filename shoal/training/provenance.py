@@ -1,0 +1,74 @@
+"""Provenance: what made a run, for whoever wants to make it again."""
+
+import hashlib
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.data.sources import ArrayBatches, LoaderBatches
+
+__all__ = ["digest", "provenance"]
+
+
+def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> dict[str, Any]:
+    """Versions, machine, commit and a digest of the data."""
+    return {
+        "versions": {
+            "shoal": _own_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "device": _device_name(device),
+        "threads": torch.get_num_threads(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _commit(),
+        "data": {"points": batches.n, "sha256": digest(batches)},
+        "seconds": 0.0,
+    }
+
+
+def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
+    """SHA-256 of the training tensors; None for a loader, which may differ at every reading."""
+    if isinstance(batches, LoaderBatches):
+        return None
+    total = hashlib.sha256()
+    for tensor in (batches.x, batches.y):
+        total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        total.update(_bytes(tensor))
+    return total.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()})"
+
+
+def _own_version() -> str | None:
+    """None when the package is used from its source without being installed."""
+    try:
+        return version("shoal")
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the working folder, when it is a repository."""
+    try:
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

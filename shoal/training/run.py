@@ -1,0 +1,160 @@
+"""A run: what `fit` returns, what a folder holds, and what everything after it starts from."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.core.checkpoints import load_checkpoint, save_checkpoint, steps
+from shoal.core.errors import ConfigError, StorageError
+from shoal.core.files import read_json, write_json, write_text
+from shoal.core.strict_json import to_json
+from shoal.core.toml import to_toml
+from shoal.inference import likelihoods
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.initialise import Build
+from shoal.inference.likelihoods import Likelihood
+from shoal.models.blueprint import Blueprint
+from shoal.training.trainer import Trainer
+
+__all__ = ["Run", "RunFolder", "load", "model_config"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained ensemble and its story.
+
+    Attributes:
+        ensemble: the members.
+        likelihood: what their outputs mean.
+        config: every setting, as plain values.
+        history: one line for each epoch.
+        notes: sentences worth reading, such as that repulsion was negligible.
+        provenance: versions, device, data digest, wall time.
+        folder: where it is kept, None when it is not.
+    """
+
+    ensemble: Ensemble
+    likelihood: Likelihood
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints are."""
+        return self.path / "checkpoints"
+
+    @property
+    def holds_run(self) -> bool:
+        """A run has begun here."""
+        return (self.path / "config.toml").exists()
+
+    def begin(self, config: dict[str, Any], provenance: dict[str, Any]) -> None:
+        """Write what is known before the first step."""
+        if self.path.exists() and not self.path.is_dir():
+            raise StorageError(f"{self.path} is a file; a run needs a folder of its own")
+        write_json(self.path / "provenance.json", provenance)
+        write_text(self.path / "config.toml", to_toml(config))
+
+    def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
+        """Write a checkpoint, the history so far and the wall time."""
+        save_checkpoint(self.checkpoints, trainer.step, trainer.parts(), trainer.state())
+        lines = [to_json(row) + "\n" for row in trainer.rows]
+        write_text(self.path / "history.jsonl", "".join(lines))
+        write_json(self.path / "provenance.json", provenance | {"notes": notes})
+
+    def provenance(self) -> dict[str, Any]:
+        """What made the run."""
+        return read_json(self.path / "provenance.json")
+
+    def config(self) -> dict[str, Any]:
+        """Every setting of the run."""
+        path = self.path / "config.toml"
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            what = "is a file" if self.path.is_file() else "has no config.toml"
+            raise StorageError(f"{self.path} is not a run: it {what}") from None
+        except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+
+
+def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None = None) -> Run:
+    """The run that a folder holds, at its last good checkpoint.
+
+    Args:
+        folder: what `fit(out=...)` wrote.
+        build: makes the networks; not needed when the run was made from a registered model.
+    """
+    files = RunFolder(Path(folder))
+    config = files.config()
+    if not steps(files.checkpoints):
+        raise StorageError(f"{files.path} holds no checkpoint yet; its run was stopped too early")
+    likelihood, build = _likelihood(config), _builds(config) if build is None else build
+    checkpoint = load_checkpoint(files.checkpoints)
+    ensemble = Ensemble.from_state(checkpoint.parts.get("ensemble", {}), build)
+    provenance = files.provenance()
+    return Run(
+        ensemble,
+        likelihood,
+        config,
+        checkpoint.state["history"],
+        provenance.pop("notes", []),
+        provenance,
+        files.path,
+    )
+
+
+def model_config(ensemble: Ensemble) -> dict[str, Any]:
+    """What a folder remembers of the networks: their blueprints, or the name of the user's own."""
+    tables = []
+    for build, group in zip(ensemble.builds, ensemble.groups, strict=True):
+        if isinstance(build, Blueprint):
+            tables.append(build.spec | {"members": group.members})
+        else:
+            name = getattr(build, "__qualname__", type(build).__qualname__)
+            tables.append({"custom": name, "members": group.members})
+    return {"members": ensemble.members, "model": tables}
+
+
+def _builds(config: dict[str, Any]) -> list[tuple[Build, int]]:
+    """What makes the networks again, and how many each makes."""
+    pairs = []
+    for table in config.get("model", []):
+        if "custom" in table:
+            raise ConfigError(
+                f"this run's network was made by your own '{table['custom']}'; "
+                f"type: shoal.load(folder, build={table['custom']})"
+            )
+        try:
+            settings = dict(table)
+            count = settings.pop("members")
+            pairs.append((Blueprint.from_spec(settings), count))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"the run's config.toml has a model without {error}") from error
+    return pairs
+
+
+def _likelihood(config: dict[str, Any]) -> Likelihood:
+    spec = config.get("likelihood", "categorical")
+    if isinstance(spec, dict) and "custom" in spec:
+        raise ConfigError(
+            f"this run's likelihood is your own '{spec['custom']}', which a folder cannot remake; "
+            f"register it before training, or use the run that fit returned"
+        )
+    return likelihoods.registry.make(spec)

@@ -1,0 +1,92 @@
+"""Sampling without networks: plain particles, moved by the code that trains ensembles."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.inference.ensemble import Ensemble, Group
+from shoal.inference.posterior import Posterior
+from shoal.inference.priors import Flat
+from shoal.interaction.methods import Method, get
+from shoal.interaction.repulsion import Repulsion
+from shoal.training.optim import make_optimizer
+from shoal.training.step import forces
+
+__all__ = ["sample"]
+
+
+class _Particle(nn.Module):
+    """A point in space whose output is the log density there."""
+
+    def __init__(self, start: Tensor, log_density: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.x = nn.Parameter(start.clone())
+        self.log_density = log_density
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.log_density(self.x).reshape(1, 1)
+
+
+@dataclass(frozen=True)
+class _Itself:
+    """The likelihood of a particle is its output."""
+
+    task: ClassVar[str] = "sampling"
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.squeeze(-1)
+
+    def width(self, targets: int) -> int:
+        return 1
+
+
+def sample(
+    log_density: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    method: str | Method | Repulsion = "kde",
+    steps: int = 1000,
+    lr: float = 0.1,
+    optimizer: str | Mapping[str, object] = "sgd",
+    annealing: Callable[[int, int], float] | None = None,
+) -> Tensor:
+    """Move particles [M, D] towards a density: x += lr * velocity, with N = 1 and T = 1.
+
+    Args:
+        log_density: log density of one particle [D], up to a constant.
+        start: where the particles begin [M, D].
+        method: a name, a `Method` or a `Repulsion` in weight space (here, the particles').
+        steps: how many steps.
+        lr: step size.
+        optimizer: name of a torch optimiser, or a table with its settings.
+        annealing: factor of the drive at each step, from (step, steps).
+
+    Returns:
+        The particles after the last step [M, D].
+
+    >>> x = sample(lambda x: -x.square().sum() / 2, torch.tensor([[-1.0], [0.5]]), steps=200)
+    >>> bool(x[0] < -0.1) and bool(x[1] > 0.1)
+    True
+    """
+    if start.ndim != 2 or not len(start):
+        raise DataError(
+            f"particles are a tensor [M, D] with M of at least 1, not {tuple(start.shape)}"
+        )
+    method = get(method) if isinstance(method, str) else method
+    repulsion = method.repulsion if isinstance(method, Method) else method
+    if repulsion is not None and repulsion.space.base != "weights":
+        raise ConfigError("particles have coordinates but no outputs; use a method such as 'kde'")
+    ensemble = Ensemble([Group.of([_Particle(x, log_density) for x in start])])
+    posterior = Posterior(_Itself(), Flat(), n=1)
+    stepper = make_optimizer(optimizer, ensemble.weights, lr)
+    nothing = torch.zeros(1, 1, device=start.device)
+    for step in range(steps):
+        factor = 1.0 if annealing is None else annealing(step, steps)
+        velocity, _ = forces(ensemble, posterior, repulsion, (nothing, nothing), annealing=factor)
+        ensemble.weights["x"].grad = velocity["x"]
+        stepper.step()
+    return ensemble.weights["x"].detach().clone()

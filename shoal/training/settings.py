@@ -1,0 +1,214 @@
+"""Settings: everything that decides how a run goes, resolved from what the user typed."""
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.errors import ConfigError
+from shoal.core.registry import Registry
+from shoal.data import augment as augmentations
+from shoal.data.augment import Augmentation
+from shoal.inference import likelihoods, priors
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.priors import FunctionSpace, WeightPrior
+from shoal.interaction import methods
+from shoal.interaction import repulsion as repulsions
+from shoal.interaction.bandwidths import Median
+from shoal.interaction.estimators import SSGE
+from shoal.interaction.methods import Method
+from shoal.interaction.repulsion import Repulsion
+from shoal.training import annealing as annealings
+from shoal.training.adversarial import Adversarial
+from shoal.training.annealing import Annealing
+from shoal.training.engine import parse
+from shoal.training.optim import Schedule, schedules
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every choice of a run but the data and the network; `fit` documents them."""
+
+    method: Method
+    likelihood: Likelihood
+    prior: WeightPrior | FunctionSpace
+    optimizer: Mapping[str, Any]
+    lr: float
+    schedule: Schedule | None
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    temperature: float
+    annealing: Annealing | None
+    adversarial: Adversarial | None
+    augment: Augmentation | None
+    clip: float | None
+    seed: int
+    precision: str | None
+    engine: str
+
+    @classmethod
+    def resolve(
+        cls,
+        method: Any,
+        legacy: bool,
+        strength: float | None,
+        prior: Any,
+        **rest: Any,
+    ) -> "Settings":
+        """From names, tables or objects to objects, with a clear sentence for what is wrong."""
+        factor = None if strength is None else _number("strength", strength)
+        resolved = _method(method, legacy).with_strength(factor)
+        prior = priors.registry.make(prior)
+        if resolved.functional_prior and not isinstance(prior, FunctionSpace):
+            prior = _functional(prior)
+        optimizer = rest.pop("optimizer")
+        settings = cls(
+            method=resolved,
+            prior=prior,
+            optimizer={"name": optimizer} if isinstance(optimizer, str) else dict(optimizer),
+            likelihood=likelihoods.registry.make(rest.pop("likelihood")),
+            schedule=_optional(schedules, rest.pop("schedule")),
+            annealing=_optional(annealings.registry, rest.pop("annealing")),
+            augment=_optional(augmentations.registry, rest.pop("augment")),
+            adversarial=_adversarial(rest.pop("adversarial")),
+            **{name: _PLAIN[name](name, value) for name, value in rest.items()},
+        )
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigError("give epochs or steps, not both")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip must be positive, not {self.clip}")
+        parse(self.engine)
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """How many steps the run has."""
+        if self.steps is not None:
+            return self.steps
+        return (20 if self.epochs is None else self.epochs) * steps_per_epoch
+
+    def config(self) -> dict[str, Any]:
+        """The table that repeats the run, of plain values."""
+        method, repulsion = self.method, self.method.repulsion
+        return {
+            "method": method.name if _is_known(method) else _spec(repulsions.registry, repulsion),
+            "legacy": method.legacy,
+            "strength": None if repulsion is None else repulsion.strength,
+            "likelihood": _spec(likelihoods.registry, self.likelihood),
+            "prior": _spec(priors.registry, self.prior),
+            "optimizer": dict(self.optimizer),
+            "lr": self.lr,
+            "schedule": _spec(schedules, self.schedule),
+            "epochs": self.epochs,
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+            "temperature": self.temperature,
+            "annealing": _spec(annealings.registry, self.annealing),
+            "adversarial": _spec(_ADVERSARIAL, self.adversarial),
+            "augment": _spec(augmentations.registry, self.augment),
+            "clip": self.clip,
+            "seed": self.seed,
+            "precision": self.precision,
+            "engine": self.engine,
+        }
+
+
+_ADVERSARIAL = Registry("adversarial training")
+_ADVERSARIAL.register("fgsm", cite=("goodfellow2015explaining",))(Adversarial)
+
+
+def _method(method: Any, legacy: bool) -> Method:
+    if isinstance(method, str):
+        return methods.get(method, legacy)
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, Mapping):
+        method = repulsions.registry.make({"name": "repulsion", **method})
+    if isinstance(method, Repulsion):
+        return Method("custom", "A composition of the user's own.", method, ())
+    raise ConfigError(
+        f"method must be a name, a Repulsion or a Method, not {type(method).__name__}; "
+        f"choose from: {', '.join(methods.METHODS)}"
+    )
+
+
+def _is_known(method: Method) -> bool:
+    """Whether the name is enough to make the method again, but for its strength."""
+    if method.name not in methods.METHODS:
+        return False
+    strength = None if method.repulsion is None else method.repulsion.strength
+    return method == methods.get(method.name, method.legacy).with_strength(strength)
+
+
+def _functional(prior: WeightPrior) -> FunctionSpace:
+    """The functional prior of released code: M draws, all eigenpairs, a median for each kernel."""
+    return FunctionSpace(prior, None, SSGE(share=1.0, eta=0.01), Median(legacy=True), legacy=True)
+
+
+def _adversarial(spec: Any) -> Adversarial | None:
+    if isinstance(spec, (int, float)) and not isinstance(spec, bool):
+        return Adversarial(float(spec))
+    if isinstance(spec, Mapping):
+        spec = {"name": "fgsm", **spec}
+    return None if spec is None else _ADVERSARIAL.make(spec)
+
+
+def _optional(registry: Registry, spec: Any) -> Any:
+    return None if spec is None else registry.make(spec)
+
+
+def _spec(registry: Registry, value: object) -> dict[str, Any] | None:
+    """The table of a registered object; a user's own function is named, but cannot be repeated."""
+    if value is None:
+        return None
+    try:
+        return registry.spec(value)
+    except ConfigError:
+        return {"custom": getattr(value, "__qualname__", type(value).__qualname__)}
+
+
+def _number(name: str, value: Any) -> float:
+    """A plain finite number, of whatever library it came from."""
+    with suppress(TypeError, ValueError, RuntimeError):
+        if not isinstance(value, (str, bytes)) and math.isfinite(number := float(value)):
+            return number
+    raise ConfigError(f"{name} must be a finite number, not {value!r}")
+
+
+def _whole(name: str, value: Any) -> int:
+    """A plain positive whole number."""
+    with suppress(TypeError):
+        if (number := operator.index(value)) > 0:
+            return number
+    raise ConfigError(f"{name} must be a whole number from 1 on, not {value!r}")
+
+
+def _seed(name: str, value: Any) -> int:
+    with suppress(TypeError):
+        if -(2**63) <= (number := operator.index(value)) < 2**63:
+            return number
+    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {value!r}")
+
+
+def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+_PLAIN: dict[str, Callable[[str, Any], Any]] = {
+    "lr": _number,
+    "epochs": _or_none(_whole),
+    "steps": _or_none(_whole),
+    "batch_size": _whole,
+    "temperature": _number,
+    "clip": _or_none(_number),
+    "seed": _seed,
+    "precision": lambda _, value: value,
+    "engine": lambda _, value: str(value),
+}

@@ -1,0 +1,166 @@
+r"""The two stages of a step that are pure arithmetic, between and after the networks.
+
+    outputs --respond--> cotangent --backward through the networks--> drive --settle--> velocity
+
+The interaction acts where its space lives: on cotangents at the outputs in `respond`, or on the
+weights in `settle`. Neither stage waits for the device, and both can be compiled.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.core.differentiate import with_pullback
+from shoal.core.tree import member_norms, mixed, per_member
+from shoal.core.types import Tree
+from shoal.inference.posterior import Posterior
+from shoal.interaction.repulsion import Repulsion, repel
+
+__all__ = ["Answer", "Settled", "Stages", "compiled_stages", "judge", "respond", "settle"]
+
+Factor = float | Tensor
+
+
+class Answer(NamedTuple):
+    """What the outputs of the members ask for.
+
+    Attributes:
+        loss: mean negative log likelihood [M].
+        alive: which members are finite [M].
+        gradient: of the mean log likelihood with respect to the outputs [M, B, C].
+        cotangent: what is pulled back through the networks [M, B, C].
+        mix: of the drives [M, M]; None is the identity.
+        measures: see `Settled`; None when the space is not here.
+    """
+
+    loss: Tensor
+    alive: Tensor
+    gradient: Tensor
+    cotangent: Tensor
+    mix: Tensor | None
+    measures: Tensor | None
+
+
+class Settled(NamedTuple):
+    """The velocity of the members.
+
+    Attributes:
+        velocity: tensors [M, ...] like the weights.
+        alive: which members are finite [M].
+        measures: drive, push, squared bandwidth and effective members, where the space lives; None
+            when it is not here.
+    """
+
+    velocity: Tree
+    alive: Tensor
+    measures: Tensor | None
+
+
+def judge(
+    posterior: Posterior, outputs: Tensor, y: Tensor, alive: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss [M], who is still finite [M], and the gradient of the log likelihood [M, B, C]."""
+    (value,), pull = with_pullback(
+        lambda tree: [posterior.log_likelihood(tree["outputs"], y)], {"outputs": outputs}
+    )
+    gradient = pull([torch.ones_like(value)])["outputs"]
+    alive = alive & value.isfinite()
+    return -value, alive, torch.where(per_member(alive, gradient), gradient, 0.0)
+
+
+def respond(
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    outputs: Tensor,
+    y: Tensor,
+    alive: Tensor,
+    weight: Factor,
+    prior: Tensor | None,
+) -> Answer:
+    """The likelihood's gradient times `weight`, a functional prior's, and the push on outputs."""
+    loss, alive, gradient = judge(posterior, outputs, y, alive)
+    drive = weight * gradient
+    drive = drive if prior is None else drive + prior
+    here = {"outputs": drive}, {"outputs": outputs}
+    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive)
+    if repulsion is None:
+        measures = _measures(member_norms(here[0]), None, alive)
+    return Answer(loss, alive, gradient, velocity["outputs"], mix, measures)
+
+
+def settle(
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    velocity: Tree,
+    weights: Tree,
+    alive: Tensor,
+    annealing: Factor,
+    mix: Tensor | None,
+    spans: Sequence[slice] | None,
+) -> Settled:
+    """The weight prior's gradient and the push on weights, added to what came back."""
+    # A weight prior has no gradient at the outputs to be mixed: it is scaled as the drives are.
+    balance = annealing if mix is None else annealing * mix.sum(-1)
+    velocity = posterior.add_prior(velocity, weights, balance, spans)
+    velocity, alive, _, measures = _act(posterior, repulsion, "weights", velocity, weights, alive)
+    return Settled(velocity, alive, measures)
+
+
+class Stages(NamedTuple):
+    """The stages as they are, or compiled."""
+
+    respond: Callable[..., Answer] = respond
+    settle: Callable[..., Settled] = settle
+
+
+@functools.cache
+def compiled_stages() -> Stages:
+    """The stages through `torch.compile`, once for all runs of a process."""
+    return Stages(torch.compile(respond, dynamic=False), torch.compile(settle, dynamic=False))
+
+
+def _act(
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    where: str,
+    drive: Tree,
+    base: Tree,
+    alive: Tensor,
+) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
+    """Mix the drives and add the push, if the repulsion's space lives here."""
+    if repulsion is None or repulsion.space.base != where:
+        return drive, alive, None, None
+    push = repel(repulsion, base, alive)
+    interaction, alive, mix = push.interaction, push.interaction.alive, push.interaction.mix
+    norms = member_norms(drive)
+    if mix is not None:
+        drive = mixed(mix, _of_living(drive, alive & norms.isfinite()))
+        norms = member_norms(drive)
+    velocity, pushed = push.added_to(drive, -posterior.push_scale * repulsion.strength)
+    kernel = torch.stack([interaction.h2.mean(), interaction.effective.to(interaction.h2.dtype)])
+    return velocity, alive, mix, _measures(norms, pushed, alive, kernel)
+
+
+def _of_living(tree: Tree, alive: Tensor) -> Tree:
+    # Zero times NaN is NaN: what a dead member says must not reach the others through the mixing.
+    return {name: torch.where(per_member(alive, t), t, 0.0) for name, t in tree.items()}
+
+
+def _measures(
+    drive: Tensor, push: Tensor | None, alive: Tensor, kernel: Tensor | None = None
+) -> Tensor:
+    """Root mean square lengths of drive and push over the living, then bandwidth and members."""
+    count = alive.sum().clamp(min=1)
+
+    def typical(norms: Tensor) -> Tensor:
+        squares = torch.where(alive & norms.isfinite(), norms, 0.0).square().sum()
+        return (squares / count).sqrt().float()
+
+    driven = typical(drive)
+    if push is None or kernel is None:
+        nothing = torch.zeros_like(driven)
+        return torch.stack([driven, nothing, nothing, count.float()])
+    return torch.cat([torch.stack([driven, typical(push)]), kernel.float()])

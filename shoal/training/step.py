@@ -1,0 +1,118 @@
+r"""One step: the velocity of every member, from one batch.
+
+$$ v_i = \sum_j mix_{ij} ∇ \log p(θ_j | D) / N - (T / N) \, strength \, J_i^T \sum_j B_{ij} z_j $$
+
+For a space of outputs, drive and push are both cotangents at the outputs, so that one backward pass
+through the networks carries the two. For the weights, the drive comes back first and the push is
+added to it.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.types import Tree
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.mapping import Mapping
+from shoal.inference.posterior import Posterior
+from shoal.interaction.repulsion import Repulsion
+from shoal.training.adversarial import Adversarial
+from shoal.training.drive import Drive
+from shoal.training.stages import Stages
+
+__all__ = ["Batch", "StepInfo", "forces"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What a step tells about itself; everything stays on the device.
+
+    Attributes:
+        loss: mean negative log likelihood of each member [M].
+        alive: which members are finite [M].
+        measures: drive, push, h2 and effective [4].
+    """
+
+    loss: Tensor
+    alive: Tensor
+    measures: Tensor
+
+    @property
+    def drive(self) -> Tensor:
+        """Root mean square, over members, of the length of the drive where the space lives."""
+        return self.measures[0]
+
+    @property
+    def push(self) -> Tensor:
+        """The same of the push, scaled as it enters the velocity."""
+        return self.measures[1]
+
+    @property
+    def ratio(self) -> Tensor:
+        """Push over drive."""
+        return self.push / self.drive
+
+    @property
+    def h2(self) -> Tensor:
+        """Mean squared bandwidth over the sites."""
+        return self.measures[2]
+
+    @property
+    def effective(self) -> Tensor:
+        """How many members the kernel tells apart."""
+        return self.measures[3]
+
+
+def forces(
+    ensemble: Ensemble,
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    batch: Batch,
+    *,
+    annealing: float | Tensor = 1.0,
+    adversarial: Adversarial | None = None,
+    mapping: Mapping = Mapping(),  # noqa: B008
+    seed: int = 0,
+    step: int | Tensor = 0,
+    stages: Stages = Stages(),  # noqa: B008
+) -> tuple[Tree, StepInfo]:
+    """The velocity of every member, in the direction of ascent, and what there is to know of it.
+
+    Args:
+        ensemble: the members, in training or evaluation mode.
+        posterior: what drives them.
+        repulsion: what keeps them apart; None for a plain ensemble.
+        batch: inputs [B, ...] and targets [B, ...].
+        annealing: factor of the drive (likelihood and prior).
+        adversarial: trains on worst-case neighbours of the inputs as well.
+        mapping: how the members run.
+        seed: of dropout and of a functional prior's draws.
+        step: of the same.
+        stages: the arithmetic between the networks, when it has been compiled.
+
+    Returns:
+        Tensors [M, ...] named like the module's parameters, and a `StepInfo`.
+    """
+    _check_space(ensemble, repulsion)
+    x, y = batch
+    drive = Drive(posterior, repulsion, y, annealing, adversarial, mapping, seed, step, stages)
+    answer, velocity = drive(ensemble, x)
+    weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
+    spans = ensemble.spans if len(ensemble.groups) > 1 else None
+    settled = stages.settle(
+        posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans
+    )
+    measures = answer.measures if settled.measures is None else settled.measures
+    assert measures is not None, "a space lives at the outputs or at the weights"
+    return settled.velocity, StepInfo(answer.loss, settled.alive, measures)
+
+
+def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:
+    if len(ensemble.groups) > 1 and repulsion is not None and repulsion.space.base == "weights":
+        raise ConfigError(
+            "members of different architectures have no common weight space; "
+            "use a function-space method such as 'f-kde'"
+        )

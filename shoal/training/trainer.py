@@ -1,0 +1,220 @@
+"""The trainer: members, optimiser and progress in time, all that a checkpoint has to hold."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.checkpoints import Checkpoint
+from shoal.core.errors import ConfigError, DataError
+from shoal.core.random import key
+from shoal.core.types import Tree
+from shoal.data.sources import ArrayBatches, LoaderBatches
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.posterior import Posterior
+from shoal.training.engine import parse
+from shoal.training.graph import CapturedSteps
+from shoal.training.history import Tracker
+from shoal.training.optim import clip_members, make_optimizer, set_learning_rate
+from shoal.training.settings import Settings
+from shoal.training.stages import Stages, compiled_stages
+from shoal.training.step import forces
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Moves an ensemble along its velocity, one batch after another.
+
+    Attributes:
+        ensemble: the members, changed in place.
+        settings: every choice of the run.
+        batches: the training data.
+        steps: how many steps the run has.
+        step: how many are done.
+        rows: one line of history for each epoch done.
+        tracker: what the steps of the epoch under way have told.
+    """
+
+    def __init__(
+        self, ensemble: Ensemble, settings: Settings, batches: ArrayBatches | LoaderBatches
+    ) -> None:
+        self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        self.posterior = Posterior(
+            settings.likelihood, settings.prior, batches.n, settings.temperature
+        )
+        self.optimizer = make_optimizer(settings.optimizer, ensemble.weights, settings.lr)
+        self.spans = ensemble.spans if len(ensemble.groups) > 1 else None
+        self.plan = parse(settings.engine)
+        self.mapping = self.plan.mapping_for(ensemble)
+        self.stages = compiled_stages() if self.plan.compiled else Stages()
+        self.steps = settings.total_steps(batches.steps_per_epoch)
+        self.step = 0
+        self.rows: list[dict[str, Any]] = []
+        self.tracker = Tracker(ensemble.members, ensemble.device)
+        self.captured = self._capture()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, from 0."""
+        return self.step // self.batches.steps_per_epoch
+
+    @property
+    def done(self) -> bool:
+        """No step is left."""
+        return self.step >= self.steps
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """The last step was the last of an epoch, or of the run."""
+        return self.done or self.step % self.batches.steps_per_epoch == 0
+
+    def run(self) -> Iterator[None]:
+        """Take the steps that are left; yields after each."""
+        while not self.done:
+            before, size = self.step, self.batches.steps_per_epoch
+            start = before % size
+            left = min(size - start, self.steps - before)
+            for _ in self._steps(start, left):
+                self.step += 1
+                yield
+            if self.step - before < left:
+                raise DataError(
+                    f"the loader promised {size} batches an epoch but gave "
+                    f"{start + self.step - before}; its length must be what it gives"
+                )
+
+    def _steps(self, start: int, count: int) -> Iterator[None]:
+        if self.captured is not None:
+            yield from self.captured.epoch(self.epoch, start, count, self.step)
+            return
+        for x, y in islice(self.batches.batches(self.epoch, start), count):
+            set_learning_rate(self.optimizer, self._rate(self.step))
+            self.move(x, y, self._factor(self.step), self.step)
+            yield
+
+    def move(self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor) -> None:
+        """Move every member once, without waiting for the device."""
+        settings = self.settings
+        if settings.augment is not None:
+            x = settings.augment(x, key(settings.seed, "augment", step, x.device))
+        velocity, info = forces(
+            self.ensemble,
+            self.posterior,
+            settings.method.repulsion,
+            (x, y),
+            annealing=annealing,
+            adversarial=settings.adversarial,
+            mapping=self.mapping,
+            seed=settings.seed,
+            step=step,
+            stages=self.stages,
+        )
+        velocity = clip_members(velocity, settings.clip, self.spans)
+        for name, weight in self.ensemble.weights.items():
+            # A fused optimiser goes through memory in order: both must be laid out alike.
+            weight.grad = (
+                torch.empty_like(weight).copy_(velocity[name])
+                if (velocity[name].stride() != weight.stride())
+                else velocity[name]
+            )
+        self.optimizer.step()
+        self.ensemble.alive.copy_(info.alive)
+        self.tracker.add(info, step)
+
+    def _rate(self, step: int) -> float:
+        return self.settings.lr * _at(self.settings.schedule, step, self.steps)
+
+    def _factor(self, step: int) -> float:
+        return _at(self.settings.annealing, step, self.steps)
+
+    def _capture(self) -> CapturedSteps | None:
+        rate = self.optimizer.param_groups[0]["lr"]
+        on_device = isinstance(self.batches, ArrayBatches) and isinstance(rate, Tensor)
+        if not on_device or not self.plan.graph:
+            return None
+        rates = [self._rate(step) for step in range(self.steps)]
+        factors = [self._factor(step) for step in range(self.steps)]
+        return CapturedSteps(self.move, self.batches, rates, rate, factors)
+
+    def close_epoch(self, seconds: float) -> dict[str, Any]:
+        """Write the epoch's line of history."""
+        if self.done:
+            self._bury()
+        rate = self.optimizer.param_groups[0]["lr"]
+        row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row()}
+        self.rows.append(row | {"lr": float(rate), "seconds": seconds})
+        self.tracker.restart()
+        return self.rows[-1]
+
+    def _bury(self) -> None:
+        """Members that the last step made infinite have no later step to be found out by."""
+        self.ensemble.alive &= torch.cat([_finite(group.weights) for group in self.ensemble.groups])
+        self.tracker.bury(self.ensemble.alive, self.step - 1)
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """Every tensor that resuming needs."""
+        tensors, _ = _flat(self.optimizer)
+        random = {"cpu": torch.get_rng_state()}
+        if self.ensemble.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.ensemble.device)
+        ensemble = {name: tensor.detach() for name, tensor in self.ensemble.state.items()}
+        tracker = self.tracker.state
+        return {"ensemble": ensemble, "optimizer": tensors, "tracker": tracker, "random": random}
+
+    def state(self) -> dict[str, Any]:
+        """Everything else that resuming needs."""
+        return {"step": self.step, "history": self.rows, "optimizer": _flat(self.optimizer)[1]}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue where a checkpoint was taken."""
+        parts, state = checkpoint.parts, checkpoint.state
+        self.ensemble.load_state(parts["ensemble"])
+        _load_flat(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
+        self.tracker.load_state(parts["tracker"])
+        torch.set_rng_state(parts["random"]["cpu"])
+        if self.ensemble.device.type == "cuda" and "cuda" in parts["random"]:
+            torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
+        self.step, self.rows = state["step"], state["history"]
+
+
+def _finite(weights: Tree) -> Tensor:
+    """Which members have no infinite weight [M]."""
+    each = [w.detach().isfinite().reshape(len(w), w[0].numel()).all(1) for w in weights.values()]
+    return torch.stack(each).all(0)
+
+
+def _at(schedule: Any, step: int, steps: int) -> float:
+    return 1.0 if schedule is None else float(schedule(step, steps))
+
+
+def _flat(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimiser's state as named tensors, and its few plain numbers."""
+    tensors, numbers = {}, {}
+    for index, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            (tensors if isinstance(value, Tensor) else numbers)[f"{index}.{name}"] = value
+    return tensors, numbers
+
+
+def _load_flat(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]
+) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**numbers, **tensors}.items():
+        index, _, entry = name.partition(".")
+        state.setdefault(int(index), {})[entry] = value
+    whole = optimizer.state_dict()
+    try:
+        optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"the saved optimiser is of another kind: {error}") from error
+    # torch gives every state the type of the weights, whatever type it had when it was saved.
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for index, values in state.items():
+        own = optimizer.state[weights[index]]
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                own[name] = value.to(own[name].device)
