@@ -135,6 +135,13 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "arXiv",
         "https://arxiv.org/abs/1912.02757",
     ),
+    "he2016deep": Citation(
+        "He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian",
+        "Deep Residual Learning for Image Recognition",
+        2016,
+        "Conference on Computer Vision and Pattern Recognition",
+        "https://arxiv.org/abs/1512.03385",
+    ),
     "neal2003slice": Citation(
         "Neal, Radford M.",
         "Slice Sampling",

@@ -1,11 +1,18 @@
-"""Arithmetic on trees stacked over members: dicts of tensors [M, ...]."""
+"""Arithmetic on trees stacked over members: dicts of tensors [M, ...].
+
+Where members are of several architectures a tensor belongs to some of them; `spans` says which.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from shoal.core.types import Tree
 
-__all__ = ["add_scaled", "member_norms", "mixed", "per_member"]
+__all__ = ["add_scaled", "member_norms", "mixed", "per_member", "rows"]
+
+Spans = Sequence[slice] | None
 
 
 def per_member(values: Tensor, like: Tensor) -> Tensor:
@@ -13,14 +20,28 @@ def per_member(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *(1,) * (like.ndim - 1))
 
 
-def member_norms(tree: Tree) -> Tensor:
+def rows(tensor: Tensor) -> Tensor:
+    """A tensor [M, ...] as a matrix [M, D].
+
+    >>> rows(torch.zeros(2, 3, 4)).shape, rows(torch.zeros(2)).shape
+    (torch.Size([2, 12]), torch.Size([2, 1]))
+    """
+    return tensor.reshape(len(tensor), tensor[0].numel())
+
+
+def member_norms(tree: Tree, spans: Spans = None) -> Tensor:
     """Euclidean norm of each member over all tensors [M].
 
     >>> member_norms({"a": torch.tensor([[3.0], [0.0]]), "b": torch.tensor([4.0, 1.0])})
     tensor([5., 1.])
     """
-    norms = [torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1) for t in tree.values()]
-    return torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    norms = [torch.linalg.vector_norm(rows(t), dim=1) for t in tree.values()]
+    if spans is None:
+        return torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    squares = norms[0].new_zeros(max(span.stop for span in spans))
+    for norm, span in zip(norms, spans, strict=True):
+        squares[span] += norm.square()
+    return squares.sqrt()
 
 
 def mixed(matrix: Tensor | None, tree: Tree) -> Tree:
@@ -28,17 +49,22 @@ def mixed(matrix: Tensor | None, tree: Tree) -> Tree:
     if matrix is None:
         return tree
     return {
-        name: (matrix.to(t.dtype) @ t.reshape(len(t), -1)).reshape(-1, *t.shape[1:])
-        for name, t in tree.items()
+        name: (matrix.to(t.dtype) @ rows(t)).reshape(-1, *t.shape[1:]) for name, t in tree.items()
     }
 
 
-def add_scaled(tree: Tree, other: Tree | None, scale: Tensor | float) -> Tree:
-    """tree + scale * other, with one scale for all or one a member [M]."""
+def add_scaled(tree: Tree, other: Tree | None, scale: Tensor | float, spans: Spans = None) -> Tree:
+    """tree + scale * other, with one scale for all (a number or a scalar) or one a member [M]."""
     if other is None:
         return tree
-    if isinstance(scale, Tensor):
-        return {
-            name: t + per_member(scale, t).to(t.dtype) * other[name] for name, t in tree.items()
-        }
-    return {name: torch.add(t, other[name], alpha=scale) for name, t in tree.items()}
+    ours, others = list(tree.values()), [other[name] for name in tree]
+    if isinstance(scale, Tensor) and scale.ndim:
+        spans = spans or [slice(None)] * len(others)
+        others = [
+            t * per_member(scale[span], t).to(t.dtype)
+            for t, span in zip(others, spans, strict=True)
+        ]
+    elif isinstance(scale, Tensor):
+        others = torch._foreach_mul(others, scale)
+    alpha = 1.0 if isinstance(scale, Tensor) else scale
+    return dict(zip(tree, torch._foreach_add(ours, others, alpha=alpha), strict=True))

@@ -7,6 +7,7 @@ for.
 from shoal.data import digits, targets, toys
 from shoal.data.dataset import Dataset, Split
 from shoal.data.files import load_file
+from shoal.data.load import load
 from shoal.data.registry import registry
 from shoal.data.shifts import rotated
 from shoal.data.sources import (
@@ -30,6 +31,7 @@ __all__ = [
     "check_labels",
     "digits",
     "input_batches",
+    "load",
     "load_file",
     "registry",
     "rotated",

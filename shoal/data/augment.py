@@ -8,14 +8,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.random import uniform
 from shoal.core.registry import Registry
 
 __all__ = ["Augmentation", "CropFlip", "registry"]
 
 registry = Registry("augmentation")
 
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
-"""From inputs [B, ...] and a generator on the CPU to inputs of the same shape."""
+Augmentation = Callable[[Tensor, Tensor], Tensor]
+"""From inputs [B, ...] and a key (see `shoal.core.random`) to inputs of the same shape."""
 
 
 @registry.register("crop-flip")
@@ -35,18 +36,17 @@ class CropFlip:
         if self.padding < 0:
             raise ConfigError(f"padding must be zero or positive, not {self.padding}")
 
-    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def __call__(self, x: Tensor, key: Tensor) -> Tensor:
         """Images [B, C, H, W], gathered by index: no loop over images."""
         if x.ndim != 4:
             raise DataError(f"crop-flip wants images [B, C, H, W], not inputs {tuple(x.shape)}")
         images, _, height, width = x.shape
-        top, left = torch.randint(0, 2 * self.padding + 1, (2, images, 1), generator=generator)
-        rows = (top + torch.arange(height)).to(x.device)
-        columns = left + torch.arange(width)
+        top, left, side = uniform(key, (3, images, 1))
+        places = 2 * self.padding + 1
+        rows = (top * places).long() + torch.arange(height, device=x.device)
+        columns = (left * places).long() + torch.arange(width, device=x.device)
         if self.flip:
-            mirrored = torch.rand(images, 1, generator=generator) < 0.5
-            columns = torch.where(mirrored, columns.flip(1), columns)
-        columns = columns.to(x.device)
+            columns = torch.where(side < 0.5, columns.flip(1), columns)
         padded = F.pad(x, (self.padding,) * 4).permute(0, 2, 3, 1)
         index = torch.arange(images, device=x.device)[:, None, None]
         return padded[index, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

@@ -1,6 +1,7 @@
 """A data set: a training part, and the parts on which an ensemble is judged."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class Dataset:
         shifts: labelled data that differ from it by something nameable, such as a rotation.
         ood: data of another kind, which the ensemble should not be sure about.
         classes: names of the classes, in the order of the labels.
+        spec: the table that `shoal.data.load` makes it from again, when there is one.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Dataset:
     shifts: dict[str, Split] = field(default_factory=dict)
     ood: dict[str, Split] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
+    spec: dict[str, Any] | None = None
 
     @property
     def task(self) -> str:

@@ -1,4 +1,5 @@
 import errno
+import inspect
 import json
 import os
 import pickle
@@ -19,25 +20,22 @@ from shoal.core import files
 from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
 
-CONTENT = """
-import torch
 
 def content(step, again, size):
-    "All that a checkpoint holds follows from the step and from how often it has been saved."
+    """All that a checkpoint holds follows from the step and from how often it has been saved."""
     value = step + again / 4
     parts = {
         "weights": {"fc.weight": torch.full((size, 7), value, dtype=torch.float64)},
         "optimizer": {"fc.weight.mean": torch.full((size,), -value), "step": torch.tensor(step)},
     }
     return parts, {"step": step, "again": again, "loss": 1 / (1 + value), "note": "x" * size}
-"""
-exec(CONTENT)
-content = globals()["content"]
+
 
 WORKER = (
-    CONTENT
+    inspect.getsource(content)
     + """
 import os, signal, sys
+import torch
 from shoal.core.checkpoints import save_checkpoint
 torch.set_num_threads(1)
 
@@ -127,6 +125,16 @@ def assert_intact(loaded, size):
         for name, tensor in tensors.items():
             assert torch.equal(loaded.parts[part][name], tensor)
     return loaded.step, loaded.state["again"]
+
+
+def assert_all_intact(folder, copy, size):
+    """Not only the newest checkpoint of a folder is whole, and none is taken for damaged."""
+    shutil.copytree(folder, copy)
+    while steps(copy):
+        step, _ = assert_intact(load_checkpoint(copy), size)
+        for path in copy.glob(f"step-{step:09d}*"):
+            shutil.rmtree(path)
+    shutil.rmtree(copy)
 
 
 def save(folder, step, again=0, keep=2, size=5):
@@ -256,7 +264,7 @@ def test_expected_tensors(tmp_path):
 def test_kills_at_random_moments_lose_nothing(tmp_path, worker, times, keep):
     generator, size = random.Random(times), 2_000
     last, interrupted = (0, times), 0
-    for _ in range(20):
+    for _ in range(60):
         child = worker.start("forever", tmp_path, last[0] + 1, times, keep, size)
         while not steps(tmp_path):
             time.sleep(0.001)
@@ -266,12 +274,14 @@ def test_kills_at_random_moments_lose_nothing(tmp_path, worker, times, keep):
         assert number == signal.SIGKILL
         interrupted += any(name.startswith(".tmp-") for name in visible(tmp_path))
         found = assert_intact(load_checkpoint(tmp_path), size)
+        assert_all_intact(tmp_path, tmp_path.with_name("copy"), size)
         reported = saved[-1] if saved else last
         following = [reported, (reported[0], reported[1] + 1), (reported[0] + 1, 0)]
         assert found in following
-        assert steps(tmp_path)[-1] - steps(tmp_path)[0] <= keep
+        earliest = max(found[0] - keep + 1, 1)
+        assert set(steps(tmp_path)) >= set(range(earliest, found[0] + 1))
         last = found
-    assert interrupted >= 5
+    assert interrupted >= 20
     save(tmp_path, last[0] + 1, keep=keep)
     assert all(name.startswith("step-") for name in visible(tmp_path))
 
@@ -291,6 +301,7 @@ def test_a_kill_at_every_single_event_loses_nothing(tmp_path, worker, step, keep
         which = assert_intact(load_checkpoint(folder), size)
         assert which in {(2, 0), (step, 1)}
         found.add(which)
+        assert_all_intact(folder, tmp_path / "copy", size)
         if not number:
             break
         assert not saved

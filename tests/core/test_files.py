@@ -479,6 +479,7 @@ def crafted(marker):
         "torch archive": archive.getvalue(),
         "header of 2^64 bytes": b"\xff" * 8 + b"{}",
         "header of 99 MB": (99 << 20).to_bytes(8, "little") + b"{" * 1000,
+        "sound header of 5 MB": safetensors_bytes(b"{}".ljust(5 << 20)),
         "header longer than the file": (1000).to_bytes(8, "little") + b"{}",
         "no JSON": safetensors_bytes(b"\x80\x04."),
         "deep JSON": safetensors_bytes(b"[" * 100_000),

@@ -1,4 +1,6 @@
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,9 +31,8 @@ def hold(folder):
 
 def hold_and_fork(folder):
     with FolderLock(folder):
-        child = os.fork()
-        if child:
-            say("held", os.getpid(), child)
+        if os.fork() == 0:
+            say("held", os.getppid(), os.getpid())
         signal.pause()
 
 def attempt(folder):
@@ -210,11 +211,13 @@ def test_an_owner_who_has_not_signed_yet(tmp_path):
 
 
 def test_a_folder_that_was_removed_meanwhile(tmp_path):
-    with FolderLock(tmp_path / "run"):
-        (tmp_path / "run" / "lock").unlink()
-        (tmp_path / "run").rmdir()
+    with contextlib.ExitStack() as former:
+        former.enter_context(FolderLock(tmp_path / "run"))
+        shutil.rmtree(tmp_path / "run")
         with FolderLock(tmp_path / "run"):
-            pass
+            former.close()
+            with pytest.raises(StorageError), FolderLock(tmp_path / "run"):
+                pass
     assert list((tmp_path / "run").iterdir()) == []
 
 

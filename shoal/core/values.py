@@ -1,0 +1,163 @@
+"""Values from files and command lines, held against the annotations of what they are meant for."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from shoal.core.errors import ConfigError
+from shoal.core.registry import Registry, nearest
+
+__all__ = ["came", "check_settings", "check_spec", "check_value", "fits", "wanted"]
+
+_LARGEST = 2**63
+_RANGE = 1e15  # so that squares and their inverses are single precision numbers too
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    dict: "a table",
+}
+
+
+def fits(value: object, annotation: Any) -> bool:
+    """Whether a plain value can stand where `annotation` is asked for.
+
+    Whole numbers pass for real ones, lists for tuples. Real numbers must be zero or between 1e-15
+    and 1e15 in size. Protocols are not judged.
+
+    >>> fits(1, float), fits(True, int), fits([1, 2], tuple[int, ...]), fits(None, int | None)
+    (True, False, True, True)
+    """
+    origin = typing.get_origin(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, part) for part in typing.get_args(annotation))
+    if origin in (list, tuple):
+        return isinstance(value, list | tuple) and _elements_fit(value, annotation)
+    if origin is not None:
+        annotation = origin
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation in (dict, Mapping):
+        return isinstance(value, Mapping)
+    if annotation in (int, float):
+        return _is_number(value, annotation)
+    return isinstance(value, annotation) if _is_judged(annotation) else True
+
+
+def _is_judged(annotation: Any) -> bool:
+    return isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False)
+
+
+def _elements_fit(values: list | tuple, annotation: Any) -> bool:
+    inner = typing.get_args(annotation)
+    if len(inner) == 2 and inner[1] is Ellipsis or typing.get_origin(annotation) is list:
+        return all(fits(value, inner[0]) for value in values)
+    return len(inner) == len(values) and all(map(fits, values, inner))
+
+
+def _is_number(value: object, kind: type) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if kind is int:
+        return isinstance(value, int) and abs(value) < _LARGEST
+    return value == 0 or 1 / _RANGE <= abs(value) <= _RANGE
+
+
+def wanted(annotation: Any) -> str:
+    """The annotation in words.
+
+    >>> wanted(tuple[int, ...] | None), wanted(str | dict)
+    ('a list of whole numbers', 'a name or a table')
+    """
+    phrases = " or ".join(dict.fromkeys(_phrases(annotation)))
+    return phrases.replace("text or a table", "a name or a table")
+
+
+def _phrases(annotation: Any) -> Iterator[str]:
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        for part in inner:
+            if part is not type(None):
+                yield from _phrases(part)
+    elif origin in (list, tuple):
+        word = _WORDS.get(typing.get_origin(inner[0]) or inner[0], "values")
+        yield f"a list of {word.removeprefix('a ')}{'s' if word.startswith('a ') else ''}"
+    else:
+        plain = dict if origin is not None and issubclass(origin, Mapping) else annotation
+        yield _WORDS.get(plain) or f"a {getattr(plain, '__name__', 'value')}"
+
+
+def came(value: object) -> str:
+    """A value in words that fit into a sentence.
+
+    >>> came("1e-3"), came(True), came({"a": 1}), came(2.5)
+    ("the text '1e-3'", 'true', 'a table', '2.5')
+    """
+    if isinstance(value, str):
+        return f"the text {_short(repr(value))}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        return "one of more than 18 digits"
+    if isinstance(value, list | tuple):
+        return _short(f"the list {list(value)}")
+    return _short(str(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_value(key: str, value: object, annotation: Any) -> None:
+    """Refuse a value of another type than the annotation's, in words."""
+    if not fits(value, annotation):
+        words = f"{key} must be {wanted(annotation)}, not {came(value)}"
+        raise ConfigError(words + _advice(value))
+
+
+def _advice(value: object) -> str:
+    if _is_quoted_number(value):
+        return f"; write {value} without quotes"
+    beyond = isinstance(value, float) and math.isfinite(value) and not fits(value, float)
+    return "; its size must lie between 1e-15 and 1e15" if beyond else ""
+
+
+def _is_quoted_number(value: object) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def check_spec(key: str, spec: object, registry: Registry) -> None:
+    """Refuse what `registry.make` could not make anything of: a name or a table is wanted."""
+    if isinstance(spec, str):
+        registry[spec]
+        return
+    if not isinstance(spec, Mapping):
+        raise ConfigError(f"{key} must be a name or a table with a name, not {came(spec)}")
+    name = spec.get("name")
+    if name is None:
+        raise ConfigError(f"{key} needs a name; {nearest('', registry)}")
+    check_value(f"{key}.name", name, str)
+    check_settings(key, registry[name], spec)
+
+
+def check_settings(key: str, entry: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a class or function that are not of the types it declares."""
+    parts = {}
+    if dataclasses.is_dataclass(entry):
+        parts = {f.name: f.metadata.get("registry") for f in dataclasses.fields(entry)}
+    hints = typing.get_type_hints(entry)
+    for setting, value in settings.items():
+        inner = parts.get(setting)
+        if inner is not None:
+            check_spec(f"{key}.{setting}", value, inner)
+        elif setting in hints and setting != "name":
+            check_value(f"{key}.{setting}", value, hints[setting])
