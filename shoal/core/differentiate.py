@@ -25,7 +25,7 @@ def with_pullback(
     ([tensor([9.])], {'x': tensor([6.])})
     """
     if torch.compiler.is_compiling():
-        values, pull = torch.func.vjp(lambda tree: list(function(tree)), at)
+        values, pull = torch.func.vjp(lambda tree: list(function(tree)), at)  # pyright: ignore
         return values, lambda cotangents: pull(list(cotangents))[0]
     live = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
     with torch.enable_grad():

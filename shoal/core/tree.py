@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shoal.core import foreach
 from shoal.core.types import Tree
 
 __all__ = ["add_scaled", "member_norms", "mixed", "per_member", "rows"]
@@ -65,6 +66,6 @@ def add_scaled(tree: Tree, other: Tree | None, scale: Tensor | float, spans: Spa
             for t, span in zip(others, spans, strict=True)
         ]
     elif isinstance(scale, Tensor):
-        others = torch._foreach_mul(others, scale)
+        others = foreach.mul(others, scale)
     alpha = 1.0 if isinstance(scale, Tensor) else scale
-    return dict(zip(tree, torch._foreach_add(ours, others, alpha=alpha), strict=True))
+    return dict(zip(tree, foreach.add(ours, others, alpha=alpha), strict=True))

@@ -42,12 +42,11 @@ class Mapping:
             x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
             own_inputs: every member has inputs of its own.
         """
-        one = _compiled(module) if self.compiled else functools.partial(_one, module)
         if self.kind == "loop":
-            return self._loop(one, state, x, own_inputs)
-        in_dims = (0, 0 if own_inputs else None)
-        run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
-        return run(state, x)
+            one = _alone(module)
+            return self._loop(_compiled(one) if self.compiled else one, state, x, own_inputs)
+        run = _vmapped(module, own_inputs, self.chunk)
+        return (_compiled(run) if self.compiled else run)(state, x)
 
     def _loop(
         self, one: Callable[[Tree, Tensor], Tensor], state: Tree, x: Tensor, own_inputs: bool
@@ -122,9 +121,24 @@ def _one(module: nn.Module, tensors: Tree, x: Tensor) -> Tensor:
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
-@functools.lru_cache(maxsize=8)
-def _compiled(module: nn.Module) -> Callable[[Tree, Tensor], Tensor]:
-    return torch.compile(functools.partial(_one, module), dynamic=False)
+Run = Callable[[Tree, Tensor], Tensor]
+
+
+@functools.lru_cache(maxsize=32)
+def _vmapped(module: nn.Module, own_inputs: bool, chunk: int | None) -> Run:
+    one = functools.partial(_one, module)
+    in_dims = (0, 0 if own_inputs else None)
+    return vmap(one, in_dims=in_dims, randomness="different", chunk_size=chunk)
+
+
+@functools.lru_cache(maxsize=32)
+def _alone(module: nn.Module) -> Run:
+    return functools.partial(_one, module)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(run: Run) -> Run:
+    return torch.compile(run, dynamic=False)
 
 
 @contextmanager

@@ -12,9 +12,9 @@ how published code relates to it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from shoal.core import foreach
 from shoal.core.errors import ConfigError
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
@@ -68,16 +68,13 @@ class Posterior:
             return drive
         if isinstance(prior, (Gaussian, FanIn)) and not isinstance(factor, Tensor):
             # The score is a multiple of the weights: one pass over them is enough.
-            scale = factor / self.n
-            return {
-                name: _add(t, weights[name], -scale / prior.width(t) ** 2)
-                for name, t in drive.items()
-            }
+            scales = [-factor / (self.n * prior.width(t) ** 2) for t in drive.values()]
+            return _add_multiples(drive, weights, scales)
         return add_scaled(drive, prior.score(weights), factor / self.n, spans)
 
 
-def _add(drive: Tensor, weight: Tensor, scale: float) -> Tensor:
-    """drive + scale * weight, laid out in memory like the weight, which the drive need not be."""
-    if torch.compiler.is_compiling():
-        return torch.add(drive, weight, alpha=scale)
-    return torch.add(drive, weight, alpha=scale, out=torch.empty_like(weight))
+def _add_multiples(drive: Tree, weights: Tree, scales: list[float]) -> Tree:
+    drives, thetas = list(drive.values()), [weights[name] for name in drive]
+    if len(set(scales)) > 1:
+        thetas, scales = list(foreach.mul(thetas, scales)), [1.0]
+    return dict(zip(drive, foreach.add(drives, thetas, alpha=scales[0]), strict=True))

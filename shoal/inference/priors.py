@@ -163,10 +163,9 @@ class FunctionSpace:
         # The Stein flow's B is L / P: its push is the summed kernel gradient of the draws.
         kernel = Repulsion(Outputs(), RBF(), self.bandwidth, Stein())
         inner = interact(kernel, [F.unsqueeze(1)], everyone)
-        U, _, inverse = self.estimator.spectrum(inner.K)
         summed = len(F) * inner.B[0] @ F
         across = self._across(f, F, inner.h2, alive)
-        return (across @ ((U * inverse) @ (U.mT @ summed))).reshape(outputs.shape)
+        return (across @ self.estimator.inverse_square(inner.K, summed)).reshape(outputs.shape)
 
     def _across(self, f: Tensor, F: Tensor, h2: Tensor, alive: Tensor | None) -> Tensor:
         d2 = f.square().sum(1)[:, None] + F.square().sum(1) - 2 * f @ F.mT

@@ -1,5 +1,6 @@
 """Bandwidths: how far the members see."""
 
+import functools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,13 +67,22 @@ class Median:
 
     def __call__(self, d2: Tensor, alive: Tensor) -> Tensor:
         """Median of the living pairs of each site; their mean where that is zero."""
-        pair = alive[:, None] & alive
-        if not self.legacy:
-            pair = pair & ~torch.eye(len(alive), dtype=torch.bool, device=d2.device)
-        middle = masked_median(d2.flatten(1), pair.flatten())
+        i, j = _pairs(len(alive), self.legacy, d2.device)
+        values, living = d2[:, i, j], alive[i] & alive[j]
+        middle = masked_median(values, living)
         if self.scale == "log":
             middle = middle / (2 * (alive.sum() + 1).to(d2.dtype).log())
-        return _positive(middle, d2, pair).detach()[:, None, None]
+        return _positive(middle, values, living).detach()[:, None, None]
+
+
+@functools.lru_cache(maxsize=64)
+def _pairs(members: int, every: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the pairs i < j, or of all M² pairs."""
+    if every:
+        i, j = torch.meshgrid(torch.arange(members), torch.arange(members), indexing="ij")
+        return i.flatten().to(device), j.flatten().to(device)
+    i, j = torch.triu_indices(members, members, offset=1)
+    return i.to(device), j.to(device)
 
 
 def masked_median(values: Tensor, keep: Tensor) -> Tensor:
@@ -83,6 +93,8 @@ def masked_median(values: Tensor, keep: Tensor) -> Tensor:
     >>> masked_median(torch.tensor([[4.0, 1.0, 9.0, 2.0]]), torch.tensor([True, True, False, True]))
     tensor([2.])
     """
+    if not keep.numel():
+        return torch.zeros_like(values[:, :0].sum(-1))
     ordered = torch.where(keep, values, torch.inf).sort(-1).values
     count = keep.sum()
     low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=keep.numel() - 1)
@@ -90,8 +102,8 @@ def masked_median(values: Tensor, keep: Tensor) -> Tensor:
     return torch.where(count > 0, middle.squeeze(-1), 0.0)
 
 
-def _positive(middle: Tensor, d2: Tensor, pair: Tensor) -> Tensor:
+def _positive(middle: Tensor, values: Tensor, living: Tensor) -> Tensor:
     # When most members coincide the median is 0; the mean is not, unless all of them coincide.
-    mean = (d2 * pair).sum((-2, -1)) / pair.sum().clamp(min=1)
+    mean = torch.where(living, values, 0.0).sum(-1) / living.sum().clamp(min=1)
     fallback = torch.where(mean > 0, mean, torch.ones_like(mean))
     return torch.where(middle > 0, middle, fallback)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 
-__all__ = ["KDE", "SGE", "SSGE", "Estimator", "registry"]
+__all__ = ["KDE", "SGE", "SSGE", "Estimator", "registry", "waits_for_host"]
 
 registry = Registry("estimator")
 
@@ -58,8 +58,7 @@ class SGE:
         """Solves (K + eta 1) B = L; without a ridge, in the space that K can reach."""
         if self.eta == 0:
             return torch.linalg.pinv(K, hermitian=True) @ L
-        identity = torch.eye(len(K), dtype=K.dtype, device=K.device)
-        return torch.linalg.solve_ex(K + self.eta * identity, L).result
+        return torch.linalg.solve_ex(_ridged(K, self.eta), L).result
 
 
 @registry.register("ssge", cite=("shi2018spectral", "dangelo2021repulsive"))
@@ -89,9 +88,24 @@ class SSGE:
             raise ConfigError(f"pairs must be at least 1, not {self.pairs}")
 
     def __call__(self, K: Tensor, L: Tensor) -> Tensor:
-        """U filter(Λ) U^T L."""
-        U, eigenvalues, inverse = self.spectrum(K)
-        return (U * (eigenvalues * inverse)) @ (U.mT @ L)
+        """U Λ (Λ + eta)^-2 U^T L; without a cut-off, K (K + eta 1)^-2 L by solving twice."""
+        if self.cut_off:
+            U, eigenvalues, inverse = self.spectrum(K)
+            return (U * (eigenvalues * inverse)) @ (U.mT @ L)
+        return K @ self.inverse_square(K, L)
+
+    @property
+    def cut_off(self) -> bool:
+        """Some eigenpairs may be left out, so that they have to be known."""
+        return self.share < 1 or self.pairs is not None or self.eta == 0
+
+    def inverse_square(self, K: Tensor, L: Tensor) -> Tensor:
+        """(K + eta 1)^-2 L, in the space of the eigenpairs that are kept."""
+        if self.cut_off:
+            U, _, inverse = self.spectrum(K)
+            return (U * inverse) @ (U.mT @ L)
+        ridged = _ridged(K, self.eta)
+        return torch.linalg.solve_ex(ridged, torch.linalg.solve_ex(ridged, L).result).result
 
     def spectrum(self, K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Eigenvectors [M, M], eigenvalues and 1 / (lambda + eta)², zero for those cut off."""
@@ -104,3 +118,14 @@ class SSGE:
             keep = keep & (torch.arange(len(keep), device=K.device) < self.pairs)
         ridge = torch.where(keep, eigenvalues + self.eta, 1.0)
         return U, eigenvalues, torch.where(keep, ridge.pow(-2), 0.0)
+
+
+def waits_for_host(estimator: Estimator) -> bool:
+    """It needs eigenpairs, whose routines on a GPU wait for the host to see that they converged."""
+    if isinstance(estimator, SSGE):
+        return estimator.cut_off
+    return isinstance(estimator, SGE) and estimator.eta == 0
+
+
+def _ridged(K: Tensor, eta: float) -> Tensor:
+    return K + eta * torch.eye(len(K), dtype=K.dtype, device=K.device)

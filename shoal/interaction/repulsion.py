@@ -88,10 +88,10 @@ class Interaction:
 def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction:
     """Matrices of the repulsion between the living members at the given coordinates."""
     kernel = repulsion.kernel
-    centred = not isinstance(kernel, Linear)
-    leaves = [_sound(leaf, alive, centred) for leaf in leaves]
-    gram = _gram(leaves)
-    alive = alive & gram.diagonal(dim1=-2, dim2=-1).isfinite().all(0)
+    wholes, sizes = _brought_together(leaves)
+    alive = _finite(wholes, alive)
+    wholes = [_of_living(leaf, alive, not isinstance(kernel, Linear)) for leaf in wholes]
+    gram = _gram(wholes)
     pair = alive[:, None] & alive
     gram = torch.where(pair, gram, 0.0)
     if isinstance(kernel, Linear):
@@ -103,7 +103,7 @@ def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction
         K, L = kernel.value(d2 / h2), _laplacian(kernel, d2, h2, pair)
     K = torch.where(pair, K, 0.0).mean(0)
     mix, B = repulsion.flow(K, L, alive.sum().clamp(min=1))
-    return Interaction(mix, B, K, h2, leaves, gram, alive)
+    return Interaction(mix, B, K, h2, _taken_apart(wholes, sizes), gram, alive)
 
 
 def repel(
@@ -154,7 +154,7 @@ class Push:
             push = self.tree()
             return add_scaled(drive, push, scale), abs(scale) * member_norms(push)
         moved = {
-            name: torch.addmm(rows(t), self.B[0].to(t), z[:, 0].to(t), alpha=scale).view_as(t)
+            name: _plus_product(rows(t), self.B[0].to(t), z[:, 0].to(t), scale).view_as(t)
             for (name, t), z in zip(drive.items(), self.interaction.leaves, strict=True)
         }
         # |B z|² from the Gram matrix of z: no need to look at the coordinates again.
@@ -162,22 +162,39 @@ class Push:
         return moved, abs(scale) * squares.clamp(min=0).sqrt()
 
 
-def _sound(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
-    """Coordinates without those of dead members, relative to the centre of the others.
+_SMALL = 1 << 26
 
-    One NaN makes every row of K NaN. What is not finite becomes a number whose square overflows:
-    the Gram matrix shows whose it was, and its zero weight in B removes it from the push.
+
+def _brought_together(leaves: Leaves) -> tuple[Leaves, list[int]]:
+    """Small coordinates in one piece on a GPU, where the number of kernels counts, not their size.
+
+    Returns the pieces, and the widths of the leaves in them (none when they are the leaves).
     """
-    leaf = leaf.float() if leaf.dtype in (torch.bfloat16, torch.float16) else leaf
-    if leaf.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Looking costs nothing here, and when all is well most of the work below can be left out.
-        if bool(alive.all()) and bool(leaf.sum().isfinite()):
-            return leaf - leaf.mean(0, keepdim=True) if centred else leaf
-    finite = leaf.isfinite() & alive[:, None, None]
-    if centred:
-        total = torch.where(finite, leaf, 0.0).sum(0, keepdim=True)
-        leaf = leaf - total / alive.sum().clamp(min=1)
-    return torch.where(finite, leaf, 4 * torch.finfo(leaf.dtype).max ** 0.5)
+    leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
+    small = leaves[0].is_cuda and sum(leaf.nbytes for leaf in leaves) < _SMALL
+    if len(leaves) == 1 or not small:
+        return leaves, []
+    return [torch.cat(leaves, -1)], [leaf.shape[-1] for leaf in leaves]
+
+
+def _taken_apart(wholes: Leaves, sizes: list[int]) -> Leaves:
+    return wholes[0].split(sizes, -1) if sizes else wholes
+
+
+def _finite(leaves: Leaves, alive: Tensor) -> Tensor:
+    """Who is alive and has finite coordinates [M]; one NaN would make every row of K NaN."""
+    sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
+    return alive & sums.isfinite().all(0)
+
+
+def _of_living(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
+    """Coordinates relative to the centre of the living; those of the dead are any finite number."""
+    cpu = leaf.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not (cpu and bool(alive.all())):  # looking costs nothing there, and saves a pass
+        leaf = torch.where(alive[:, None, None], leaf, 0.0)
+    if not centred:
+        return leaf
+    return leaf - leaf.sum(0, keepdim=True) / alive.sum().clamp(min=1)
 
 
 def _gram(leaves: Leaves) -> Tensor:
@@ -194,3 +211,9 @@ def _squared_distances(gram: Tensor) -> Tensor:
 def _laplacian(kernel: RadialKernel, d2: Tensor, h2: Tensor, pair: Tensor) -> Tensor:
     W = torch.where(pair, 2 * kernel.slope(d2 / h2) / (h2 * len(d2)), 0.0)
     return torch.diag_embed(W.sum(-1)) - W
+
+
+def _plus_product(matrix: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
+    if torch.compiler.is_compiling():
+        return matrix + scale * (left @ right)
+    return torch.addmm(matrix, left, right, alpha=scale)

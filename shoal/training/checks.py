@@ -55,9 +55,11 @@ def check_targets(
     outputs, y = _outputs(ensemble, batches)
     _check_last_batch(ensemble, batches)
     if likelihood.task == "classification":
-        check_labels(batches.y if isinstance(batches, ArrayBatches) else y, outputs)
-        if isinstance(batches, LoaderBatches):
-            batches.classes = outputs
+        if isinstance(batches, ArrayBatches):
+            check_labels(batches.y, outputs)
+            return
+        batches.classes = outputs  # from here on every batch is checked when it is read
+        next(iter(batches.batches(0)))
         return
     if not y.is_floating_point():
         raise DataError("regression needs real targets; convert the whole numbers to float")

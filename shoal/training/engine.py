@@ -2,26 +2,33 @@
 
 The rule of `engine="auto"`:
 
-* On a GPU every step is replayed as a CUDA graph, if the data lie on the device and the optimiser
-  can be captured. Networks of matrix products run all members together by `vmap`; networks with
-  convolutions one member after another on several streams, since a grouped convolution is slower.
-* On a CPU, `vmap` or `loop`, and one thread or all, whichever a short trial finds faster; a machine
-  remembers what it found, so that a run can be repeated bit for bit.
+* On a GPU every step is replayed as a CUDA graph, if the data lie on the device, the optimiser can
+  be captured and the method needs no eigenpairs. Networks of matrix products run all members
+  together by `vmap`; networks with convolutions one member after another on several streams, since
+  a grouped convolution is slower. Runs that are long enough to pay for it are compiled.
+* On a CPU, `vmap` or `loop`, whichever a short trial finds faster (see `shoal.training.trial`).
 * Networks that `vmap` cannot batch always run in a loop.
 
 It can be forced: "vmap", "loop" or "chunk:4", with "+eager" to launch every kernel from Python or
-"+compile" to send the networks and the arithmetic between them through `torch.compile`.
+"+compile" to send the arithmetic between the networks, and convolutional networks, through
+`torch.compile`.
 """
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.mapping import parse as parse_mapping
+from shoal.inference.priors import FunctionSpace
+from shoal.interaction.estimators import Estimator, waits_for_host
+from shoal.interaction.flows import Wasserstein
+
+if TYPE_CHECKING:
+    from shoal.training.settings import Settings
 
 __all__ = ["Plan", "parse"]
 
@@ -29,29 +36,35 @@ STREAMS = 4
 """Members with convolutions that are under way at a time on a GPU."""
 
 
+LONG = {True: 5_000, False: 50_000}
+"""Steps after which compiling has paid for itself, with convolutions and without."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a run is executed.
 
     Attributes:
-        mapping: how the members run; None to be found out.
+        mapping: how the members run; None to follow the rule.
         graph: replay whole steps on a GPU.
-        compiled: compile the networks and the arithmetic between them.
+        compiled: compile the arithmetic between the networks, and convolutional networks; None to
+            follow the rule.
     """
 
     mapping: Mapping | None = None
     graph: bool = True
-    compiled: bool = False
+    compiled: bool | None = None
 
-    def mapping_for(self, ensemble: Ensemble) -> Mapping:
-        """The mapping asked for, or the one that the rule gives without a trial."""
-        mapping = self.mapping
-        if mapping is None:
-            on_gpu = ensemble.device.type == "cuda"
-            mapping = Mapping("loop") if on_gpu and has_convolutions(ensemble) else Mapping()
-        if mapping.kind == "loop" and ensemble.device.type == "cuda":
-            mapping = replace(mapping, streams=STREAMS)
-        return replace(mapping, compiled=self.compiled)
+    def settled_for(self, ensemble: Ensemble, settings: "Settings", steps: int) -> "Plan":
+        """The plan with nothing left open."""
+        on_gpu, convolves = ensemble.device.type == "cuda", has_convolutions(ensemble)
+        mapping = self.mapping or Mapping("loop" if on_gpu and convolves else "vmap")
+        compiled = self.compiled
+        if compiled is None:
+            compiled = on_gpu and steps >= LONG[convolves] and not waits(settings)
+        if mapping.kind == "loop" and on_gpu:
+            mapping = replace(mapping, streams=STREAMS, compiled=compiled)
+        return Plan(mapping, self.graph and on_gpu and not waits(settings), compiled)
 
 
 def parse(engine: str) -> Plan:
@@ -67,7 +80,8 @@ def parse(engine: str) -> Plan:
         if word not in ("eager", "compile"):
             raise ConfigError(f"an engine can be '+eager' or '+compile', not '+{word}'")
     chosen = None if name == "auto" else mapping
-    return Plan(chosen, graph="eager" not in words, compiled="compile" in words)
+    compiled = True if "compile" in words else False if "eager" in words else None
+    return Plan(chosen, graph="eager" not in words, compiled=compiled)
 
 
 def has_convolutions(ensemble: Ensemble) -> bool:
@@ -76,7 +90,10 @@ def has_convolutions(ensemble: Ensemble) -> bool:
     return any(isinstance(layer, kinds) for g in ensemble.groups for layer in g.skeleton.modules())
 
 
-def can_capture(optimizer: torch.optim.Optimizer) -> bool:
-    """The optimiser runs on the device alone."""
-    settings = optimizer.param_groups[0]
-    return bool(settings.get("fused") or settings.get("capturable"))
+def waits(settings: "Settings") -> bool:
+    """The mathematics of a step waits for the host, so that it cannot be captured."""
+    repulsion, prior = settings.method.repulsion, settings.prior
+    estimators: list[Estimator] = [prior.estimator] if isinstance(prior, FunctionSpace) else []
+    if repulsion is not None and isinstance(repulsion.flow, Wasserstein):
+        estimators.append(repulsion.flow.estimator)
+    return any(waits_for_host(estimator) for estimator in estimators)

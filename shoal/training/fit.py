@@ -1,5 +1,6 @@
 """Training: one loop around one step."""
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,6 +163,7 @@ class _Session:
         self.provenance = provenance(self.batches, device)
         with ExitStack() as stack:
             if folder is not None:
+                stack.callback(folder.leave, made=not os.path.exists(folder.path))
                 stack.enter_context(FolderLock(folder.path))
                 stack.enter_context(self.interruption)
                 self._open(folder, resume)
@@ -172,6 +174,8 @@ class _Session:
             if folder is not None and steps(folder.checkpoints):
                 expected = {"ensemble": layout(ensemble.state)}
                 trainer.restore(load_checkpoint(folder.checkpoints, expected))
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(trainer.try_out())
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
             stack.callback(ensemble.train, False)
@@ -180,8 +184,8 @@ class _Session:
 
     def _open(self, folder: RunFolder, resume: bool) -> None:
         sweep(folder.path)
-        if not folder.holds_run:
-            folder.begin(self.config, self.provenance)
+        self.begun = folder.holds_run
+        if not self.begun:
             return
         if not resume:
             raise ConfigError(
@@ -210,6 +214,7 @@ class _Session:
         trainer.ensemble.train()
         saved = started = time.monotonic()
         for _ in trainer.run():
+            self._begin()
             progress.step()
             if trainer.at_epoch_end:
                 self._close_epoch(progress, time.monotonic() - started)
@@ -225,6 +230,12 @@ class _Session:
         if self.interruption.received is not None:
             self.interruption.stop()
 
+    def _begin(self) -> None:
+        """A folder becomes a run once a step has shown that it can be trained."""
+        if self.folder is not None and not self.begun:
+            self.folder.begin(self.config, self.provenance)
+            self.begun = True
+
     def _close_epoch(self, progress: Progress, seconds: float) -> None:
         self.provenance["seconds"] += seconds
         progress.epoch(self.trainer.close_epoch(seconds))
@@ -233,7 +244,7 @@ class _Session:
             callback(self._result())
 
     def _warn_of_deaths(self) -> None:
-        deaths = self.trainer.tracker.deaths()
+        deaths = self.trainer.tracker.deaths(self.trainer.step)
         for member, step in deaths.items():
             note = f"Member {member} stopped being finite at step {step} and is left out."
             if note not in self.notes:

@@ -18,7 +18,7 @@ from shoal.data.sources import ArrayBatches
 
 __all__ = ["CapturedSteps"]
 
-Move = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+Move = Callable[[Tensor, Tensor, float | Tensor, Tensor], None]
 """Moves the members: (x, y, annealing, step)."""
 
 
@@ -28,26 +28,26 @@ class CapturedSteps:
     Args:
         move: one training step, made of operations on the device alone.
         batches: the data, on the device.
-        rates: learning rate of every step of the run.
+        pace: learning rate and annealing factor of every step of the run.
         rate: the optimiser's learning rate, a scalar on the device.
-        factors: annealing factor of every step of the run.
+        annealed: the annealing factor is not always 1.
     """
 
     def __init__(
         self,
         move: Move,
         batches: ArrayBatches,
-        rates: list[float],
+        pace: list[tuple[float, float]],
         rate: Tensor,
-        factors: list[float],
+        annealed: bool,
     ) -> None:
         device = batches.x.device
-        self.move, self.batches, self.rate = move, batches, rate
-        self.rates = torch.tensor(rates, device=device, dtype=rate.dtype)
-        self.factors = torch.tensor(factors, device=device, dtype=torch.float32)
-        self.clock = torch.zeros((), dtype=torch.int64, device=device)
-        self.cursor = torch.zeros((), dtype=torch.int64, device=device)
-        self.order = torch.zeros(batches.n, dtype=torch.int64, device=device)
+        self.move, self.batches, self.rate, self.annealed = move, batches, rate, annealed
+        self.pace = torch.tensor(pace, device=device, dtype=rate.dtype)
+        shape = batches.steps_per_epoch, batches.batch_size
+        self.order = torch.zeros(shape, dtype=torch.int64, device=device)
+        # Where the next step finds its batch in `order`, and its place in the run.
+        self.places = torch.zeros(2, dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.warm: dict[int, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -57,9 +57,9 @@ class CapturedSteps:
         """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
         batches = self.batches
         order = torch.randperm(batches.n, generator=generator(batches.seed, "order", epoch))
-        self.order.copy_(order)
-        self.cursor.fill_(start * batches.batch_size)
-        self.clock.fill_(step)
+        order = order[: self.order.numel()]
+        self.order.view(-1)[: len(order)].copy_(order)
+        self.places.copy_(torch.tensor([start, step]))
         for number in range(start, start + count):
             left = batches.n - number * batches.batch_size
             self._step(min(batches.batch_size, left))
@@ -89,11 +89,10 @@ class CapturedSteps:
         return graph
 
     def _body(self, size: int) -> None:
-        place = self.cursor + torch.arange(size, device=self.cursor.device)
-        rows = self.order.index_select(0, place)
+        place, step = self.places.split(1)
+        rows = self.order.index_select(0, place).view(-1)[:size]
         x, y = self.batches.x.index_select(0, rows), self.batches.y.index_select(0, rows)
-        at = self.clock.reshape(1)
-        self.rate.copy_(self.rates.index_select(0, at).squeeze(0))
-        self.move(x, y, self.factors.index_select(0, at).squeeze(0), self.clock)
-        self.cursor += size
-        self.clock += 1
+        pace = self.pace.index_select(0, step)[0]
+        self.rate.copy_(pace[0])
+        self.move(x, y, pace[1] if self.annealed else 1.0, step[0])
+        self.places += 1

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.types import Tree
 from shoal.training.step import StepInfo
 
 __all__ = ["NEGLIGIBLE", "Tracker", "balance_sentence"]
@@ -19,67 +18,61 @@ class Tracker:
     """Sums over the steps of an epoch, as tensors: nothing waits for the device before `row`.
 
     Attributes:
-        totals: sums over the steps so far.
-        died: the step at which each member stopped being finite [M], -1 for the living.
+        sums: steps, the four measures, and each member's loss, summed over the epoch [5 + M].
+        ratio_max: the largest ratio of push to drive in the epoch.
+        lived: how many steps of the run each member has been finite [M].
     """
 
     def __init__(self, members: int, device: torch.device) -> None:
-        self.died = torch.full((members,), -1, dtype=torch.int64, device=device)
-        self.totals: Tree = {
-            "count": torch.zeros((), device=device),
-            "measures": torch.zeros(4, device=device),
-            "ratio_max": torch.zeros((), device=device),
-            "member_loss": torch.zeros(members, device=device),
-        }
+        self.sums = torch.zeros(5 + members, device=device)
+        self.ratio_max = torch.zeros((), device=device)
+        self.lived = torch.zeros(members, dtype=torch.int64, device=device)
+        self.one = torch.ones(1, device=device)
 
     def restart(self) -> None:
         """Begin an epoch."""
-        for tensor in self.totals.values():
-            tensor.zero_()
+        self.sums.zero_()
+        self.ratio_max.zero_()
 
-    def add(self, info: StepInfo, step: int | Tensor) -> None:
+    def add(self, info: StepInfo) -> None:
         """Take in one step, in place."""
-        totals = self.totals
-        totals["count"] += 1
-        totals["measures"] += info.measures
-        totals["member_loss"] += info.loss
-        torch.fmax(totals["ratio_max"], info.ratio, out=totals["ratio_max"])
-        self.bury(info.alive, step)
+        self.sums += torch.cat([self.one, info.measures, info.loss.float()])
+        torch.fmax(self.ratio_max, info.ratio, out=self.ratio_max)
+        self.lived += info.alive
 
-    def bury(self, alive: Tensor, step: int | Tensor) -> None:
-        """Note the step at which members stopped being finite."""
-        self.died.copy_(torch.where((self.died < 0) & ~alive, step, self.died))
+    def bury(self, found: Tensor) -> None:
+        """Members that the last step made infinite, found only after it [M]."""
+        self.lived -= found.to(self.lived.dtype)
 
-    def row(self) -> dict[str, Any]:
-        """Means over the epoch, as a file will hold them: None where there is no finite one."""
-        totals = {name: tensor.cpu() for name, tensor in self.totals.items()}
-        count = totals["count"].clamp(min=1)
-        member_loss = totals["member_loss"] / count
-        living = self.died.cpu() < 0
-        drive, push, h2, effective = (totals["measures"] / count).tolist()
+    def row(self, step: int) -> dict[str, Any]:
+        """Means over the epoch that ended with `step`; None, as in JSON, where not finite."""
+        count, *sums = self.sums.tolist()
+        drive, push, h2, effective, *losses = (total / max(count, 1) for total in sums)
+        dead = self.deaths(step)
+        living = [loss for i, loss in enumerate(losses) if i not in dead]
         row = {
-            "loss": float(member_loss[living].mean()) if living.any() else math.nan,
+            "loss": sum(living) / len(living) if living else math.nan,
             "drive": drive,
             "push": push,
             "ratio": push / drive if drive > 0 else (math.inf if push > 0 else 0.0),
-            "ratio_max": float(totals["ratio_max"]),
+            "ratio_max": float(self.ratio_max),
             "h2": h2,
             "effective": effective,
         }
         return {
             **{name: _finite(value) for name, value in row.items()},
-            "member_loss": [_finite(value) for value in member_loss.tolist()],
-            "alive": int(living.sum()),
+            "member_loss": [_finite(loss) for loss in losses],
+            "alive": len(living),
         }
 
-    def deaths(self) -> dict[int, int]:
-        """Members that stopped being finite, and when."""
-        return {i: step for i, step in enumerate(self.died.tolist()) if step >= 0}
+    def deaths(self, step: int) -> dict[int, int]:
+        """Members that stopped being finite before `step`, and when."""
+        return {i: lived for i, lived in enumerate(self.lived.tolist()) if lived < step}
 
     @property
     def state(self) -> dict[str, Tensor]:
         """For a checkpoint."""
-        return {"died": self.died, **self.totals}
+        return {"sums": self.sums, "ratio_max": self.ratio_max, "lived": self.lived}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Continue from a checkpoint."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -16,7 +17,8 @@ def calculating_in(precision: str | None, ensemble: Ensemble) -> Iterator[None]:
 
     A GPU would otherwise convolve in TensorFloat, with three digits, under the name of float32.
     """
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    convolution: Any = torch.backends.cudnn
     before = matmul.allow_tf32, convolution.allow_tf32
     matmul.allow_tf32 = convolution.allow_tf32 = precision == "tf32"
     ensemble.compute_in(torch.bfloat16 if precision == "bfloat16" else None)

@@ -79,10 +79,11 @@ def _fastest(kind: type, weights: Tree, lr: float) -> dict[str, Any]:
     settings: dict[str, Any] = {"lr": lr, "maximize": True}
     if "fused" in known:
         settings["fused"] = True
-    elif "capturable" in known and device.type == "cuda":
-        settings["capturable"] = True
-    if device.type == "cuda" and len(settings) == 3:
-        settings["lr"] = torch.tensor(lr, device=device)
+    if device.type == "cuda":
+        if "capturable" in known:
+            settings["capturable"] = True
+        if "fused" in known or "capturable" in known:
+            settings["lr"] = torch.tensor(lr, device=device)
     return settings
 
 

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,15 @@ class RunFolder:
         return (self.path / "config.toml").exists()
 
     def begin(self, config: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Write what is known before the first step."""
-        if self.path.exists() and not self.path.is_dir():
-            raise StorageError(f"{self.path} is a file; a run needs a folder of its own")
+        """Write what is known from the start."""
         write_json(self.path / "provenance.json", provenance)
         write_text(self.path / "config.toml", to_toml(config))
+
+    def leave(self, made: bool) -> None:
+        """Remove the folder if it was made for a run that never began."""
+        if made:
+            with suppress(OSError):
+                self.path.rmdir()
 
     def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
         """Write a checkpoint, the history so far and the wall time."""

@@ -63,15 +63,16 @@ class Settings:
         """From names, tables or objects to objects, with a clear sentence for what is wrong."""
         factor = None if strength is None else _number("strength", strength)
         resolved = _method(method, legacy).with_strength(factor)
-        prior = priors.registry.make(prior)
+        prior = _fitting("prior", priors.registry.make(prior), "draw", "score_outputs")
         if resolved.functional_prior and not isinstance(prior, FunctionSpace):
             prior = _functional(prior)
-        optimizer = rest.pop("optimizer")
+        optimizer, likelihood = rest.pop("optimizer"), rest.pop("likelihood")
+        table = {"name": optimizer} if isinstance(optimizer, str) else optimizer
         settings = cls(
             method=resolved,
             prior=prior,
-            optimizer={"name": optimizer} if isinstance(optimizer, str) else dict(optimizer),
-            likelihood=likelihoods.registry.make(rest.pop("likelihood")),
+            optimizer=dict(_fitting("optimizer", table, "items")),
+            likelihood=_fitting("likelihood", likelihoods.registry.make(likelihood), "log_prob"),
             schedule=_optional(schedules, rest.pop("schedule")),
             annealing=_optional(annealings.registry, rest.pop("annealing")),
             augment=_optional(augmentations.registry, rest.pop("augment")),
@@ -157,11 +158,19 @@ def _adversarial(spec: Any) -> Adversarial | None:
         return Adversarial(float(spec))
     if isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
-    return None if spec is None else _ADVERSARIAL.make(spec)
+    made = None if spec is None else _ADVERSARIAL.make(spec)
+    return made if made is None else _fitting("adversarial", made, "epsilon")
 
 
 def _optional(registry: Registry, spec: Any) -> Any:
-    return None if spec is None else registry.make(spec)
+    return None if spec is None else _fitting(registry.kind, registry.make(spec), "__call__")
+
+
+def _fitting(name: str, value: Any, *signs: str) -> Any:
+    """The value itself, if it has one of the attributes by which its kind is known."""
+    if not any(hasattr(value, sign) for sign in signs):
+        raise ConfigError(f"{name} must be a name or a table of settings, not {value!r}")
+    return value
 
 
 def _spec(registry: Registry, value: object) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ weights in `settle`. Neither stage waits for the device, and both can be compile
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,7 +119,13 @@ class Stages(NamedTuple):
 @functools.cache
 def compiled_stages() -> Stages:
     """The stages through `torch.compile`, once for all runs of a process."""
-    return Stages(torch.compile(respond, dynamic=False), torch.compile(settle, dynamic=False))
+    # Every method and shape is a version of its own, and a grid has many of them.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 512)
+    # Inductor of torch 2.11 fails on the weight-space stage when it reorders loops.
+    compiled: Any = functools.partial(
+        torch.compile, dynamic=False, options={"loop_ordering_after_fusion": False}
+    )
+    return Stages(compiled(respond), compiled(settle))
 
 
 def _act(

@@ -10,19 +10,26 @@ from torch import Tensor
 from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import key
+from shoal.core.tree import rows
 from shoal.core.types import Tree
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
-from shoal.training.engine import parse
+from shoal.training.engine import has_convolutions, parse
 from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
+from shoal.training.memory import within_memory
 from shoal.training.optim import clip_members, make_optimizer, set_learning_rate
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages, compiled_stages
-from shoal.training.step import forces
+from shoal.training.step import StepInfo, forces
+from shoal.training.trial import faster_mapping, faster_threads
 
 __all__ = ["Trainer"]
+
+WORTH_A_TRIAL = 300
+"""Steps below which finding out how to run would take longer than it saves."""
 
 
 class Trainer:
@@ -47,10 +54,10 @@ class Trainer:
         )
         self.optimizer = make_optimizer(settings.optimizer, ensemble.weights, settings.lr)
         self.spans = ensemble.spans if len(ensemble.groups) > 1 else None
-        self.plan = parse(settings.engine)
-        self.mapping = self.plan.mapping_for(ensemble)
-        self.stages = compiled_stages() if self.plan.compiled else Stages()
         self.steps = settings.total_steps(batches.steps_per_epoch)
+        self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
+        self.mapping = self.plan.mapping or Mapping()
+        self.stages = compiled_stages() if self.plan.compiled else Stages()
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(ensemble.members, ensemble.device)
@@ -100,17 +107,10 @@ class Trainer:
         settings = self.settings
         if settings.augment is not None:
             x = settings.augment(x, key(settings.seed, "augment", step, x.device))
-        velocity, info = forces(
+        (velocity, info), self.mapping = within_memory(
+            lambda mapping: self._forces(x, y, annealing, step, mapping),
             self.ensemble,
-            self.posterior,
-            settings.method.repulsion,
-            (x, y),
-            annealing=annealing,
-            adversarial=settings.adversarial,
-            mapping=self.mapping,
-            seed=settings.seed,
-            step=step,
-            stages=self.stages,
+            self.mapping,
         )
         velocity = clip_members(velocity, settings.clip, self.spans)
         for name, weight in self.ensemble.weights.items():
@@ -122,7 +122,41 @@ class Trainer:
             )
         self.optimizer.step()
         self.ensemble.alive.copy_(info.alive)
-        self.tracker.add(info, step)
+        self.tracker.add(info)
+
+    def _forces(
+        self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor, mapping: Mapping
+    ) -> tuple[Tree, StepInfo]:
+        return forces(
+            self.ensemble,
+            self.posterior,
+            self.settings.method.repulsion,
+            (x, y),
+            annealing=annealing,
+            adversarial=self.settings.adversarial,
+            mapping=mapping,
+            seed=self.settings.seed,
+            step=step,
+            stages=self.stages,
+        )
+
+    def try_out(self) -> int:
+        """Choose mapping and threads by a short trial on the CPU; returns the threads."""
+        ensemble, plan = self.ensemble, parse(self.settings.engine)
+        if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
+            return torch.get_num_threads()
+        x, y = next(iter(self.batches.batches(self.epoch)))
+        kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
+
+        def step(mapping: Mapping) -> object:
+            return self._forces(x, y, 1.0, self.step, mapping)
+
+        if plan.mapping is None and has_convolutions(ensemble):
+            self.mapping = faster_mapping(step, ensemble, x.shape)
+        threads = faster_threads(step, self.mapping)
+        for name, tensor in ensemble.buffers.items():
+            tensor.copy_(kept[name])
+        return threads
 
     def _rate(self, step: int) -> float:
         return self.settings.lr * _at(self.settings.schedule, step, self.steps)
@@ -132,27 +166,31 @@ class Trainer:
 
     def _capture(self) -> CapturedSteps | None:
         rate = self.optimizer.param_groups[0]["lr"]
-        on_device = isinstance(self.batches, ArrayBatches) and isinstance(rate, Tensor)
-        if not on_device or not self.plan.graph:
+        if not isinstance(self.batches, ArrayBatches) or not isinstance(rate, Tensor):
             return None
-        rates = [self._rate(step) for step in range(self.steps)]
-        factors = [self._factor(step) for step in range(self.steps)]
-        return CapturedSteps(self.move, self.batches, rates, rate, factors)
+        if not self.plan.graph:
+            return None
+        pace = [(self._rate(step), self._factor(step)) for step in range(self.steps)]
+        annealed = self.settings.annealing is not None
+        return CapturedSteps(self.move, self.batches, pace, rate, annealed)
 
     def close_epoch(self, seconds: float) -> dict[str, Any]:
         """Write the epoch's line of history."""
         if self.done:
             self._bury()
         rate = self.optimizer.param_groups[0]["lr"]
-        row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row()}
+        row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
         self.rows.append(row | {"lr": float(rate), "seconds": seconds})
         self.tracker.restart()
         return self.rows[-1]
 
     def _bury(self) -> None:
         """Members that the last step made infinite have no later step to be found out by."""
-        self.ensemble.alive &= torch.cat([_finite(group.weights) for group in self.ensemble.groups])
-        self.tracker.bury(self.ensemble.alive, self.step - 1)
+        alive = self.ensemble.alive
+        before = alive.clone()
+        for weight, span in zip(self.ensemble.weights.values(), self.ensemble.spans, strict=True):
+            alive[span] &= rows(weight.detach()).isfinite().all(1)
+        self.tracker.bury(before & ~alive)
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """Every tensor that resuming needs."""
@@ -178,12 +216,6 @@ class Trainer:
         if self.ensemble.device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
-
-
-def _finite(weights: Tree) -> Tensor:
-    """Which members have no infinite weight [M]."""
-    each = [w.detach().isfinite().reshape(len(w), w[0].numel()).all(1) for w in weights.values()]
-    return torch.stack(each).all(0)
 
 
 def _at(schedule: Any, step: int, steps: int) -> float:

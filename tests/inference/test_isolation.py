@@ -211,7 +211,10 @@ def test_one_member_alone_is_not_pushed(name, legacy):
     plain, _ = shoal.forces(ensemble, posterior(), None, batch())
     assert info.push == 0
     for key, tensor in velocity.items():
-        torch.testing.assert_close(tensor, plain[key], rtol=1e-6, atol=1e-9)
+        if name == "f-svgd":  # its weight prior has a factor of its own, one: rounded otherwise
+            torch.testing.assert_close(tensor, plain[key], rtol=1e-6, atol=1e-9)
+        else:
+            assert torch.equal(tensor, plain[key])
 
 
 @pytest.mark.parametrize("members", [2, 5])

@@ -1,0 +1,1 @@
+"""The edges: config files, the command line, the page."""

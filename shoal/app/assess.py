@@ -1,0 +1,195 @@
+"""Judge a run on everything its data set offers, once, so that no page has to predict again."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.app.assessment import Assessment, load_assessment
+from shoal.core.errors import DataError
+from shoal.data.dataset import Dataset, Split
+from shoal.prediction import Predictive, evaluate, metrics, predict
+
+__all__ = ["Assessment", "assess", "load_assessment", "recognised"]
+
+MEASURES = ("disagreement", "entropy", "confidence")
+"""What the images of a gallery are sorted by."""
+
+GRID = 80
+SHOWN = 2000
+
+
+def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
+    """Scores and per-input numbers on the test data, every shift and every foreign set.
+
+    They are written into the folder of the run, when it has one.
+
+    Args:
+        run: what `fit` returned, or anything with `ensemble`, `likelihood` and `folder`.
+        dataset: its test part is needed, shifts and foreign data are used when there.
+        gallery: how many images to keep at each end of disagreement, entropy and confidence.
+    """
+    if dataset.test is None or dataset.test.y is None:
+        raise DataError(
+            f"the data set '{dataset.name}' has no labelled test part to judge by; "
+            f"give Dataset(..., test=Split(x, y))"
+        )
+    test = predict(run, dataset.test)
+    scores: dict[str, Any] = {"test": evaluate(test, dataset.test.y), "shifts": {}, "ood": {}}
+    samples = _samples("test", test, dataset.test, gallery) | _members(test, dataset.test.y)
+    for name, split in dataset.shifts.items():
+        pred = predict(run, split)
+        scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
+        samples |= _samples(f"shift:{name}", pred, split, 0)
+    for name, split in dataset.ood.items():
+        pred = predict(run, split)
+        scores["ood"][name] = _told(test, pred)
+        samples |= _samples(f"ood:{name}", pred, Split(split.x), gallery)
+    samples |= _training_points(dataset) | _plane(run, dataset)
+    found = Assessment({"data": _described(dataset, test), **scores}, samples)
+    folder = getattr(run, "folder", None)
+    if folder is not None:
+        found.save(folder)
+    return found
+
+
+def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:
+    """Share of foreign inputs above the uncertainty that only a share `alarms` of the test exceeds.
+
+    >>> recognised(torch.arange(100.0), torch.tensor([10.0, 94.0, 95.0, 200.0]))
+    0.5
+    """
+    allowed = math.floor(alarms * len(test))
+    threshold = test.sort(descending=True).values[allowed]
+    return float((ood > threshold).double().mean())
+
+
+def _told(test: Predictive, ood: Predictive) -> dict[str, float]:
+    """The metrics of foreign data, their mean uncertainty, and how much of them is recognised."""
+    registry = metrics.registry
+    fitting = [name for name in registry if test.task in registry[name].kinds]
+    found = {name: registry[name](test, ood) for name in fitting if registry[name].ood}
+    kind = "entropy" if test.task == "classification" else "variance"
+    known, foreign = (metrics.scores(pred)[kind] for pred in (test, ood))
+    means = {name: float(values.double().mean()) for name, values in _uncertainty(ood).items()}
+    means["effective_functions"] = metrics.effective_functions(ood)
+    return {"recognised": recognised(known, foreign), **means, **found}
+
+
+def _uncertainty(pred: Predictive) -> dict[str, Tensor]:
+    if pred.task == "regression":
+        return {"disagreement": pred.disagreement(), "stddev": pred.stddev.mean(-1)}
+    return {
+        "entropy": pred.entropy(),
+        "mutual_information": pred.mutual_information(),
+        "disagreement": pred.disagreement(),
+        "confidence": pred.confidence(),
+    }
+
+
+def _samples(part: str, pred: Predictive, split: Split, gallery: int) -> dict[str, Tensor]:
+    found = {name: values.float() for name, values in _uncertainty(pred).items()}
+    if pred.task == "regression":
+        found |= _regression(pred, split)
+    else:
+        found["prediction"] = pred.labels()
+        if split.y is not None:
+            found |= _labelled(pred, pred.check(split.y))
+        found |= _gallery(split.x, found, gallery)
+    return {f"{part}/{name}": tensor.contiguous() for name, tensor in found.items()}
+
+
+def _regression(pred: Predictive, split: Split) -> dict[str, Tensor]:
+    found = {"mean": _column(pred.mean), "stddev": _column(pred.stddev)}
+    if split.x[0].numel() == 1:
+        found["x"] = split.x.flatten().float()
+    if split.y is not None:
+        found["y"] = _column(pred.check(split.y))
+        found["pit"] = _column(metrics.pit(pred, split.y))
+    return found
+
+
+def _column(values: Tensor) -> Tensor:
+    return values.squeeze(-1).float() if values.shape[-1] == 1 else values.float()
+
+
+def _labelled(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
+    bins, above = metrics.reliability(pred, y), metrics.accuracy_confidence(pred, y)
+    curves = {f"reliability/{name}": getattr(bins, name) for name in bins.__dataclass_fields__}
+    curves |= {f"above/{name}": values for name, values in above._asdict().items()}
+    return {"label": y, **{name: values.float() for name, values in curves.items()}}
+
+
+def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tensor]:
+    """The images at both ends of each measure, as bytes, and where they stand in the part."""
+    if count < 1 or x.ndim != 4 or x.shape[1] not in (1, 3):
+        return {}
+    kept: dict[str, Tensor] = {}
+    low, high = (float(end) for end in x.aminmax())
+    for measure in MEASURES:
+        order = found[measure].argsort(stable=True)
+        for end, index in (("low", order[:count]), ("high", order.flip(0)[:count])):
+            pixels = (x[index].float() - low) / max(high - low, 1e-12)
+            kept[f"gallery/{measure}/{end}"] = (255 * pixels).round().to(torch.uint8)
+            kept[f"gallery/{measure}/{end}/index"] = index
+    return kept
+
+
+def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
+    """What tells the members apart: accuracy of each, different labels of each pair."""
+    if pred.task == "regression":
+        return {"test/affinity": metrics.affinity(pred).float()}
+    right = pred.member_probs().argmax(-1) == pred.check(y)
+    return {
+        "test/pairwise": metrics.pairwise_disagreement(pred).float(),
+        "test/member_accuracy": right.double().mean(-1).float(),
+    }
+
+
+def _training_points(dataset: Dataset) -> dict[str, Tensor]:
+    """The training data themselves, when they can be drawn."""
+    x, y = dataset.train.x, dataset.train.y
+    flat = x.ndim <= 2 and x[0].numel() <= 2
+    if not flat or y is None or (y.ndim > 1 and y.shape[-1] > 1):
+        return {}
+    y = y.flatten()[:SHOWN]
+    points = x.reshape(len(x), -1)[:SHOWN].float()
+    return {"train/x": points, "train/y": y.float() if y.is_floating_point() else y.long()}
+
+
+def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:
+    """Entropy on a grid around the data, for classes in the plane."""
+    if dataset.task != "classification" or dataset.input_shape != (2,):
+        return {}
+    across, up = _around(dataset.train.x)
+    grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).reshape(-1, 2)
+    entropy = predict(run, grid.to(dataset.train.x.dtype)).entropy()
+    return {
+        "plane/across": across,
+        "plane/up": up,
+        "plane/entropy": entropy.reshape(GRID, GRID).float(),
+    }
+
+
+def _around(x: Tensor) -> Iterator[Tensor]:
+    low, high = x.float().amin(0), x.float().amax(0)
+    margin = 0.75 * (high - low)
+    for start, end in zip((low - margin).tolist(), (high + margin).tolist(), strict=True):
+        yield torch.linspace(start, end, GRID)
+
+
+def _described(dataset: Dataset, pred: Predictive) -> dict[str, Any]:
+    parts = {f"shift:{name}": split for name, split in dataset.shifts.items()}
+    parts |= {f"ood:{name}": split for name, split in dataset.ood.items()}
+    counts = {"test": len(pred)} | {name: len(split) for name, split in parts.items()}
+    classes = None if dataset.classes is None else list(dataset.classes)
+    image = len(dataset.input_shape) == 3 and dataset.input_shape[0] in (1, 3)
+    return {
+        "name": dataset.name,
+        "task": pred.task,
+        "classes": classes,
+        "inputs": "images" if image else "inputs",
+        "counts": counts,
+    }

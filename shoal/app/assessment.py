@@ -1,0 +1,108 @@
+"""What is known about a run once it has been judged: scores, and numbers for every input."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shoal.core.errors import CheckpointCorrupt
+from shoal.core.files import read_json, read_tensors, write_json, write_tensors
+from shoal.prediction.calibration import AccuracyConfidence, Reliability
+
+__all__ = ["SAMPLES", "SCORES", "Assessment", "load_assessment"]
+
+SCORES = "scores.json"
+SAMPLES = "samples.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Assessment:
+    """Everything that a page needs to know about a run beside its own files.
+
+    A part of the data is called "test", "shift:NAME" or "ood:NAME".
+
+    Attributes:
+        scores: "test" has the metrics, "shifts" and "ood" have them by the name of the part, and
+            "data" says what was judged: name, task, classes, number of inputs in each part.
+        samples: tensors named "PART/QUANTITY", such as "test/entropy" or "ood:letters/confidence".
+    """
+
+    scores: dict[str, Any]
+    samples: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """`"classification"` or `"regression"`."""
+        return self.scores["data"]["task"]
+
+    @property
+    def test(self) -> dict[str, float]:
+        """Metrics on the test data."""
+        return self.scores["test"]
+
+    @property
+    def shifts(self) -> dict[str, dict[str, float]]:
+        """Metrics under each shift."""
+        return self.scores["shifts"]
+
+    @property
+    def ood(self) -> dict[str, dict[str, float]]:
+        """How each set of foreign data is told from the test data."""
+        return self.scores["ood"]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """Quantities of one part, by name; empty when there is no such part."""
+        start = name + "/"
+        return {
+            key.removeprefix(start): tensor
+            for key, tensor in self.samples.items()
+            if key.startswith(start)
+        }
+
+    def reliability(self, part: str) -> Reliability | None:
+        """Confidence against accuracy in bins, where the part has labels."""
+        names = ("edges", "count", "confidence", "accuracy")
+        found = [self.samples.get(f"{part}/reliability/{name}") for name in names]
+        return None if None in found else Reliability(*found)  # pyright: ignore
+
+    def accuracy_confidence(self, part: str) -> AccuracyConfidence | None:
+        """Accuracy and share of the answers above each confidence, where the part has labels."""
+        names = AccuracyConfidence._fields
+        found = [self.samples.get(f"{part}/above/{name}") for name in names]
+        return None if None in found else AccuracyConfidence(*found)  # pyright: ignore
+
+    def save(self, folder: Path | str) -> None:
+        """Write both files into the folder of the run; the scores come last and complete it."""
+        write_tensors(Path(folder) / SAMPLES, self.samples)
+        write_json(Path(folder) / SCORES, self.scores)
+
+
+def load_assessment(folder: Path | str) -> Assessment | None:
+    """What `assess` left in the folder of a run, or None when it has not been there."""
+    scores, samples = Path(folder) / SCORES, Path(folder) / SAMPLES
+    if not scores.exists() or not samples.exists():
+        return None
+    return Assessment(_checked(read_json(scores), scores), read_tensors(samples))
+
+
+def _checked(found: Any, path: Path) -> dict[str, Any]:
+    wanted = {"data", "test", "shifts", "ood"}
+    sound = isinstance(found, dict) and wanted <= found.keys()
+    if not sound or not all(isinstance(found[key], dict) for key in wanted):
+        raise CheckpointCorrupt(
+            f"{path} is not what `shoal evaluate` writes; type: shoal evaluate {path.parent}"
+        )
+    if "task" not in found["data"]:
+        raise CheckpointCorrupt(f"{path} does not name its task; evaluate the run again")
+    parts = {key: _numbers(found[key]) for key in ("test", "shifts", "ood")}
+    return {"data": found["data"], **parts}
+
+
+def _numbers(value: Any) -> Any:
+    """Numbers as floats; null, which stands for a number that is not finite, as NaN."""
+    if isinstance(value, Mapping):
+        return {key: _numbers(entry) for key, entry in value.items()}
+    return math.nan if value is None else float(value)

@@ -1,0 +1,1 @@
+"""How fast this machine trains ensembles, and whether every engine computes the same."""

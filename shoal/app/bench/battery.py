@@ -1,0 +1,175 @@
+"""A battery: methods and engines on one network, timed in turns beside what they are held against.
+
+Whatever cannot run becomes a row with a reason, and the others go on.
+"""
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal.app.bench.contestants import BareProducts, Case, EnsembleSteps, ModuleLoop
+from shoal.app.bench.memory import Peak, floor
+from shoal.app.bench.timing import Timing, Work, interleave
+from shoal.core.errors import ShoalError, ShoalWarning
+from shoal.training.numerics import calculating_in
+
+__all__ = ["LOOP", "PRODUCTS", "Contestant", "Row", "contestants", "measure", "reason"]
+
+LOOP, PRODUCTS = "module loop", "bare products"
+_WARM_UP = 8
+
+Row = dict[str, Any]
+"""One line of a table."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One line of a battery.
+
+    Attributes:
+        case: what is trained.
+        what: "shoal", or one of the two things it is held against.
+        method: by name.
+        engine: by name.
+    """
+
+    case: Case
+    what: str = "shoal"
+    method: str | None = None
+    engine: str | None = None
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        who = self.what if self.method is None else f"{self.method}, {self.engine}"
+        return f"{self.case.network.name}, {who}, {self.case.precision}"
+
+    def build(self, stack: ExitStack) -> Work:
+        """Ready to be warmed up; what it needs for as long as it runs is entered on the stack."""
+        if self.what == PRODUCTS:
+            return BareProducts(self.case)
+        ensemble = self.case.make()
+        stack.enter_context(calculating_in(self.case.precision, ensemble))
+        if self.method is None or self.engine is None:
+            return ModuleLoop(self.case, ensemble)
+        return EnsembleSteps(self.case, ensemble, self.method, self.engine)
+
+    def row(self) -> Row:
+        """What is known before anything has run."""
+        case = self.case
+        return {
+            "model": case.network.name,
+            "what": self.what,
+            "method": self.method,
+            "engine": self.engine,
+            "members": case.members,
+            "batch_size": case.batch_size,
+            "precision": case.precision,
+            "optimizer": case.optimizer,
+            "device": str(case.device),
+        }
+
+
+def contestants(case: Case, methods: Sequence[str], engines: Sequence[str]) -> list[Contestant]:
+    """The module loop, the bare products where there are some, and every method by every engine."""
+    products = [Contestant(case, PRODUCTS)] if case.network.layers else []
+    ours = [Contestant(case, "shoal", method, e) for e in engines for method in methods]
+    return [Contestant(case, LOOP), *products, *ours]
+
+
+def measure(
+    entries: Sequence[Contestant], seconds: float, say: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """One row for each entry, in order; all of one device and one precision.
+
+    Args:
+        entries: what to time.
+        seconds: for each of them.
+        say: told when an entry is warm, or that it cannot run.
+    """
+    device, threads = entries[0].case.device, torch.get_num_threads()
+    with ExitStack() as stack:
+        started = [_start(entry, stack, threads, say) for entry in entries]
+        live = [work for work, _ in started if work is not None]
+        timings = iter(interleave(live, device, seconds) if live else [])
+        for work, row in started:
+            row |= {} if work is None else _figures(next(timings), row)
+        torch.set_num_threads(threads)
+    rows = [row for _, row in started]
+    del started, live
+    gc.collect()
+    return _compared(rows)
+
+
+def _start(
+    entry: Contestant, stack: ExitStack, threads: int, say: Callable[[str], None]
+) -> tuple[Work | None, Row]:
+    """A warm contestant and the beginning of its row; None if it cannot run."""
+    row, begun, peak = entry.row(), time.perf_counter(), Peak(entry.case.device)
+    torch.set_num_threads(threads)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            work = entry.build(stack)
+            work(_WARM_UP if entry.case.device.type == "cuda" else 2)
+        except Exception as error:
+            say(f"{entry.label}: {reason(error)}")
+            return None, row | {"error": reason(error)}
+    row |= {"memory_mib": peak.mib(), "setup_seconds": time.perf_counter() - begun}
+    row |= {"memory_floor_mib": floor(work)} if isinstance(work, ModuleLoop) else {}
+    notes = [str(w.message) for w in caught if issubclass(w.category, ShoalWarning)]
+    row |= {"threads": torch.get_num_threads(), "note": "; ".join(dict.fromkeys(notes)) or None}
+    say(f"{entry.label}: warm after {row['setup_seconds']:.1f} s")
+    return _with_threads(work, row["threads"]), row
+
+
+def _with_threads(work: Work, threads: int) -> Work:
+    """Each runs with the threads it chose when it was started."""
+
+    def run(steps: int) -> None:
+        torch.set_num_threads(threads)
+        work(steps)
+
+    return run
+
+
+def _figures(timing: Timing, row: Row) -> Row:
+    samples = row["members"] * row["batch_size"]
+    return {
+        "timing": timing,
+        "ms": timing.median,
+        "quartiles_ms": list(timing.quartiles),
+        "spread": timing.spread,
+        "rounds": len(timing.rounds),
+        "steps_a_round": timing.steps,
+        "member_samples_per_second": 1e3 * samples / timing.median,
+    }
+
+
+def _compared(rows: list[Row]) -> list[Row]:
+    """Ratios within the same rounds, and memory beside its floor."""
+    timings = {row["what"]: row.get("timing") for row in rows if row["what"] != "shoal"}
+    least = next((row["memory_floor_mib"] for row in rows if row.get("memory_floor_mib")), None)
+    for row in rows:
+        timing = row.pop("timing", None)
+        if timing is None:
+            continue
+        loop, products = timings.get(LOOP), timings.get(PRODUCTS)
+        row["times_faster_than_loop"] = loop and loop.over(timing)
+        row["times_bare_products"] = products and timing.over(products)
+        row["memory_over_floor"] = least and row["memory_mib"] and row["memory_mib"] / least
+    return rows
+
+
+def reason(error: Exception) -> str:
+    """Why something cannot run, in one line."""
+    line = str(error).strip().partition("\n")[0]
+    if isinstance(error, ShoalError):
+        return line
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

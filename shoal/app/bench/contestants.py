@@ -1,0 +1,188 @@
+"""What is timed: training by Shoal, a plain loop over modules, and bare matrix products."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.app.bench.networks import CLASSES, Network, random_data
+from shoal.data.sources import batches_of
+from shoal.inference.ensemble import Ensemble
+from shoal.training.checks import destination
+from shoal.training.settings import Settings
+from shoal.training.trainer import Trainer
+
+__all__ = ["BareProducts", "Case", "EnsembleSteps", "ModuleLoop", "trainer"]
+
+_STEPS = 100_000
+"""More than any measurement takes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to train.
+
+    Attributes:
+        network: with its sizes.
+        members: M.
+        batch_size: B.
+        precision: "float32", "tf32", "bfloat16" or "float64".
+        optimizer: by torch's name.
+        device: where.
+        points: data points N.
+        lr: learning rate.
+    """
+
+    network: Network
+    members: int
+    batch_size: int
+    precision: str
+    optimizer: str
+    device: torch.device
+    points: int
+    lr: float = 1e-3
+
+    def make(self) -> Ensemble:
+        """Members on the device, in the type of their weights; the same at every call."""
+        ensemble = Ensemble.init(self.network.blueprint, self.members, seed=0)
+        return ensemble.to(*destination(ensemble, self.device, self.precision))
+
+    def data(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Inputs and labels on the device."""
+        return random_data(self.network.input_shape, self.points, str(self.device), dtype)
+
+
+def trainer(
+    case: Case,
+    ensemble: Ensemble,
+    method: str,
+    engine: str,
+    steps: int = _STEPS,
+    legacy: bool = False,
+    strength: float | None = None,
+) -> Trainer:
+    """A trainer of the case's data, with a standard normal prior on the weights."""
+    nothing = dict.fromkeys(
+        ("schedule", "epochs", "annealing", "adversarial", "augment", "clip"), None
+    )
+    settings = Settings.resolve(
+        method, legacy, strength, "gaussian", likelihood="categorical", optimizer=case.optimizer,
+        lr=case.lr, steps=steps, batch_size=case.batch_size, temperature=1.0, seed=0,
+        precision=case.precision, engine=engine, **nothing,
+    )  # fmt: skip
+    data = case.data(ensemble.dtype)
+    batches = batches_of(data, case.batch_size, device=case.device, dtype=ensemble.dtype)
+    ensemble.train()
+    return Trainer(ensemble, settings, batches)
+
+
+class EnsembleSteps:
+    """Steps as `shoal.fit` takes them."""
+
+    def __init__(
+        self, case: Case, ensemble: Ensemble, method: str, engine: str, legacy: bool = False
+    ) -> None:
+        self.trainer = trainer(case, ensemble, method, engine, legacy=legacy)
+        self._steps = self.trainer.run()
+
+    def __call__(self, steps: int) -> None:
+        """Take some more."""
+        for _ in range(steps):
+            next(self._steps)
+
+
+class ModuleLoop:
+    """Ordinary modules, one after another: autograd and an optimiser of torch for each of them.
+
+    The same members, batches, loss and prior as a plain ensemble; the prior is weight decay.
+    """
+
+    def __init__(self, case: Case, ensemble: Ensemble) -> None:
+        self.case, members = case, range(ensemble.members)
+        self.modules = [ensemble.member(i).to(case.device).train() for i in members]
+        self.optimizers = [_optimizer(case, module) for module in self.modules]
+        data = case.data(ensemble.dtype)
+        self._source = batches_of(data, case.batch_size, device=case.device, dtype=ensemble.dtype)
+        self._batches = self._forever()
+
+    def __call__(self, steps: int) -> None:
+        """Take some more."""
+        for _ in range(steps):
+            x, y = next(self._batches)
+            for module, optimizer in zip(self.modules, self.optimizers, strict=True):
+                optimizer.zero_grad()
+                self.loss(module, x, y).backward()
+                optimizer.step()
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy of one member."""
+        low = self.case.precision == "bfloat16"
+        kind = self.case.device.type
+        with torch.autocast(kind, torch.bfloat16) if low else nullcontext():
+            outputs = module(x)
+        return F.cross_entropy(outputs.float() if low else outputs, y)
+
+    def _forever(self) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch = 0
+        while True:
+            yield from self._source.batches(epoch)
+            epoch += 1
+
+
+def _optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:
+    kinds = {name.lower(): kind for name, kind in vars(torch.optim).items()}
+    kind: Any = kinds[case.optimizer.lower()]
+    known = inspect.signature(kind).parameters
+    decay = {"weight_decay": 1 / case.points} if "weight_decay" in known else {}
+    return kind(module.parameters(), lr=case.lr, **decay)
+
+
+class BareProducts:
+    """The matrix products of a step of a perceptron, forward and back, and nothing else.
+
+    Where members share their inputs one product serves all of them; the others are `torch.bmm`.
+    """
+
+    def __init__(self, case: Case) -> None:
+        layers = case.network.layers or (CLASSES, CLASSES)
+        dtype = _product_type(case.precision)
+        M, B, where = case.members, case.batch_size, {"device": case.device, "dtype": dtype}
+        self.inputs = torch.randn(B, layers[0], **where)
+        self.first = torch.randn(M * layers[1], layers[0], **where)
+        self.weights = [torch.randn(M, o, i, **where) for i, o in pairwise(layers[1:])]
+        self.values = [torch.randn(M, width, B, **where) for width in layers[1:]]
+        self._graph = self._captured() if case.device.type == "cuda" else None
+
+    def __call__(self, steps: int) -> None:
+        """Do them some more times."""
+        for _ in range(steps):
+            self._products() if self._graph is None else self._graph.replay()
+
+    def _products(self) -> None:
+        first = self.values[0].view(-1, len(self.inputs))
+        torch.mm(self.first, self.inputs.mT)
+        for weight, below in zip(self.weights, self.values, strict=False):
+            torch.bmm(weight, below)
+        for weight, below, above in zip(self.weights, self.values, self.values[1:], strict=False):
+            torch.bmm(above, below.mT)
+            torch.bmm(weight.mT, above)
+        torch.mm(first, self.inputs)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        self._products()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._products()
+        return graph
+
+
+def _product_type(precision: str) -> torch.dtype:
+    kinds = {"bfloat16": torch.bfloat16, "float64": torch.float64}
+    return kinds.get(precision, torch.float32)

@@ -1,0 +1,122 @@
+"""What to measure: from what was typed, and what a machine of this kind is usually asked."""
+
+from argparse import Namespace
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from shoal.app.bench.battery import Contestant, contestants
+from shoal.app.bench.contestants import Case
+from shoal.app.bench.networks import NETWORKS, Network, network
+from shoal.core.errors import ConfigError
+
+__all__ = ["Plan", "find_device"]
+
+_MODELS = {"cpu": "mlp,small-cnn", "cuda": "mlp,small-cnn,resnet18"}
+_ENGINES = {"cpu": "auto,vmap,loop", "cuda": "auto,auto+compile,vmap+eager,loop"}
+_QUICK_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides what is measured.
+
+    Attributes:
+        device: where.
+        models: by name.
+        methods: by name.
+        engines: by name.
+        precisions: each network is measured in each of them; none takes the network's own.
+        members: M; None takes the network's own.
+        batch_size: B.
+        optimizer: by torch's name.
+        seconds: of measuring, for every line of the table.
+        quick: less data, to see that everything works.
+    """
+
+    device: str
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    engines: tuple[str, ...]
+    precisions: tuple[str, ...] = ()
+    members: int | None = None
+    batch_size: int = 128
+    optimizer: str = "sgd"
+    seconds: float = 5.0
+    quick: bool = False
+
+    @classmethod
+    def of(cls, options: Namespace) -> "Plan":
+        """What the options of the command line ask for."""
+        device = find_device(options.device)
+        kind = "cuda" if device.type == "cuda" else "cpu"
+        models = options.models or _MODELS[kind]
+        for name in ("members", "batch_size", "seconds"):
+            value = getattr(options, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        return cls(
+            str(device),
+            () if models == "none" else _names(models),
+            _names(options.methods or "ensemble,kde,f-kde"),
+            _names(options.engines or _ENGINES[kind]),
+            _names(options.precision or ""),
+            options.members,
+            options.batch_size,
+            options.optimizer,
+            options.seconds or (0.2 if options.quick else 5.0),
+            options.quick,
+        )
+
+    def batteries(self) -> list[list[Contestant]]:
+        """What is timed in turns: all of a network on a CPU, one engine at a time on a GPU.
+
+        The engines of a large network would not fit on a GPU together.
+        """
+        cases = [
+            self.case(found, precision)
+            for found in map(network, self.models)
+            for precision in self.precisions or (found.precision,)
+        ]
+        together = [self.engines] if self.device == "cpu" else [(e,) for e in self.engines]
+        return [contestants(case, self.methods, some) for case in cases for some in together]
+
+    def case(self, found: Network, precision: str, points: int | None = None) -> Case:
+        """One network in one precision."""
+        batches = _QUICK_BATCHES if self.quick else found.batches
+        return Case(
+            network=found,
+            members=self.members or found.members,
+            batch_size=self.batch_size,
+            precision=precision,
+            optimizer=self.optimizer,
+            device=torch.device(self.device),
+            points=points or batches * self.batch_size,
+        )
+
+    def whole_training(self) -> list[Case]:
+        """60,000 points for the perceptron, in every precision asked for."""
+        points = 10 * self.batch_size if self.quick else 60_000
+        found = NETWORKS["mlp"]
+        return [self.case(found, p, points) for p in self.precisions or (found.precision,)]
+
+    def settings(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device called `name`; by default a GPU where there is one."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        line = str(error).partition("\n")[0]
+        raise ConfigError(f"nothing can be computed on {name!r} here: {line}") from error
+    return device
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))

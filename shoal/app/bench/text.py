@@ -1,0 +1,105 @@
+"""The figures as tables for people."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from shoal.app.bench.battery import Row
+from shoal.app.outcome import table
+from shoal.app.words import number, seconds
+
+__all__ = ["report"]
+
+_HEADER = ("", "ms a step", "±", "members x samples/s", "MiB", "x loop", "x products")
+
+
+def report(value: Mapping[str, Any]) -> str:
+    """Every part of the result that there is."""
+    return "\n\n".join(
+        [
+            _title(value["machine"], value["versions"]),
+            *_tables(value["steps"]),
+            *_agreement(value.get("agreement", [])),
+            *_trainings(value.get("training", [])),
+        ]
+    )
+
+
+def _title(machine: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
+    where = machine.get("gpu") or machine["processor"]
+    busy = machine.get("load")
+    noise = f", load {busy[0]:g} when it began" if busy else ""
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    return f"{where}, {machine['cores']} cores, {threads}{noise}; torch {versions['torch']}"
+
+
+def _tables(rows: Sequence[Row]) -> list[str]:
+    blocks = []
+    for heading, group in groupby(rows, _heading):
+        lines = list(group)
+        cells = [_cells(row) for row in lines if "ms" in row]
+        notes = [f"{_label(row)}: {row['note']}" for row in lines if row.get("note")]
+        failed = [f"{_label(row)} cannot run: {row['error']}" for row in lines if "error" in row]
+        figures = [table(cells, _HEADER)] if cells else []
+        blocks.append("\n".join([heading, *figures, *notes, *failed]))
+    return blocks
+
+
+def _heading(row: Row) -> str:
+    sizes = f"{row['members']} members, batch {row['batch_size']}"
+    return f"{row['model']}, {sizes}, {row['precision']}, {row['optimizer']}"
+
+
+def _label(row: Row) -> str:
+    return row["what"] if row["method"] is None else f"{row['method']}, {row['engine']}"
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        _label(row),
+        f"{row['ms']:.4g}",
+        f"{100 * row['spread']:.0f} %",
+        f"{row['member_samples_per_second']:,.0f}",
+        "-" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}",
+        _ratio(row["times_faster_than_loop"]),
+        _ratio(row["times_bare_products"]),
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _agreement(rows: Sequence[Row]) -> list[str]:
+    """The worst deviation of every engine and precision, over networks and methods."""
+    if not rows:
+        return []
+    keys = dict.fromkeys((row["engine"], row["precision"]) for row in rows)
+    cells, failed = [], []
+    for engine, precision in keys:
+        mine = [row for row in rows if (row["engine"], row["precision"]) == (engine, precision)]
+        found = [row["deviation"] for row in mine if "deviation" in row]
+        if found:
+            cells.append([engine, precision, f"{max(found):.1e}", str(len(found))])
+        failed += [
+            f"{row['model']}, {row['method']}, {engine}, {precision} cannot run: {row['error']}"
+            for row in mine
+            if "error" in row
+        ]
+    header = ("engine", "precision", "largest deviation", "cases")
+    title = "Ten steps of each engine beside ten in float64, one member after another on the CPU"
+    return ["\n".join([title, *([table(cells, header)] if cells else []), *failed])]
+
+
+def _trainings(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        what = f"{row['method']}, {row['engine']}, {row['precision']}"
+        size = f"{row['epochs']} epochs of {row['points']:,} points, {row['members']} members"
+        if "error" in row:
+            lines.append(f"{what}: {size} cannot be trained: {row['error']}")
+        else:
+            lines.append(
+                f"{what}: {size} in {seconds(row['seconds'])} ({number(row['ms'])} ms a step)"
+            )
+    return ["\n".join(["A whole training by fit", *lines])] if lines else []

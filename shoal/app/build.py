@@ -1,0 +1,191 @@
+"""From a config to the things it names: data, ensemble, run."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.app.config import Config
+from shoal.core.errors import ConfigError
+from shoal.core.registry import nearest
+from shoal.core.values import check_settings, check_spec, check_value
+from shoal.data import augment, load
+from shoal.data.dataset import Dataset
+from shoal.inference import likelihoods, priors
+from shoal.inference.ensemble import Ensemble
+from shoal.interaction import methods
+from shoal.interaction import repulsion as repulsions
+from shoal.models import Blueprint
+from shoal.models import registry as models
+from shoal.training import annealing
+from shoal.training.adversarial import Adversarial
+from shoal.training.fit import fit
+from shoal.training.optim import schedules
+from shoal.training.run import Run
+
+__all__ = ["check_device", "check_names", "default_folder", "make_data", "make_ensemble", "train"]
+
+_ELSEWHERE = ("name", "data", "model", "members", "out")
+_REGISTRIES = {
+    "likelihood": likelihoods.registry,
+    "prior": priors.registry,
+    "schedule": schedules,
+    "annealing": annealing.registry,
+    "augment": augment.registry,
+}
+
+
+def train(
+    config: Config,
+    data: Dataset,
+    out: Path | str | None,
+    *,
+    resume: bool = False,
+    progress: bool = True,
+    prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+) -> Run:
+    """Train what the config describes.
+
+    Args:
+        config: every setting.
+        data: what `make_data(config)` gave.
+        out: folder of the run.
+        resume: continue the run in the folder, if there is one.
+        progress: show how far it is.
+        prepare: called with the ensemble before it is trained.
+    """
+    check_names(config)
+    check_device(config.device)
+    ensemble = make_ensemble(config, data)
+    prepare(ensemble)
+    settings = {f.name: getattr(config, f.name) for f in fields(config)}
+    settings = {key: value for key, value in settings.items() if key not in _ELSEWHERE}
+    settings["method"] = _method(config)
+    return fit(ensemble, data, **settings, out=out, resume=resume, progress=progress)
+
+
+def make_data(config: Config) -> Dataset:
+    """The data set of the config."""
+    _refuse_custom("data", config.data)
+    return load(config.data)
+
+
+def make_ensemble(config: Config, data: Dataset) -> Ensemble:
+    """Fresh members whose sizes follow from the data and the likelihood."""
+    default = "categorical" if data.task == "classification" else "gaussian"
+    likelihood = likelihoods.registry.make(config.likelihood or default)
+    outputs = likelihood.width(data.outputs)
+    pairs = [(_blueprint(table, data, outputs), count) for table, count in _networks(config)]
+    _check_memory(pairs)
+    return Ensemble.init(pairs, seed=config.seed)
+
+
+def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:
+    """Refuse networks whose weights, gradients and two moments this machine cannot hold."""
+    try:
+        with torch.device("meta"):
+            weights = [sum(p.numel() for p in build().parameters()) for build, _ in pairs]
+    except (RuntimeError, TypeError, OverflowError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"the networks cannot be made: {reason}; make them smaller") from error
+    total = sum(size * count for size, (_, count) in zip(weights, pairs, strict=True))
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    if 16 * total > memory:
+        raise ConfigError(
+            f"{total:.2g} weights need more than {16 * total / 2**30:.0f} GiB to train, but this "
+            f"machine has {memory / 2**30:.0f}; take fewer members or smaller networks"
+        )
+
+
+def check_names(config: Config) -> None:
+    """Refuse names that nothing has and settings of the wrong type, before any work is done."""
+    for key, registry in _REGISTRIES.items():
+        spec = getattr(config, key)
+        _refuse_custom(key, spec)
+        if spec is not None:
+            check_spec(key, spec, registry)
+    if isinstance(config.adversarial, Mapping):
+        check_settings("adversarial", Adversarial, config.adversarial)
+    method = _method(config)
+    if isinstance(method, Mapping):
+        check_spec("method", {"name": "repulsion", **method}, repulsions.registry)
+    else:
+        methods.get(method)
+    if isinstance(config.optimizer, Mapping):
+        check_value("optimizer.name", config.optimizer.get("name", "adam"), str)
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that this machine, or this build of torch, does not have."""
+    if device is None:
+        return
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        cards = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        apple = ["mps"] if torch.backends.mps.is_available() else []
+        raise ConfigError(
+            f"there is no device '{device}' here; {nearest(device, ['cpu', *cards, *apple])}"
+        ) from error
+
+
+def default_folder(config: Config) -> Path:
+    """Where a run is kept when nobody says where."""
+    method = config.method if isinstance(config.method, str) else "custom"
+    return Path("runs") / f"{config.name}-{method}-m{config.members}-s{config.seed}"
+
+
+def _method(config: Config) -> str | dict[str, Any]:
+    """The method by name, or its composition with the parts that the config changes."""
+    if isinstance(config.method, str):
+        return config.method
+    _refuse_custom("method", config.method)
+    name = config.method.get("name", "repulsion")
+    if name == "repulsion" or not isinstance(name, str):
+        return config.method
+    repulsion = methods.get(name, config.legacy).repulsion
+    if repulsion is None:
+        raise ConfigError(f"method '{name}' has no parts that could be changed; take another one")
+    return repulsions.registry.spec(repulsion) | {**config.method, "name": "repulsion"}
+
+
+def _networks(config: Config) -> list[tuple[dict[str, Any], int]]:
+    """A table for each architecture, and how many members it has."""
+    if isinstance(config.model, str):
+        return [({"name": config.model}, config.members)]
+    if isinstance(config.model, dict):
+        return [(config.model, config.members)]
+    tables = [{k: v for k, v in table.items() if k != "members"} for table in config.model]
+    if len(tables) == 1:
+        return [(tables[0], config.members)]
+    return [(table, old["members"]) for table, old in zip(tables, config.model, strict=True)]
+
+
+def _blueprint(table: dict[str, Any], data: Dataset, outputs: int) -> Blueprint:
+    _refuse_custom("model", table)
+    settings = dict(table)
+    shape = settings.pop("input_shape", data.input_shape)
+    check_value("model.input_shape", shape, tuple[int, ...])
+    if tuple(shape) != data.input_shape:
+        raise ConfigError(
+            f"the model takes inputs of shape {tuple(shape)}, but those of the data set "
+            f"'{data.name}' have shape {data.input_shape}; leave out model.input_shape"
+        )
+    outputs = settings.pop("outputs", outputs)
+    check_value("model.outputs", outputs, int)
+    check_spec("model", settings, models)
+    return Blueprint(models.make(settings), data.input_shape, outputs)
+
+
+def _refuse_custom(key: str, spec: object) -> None:
+    if isinstance(spec, Mapping) and "custom" in spec:
+        raise ConfigError(
+            f"the {key} of this run was your own '{spec['custom']}', which a file cannot name; "
+            f"repeat the run from Python with shoal.fit"
+        )

@@ -1,0 +1,1 @@
+"""The verbs of the command line, one a file, imported when they are typed."""

@@ -1,0 +1,175 @@
+"""Config files: TOML whose keys are the arguments of `shoal.fit`, and the data and the network.
+
+A file holds names, numbers and tables of these, and never the path of something to import. Nothing
+here loads torch, so that a mistake is answered at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from shoal.app.overrides import apply_override
+from shoal.app.toml import MAX_BYTES, parse_toml
+from shoal.core.disk import size_of, storage_errors
+from shoal.core.errors import ConfigError, StorageError
+from shoal.core.registry import nearest
+from shoal.core.values import check_value
+
+__all__ = ["Config", "experiments", "load_config", "summary"]
+
+Spec = str | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run, described by plain values; keys that `shoal.fit` shares with it are told there.
+
+    Attributes:
+        name: what the run is called after: the experiment, the file, or the data.
+        data: name of a data set, or a table with its name and settings.
+        model: name of an architecture, a table, or a list of tables that each have `members`.
+        members: how many networks train together.
+        out: the folder of the run.
+    """
+
+    name: str
+    data: Spec
+    model: Spec | list[dict[str, Any]] = "mlp"
+    members: int = 5
+    method: Spec = "f-kde"
+    legacy: bool = False
+    likelihood: Spec | None = None
+    prior: Spec = "gaussian"
+    optimizer: Spec = "adam"
+    lr: float = 1e-3
+    schedule: Spec | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 128
+    temperature: float = 1.0
+    strength: float | None = None
+    annealing: Spec | None = None
+    adversarial: float | dict[str, Any] | None = None
+    augment: Spec | None = None
+    clip: float | None = None
+    seed: int = 0
+    device: str | None = None
+    precision: str | None = None
+    engine: str = "auto"
+    save_every: float = 30.0
+    out: str | None = None
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The keys that are set, as a file would hold them."""
+        values = {key: getattr(self, key) for key in KEYS}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+KEYS = tuple(field.name for field in fields(Config) if field.name != "name")
+"""What a config file may hold."""
+
+_TYPES = get_type_hints(Config)
+_DEFAULTS = {field.name: field.default for field in fields(Config) if field.name in KEYS}
+
+
+def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of a file, or of an experiment that comes with Shoal, changed as asked.
+
+    >>> load_config("digits", ["method=kde", "prior.std=0.5"]).prior
+    {'name': 'gaussian', 'std': 0.5}
+
+    Args:
+        source: path of a TOML file, or a name from `shoal list experiments`.
+        overrides: "key=value", where the value is TOML or a bare word; dots reach into tables, and
+            the word `none` takes a key out.
+    """
+    text, name = _read(source)
+    table = parse_toml(text, str(source))
+    for override in overrides:
+        table = apply_override(table, override, _DEFAULTS)
+    config = make_config(table, name)
+    return replace(config, name=_data_name(config.data)) if name == "config" else config
+
+
+def make_config(table: Mapping[str, Any], name: str = "config") -> Config:
+    """A config from a table of plain values; the first key or value that is wrong is named."""
+    for key, value in table.items():
+        if key not in KEYS:
+            raise ConfigError(f"there is no key {key!r} in a config; {nearest(key, KEYS)}")
+        check_value(key, value, _TYPES[key])
+    if "data" not in table:
+        raise ConfigError("a config needs data to train on; write data = 'digits', for example")
+    config = Config(**{"name": name, **table})
+    _check_members(config.model, config.members, "members" in table)
+    return config
+
+
+def experiments() -> dict[str, str]:
+    """The text of every config that comes with Shoal, by name."""
+    folder = resources.files("shoal.app") / "experiments"
+    files = [file for file in folder.iterdir() if file.name.endswith(".toml")]
+    found = {file.name.removesuffix(".toml"): file for file in files}
+    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+
+
+def summary(text: str) -> str:
+    """What a config says of itself in its first line."""
+    return text.partition("\n")[0].removeprefix("#").strip()
+
+
+def _read(source: str | Path) -> tuple[str, str]:
+    path = Path(source)
+    with storage_errors("read", path):
+        if path.is_file():
+            return _read_file(path), path.stem
+        if path.is_dir():
+            raise StorageError(f"{path} is a folder; give a file in it, such as config.toml")
+    known = experiments()
+    if str(source) in known:
+        return known[str(source)], str(source)
+    if path.suffix or len(path.parts) > 1:
+        raise StorageError(f"there is no file called {path}")
+    raise ConfigError(
+        f"there is no experiment called {str(source)!r}, nor such a file; "
+        f"{nearest(str(source), known)}"
+    )
+
+
+def _read_file(path: Path) -> str:
+    if size_of(path) > MAX_BYTES:
+        raise ConfigError(f"{path} has more than the {MAX_BYTES:,} bytes that a config may have")
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8") from None
+
+
+def _data_name(data: Spec) -> str:
+    """What to call a run whose file has no name of its own, such as that of another run."""
+    if isinstance(data, str):
+        return data
+    name = str(data.get("name", "run"))
+    return Path(str(data.get("train"))).stem if name == "file" else name
+
+
+def _check_members(model: Any, members: int, given: bool) -> None:
+    """A list of networks says how many of each there are; the sum must be what `members` says."""
+    if members < 1:
+        raise ConfigError(f"members must be 1 or more, not {members}")
+    if not isinstance(model, list):
+        return
+    if not model:
+        raise ConfigError("model is an empty list; name an architecture, such as model = 'mlp'")
+    for table in model:
+        check_value("members of a network in the list of models", table.get("members"), int)
+    total = sum(table["members"] for table in model)
+    if len(model) > 1 and given and total != members:
+        raise ConfigError(
+            f"the networks in the list of models have {total} members together, but members is "
+            f"{members}; change the numbers in the list"
+        )

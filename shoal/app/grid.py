@@ -1,0 +1,196 @@
+"""A grid of runs, methods by sizes by seeds: resumable, because every run keeps its own folder."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.app.assess import assess
+from shoal.app.build import check_names, train
+from shoal.app.config import Config, make_config
+from shoal.app.toml import parse_toml
+from shoal.core.disk import storage_errors
+from shoal.core.errors import ConfigError, DataError
+from shoal.core.files import write_text
+from shoal.core.registry import nearest
+from shoal.core.toml import to_toml
+from shoal.data.dataset import Dataset
+from shoal.inference.ensemble import Ensemble
+from shoal.interaction.methods import METHODS
+
+__all__ = ["Cell", "Grid", "Variant", "check_grid", "parse_variants", "run_grid"]
+
+_FREE = ("members", "seed", "out", "device", "save_every")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method, at its own strength or at another.
+
+    Attributes:
+        method: its name; "custom" for the repulsion that the config composes.
+        strength: factor of the repulsion; None leaves what the config says.
+    """
+
+    method: str
+    strength: float | None = None
+
+    @property
+    def label(self) -> str:
+        """What to type for it."""
+        return self.method if self.strength is None else f"{self.method}:{self.strength:g}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid."""
+
+    variant: Variant
+    members: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        label = self.variant.label.replace(":", "-x")
+        return f"{label}-m{self.members}-s{self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Everything that is to be run.
+
+    Attributes:
+        config: what all runs share.
+        folder: has a folder for each run.
+        variants: the methods.
+        sizes: numbers of members.
+        seeds: how many seeds, from the config's on.
+    """
+
+    config: Config
+    folder: Path
+    variants: tuple[Variant, ...]
+    sizes: tuple[int, ...]
+    seeds: int
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All runs, one seed after another, so that a grid that was stopped is balanced."""
+        first = self.config.seed
+        return [
+            Cell(variant, size, seed)
+            for seed in range(first, first + self.seeds)
+            for size in self.sizes
+            for variant in self.variants
+        ]
+
+    def place(self, cell: Cell) -> Path:
+        """Folder of one run."""
+        return self.folder / cell.name
+
+    def is_done(self, cell: Cell) -> bool:
+        """It has been trained and judged."""
+        return (self.place(cell) / "scores.json").exists()
+
+    def config_of(self, cell: Cell) -> Config:
+        """The config of one run."""
+        changed: dict[str, Any] = {"members": cell.members, "seed": cell.seed}
+        if cell.variant.method != "custom":
+            changed["method"] = cell.variant.method
+        if cell.variant.strength is not None:
+            changed["strength"] = cell.variant.strength
+        return make_config(self.config.table | changed, self.config.name)
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Methods separated by commas, each with a strength after a colon if wanted; or `all`.
+
+    >>> parse_variants("ensemble,kde:300")
+    (Variant(method='ensemble', strength=None), Variant(method='kde', strength=300.0))
+    """
+    if text == "all":
+        return tuple(Variant(name) for name in METHODS)
+    found = [_variant(word.strip()) for word in text.split(",") if word.strip()]
+    if not found:
+        raise ConfigError("name the methods to compare, as in --methods ensemble,kde, or 'all'")
+    return tuple(dict.fromkeys(found))
+
+
+def _variant(word: str) -> Variant:
+    name, colon, strength = word.partition(":")
+    if name not in METHODS and name != "custom":
+        raise ConfigError(f"there is no method called {name!r}; {nearest(name, METHODS)}")
+    if not colon:
+        return Variant(name)
+    try:
+        return Variant(name, float(strength))
+    except ValueError:
+        raise ConfigError(f"a strength is a number, as in {name}:300, not {strength!r}") from None
+
+
+def run_grid(
+    grid: Grid,
+    data: Dataset,
+    after: Callable[[Cell], None] = lambda cell: None,
+    prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+) -> dict[Cell, str]:
+    """Train and judge what is not done yet; a run that was stopped goes on where it was.
+
+    Args:
+        grid: what to run.
+        data: what the config of the grid names.
+        after: called when a run is done.
+        prepare: called with each ensemble before it is trained.
+
+    Returns:
+        The runs that came to nothing, and why; the others have their scores in their folders.
+    """
+    check_grid(grid, data)
+    failed: dict[Cell, str] = {}
+    for cell in grid.cells:
+        if grid.is_done(cell):
+            continue
+        config, place = grid.config_of(cell), grid.place(cell)
+        try:
+            run = train(config, data, place, resume=True, progress=False, prepare=prepare)
+            assess(run, data)
+        except DataError as error:
+            failed[cell] = str(error)
+        after(cell)
+    return failed
+
+
+def check_grid(grid: Grid, data: Dataset) -> None:
+    """Refuse a grid of which some run could not begin, or whose folder holds another grid."""
+    if data.test is None:
+        raise DataError(f"the data set '{data.name}' has no test part to compare methods by")
+    custom = any(variant.method == "custom" for variant in grid.variants)
+    if custom and isinstance(grid.config.method, str):
+        raise ConfigError("the config composes no repulsion of its own, so 'custom' means nothing")
+    for cell in grid.cells:
+        check_names(grid.config_of(cell))
+    _check_same(grid)
+
+
+def _check_same(grid: Grid) -> None:
+    """The folder keeps what its runs share; a grid of other settings needs another folder."""
+    path = grid.folder / "grid.toml"
+    shared = _shared(grid.config)
+    if not path.exists():
+        write_text(path, to_toml(shared))
+        return
+    with storage_errors("read", path):
+        known = parse_toml(path.read_text(encoding="utf-8"), str(path))
+    wanted = parse_toml(to_toml(shared), str(path))
+    for key in sorted(known.keys() | wanted.keys()):
+        if known.get(key) != wanted.get(key):
+            raise ConfigError(
+                f"{grid.folder} holds runs with {key} = {known.get(key)!r}, not "
+                f"{wanted.get(key)!r}; choose another folder with -o"
+            )
+
+
+def _shared(config: Config) -> dict[str, Any]:
+    free = (*_FREE, "method") if isinstance(config.method, str) else _FREE
+    return {key: value for key, value in config.table.items() if key not in free}

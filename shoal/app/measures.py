@@ -1,0 +1,126 @@
+"""The numbers by which a page compares runs, and how each of them is called and shown."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.app.story import Entry, Group, Story
+from shoal.prediction.metric import registry
+from shoal.prediction.statistics import Difference, mean_and_error, paired_difference
+
+__all__ = ["Measure", "against_baseline", "baseline", "measures"]
+
+_CLASSIFICATION = ("accuracy", "nll", "brier", "ece", "effective_functions")
+_REGRESSION = ("rmse", "nll", "crps", "coverage_90", "sharpness", "effective_functions")
+_FOREIGN = ("recognised", "auroc_entropy", "auroc_variance", "entropy_ratio")
+_SETS = 3
+
+_NAMES = {
+    "accuracy": "accuracy",
+    "nll": "NLL",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "effective_functions": "different functions",
+    "rmse": "RMSE",
+    "crps": "CRPS",
+    "coverage_90": "90 % coverage",
+    "sharpness": "mean deviation",
+    "recognised": "recognised",
+    "auroc_entropy": "AUROC",
+    "auroc_variance": "AUROC",
+    "entropy_ratio": "entropy ratio",
+}
+_SHARES = {"accuracy", "ece", "recognised", "coverage_90"}
+_UNITS = {"nll": "nats"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One column of a table.
+
+    Attributes:
+        key: name of the metric.
+        part: "test", "shift:NAME" or "ood:NAME".
+    """
+
+    key: str
+    part: str = "test"
+
+    @property
+    def title(self) -> str:
+        """For a heading."""
+        name = _NAMES.get(self.key, self.key.replace("_", " "))
+        return name if self.part == "test" else f"{name}, {self.part.partition(':')[2]}"
+
+    @property
+    def unit(self) -> str:
+        """What the number is in; empty for a pure number."""
+        return "%" if self.share else _UNITS.get(self.key, "")
+
+    @property
+    def share(self) -> bool:
+        """Shown in per cent."""
+        return self.key in _SHARES
+
+    @property
+    def scale(self) -> float:
+        """What to multiply with for showing."""
+        return 100.0 if self.share else 1.0
+
+    @property
+    def better(self) -> str:
+        """ "lower", "higher" or "neither"."""
+        if self.key == "recognised":
+            return "higher"
+        return registry[self.key].better if self.key in registry else "neither"
+
+    def __call__(self, entry: Entry) -> float:
+        """Its value for a run, NaN where it has none."""
+        if entry.assessment is None:
+            return math.nan
+        kind, _, name = self.part.partition(":")
+        scores = entry.assessment.scores
+        found = scores["test"] if kind == "test" else scores[_KINDS[kind]].get(name, {})
+        return found.get(self.key, math.nan)
+
+    def summary(self, group: Group) -> tuple[float, float]:
+        """Mean over the seeds and its standard error, NaN where there is none."""
+        values = list(group.values(self).values())
+        return mean_and_error(values) if values else (math.nan, math.nan)
+
+
+_KINDS = {"shift": "shifts", "ood": "ood"}
+
+
+def measures(story: Story) -> list[Measure]:
+    """The columns that the runs of a page have numbers for."""
+    keys = _CLASSIFICATION if story.assessment.task == "classification" else _REGRESSION
+    wanted = [Measure(key) for key in keys]
+    for name in list(story.assessment.ood)[:_SETS]:
+        wanted += [Measure(key, f"ood:{name}") for key in _FOREIGN]
+    return [m for m in wanted if any(group.values(m) for group in story.groups)]
+
+
+def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
+    """The plain ensemble of the same size, unless the group is one itself."""
+    if group.first.method.startswith("ensemble"):
+        return None
+    for other in groups:
+        if other.first.method == "ensemble" and other.members == group.members:
+            return other
+    return None
+
+
+def against_baseline(
+    measure: Measure, group: Group, groups: Sequence[Group]
+) -> tuple[Difference, int] | None:
+    """Mean difference to the plain ensemble over the seeds that both have, and how many."""
+    plain = baseline(group, groups)
+    if plain is None:
+        return None
+    mine, theirs = group.values(measure), plain.values(measure)
+    seeds = [seed for seed in mine if seed in theirs]
+    if not seeds:
+        return None
+    pairs = [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+    return paired_difference(*pairs), len(seeds)

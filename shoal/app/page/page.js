@@ -1,0 +1,30 @@
+"use strict";
+
+function sortBy(heading) {
+  const row = heading.parentNode, table = row.closest("table"), body = table.tBodies[0];
+  const column = [...row.cells].indexOf(heading);
+  const direction = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  const key = (line) => line.cells[column].dataset.value;
+  const numeric = (text) => text !== "" && !Number.isNaN(Number(text));
+  const compare = (a, b) => {
+    const x = key(a), y = key(b);
+    if (numeric(x) !== numeric(y)) return numeric(x) ? -1 : 1;
+    return direction * (numeric(x) ? x - y : x.localeCompare(y));
+  };
+  for (const other of row.cells) other.setAttribute("aria-sort", "none");
+  heading.setAttribute("aria-sort", direction > 0 ? "ascending" : "descending");
+  body.append(...[...body.rows].sort(compare));
+}
+
+for (const button of document.querySelectorAll("th button")) {
+  button.addEventListener("click", () => sortBy(button.closest("th")));
+}
+
+let opened = [];
+addEventListener("beforeprint", () => {
+  opened = [...document.querySelectorAll("details:not([open])")];
+  for (const fold of opened) fold.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const fold of opened) fold.open = false;
+});

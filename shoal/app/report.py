@@ -1,0 +1,126 @@
+"""One self-contained page about one or several runs."""
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Iterable
+from importlib.resources import files
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from shoal.app.blocks import Block, Fold, Listing, Picture, Section
+from shoal.app.sections import builders
+from shoal.app.story import Story, tell
+from shoal.core.files import write_text
+from shoal.core.optional import require
+from shoal.plots.svg import svg
+
+__all__ = ["render", "report"]
+
+
+def report(runs: Iterable[Any], path: str | Path, *, title: str | None = None) -> Path:
+    """Write a page that answers the questions a reader has about the runs, from the top down.
+
+    It is one file that loads nothing, follows the reader's light or dark setting, prints, and
+    computes nothing that `assess` has not already written.
+
+    Args:
+        runs: runs or their folders, or pairs of a run and its assessment when it is not kept.
+        path: the file to write.
+        title: a heading of your own.
+    """
+    path = Path(path)
+    write_text(path, render(tell(runs, title)))
+    return path
+
+
+def render(story: Story) -> str:
+    """The page as text."""
+    jinja2 = require("jinja2", extra="report")
+    require("matplotlib", extra="report")
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_page_file),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["whole"] = _unbroken
+    script = _page_file("page.js").strip()
+    return environment.get_template("page.html").render(
+        title=story.title or _title(story),
+        sections=_sections(story),
+        unjudged=[entry.name for entry in story.unjudged],
+        style=_markup(_page_file("page.css")),
+        script=_markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _page_file(name: str) -> str:
+    return (files("shoal.app") / "page" / name).read_text(encoding="utf-8")
+
+
+def _unbroken(text: str) -> Any:
+    """Keep a number and its unit on one line, and set `commands` as such."""
+    safe = html.escape(text)
+    for sign in ("%", "±"):
+        safe = safe.replace(f" {sign}", f"\u00a0{sign}")
+    safe = safe.replace("± ", "±\u00a0")
+    return _markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", safe))
+
+
+def _markup(text: str) -> Any:
+    """Text that is already safe to stand in a page."""
+    return require("markupsafe", extra="report").Markup(text)
+
+
+def _title(story: Story) -> str:
+    entry = story.entries[0]
+    methods = dict.fromkeys(entry.method for entry in story.entries)
+    sizes = sorted({entry.members for entry in story.entries})
+    many = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
+    members = "1 member" if many == "1" else f"{many} members"
+    what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
+    return f"{entry.data}: {what}, {members}"
+
+
+def _sections(story: Story) -> list[dict[str, Any]]:
+    names = (f"figure{index}" for index in count(1))
+    found = []
+    for name, builder in builders().items():
+        if builder.judged and not story.groups:
+            continue
+        section: Section | None = builder.build(story)
+        if section is not None:
+            blocks = _blocks(section.blocks, names)
+            found.append({"name": name, "section": section, "groups": _runs_of(blocks)})
+    return found
+
+
+def _blocks(blocks: Iterable[Block], names: Iterable[str]) -> list[dict[str, Any]]:
+    """What the template shows: each block with its kind, figures as SVG, files as links."""
+    names, shown = iter(names), []
+    for block in blocks:
+        facts: dict[str, Any] = {"kind": type(block).__name__.lower(), "block": block}
+        if isinstance(block, Picture):
+            facts["svg"] = _markup(svg(block.figure, next(names), block.title))
+        elif isinstance(block, Fold):
+            facts["groups"] = _runs_of(_blocks(block.blocks, names))
+        elif isinstance(block, Listing) and block.file:
+            coded = base64.b64encode(block.text.encode()).decode()
+            facts["link"] = f"data:text/plain;charset=utf-8;base64,{coded}"
+        shown.append(facts)
+    return shown
+
+
+def _runs_of(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Blocks of one kind that follow each other, together: they share a row on the page."""
+    groups: list[dict[str, Any]] = []
+    for block in blocks:
+        if not groups or groups[-1]["kind"] != block["kind"]:
+            groups.append({"kind": block["kind"], "blocks": []})
+        groups[-1]["blocks"].append(block)
+    return groups

@@ -1,0 +1,97 @@
+"""How was it made? Settings, versions, citations, the command that repeats it, the numbers."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.app.blocks import Block, Cell, Listing, Section, Table, section
+from shoal.app.flatten import flat, plain
+from shoal.app.story import Entry, Story
+from shoal.app.words import seconds
+from shoal.core.bibliography import BIBLIOGRAPHY
+from shoal.interaction.methods import METHODS
+
+__all__ = ["bibtex", "made", "numbers_csv"]
+
+
+@section("making", order=80, judged=False)
+def made(story: Story) -> Section:
+    """Everything that someone needs who wants to make it again."""
+    entries = story.entries
+    total = sum(float(entry.provenance.get("seconds") or 0) for entry in entries)
+    count = "One run" if len(entries) == 1 else f"{len(entries)} runs"
+    answer = f"{count} on {entries[0].data}, {seconds(total)} of training."
+    blocks: list[Block] = [
+        Listing("To make it again", _commands(entries)),
+        *_settings(entries),
+        Listing("To cite it", bibtex(entries), "shoal.bib"),
+    ]
+    numbers = numbers_csv(entries)
+    if numbers:
+        blocks.append(Listing("All numbers, one a line", numbers, "shoal.csv", shown=False))
+    return Section("How was it made?", answer, blocks)
+
+
+def _commands(entries: list[Entry]) -> str:
+    return "\n".join(f"shoal fit {entry.name}/config.toml" for entry in entries[:20])
+
+
+def _settings(entries: list[Entry]) -> list[Block]:
+    tables = [flat(plain(entry.config)) for entry in entries]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    same = [key for key in keys if len({table.get(key) for table in tables}) == 1]
+    common = [[Cell(key, key), Cell(tables[0][key], tables[0][key])] for key in same]
+    blocks: list[Block] = [
+        Table("Settings", ["setting", "value"], common),
+        _provenance(entries[0]),
+    ]
+    differing = [key for key in keys if key not in same]
+    if differing:
+        rows = [
+            [Cell(entry.name, entry.name)]
+            + [Cell(table.get(key, "–"), table.get(key, "")) for key in differing]
+            for entry, table in zip(entries, tables, strict=True)
+        ]
+        blocks.append(Table("Settings that differ", ["run", *differing], rows))
+    return blocks
+
+
+def _provenance(entry: Entry) -> Table:
+    known: Mapping[str, Any] = {k: v for k, v in entry.provenance.items() if k != "seconds"}
+    rows = [[Cell(key, key), Cell(value, value)] for key, value in flat(known).items()]
+    time = float(entry.provenance.get("seconds") or math.nan)
+    rows.append([Cell("wall time", "wall time"), Cell(seconds(time), seconds(time))])
+    return Table(f"Made by ({entry.name})", ["what", "which"], rows)
+
+
+def bibtex(entries: list[Entry]) -> str:
+    """The papers behind the methods of the runs, as a reference list."""
+    names = dict.fromkeys(entry.method.split(" ")[0] for entry in entries)
+    keys = dict.fromkeys(k for name in names if name in METHODS for k in METHODS[name].cite)
+    return "\n\n".join(BIBLIOGRAPHY[key].bibtex(key) for key in keys if key in BIBLIOGRAPHY)
+
+
+def numbers_csv(entries: list[Entry]) -> str:
+    """Every score of every run, one number a line."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["run", "data", "method", "members", "seed", "part", "metric", "value"])
+    empty = True
+    for entry in entries:
+        own = [entry.name, entry.data, entry.method, entry.members, entry.seed]
+        for part, scores in _parts(entry).items():
+            for metric, value in scores.items():
+                empty = False
+                writer.writerow([*own, part, metric, repr(value)])
+    return "" if empty else stream.getvalue()
+
+
+def _parts(entry: Entry) -> dict[str, dict[str, float]]:
+    found = entry.assessment
+    if found is None:
+        return {}
+    parts = {"test": found.test}
+    parts |= {f"shift:{name}": scores for name, scores in found.shifts.items()}
+    return parts | {f"ood:{name}": scores for name, scores in found.ood.items()}

@@ -1,0 +1,166 @@
+"""Which method, how many members? A table with error bars, paired differences, sizes."""
+
+import math
+from collections.abc import Iterator
+
+from shoal import plots
+from shoal.app import sentences
+from shoal.app.blocks import Block, Cell, Fold, Heading, Picture, Remark, Section, Table, section
+from shoal.app.measures import Measure, against_baseline, baseline, measures
+from shoal.app.story import Group, Story
+from shoal.app.words import number, plus_minus
+from shoal.prediction.statistics import Difference
+
+__all__ = ["which"]
+
+_DRAWN = {"accuracy", "rmse", "nll", "crps", "ece", "auroc_entropy", "auroc_variance"}
+
+
+@section("methods", order=20)
+def which(story: Story) -> Section:
+    """Every group of runs beside every other."""
+    columns = measures(story)
+    if len(story.groups) == 1:
+        line = "Only one kind of run is here; `shoal compare` puts methods and sizes side by side."
+        table = _upright(story.lead, columns)
+        return Section("Which method, how many members?", line, [table])
+    blocks: list[Block] = [_table(story, columns), *_differences(story, columns)]
+    judged = [m for m in columns if m.better in ("lower", "higher")]
+    blocks += _pictures(story, [m for m in judged if m.key in _DRAWN])
+    rest = _pictures(story, [m for m in judged if m.key not in _DRAWN])
+    if rest:
+        blocks.append(Fold("The other numbers, drawn", rest))
+    return Section("Which method, how many members?", answer(story), blocks)
+
+
+def _pictures(story: Story, judged: list[Measure]) -> list[Block]:
+    blocks: list[Block] = []
+    if len(story.peers()) > 1:
+        blocks += [_compared(story, measure) for measure in judged]
+    if len(story.sizes) > 1:
+        blocks.append(Heading("Against the number of members"))
+        blocks += [_sized(story, measure) for measure in judged]
+    return blocks
+
+
+def answer(story: Story) -> str:
+    """Whether the methods differ from the plain ensemble in log-likelihood."""
+    measure = Measure("nll")
+    found: dict[str, Difference] = {}
+    seeds = 0
+    for label, group in story.peers().items():
+        result = against_baseline(measure, group, story.groups)
+        if result is not None:
+            found[label], count = result
+            seeds = max(seeds, count)
+    if not found:
+        return "There is no plain ensemble of the same size here to compare with."
+    return sentences.comparison_sentence("NLL", measure.better, found, "the plain ensemble", seeds)
+
+
+def _heading(measure: Measure) -> str:
+    arrow = {"lower": " ↓", "higher": " ↑"}.get(measure.better, "")
+    return measure.title + (f" ({measure.unit})" if measure.unit else "") + arrow
+
+
+def _named(group: Group) -> list[Cell]:
+    return [Cell(group.label, group.label), Cell(str(group.members), group.members)]
+
+
+def _upright(group: Group, columns: list[Measure]) -> Table:
+    """One group alone: a line for each number."""
+    rows = []
+    for measure in columns:
+        mean, error = measure.summary(group)
+        shown = plus_minus(mean, error, measure.scale)
+        rows.append([Cell(_heading(measure), measure.title), Cell(shown, mean)])
+    return Table(
+        "All numbers",
+        ["number", f"{group.label}, {group.members} members"],
+        rows,
+        "↑ higher is better, ↓ lower is better; "
+        + ("mean ± standard error over the seeds." if len(group.entries) > 1 else "one seed."),
+    )
+
+
+def _table(story: Story, columns: list[Measure]) -> Table:
+    rows = []
+    for group in story.groups:
+        cells = [*_named(group), Cell(str(len(group.entries)), len(group.entries))]
+        for measure in columns:
+            mean, error = measure.summary(group)
+            cells.append(Cell(plus_minus(mean, error, measure.scale), mean))
+        rows.append(cells)
+    headings = ["method", "members", "seeds", *map(_heading, columns)]
+    return Table(
+        "All numbers",
+        headings,
+        rows,
+        "Mean ± standard error over the seeds; ↑ higher is better, ↓ lower is better; "
+        "click a heading to sort.",
+    )
+
+
+def _differences(story: Story, columns: list[Measure]) -> Iterator[Block]:
+    judged = [m for m in columns if m.better in ("lower", "higher")]
+    rows = [
+        [*_named(group), *(_difference(measure, group, story) for measure in judged)]
+        for group in story.groups
+        if baseline(group, story.groups) is not None
+    ]
+    if not rows:
+        return
+    if not any(cell.text.endswith("]") for row in rows for cell in row):
+        yield Remark(
+            "One seed a method says nothing about the noise; "
+            "`shoal compare --seeds 5` gives every difference an interval."
+        )
+        return
+    yield Table(
+        "Difference to the plain ensemble of the same size and seed",
+        ["method", "members", *map(_heading, judged)],
+        rows,
+        "Mean difference with its 95 % interval over the seeds; = where the interval holds zero. "
+        "One interval in twenty misses by chance.",
+    )
+
+
+def _difference(measure: Measure, group: Group, story: Story) -> Cell:
+    found = against_baseline(measure, group, story.groups)
+    if found is None or not all(map(math.isfinite, found[0])):
+        return Cell("–")
+    scaled = Difference(*(measure.scale * end for end in found[0]))
+    width = (scaled.high - scaled.low) / 8
+    word = sentences.verdict(scaled, measure.better)
+    middle, low, high = (number(value, width) for value in scaled)
+    sign = "= " if word == "equal" else ""
+    tone = {"better": "good", "worse": "mind"}.get(word, "")
+    return Cell(f"{sign}{middle} [{low}, {high}]", scaled.difference, tone)
+
+
+def _compared(story: Story, measure: Measure) -> Picture:
+    rows = {label: measure.summary(group) for label, group in story.peers().items()}
+    figure = plots.comparison(rows, measure.title, measure.better, share=measure.share)
+    noisy = any(math.isfinite(error) for _, error in rows.values())
+    return Picture(
+        figure,
+        f"{measure.title[0].upper()}{measure.title[1:]}",
+        "Dots are means, bars one standard error over the seeds; the table of differences says "
+        "which of them are more than noise."
+        if noisy
+        else "One seed each: the dots alone do not tell whether methods differ.",
+    )
+
+
+def _sized(story: Story, measure: Measure) -> Picture:
+    curves: dict[str, plots.Curve] = {}
+    for label in story.peers():
+        same = sorted((g for g in story.groups if g.label == label), key=lambda g: g.members)
+        found = [(group.members, *measure.summary(group)) for group in same]
+        curves[label] = plots.Curve(*map(list, zip(*found, strict=True)))
+    figure = plots.sizes(curves, measure.title, share=measure.share)
+    return Picture(
+        figure,
+        f"{measure.title[0].upper()}{measure.title[1:]}",
+        "Where a curve is flat, more members cost time and bring nothing.",
+    )

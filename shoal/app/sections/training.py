@@ -1,0 +1,111 @@
+"""Did training go well? Losses, forces, bandwidth, and what the training itself had to say."""
+
+import math
+from collections.abc import Iterator
+
+from shoal import plots
+from shoal.app import sentences
+from shoal.app.blocks import Block, Cell, Fold, Picture, Remark, Section, Table, section
+from shoal.app.story import Entry, Story
+from shoal.app.words import number, percent, seconds
+from shoal.training.history import NEGLIGIBLE
+
+__all__ = ["went"]
+
+_FOLDS = 5
+
+
+@section("training", order=70, judged=False)
+def went(story: Story) -> Section | None:
+    """The course of training."""
+    told = [entry for entry in story.entries if entry.history]
+    if not told:
+        return None
+    first, others = told[0], _one_a_method(told)[:_FOLDS]
+    blocks: list[Block] = [*_notes(told), *_pictures(first)]
+    blocks += [
+        Fold(f"Training of {entry.method} ({entry.name})", list(_pictures(entry)))
+        for entry in others
+    ]
+    if len(told) > 1:
+        blocks.append(_table(told))
+    return Section("Did training go well?", answer(first), blocks)
+
+
+def answer(entry: Entry) -> str:
+    """Whether the losses had come to rest and how far members are apart."""
+    last = [loss for loss in entry.history[-1].get("member_loss") or [] if _finite(loss)]
+    losses = [math.nan if (v := row.get("loss")) is None else v for row in entry.history]
+    rest = sentences.falling_sentence(losses)
+    if not last:
+        return rest or "The history of this run is too short to tell."
+    span = (
+        f"After {len(losses)} epochs members have losses from {min(last):.3g} to {max(last):.3g}."
+    )
+    return f"{rest} {span}".strip()
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _one_a_method(entries: list[Entry]) -> list[Entry]:
+    seen = {entries[0].method}
+    found = []
+    for entry in entries[1:]:
+        if entry.method not in seen:
+            seen.add(entry.method)
+            found.append(entry)
+    return found
+
+
+def _notes(entries: list[Entry]) -> Iterator[Block]:
+    first, *others = entries
+    for note in first.notes:
+        yield Remark(f"{first.name}: {note}" if others else note)
+    rest = [Remark(f"{entry.name}: {note}") for entry in others for note in entry.notes]
+    if rest:
+        yield Fold(f"What the other runs had to say ({len(rest)} notes)", rest)
+
+
+def _pictures(entry: Entry) -> Iterator[Block]:
+    yield Picture(
+        plots.loss(entry.history, entry.method),
+        "Loss of each member",
+        "Lines should fall and level out together; one that stays above is a member left behind.",
+    )
+    if not any((row.get("push") or 0) > 0 for row in entry.history):
+        return
+    yield Picture(
+        plots.forces(entry.history, entry.method, NEGLIGIBLE),
+        "Drive and push",
+        f"Drive pulls towards the data, push keeps members apart. Below the dotted line, "
+        f"{percent(NEGLIGIBLE)}, the push does nothing.",
+    )
+    yield Picture(
+        plots.bandwidth(entry.history, entry.method),
+        "Bandwidth of the kernel",
+        "Above: how far members see each other. Below: how many of them the kernel tells apart; "
+        "near one they are too alike, near their number they hardly meet.",
+    )
+
+
+def _table(entries: list[Entry]) -> Table:
+    rows = []
+    for entry in entries:
+        last = entry.history[-1]
+        loss = last.get("loss")
+        loss = math.nan if loss is None else loss
+        time = float(entry.provenance.get("seconds") or math.nan)
+        share = entry.ratio / (1 + entry.ratio)
+        rows.append(
+            [
+                Cell(entry.name, entry.name),
+                Cell(str(len(entry.history)), len(entry.history)),
+                Cell(number(loss), loss),
+                Cell(percent(share) if share > 0 else "–", share),
+                Cell(seconds(time), time),
+            ]
+        )
+    headings = ["run", "epochs", "last loss (nats)", "repulsion, share of force", "time"]
+    return Table("Every run", headings, rows, "Repulsion is the median over the epochs.")

@@ -1,0 +1,36 @@
+"""The scores of one run as text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.app.outcome import table
+from shoal.app.words import number
+
+__all__ = ["scores_text"]
+
+_TEST = ("accuracy", "nll", "ece", "brier", "rmse", "crps", "coverage_90")
+_FOREIGN = ("recognised", "auroc_entropy", "auroc_variance", "fpr95_entropy", "disagreement")
+
+
+def scores_text(scores: Mapping[str, Any]) -> str:
+    """Metrics on the test data and every shift, then how foreign data are told."""
+    labelled = {"test": scores["test"], **scores["shifts"]}
+    blocks = [_block(labelled, _TEST), _block(scores["ood"], _FOREIGN)]
+    width = max(map(len, [*labelled, *scores["ood"]]))
+    return "\n\n".join(table(rows, header) for header, rows in _padded(blocks, width) if rows)
+
+
+def _block(parts: Mapping[str, Mapping[str, float]], keys: tuple[str, ...]) -> tuple:
+    shown = [key for key in keys if any(key in scores for scores in parts.values())]
+    rows = [[part, *(_cell(scores, key) for key in shown)] for part, scores in parts.items()]
+    return ["", *(key.replace("_", " ") for key in shown)], rows
+
+
+def _cell(scores: Mapping[str, float], key: str) -> str:
+    value = scores.get(key)
+    return "–" if value is None else number(value, 0.0005)
+
+
+def _padded(blocks: list[tuple], width: int) -> list[tuple]:
+    """The first columns equally wide, so that the blocks stand below each other."""
+    return [(header, [[row[0].ljust(width), *row[1:]] for row in rows]) for header, rows in blocks]

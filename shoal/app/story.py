@@ -1,0 +1,230 @@
+"""The runs of a page: opened, named, and gathered by what they have in common."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.app.assessment import Assessment, load_assessment
+from shoal.app.flatten import flat, plain
+from shoal.core.errors import ConfigError, StorageError
+from shoal.core.strict_json import parse_json
+from shoal.training.run import RunFolder
+
+__all__ = ["Entry", "Group", "Story", "flat", "plain", "tell"]
+
+_USUAL = ("strength", "1")
+_OWN = {"method", "legacy", "members", "seed", "engine"}
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One run, without its weights.
+
+    Attributes:
+        name: the folder, or method and seed for a run that is not kept.
+        config: every setting.
+        history: one row an epoch.
+        notes: sentences from the training.
+        provenance: versions, device, data digest, wall time.
+        assessment: None until `assess` has judged it.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    history: list[dict[str, Any]]
+    notes: list[str]
+    provenance: Mapping[str, Any]
+    assessment: Assessment | None
+
+    @property
+    def method(self) -> str:
+        """Name of the method, as figures and tables show it."""
+        method = self.config.get("method", "custom")
+        name = method if isinstance(method, str) else "custom"
+        return f"{name} (legacy)" if self.config.get("legacy") else name
+
+    @property
+    def members(self) -> int:
+        """How many members."""
+        return int(self.config.get("members", 0))
+
+    @property
+    def seed(self) -> Any:
+        """Chooses everything random."""
+        return self.config.get("seed", 0)
+
+    @property
+    def data(self) -> str:
+        """Name of the data set."""
+        data = self.config.get("data", "data")
+        return str(data.get("name", "data") if isinstance(data, Mapping) else data)
+
+    @property
+    def ratio(self) -> float:
+        """Push over drive, the median over the epochs."""
+        ratios = sorted(r for row in self.history if (r := row.get("ratio")) is not None)
+        return ratios[len(ratios) // 2] if ratios else math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that differ by their seed alone.
+
+    Attributes:
+        label: method, and what else tells it from the other groups.
+        entries: at least one.
+    """
+
+    label: str
+    entries: list[Entry]
+
+    @property
+    def first(self) -> Entry:
+        """Shown where one run stands for all."""
+        return self.entries[0]
+
+    @property
+    def members(self) -> int:
+        """How many members."""
+        return self.first.members
+
+    def values(self, of: Callable[[Entry], float]) -> dict[Any, float]:
+        """A number of each run by its seed, where it is known."""
+        found = {entry.seed: of(entry) for entry in self.entries}
+        return {seed: value for seed, value in found.items() if not math.isnan(value)}
+
+
+@dataclass(frozen=True, eq=False)
+class Story:
+    """Everything a page can tell.
+
+    Attributes:
+        entries: all runs, in the order they came.
+        groups: the judged ones, those with equal settings together.
+        title: of the page, or None.
+    """
+
+    entries: list[Entry]
+    groups: list[Group] = field(default_factory=list)
+    title: str | None = None
+
+    @property
+    def lead(self) -> Group:
+        """The group that the first judged run is in: the page's subject."""
+        first = next(entry for entry in self.entries if entry.assessment is not None)
+        return next(group for group in self.groups if first in group.entries)
+
+    @property
+    def assessment(self) -> Assessment:
+        """Of the first judged run."""
+        found = self.lead.first.assessment if self.groups else None
+        if found is None:
+            raise ConfigError("none of the runs has been judged; type: shoal evaluate RUN")
+        return found
+
+    @property
+    def unjudged(self) -> list[Entry]:
+        """Runs that `assess` has not seen."""
+        return [entry for entry in self.entries if entry.assessment is None]
+
+    def peers(self) -> dict[str, Group]:
+        """One group a method, of the lead's size where there is one."""
+        size, chosen = self.lead.members, {}
+        for group in self.groups:
+            known = chosen.get(group.label)
+            if known is None or _distance(group, size) < _distance(known, size):
+                chosen[group.label] = group
+        return chosen
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of members, ascending."""
+        return sorted({group.members for group in self.groups})
+
+
+def _distance(group: Group, size: int) -> tuple[int, int]:
+    return abs(group.members - size), -group.members
+
+
+def tell(runs: Iterable[Any], title: str | None = None) -> Story:
+    """Open runs (a run, its folder, or a pair of run and assessment) and gather them.
+
+    Raises:
+        ConfigError: There is none, or they are about different data.
+    """
+    entries = [_entry(run) for run in runs]
+    if not entries:
+        raise ConfigError("a page needs at least one run; type: shoal report RUN")
+    names = sorted({entry.data for entry in entries})
+    if len(names) > 1:
+        raise ConfigError(
+            f"a page is about one data set, but these runs are about {' and '.join(names)}; "
+            f"make a page for each"
+        )
+    return Story(entries, _groups([e for e in entries if e.assessment is not None]), title)
+
+
+def _entry(run: Any) -> Entry:
+    if isinstance(run, str | os.PathLike):
+        return _opened(Path(run))
+    run, given = run if isinstance(run, tuple) else (run, None)
+    if not hasattr(run, "config") or not hasattr(run, "history"):
+        raise ConfigError(f"a page is made from runs or their folders, not {type(run).__name__}")
+    folder = getattr(run, "folder", None)
+    if given is None and folder is not None:
+        given = load_assessment(folder)
+    config = run.config
+    name = Path(folder).name if folder is not None else f"seed {config.get('seed', 0)}"
+    notes = list(getattr(run, "notes", []))
+    return Entry(name, config, list(run.history), notes, dict(run.provenance), given)
+
+
+def _opened(folder: Path) -> Entry:
+    """Straight from the files: a page needs no weights, and no code of the user's to hold them."""
+    files = RunFolder(folder)
+    config, provenance = files.config(), files.provenance()
+    notes = provenance.pop("notes", [])
+    history = _history(folder / "history.jsonl")
+    name = folder.resolve().name
+    return Entry(name, config, history, notes, provenance, load_assessment(folder))
+
+
+def _history(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} cannot be read: {error}") from None
+
+
+def _groups(entries: list[Entry]) -> list[Group]:
+    """Runs of equal settings but the seed; what else varies within a method enters the label."""
+    settings = [
+        {key: word for key, word in flat(plain(entry.config)).items() if key not in _OWN}
+        for entry in entries
+    ]
+    telling = _telling(entries, settings)
+    found: dict[tuple[str, int], list[Entry]] = {}
+    for entry, setting in zip(entries, settings, strict=True):
+        known = {key: setting.get(key, "none") for key in telling[entry.method]}
+        extra = ", ".join(f"{k} {word}" for k, word in known.items() if (k, word) != _USUAL)
+        label = f"{entry.method} ({extra})" if extra else entry.method
+        found.setdefault((label, entry.members), []).append(entry)
+    order = list(dict.fromkeys(label for label, _ in found))
+    groups = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+    return [Group(label, found[label, members]) for label, members in groups]
+
+
+def _telling(entries: list[Entry], settings: list[dict[str, str]]) -> dict[str, list[str]]:
+    """For each method, the settings that its runs do not share."""
+    same: dict[str, list[dict[str, str]]] = {}
+    for entry, setting in zip(entries, settings, strict=True):
+        same.setdefault(entry.method, []).append(setting)
+    return {
+        method: [key for key in sorted(set().union(*runs)) if len({r.get(key) for r in runs}) > 1]
+        for method, runs in same.items()
+    }

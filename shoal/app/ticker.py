@@ -1,0 +1,60 @@
+"""Progress over many runs: a bar on a terminal, one line a run elsewhere."""
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["Ticker"]
+
+
+class Ticker:
+    """Counts runs on standard error.
+
+    Args:
+        total: how many there are.
+        done: how many of them need no work.
+        show: say nothing at all when false.
+    """
+
+    def __init__(self, total: int, done: int = 0, show: bool = True) -> None:
+        self.total, self.done, self.show = total, done, show
+        self._bar: Any = _bar(total, done) if show and sys.stderr.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def tick(self, line: str) -> None:
+        """One more run is done."""
+        self.done += 1
+        width = len(str(self.total))
+        text = f"{self.done:{width}}/{self.total}  {line}"
+        if self._bar is not None:
+            self._bar.advance(0)
+            self._bar.console.print(text, highlight=False)
+        elif self.show:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _bar(total: int, done: int) -> Any:
+    """None where rich is not at hand, or does not work."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        bar.add_task("", total=total, completed=done)
+        return bar
+    except Exception:
+        return None

@@ -1,0 +1,97 @@
+"""Members of one architecture, their tensors stacked."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import ConfigError
+from shoal.core.types import Tree
+from shoal.inference import dropout, linear
+from shoal.inference.mapping import Mapping, mapped_or_looped
+from shoal.inference.precision import lowered, lowered_inputs
+
+__all__ = ["Group"]
+
+
+@dataclass
+class Group:
+    """Members of one architecture.
+
+    Attributes:
+        prototype: an ordinary module, whose copies `Ensemble.member` hands out.
+        skeleton: the module that runs with the members' tensors in place of its own.
+        weights: trainable tensors [m, ...].
+        buffers: everything else the members carry [m, ...]: running statistics, frozen weights.
+        keys: names of the dropout keys of the skeleton.
+        prefix: tells the weights of several groups apart.
+        compute: type the networks calculate in, when it is not that of the weights.
+    """
+
+    prototype: nn.Module
+    skeleton: nn.Module
+    weights: Tree
+    buffers: Tree
+    keys: list[str]
+    prefix: str = ""
+    compute: torch.dtype | None = None
+    _proven: dict[tuple, Mapping] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module]) -> "Group":
+        """Stack the tensors of equal architectures."""
+        parameters = [dict(module.named_parameters()) for module in modules]
+        buffers = [dict(module.named_buffers()) for module in modules]
+        trained = [name for name, p in parameters[0].items() if p.requires_grad]
+        frozen = [name for name in parameters[0] if name not in trained]
+        if not trained:
+            raise ConfigError("every parameter of the network is frozen: nothing can be trained")
+        weights = {name: _stack(parameters, name).requires_grad_() for name in trained}
+        rest = {name: _stack(parameters, name) for name in frozen}
+        rest |= {name: _stack(buffers, name) for name in buffers[0]}
+        prototype = modules[0]
+        skeleton = copy.deepcopy(prototype)
+        linear.install(skeleton)
+        return cls(prototype, skeleton, weights, rest, dropout.install(skeleton))
+
+    @property
+    def members(self) -> int:
+        """How many."""
+        return len(next(iter(self.weights.values())))
+
+    def run(self, x: Tensor, mapping: Mapping, own_inputs: bool, keys: Tensor | None) -> Tensor:
+        """Outputs [m, B, C]; the first run finds out whether the mapping works for this network."""
+        state = self.weights | self.buffers
+        if self.compute is not None:
+            state, x = lowered(self.skeleton, state, self.compute), lowered_inputs(x, self.compute)
+        if keys is not None:
+            state = state | dict.fromkeys(self.keys, keys)
+        case = (mapping, self.skeleton.training, own_inputs, torch.is_grad_enabled())
+        if case in self._proven:
+            outputs = self._proven[case](self.skeleton, state, x, own_inputs)
+        else:
+            known = Mapping("loop") if Mapping("loop") in self._proven.values() else mapping
+            outputs, used = mapped_or_looped(known, self.skeleton, state, x, own_inputs)
+            self._proven[case] = used
+        return outputs if self.compute is None else outputs.to(next(iter(self.weights.values())))
+
+    def part(self, start: int, stop: int) -> "Group":
+        """Some of the members, on the same memory."""
+        weights = {n: t.detach()[start:stop].requires_grad_() for n, t in self.weights.items()}
+        buffers = {n: t[start:stop] for n, t in self.buffers.items()}
+        return replace(self, weights=weights, buffers=buffers)
+
+    def member(self, index: int) -> nn.Module:
+        """An ordinary module with the tensors of one member."""
+        module = copy.deepcopy(self.prototype)
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, stacked in (self.weights | self.buffers).items():
+                tensors[name].data = stacked[index].detach().clone()
+        return module.eval()
+
+
+def _stack(members: Sequence[dict], name: str) -> Tensor:
+    return torch.stack([tensors[name].detach() for tensors in members])

@@ -1,0 +1,78 @@
+"""Images with what was said about them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from shoal.core.errors import DataError
+from shoal.plots.registry import plot
+from shoal.plots.style import INK, SIZE, blank, tip
+
+__all__ = ["gallery"]
+
+_GAP = 0.05
+_LINE = 0.17
+"""Inches of a line of caption."""
+
+
+@plot("gallery")
+def gallery(
+    images: Tensor,
+    captions: Sequence[str] = (),
+    columns: int = 6,
+    tips: Sequence[str] = (),
+    title: str = "",
+) -> Any:
+    """Small images in rows, each with a caption below.
+
+    Args:
+        images: grey or coloured [n, 1 or 3, H, W]; bytes, or floats from 0 to 1.
+        captions: a few characters an image.
+        columns: images in a row.
+        tips: a sentence an image, shown when the pointer rests on it.
+        title: written above.
+    """
+    if images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
+        raise DataError(f"images must be [n, 1 or 3, H, W], not {list(images.shape)}")
+    pixels = images.permute(0, 2, 3, 1).cpu().numpy()
+    pixels = pixels / 255.0 if pixels.dtype == np.uint8 else pixels.clip(0, 1)
+    rows = -(-len(images) // columns)
+    tall = images.shape[2] / images.shape[3]
+    line = _LINE * columns / SIZE[0]
+    lines = 1 + max((caption.count("\n") for caption in captions), default=-1)
+    step = tall + _GAP + line * lines
+    figure, axes = blank(height=(SIZE[0] * (rows * step + line * bool(title)) / columns) / SIZE[1])
+    figure.set_layout_engine("none")
+    axes.set_position((0, 0, 1, 1))
+    for index, image in enumerate(pixels):
+        row, column = divmod(index, columns)
+        caption, words = (_at(texts, index) for texts in (captions, tips))
+        _show(axes, image, (column, row * step, tall), caption, words)
+    axes.set(xlim=(0, columns), ylim=(rows * step, -line * bool(title)), aspect="auto")
+    axes.set_axis_off()
+    axes.set_title(title, y=1, pad=-12)
+    return figure
+
+
+def _at(texts: Sequence[str], index: int) -> str:
+    return texts[index] if index < len(texts) else ""
+
+
+def _show(
+    axes: Any, image: np.ndarray, place: tuple[float, float, float], caption: str, words: str
+) -> None:
+    left, top, tall = place
+    extent = (left + _GAP / 2, left + 1 - _GAP / 2, top + tall - _GAP / 2, top + _GAP / 2)
+    grey = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.shape[-1] == 1 else {}
+    pixels = image.squeeze(-1) if grey else image
+    shown = axes.imshow(pixels, extent=extent, interpolation="none", **grey)
+    left, right, bottom, top = extent
+    # images as pale as the page would have no edge
+    frame = {"color": INK, "alpha": 0.2, "linewidth": 0.6}
+    axes.plot([left, right, right, left, left], [bottom, bottom, top, top, bottom], **frame)
+    if words:
+        tip(shown, words)
+    middle = (left + right) / 2
+    axes.text(middle, bottom + _GAP, caption, ha="center", va="top", fontsize=10)

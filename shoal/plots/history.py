@@ -1,0 +1,111 @@
+"""Did training go well? Losses, forces and bandwidth over the epochs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.plots.registry import plot
+from shoal.plots.style import INK, blank, legend, look, percent, power
+
+__all__ = ["bandwidth", "forces", "loss"]
+
+History = Sequence[Mapping[str, Any]]
+
+
+def _column(history: History, key: str) -> np.ndarray:
+    """One number a row, NaN where there is none."""
+    numbers = [row.get(key) for row in history]
+    return np.array([math.nan if number is None else number for number in numbers], dtype=float)
+
+
+def _members(history: History) -> np.ndarray:
+    """Loss of each member [rows, M], NaN where a member had none."""
+    rows = [row.get("member_loss") or [] for row in history]
+    width = max(map(len, rows), default=0)
+    padded = [[*row, *[None] * (width - len(row))] for row in rows]
+    return np.array([[math.nan if v is None else v for v in row] for row in padded], dtype=float)
+
+
+def _over_epochs(axes: Any, history: History, key: str, **how: Any) -> None:
+    values = _column(history, key)
+    values[~(values > 0)] = math.nan
+    how = {"marker": "." if len(values) < 40 else ""} | how
+    axes.plot(_column(history, "epoch"), values, **how)
+
+
+def _log(axes: Any) -> None:
+    """A logarithmic axis, where everything on it is positive and spreads enough to need one."""
+    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
+    values = np.concatenate([values[np.isfinite(values)] for values in drawn])
+    if values.size and values.min() > 0 and values.max() > 3 * values.min():
+        axes.set_yscale("log")
+        power(axes.yaxis)
+
+
+@plot("loss")
+def loss(history: History, method: str = "", title: str = "") -> Any:
+    """Loss of every member and their mean, against the epochs.
+
+    Args:
+        history: rows of a run with "epoch", "loss" and "member_loss".
+        method: whose colour to use.
+        title: written above.
+    """
+    figure, axes = blank()
+    epochs, colour = _column(history, "epoch"), look(method).colour
+    members = _members(history)
+    if members.size:
+        axes.plot(epochs, members, color=colour, alpha=0.45, linewidth=1)
+        axes.plot([], [], color=colour, alpha=0.45, linewidth=1, label="each member")
+    axes.plot(epochs, _column(history, "loss"), color=INK, label="mean")
+    _log(axes)
+    axes.set(xlabel="epoch", ylabel="loss (nats per data point)", title=title)
+    legend(figure, axes)
+    return figure
+
+
+@plot("forces")
+def forces(history: History, method: str = "", negligible: float = 1e-3, title: str = "") -> Any:
+    """Length of drive and push, and their ratio, against the epochs on logarithmic axes.
+
+    Args:
+        history: rows of a run with "epoch", "drive", "push" and "ratio".
+        method: whose colour to use.
+        negligible: a ratio below which repulsion does nothing, drawn as a dotted line.
+        title: written above.
+    """
+    figure, (above, below) = blank(2, 1.4, sharex=True, height_ratios=(3, 2))
+    colour = look(method).colour
+    _over_epochs(above, history, "drive", color=INK, label="drive (data and prior)")
+    _over_epochs(above, history, "push", color=colour, label="push (repulsion)", linestyle="--")
+    _over_epochs(below, history, "ratio", color=colour)
+    below.axhline(negligible, color=INK, linewidth=1, linestyle=":")
+    for axes in (above, below):
+        _log(axes)
+    percent(below.yaxis)
+    above.set(ylabel="length of the force", title=title)
+    below.set(xlabel="epoch", ylabel="push / drive")
+    legend(figure, above)
+    return figure
+
+
+@plot("bandwidth")
+def bandwidth(history: History, method: str = "", title: str = "") -> Any:
+    """Squared bandwidth of the kernel, and how many members it tells apart, over the epochs.
+
+    Args:
+        history: rows of a run with "epoch", "h2" and "effective".
+        method: whose colour to use.
+        title: written above.
+    """
+    figure, (above, below) = blank(2, 1.4, sharex=True)
+    colour = look(method).colour
+    _over_epochs(above, history, "h2", color=colour)
+    _over_epochs(below, history, "effective", color=colour)
+    _log(above)
+    below.set_ylim(bottom=0)
+    above.set(ylabel="bandwidth h²", title=title)
+    below.set(xlabel="epoch", ylabel="members told apart")
+    return figure

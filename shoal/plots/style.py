@@ -1,0 +1,190 @@
+"""One look for every figure: a colour for each method, ink that follows the reader's page.
+
+Text and axes are drawn in a colour that `shoal.plots.svg` turns into `currentColor`, so that one
+SVG reads well on light and on dark pages; the colours of the methods stand out on both.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.optional import require
+
+__all__ = [
+    "COLOURS",
+    "INK",
+    "SIZE",
+    "Look",
+    "blank",
+    "legend",
+    "look",
+    "looks",
+    "percent",
+    "power",
+    "rc",
+    "tip",
+]
+
+INK = "#010203"
+"""Stands for the colour of the surrounding text; nearly black where a figure is not an SVG."""
+
+SIZE = (4.8, 3.5)
+"""Inches of a figure: narrow, so that its text is still readable on a phone."""
+
+COLOURS: dict[str, str] = {
+    "ensemble": "#848484",
+    "kde": "#0078a8",
+    "f-kde": "#d87800",
+    "sge": "#6c54cc",
+    "f-sge": "#7884fc",
+    "ssge": "#a83c78",
+    "f-ssge": "#c078cc",
+    "svgd": "#24783c",
+    "f-svgd": "#00a854",
+    "forde": "#c03c00",
+}
+"""One colour a method. All differ for readers with any common colour blindness, and all have a
+contrast of at least 3 to 1 with a light and with a dark page."""
+
+_LINE = 0.24
+_VARIANTS = (("full", "-"), ("none", "--"), ("left", "-."), ("top", ":"))
+_MARKERS = dict(zip(COLOURS, "osD^vPX<>d", strict=True))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn in every figure.
+
+    Attributes:
+        colour: of everything that is its.
+        marker: of single points.
+        fillstyle: of the marker, which tells variants of one method apart.
+        linestyle: of lines, for the same purpose.
+    """
+
+    colour: str
+    marker: str
+    fillstyle: str = "full"
+    linestyle: str = "-"
+
+    @property
+    def spot(self) -> dict[str, Any]:
+        """Settings of a point."""
+        return {"color": self.colour, "marker": self.marker, "fillstyle": self.fillstyle}
+
+
+def look(label: str) -> Look:
+    """Colour and marker of a method; its name may be followed by words that tell runs apart.
+
+    A method of the user's own gets the look of one of the others, always the same one.
+
+    >>> look("f-kde (lr = 0.01)") == look("f-kde")
+    True
+    """
+    name, *_ = re.split(r"[\s:(]", label.strip(), maxsplit=1)
+    if name not in COLOURS:
+        name = list(COLOURS)[1 + zlib.crc32(name.encode()) % (len(COLOURS) - 1)]
+    return Look(COLOURS[name], _MARKERS[name])
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """How several things are drawn in one figure: variants of a method differ by fill and dash.
+
+    >>> [style.fillstyle for style in looks(["kde", "sge", "kde (lr = 0.1)"]).values()]
+    ['full', 'full', 'none']
+    """
+    found: dict[str, Look] = {}
+    for label in labels:
+        style = look(label)
+        earlier = sum(other.colour == style.colour for other in found.values())
+        fill, dashes = _VARIANTS[earlier % len(_VARIANTS)]
+        found[label] = Look(style.colour, style.marker, fill, dashes)
+    return found
+
+
+def rc() -> dict[str, Any]:
+    """The settings of matplotlib under which every figure is made."""
+    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    clear = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
+    return dict.fromkeys(ink, INK) | dict.fromkeys(clear, "none") | {
+        "axes.grid": True,
+        "axes.labelsize": 12,
+        "axes.linewidth": 0.8,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 12,
+        "axes.titleweight": "bold",
+        "figure.constrained_layout.use": True,
+        "figure.figsize": SIZE,
+        "font.size": 11.5,
+        "grid.alpha": 0.14,
+        "grid.color": INK,
+        "image.cmap": "cividis",
+        "legend.fontsize": 11,
+        "legend.frameon": False,
+        "lines.linewidth": 2.0,
+        "lines.markersize": 6.0,
+        # names of runs and data sets are the user's and may hold a dollar sign
+        "text.parse_math": False,
+    }  # fmt: skip
+
+
+def blank(rows: int = 1, height: float = 1.0, **options: Any) -> tuple[Any, Any]:
+    """A figure, with its axes one above the other where there are several.
+
+    Args:
+        rows: how many axes.
+        height: of the figure, as a multiple of the usual one.
+        options: passed on to `Figure.subplots`.
+    """
+    figure = require("matplotlib.figure", extra="report").Figure(
+        figsize=(SIZE[0], SIZE[1] * height)
+    )
+    return figure, figure.subplots(rows, **options)
+
+
+def legend(figure: Any, axes: Any) -> None:
+    """Name what was drawn, above the axes where it covers nothing; one name needs no legend."""
+    handles, labels = axes.get_legend_handles_labels()
+    longest = max(map(len, labels), default=0)
+    if len(labels) > 1:
+        columns = 4 if longest <= 8 else 3 if longest <= 12 else 2 if longest <= 24 else 1
+        rows = -(-len(labels) // columns)
+        figure.set_figheight(figure.get_figheight() + _LINE * (rows - 1))
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4)
+
+
+def tip(artist: Any, text: str) -> None:
+    """Give a drawn thing words that an SVG shows when the pointer rests on it."""
+    artist.set_gid("tip:" + text.encode().hex())
+
+
+def percent(axis: Any) -> None:
+    """Label an axis of fractions in per cent."""
+    axis.set_major_formatter(_formatter(lambda value: f"{100 * value:.6g} %"))
+
+
+def power(axis: Any) -> None:
+    """Label a logarithmic axis with plain numbers near one and powers of ten elsewhere."""
+    ticker = require("matplotlib.ticker", extra="report")
+    low, high = axis.get_view_interval()
+    steps = (1.0,) if high > 100 * low else (1.0, 2.0, 5.0)
+    axis.set_major_locator(ticker.LogLocator(subs=steps, numticks=7))
+    axis.set_major_formatter(_formatter(_power_of_ten))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _power_of_ten(value: float) -> str:
+    if 0.01 <= value <= 1000:
+        return f"{value:g}"
+    mantissa, exponent = f"{value:.0e}".split("e")
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return ("" if mantissa == "1" else f"{mantissa}·") + "10" + raised
+
+
+def _formatter(words: Callable[[float], str]) -> Any:
+    ticker = require("matplotlib.ticker", extra="report")
+    return ticker.FuncFormatter(lambda value, _: words(value))

@@ -1,0 +1,49 @@
+"""Figures as SVG text for a page: in the page's ink, with tooltips, with names of their own."""
+
+import html
+import io
+import re
+from typing import Any
+
+from shoal.core.optional import require
+from shoal.plots.style import INK
+
+__all__ = ["svg"]
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+_TIP = re.compile(r'<g id="tip:([0-9a-f]*)">')
+_IMAGE_TIP = re.compile(r'<image ([^>]*?)id="tip:([0-9a-f]*)"([^>]*)/>')
+_NAMED = re.compile(r'(\bid="|url\(#|href="#)')
+_FONT = re.compile(r"(font: [^;\"]*?\d+(?:\.\d+)?px|font-family:) [^;\"]*")
+_METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
+
+
+def svg(figure: Any, name: str, label: str = "") -> str:
+    """The figure as one `<svg>` element that can stand inside an HTML page or alone.
+
+    Text stays text, in the system's font; ink becomes `currentColor`; tooltips become `<title>`
+    elements; every id starts with `name`, so that many figures can share a page.
+
+    Args:
+        figure: a matplotlib figure.
+        name: a word that no other figure on the page has.
+        label: what a screen reader says instead of the picture.
+    """
+    matplotlib = require("matplotlib", extra="report")
+    stream = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    text = stream.getvalue()
+    text = _METADATA.sub("", text[text.index("<svg") :])
+    text = _TIP.sub(lambda found: f"<g>{_title(found[1])}", text)
+    text = _IMAGE_TIP.sub(
+        lambda found: f"<image {found[1]}{found[3]}>{_title(found[2])}</image>", text
+    )
+    text = _NAMED.sub(rf"\g<1>{name}-", text)
+    text = _FONT.sub(rf"\1 {FONT}", text).replace(INK, "currentColor")
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
+
+
+def _title(code: str) -> str:
+    return f"<title>{html.escape(bytes.fromhex(code).decode())}</title>"

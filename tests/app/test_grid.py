@@ -1,0 +1,257 @@
+"""Grids of runs: what is in them, what is skipped, and that being killed changes nothing."""
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from shoal.app import grid as grids
+from shoal.app.build import make_data
+from shoal.app.cli import main
+from shoal.app.commands import compare, demo
+from shoal.app.comparison import comparison_text, comparison_value, groups_of, results_csv
+from shoal.app.config import load_config
+from shoal.app.grid import Cell, Grid, Variant, parse_variants, run_grid
+from shoal.core.errors import ConfigError, DataError
+from shoal.core.files import write_text
+from shoal.interaction.methods import METHODS
+from shoal.prediction.statistics import mean_and_error, paired_difference
+
+CHANGES = ["model.hidden=[8]", "members=2", "steps=6", "data.points=10", "strength=none"]
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("toy-classification", CHANGES)
+
+
+@pytest.fixture(scope="module")
+def data(config):
+    return make_data(config)
+
+
+@pytest.fixture(scope="module")
+def done(config, data, tmp_path_factory):
+    """A finished grid of two methods, one of them at two strengths, by three seeds."""
+    folder = tmp_path_factory.mktemp("grid")
+    grid = Grid(config, folder, parse_variants("ensemble,kde,kde:1e5"), (2,), 3)
+    assert run_grid(grid, data) == {}
+    return grid
+
+
+# What is in it
+
+
+def test_cells_come_seed_by_seed(config, tmp_path):
+    grid = Grid(replace(config, seed=4), tmp_path, parse_variants("ensemble,kde:300"), (1, 5), 2)
+    names = [cell.name for cell in grid.cells]
+    assert names[:4] == ["ensemble-m1-s4", "kde-x300-m1-s4", "ensemble-m5-s4", "kde-x300-m5-s4"]
+    assert [cell.seed for cell in grid.cells] == [4] * 4 + [5] * 4
+
+
+def test_a_cell_is_the_config_with_its_own_method_size_and_seed(config, tmp_path):
+    grid = Grid(config, tmp_path, parse_variants("kde:300"), (5,), 1)
+    assert grid.config_of(Cell(Variant("kde", 300.0), 5, 7)) == replace(
+        config, method="kde", strength=300.0, members=5, seed=7
+    )
+
+
+def test_variants():
+    assert [variant.method for variant in parse_variants("all")] == list(METHODS)
+    assert parse_variants(" kde , kde,kde:1e3") == (Variant("kde"), Variant("kde", 1000.0))
+    assert parse_variants("kde:1e3")[0].label == "kde:1000"
+
+
+def test_a_composition_of_ones_own_can_be_compared(config, data, tmp_path):
+    own = replace(config, method={"kernel": "imq"})
+    grid = Grid(own, tmp_path, parse_variants("ensemble,custom"), (2,), 1)
+    assert run_grid(grid, data) == {}
+    assert [group.label for group in groups_of(grid)] == ["ensemble", "custom"]
+    with pytest.raises(ConfigError, match="composes no repulsion of its own"):
+        run_grid(replace(grid, config=config, folder=tmp_path / "b"), data)
+
+
+# What is skipped
+
+
+def test_what_is_done_is_not_done_again(done, data, monkeypatch):
+    monkeypatch.setattr(grids, "train", lambda *args, **options: pytest.fail("trained again"))
+    ticks = []
+    assert run_grid(done, data, ticks.append) == {}
+    assert ticks == []
+
+
+def test_a_grid_grows(done, data, monkeypatch):
+    trained = []
+    monkeypatch.setattr(grids, "assess", lambda run, data: trained.append(run.config))
+    grown = replace(done, variants=(*done.variants, Variant("svgd")), sizes=(2, 3), seeds=4)
+    run_grid(grown, data)
+    new = len(grown.cells) - len(done.cells)
+    assert len(trained) == new == 4 * 2 * 4 - 9
+    assert all(not done.is_done(cell) for cell in grown.cells if cell.members == 3)
+
+
+def test_runs_of_other_settings_are_never_mixed(done, data):
+    with pytest.raises(ConfigError, match="holds runs with lr = 0.01, not 0.5"):
+        run_grid(replace(done, config=replace(done.config, lr=0.5)), data)
+    with pytest.raises(ConfigError, match="holds runs with strength = None, not 2.0"):
+        run_grid(replace(done, config=replace(done.config, strength=2.0)), data)
+
+
+def test_methods_cannot_be_compared_without_a_test_part(done, data):
+    with pytest.raises(DataError, match="no test part"):
+        run_grid(done, replace(data, test=None))
+
+
+@pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
+def test_a_run_that_comes_to_nothing_does_not_stop_the_others(config, data, tmp_path):
+    wild = replace(config, optimizer="sgd", temperature=1e15)
+    grid = Grid(wild, tmp_path, parse_variants("kde:1e15,ensemble"), (2,), 1)
+    failed = run_grid(grid, data)
+    assert list(failed) == [Cell(Variant("kde", 1e15), 2, 0)]
+    assert "no member is finite" in failed[grid.cells[0]]
+    assert [group.label for group in groups_of(grid)] == ["ensemble"]
+
+
+# What it tells
+
+
+def column(grid, label, key):
+    rows = csv.DictReader(io.StringIO(results_csv(groups_of(grid))))
+    return [float(row[key]) for row in rows if row["method"] == label]
+
+
+def test_every_run_has_its_row(done):
+    rows = list(csv.DictReader(io.StringIO(results_csv(groups_of(done)))))
+    assert len(rows) == len(done.cells)
+    for cell in done.cells:
+        scores = json.loads((done.place(cell) / "scores.json").read_text())
+        (row,) = [
+            r for r in rows if (r["method"], r["seed"]) == (cell.variant.label, str(cell.seed))
+        ]
+        assert float(row["test.nll"]) == scores["test"]["nll"]
+        assert float(row["ood.ring.recognised"]) == scores["ood"]["ring"]["recognised"]
+
+
+def test_means_and_paired_differences_are_those_of_the_runs(done):
+    plain = column(done, "ensemble", "test.nll")
+    for group in comparison_value(groups_of(done)):
+        values = column(done, group["method"], "test.nll")
+        found = group["scores"]["test/nll"]
+        assert (found["mean"], found["error"]) == pytest.approx(mean_and_error(values))
+        if group["method"] == "ensemble":
+            assert "to_ensemble" not in found
+        else:
+            expected = paired_difference(values, plain)._asdict()
+            assert found["to_ensemble"] == pytest.approx(expected)
+
+
+def test_repulsion_changes_the_strong_variant_and_leaves_the_weak_one_apart(done):
+    plain, weak, strong = (
+        column(done, label, "test.nll") for label in ("ensemble", "kde", "kde:100000")
+    )
+    assert plain != weak != strong
+
+
+def test_the_table_shows_every_group(done):
+    text = comparison_text(groups_of(done))
+    for label in ("ensemble", "kde", "kde:100000"):
+        assert any(line.startswith(f"{label} ") for line in text.splitlines())
+    assert "Mean ± standard error over 3 seeds" in text
+    assert "Difference to the plain ensemble" in text
+
+
+def test_one_seed_has_no_error_bars(done):
+    single = replace(done, seeds=1)
+    assert comparison_text(groups_of(single)).startswith("One seed, no error bars")
+    assert math.isnan(comparison_value(groups_of(single))[0]["scores"]["test/nll"]["error"])
+
+
+# From the command line
+
+ARGUMENTS = ["compare", "toy-classification", *CHANGES[:2], "data.points=40", "batch_size=20"]
+ARGUMENTS += ["steps=250", "save_every=0.1", "--methods", "ensemble,kde", "--seeds", "2"]
+
+
+def start_in(folder):
+    command = [sys.executable, "-m", "shoal.app.cli", *ARGUMENTS, "-o", "grid"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def wait_until(condition, process):
+    while not condition():
+        assert process.poll() is None, "the grid ended before it could be killed"
+        time.sleep(0.01)
+
+
+@pytest.mark.kill
+def test_a_killed_grid_goes_on_to_the_same_numbers(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    left_alone = start_in(whole)
+    assert left_alone.communicate(timeout=120) and left_alone.returncode == 0
+    victim = start_in(cut)
+    second = cut / "grid" / "kde-m2-s0"
+    wait_until(lambda: list(second.glob("checkpoints/*/*.json")), victim)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate(timeout=60)
+    assert (cut / "grid" / "ensemble-m2-s0" / "scores.json").exists()
+    assert not (second / "scores.json").exists()
+    again = start_in(cut)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert "4 runs in grid: 2 methods, 1 size, 2 seeds; 1 done already" in err
+    assert "4/4" in err and "ensemble, 2 members, seed 0" not in err
+    results = [folder / "grid" / "results.csv" for folder in (whole, cut)]
+    assert results[0].read_text() == results[1].read_text()
+    assert "results grid/results.csv" in out
+
+
+def test_compare_with_a_page_and_as_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["compare", "toy-classification", *CHANGES, "--seeds", "2", "--sizes", "1,2"]
+    assert main([*arguments, "--report", "page.html", "--json", "-q"]) == 0
+    out, err = capsys.readouterr()
+    value = json.loads(out)
+    assert [(group["method"], group["members"]) for group in value["groups"]] == [
+        ("ensemble", 1),
+        ("f-kde", 1),
+        ("ensemble", 2),
+        ("f-kde", 2),
+    ]
+    assert err == ""
+    assert (tmp_path / value["page"]).read_text().startswith("<!")
+    assert (tmp_path / value["results"]).exists()
+
+
+@pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
+def test_compare_tells_of_runs_that_came_to_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    wild = ["optimizer=sgd", "temperature=1e15", "--methods", "kde:1e15", "--seeds", "1"]
+    assert main(["compare", "toy-classification", *CHANGES, *wild, "-q"]) == 65
+    assert "none of the runs came to anything: no member is finite" in capsys.readouterr().err
+
+
+def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
+    small = load_config("digits", ["epochs=1", "model.hidden=[8]"])
+    monkeypatch.setattr(demo, "load_config", lambda name: small if name == "digits" else None)
+    monkeypatch.setattr(compare, "report", lambda runs, path: write_text(path, str(len(runs))))
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--seeds", "1", "-q"]) == 0
+    assert "results runs/demo/results.csv" in capsys.readouterr().out
+    assert (tmp_path / "runs/demo/report.html").read_text() == "5"
+    labels = {variant.label for variant in parse_variants(demo.METHODS)}
+    assert labels == {"ensemble", "kde", "kde:1000", "f-kde", "f-kde:30"}
