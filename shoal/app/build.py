@@ -28,7 +28,7 @@ from shoal.training.run import Run
 
 __all__ = ["check_device", "check_names", "default_folder", "make_data", "make_ensemble", "train"]
 
-_ELSEWHERE = ("name", "data", "model", "members", "out")
+_ELSEWHERE = ("name", "data", "model", "members", "out", "init_seed")
 _REGISTRIES = {
     "likelihood": likelihoods.registry,
     "prior": priors.registry,
@@ -80,7 +80,7 @@ def make_ensemble(config: Config, data: Dataset) -> Ensemble:
     outputs = likelihood.width(data.outputs)
     pairs = [(_blueprint(table, data, outputs), count) for table, count in _networks(config)]
     _check_memory(pairs)
-    return Ensemble.init(pairs, seed=config.seed)
+    return Ensemble.init(pairs, seed=config.seed if config.init_seed is None else config.init_seed)
 
 
 def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:

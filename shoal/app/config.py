@@ -55,6 +55,7 @@ class Config:
     augment: Spec | None = None
     clip: float | None = None
     seed: int = 0
+    init_seed: int | None = None
     device: str | None = None
     precision: str | None = None
     engine: str = "auto"

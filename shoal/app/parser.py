@@ -181,7 +181,9 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=128, metavar="B", help="(128)")
     add("--precision", metavar="A,B", help="float32, tf32, bfloat16 (float32; resnet18: bfloat16)")
     add("--optimizer", default="sgd", metavar="NAME", help="(sgd)")
-    add("--seconds", type=float, metavar="S", help="of measuring each line of the table (5)")
+    add(
+        "--seconds", type=float, metavar="S", help="of measuring each line of the table (5; GPU: 2)"
+    )
     add("--quick", action="store_true", help="less data and time: whether it works, not how fast")
     add("--check", action="store_true", help="also compare each engine with float64 on the CPU")
     add("--train-mnist-like", action="store_true", help="also time 15 epochs of 60,000 points")

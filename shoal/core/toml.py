@@ -27,9 +27,9 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
-        return str(value)
+        return str(int(value))
     if isinstance(value, float):
-        return repr(value)
+        return repr(float(value))
     if isinstance(value, Mapping):
         inner = [f"{_key(key)} = {_value(v)}" for key, v in value.items() if v is not None]
         return "{" + ", ".join(inner) + "}"

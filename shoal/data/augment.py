@@ -40,6 +40,8 @@ class CropFlip:
         """Images [B, C, H, W], gathered by index: no loop over images."""
         if x.ndim != 4:
             raise DataError(f"crop-flip wants images [B, C, H, W], not inputs {tuple(x.shape)}")
+        if self.padding > max(x.shape[2:]):
+            raise ConfigError(f"padding of {self.padding} is more than an image of {x.shape[-1]}")
         images, _, height, width = x.shape
         top, left, side = uniform(key, (3, images, 1))
         places = 2 * self.padding + 1

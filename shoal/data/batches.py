@@ -38,9 +38,9 @@ class Batches(Protocol):
 
 def checked_size(batch_size: int) -> int:
     """The batch size itself, when it is one."""
-    if not isinstance(batch_size, int) or batch_size < 1:
+    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
         raise ConfigError(f"batch_size must be a whole number from 1 on, not {batch_size!r}")
-    return batch_size
+    return int(batch_size)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ class Ensemble:
         groups: one for each architecture.
         builds: what made each of them, as far as it is known.
         alive: which members have stayed finite [M]; the others are left out of everything.
+        seed: what the members were drawn from, when it is known.
     """
 
     def __init__(self, groups: Sequence[Group], builds: Sequence[Build | None] = ()) -> None:
@@ -36,6 +38,7 @@ class Ensemble:
         self.builds = list(builds) or [None] * len(self.groups)
         self.alive = torch.ones(sum(group.members for group in groups), dtype=torch.bool)
         self.first = 0
+        self.seed: int | None = None
         if len(self.groups) > 1:
             for index, group in enumerate(self.groups):
                 group.prefix = f"group{index}."
@@ -57,13 +60,15 @@ class Ensemble:
             raise ConfigError("with a list of (build, count) pairs the counts say how many members")
         groups, first = [], 0
         for make, count in pairs:
-            if not isinstance(count, int) or count < 1:
+            if not isinstance(count, (int, np.integer)) or count < 1:
                 raise ConfigError(f"an ensemble needs at least one member, not {count}")
             groups.append(Group.of(build_members(make, range(first, first + count), seed)))
             first += count
         if not groups:
             raise ConfigError("an ensemble needs at least one member, not an empty list")
-        return cls(groups, [make for make, _ in pairs])
+        ensemble = cls(groups, [make for make, _ in pairs])
+        ensemble.seed = seed
+        return ensemble
 
     @property
     def members(self) -> int:
@@ -172,6 +177,7 @@ class Ensemble:
         part = Ensemble.__new__(Ensemble)
         part.groups, part.builds, part.training = groups, builds, self.training
         part.alive, part.first = self.alive[start:stop], self.first + start
+        part.seed = self.seed
         return part
 
     def to(

@@ -42,11 +42,13 @@ class Mapping:
             x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
             own_inputs: every member has inputs of its own.
         """
+        one = functools.partial(_one, module)
         if self.kind == "loop":
-            one = _alone(module)
-            return self._loop(_compiled(one) if self.compiled else one, state, x, own_inputs)
-        run = _vmapped(module, own_inputs, self.chunk)
-        return (_compiled(run) if self.compiled else run)(state, x)
+            run = _compiled(module, self, own_inputs, one) if self.compiled else one
+            return self._loop(run, state, x, own_inputs)
+        in_dims = (0, 0 if own_inputs else None)
+        run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
+        return (_compiled(module, self, own_inputs, run) if self.compiled else run)(state, x)
 
     def _loop(
         self, one: Callable[[Tree, Tensor], Tensor], state: Tree, x: Tensor, own_inputs: bool
@@ -124,21 +126,18 @@ def _one(module: nn.Module, tensors: Tree, x: Tensor) -> Tensor:
 Run = Callable[[Tree, Tensor], Tensor]
 
 
-@functools.lru_cache(maxsize=32)
-def _vmapped(module: nn.Module, own_inputs: bool, chunk: int | None) -> Run:
-    one = functools.partial(_one, module)
-    in_dims = (0, 0 if own_inputs else None)
-    return vmap(one, in_dims=in_dims, randomness="different", chunk_size=chunk)
+class _Kept(dict):
+    """What was compiled for a module; it lives and dies with the module, and copies have none."""
+
+    def __deepcopy__(self, memo: dict) -> "_Kept":
+        return _Kept()
 
 
-@functools.lru_cache(maxsize=32)
-def _alone(module: nn.Module) -> Run:
-    return functools.partial(_one, module)
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled(run: Run) -> Run:
-    return torch.compile(run, dynamic=False)
+def _compiled(module: nn.Module, mapping: Mapping, own_inputs: bool, run: Run) -> Run:
+    kept = module.__dict__.setdefault("_shoal_compiled", _Kept())
+    if (mapping, own_inputs) not in kept:
+        kept[mapping, own_inputs] = torch.compile(run, dynamic=False)
+    return kept[mapping, own_inputs]
 
 
 @contextmanager

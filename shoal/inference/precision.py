@@ -6,8 +6,6 @@ kernels accept beside lower-precision activations. Outputs are cast back before 
 of them.
 """
 
-import functools
-
 import torch
 from torch import Tensor, nn
 
@@ -42,13 +40,14 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
-@functools.lru_cache(maxsize=32)
 def _kept(module: nn.Module) -> frozenset[str]:
-    """Names of what belongs to batch normalisation."""
-    norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-    return frozenset(
-        f"{owner}.{name}" if owner else name
-        for owner, layer in module.named_modules()
-        if isinstance(layer, norms)
-        for name, _ in [*layer.named_parameters(), *layer.named_buffers()]
-    )
+    """Names of what belongs to batch normalisation, found once for each module."""
+    if "_shoal_kept" not in module.__dict__:
+        norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+        module.__dict__["_shoal_kept"] = frozenset(
+            f"{owner}.{name}" if owner else name
+            for owner, layer in module.named_modules()
+            if isinstance(layer, norms)
+            for name, _ in [*layer.named_parameters(), *layer.named_buffers()]
+        )
+    return module.__dict__["_shoal_kept"]

@@ -151,6 +151,8 @@ class FunctionSpace:
     legacy: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.weights, Flat):
+            raise ConfigError("a functional prior cannot be drawn from a flat one; use 'gaussian'")
         if self.draws is not None and self.draws < 2:
             raise ConfigError(f"a functional prior needs at least two draws, not {self.draws}")
 

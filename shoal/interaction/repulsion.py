@@ -23,6 +23,7 @@ from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Leaves, Tree
 from shoal.interaction import bandwidths, flows, kernels, spaces
 from shoal.interaction.bandwidths import Bandwidth, Median
+from shoal.interaction.cloud import Cloud
 from shoal.interaction.flows import Flow, Stein, Wasserstein
 from shoal.interaction.kernels import RBF, Kernel, Linear, RadialKernel
 from shoal.interaction.spaces import Outputs, Space
@@ -65,18 +66,14 @@ class Interaction:
         B: the push is B z at each site [S, M, M].
         K: kernel matrix [M, M].
         h2: squared bandwidth [S, 1, 1].
-        leaves: the coordinates that B acts on, constants.
-        gram: their inner products between members [S, M, M], zero for the dead.
-        alive: the members that took part [M].
+        cloud: the coordinates that B acts on, and the members that took part.
     """
 
     mix: Tensor | None
     B: Tensor
     K: Tensor
     h2: Tensor
-    leaves: Leaves
-    gram: Tensor
-    alive: Tensor
+    cloud: Cloud
 
     @property
     def effective(self) -> Tensor:
@@ -88,12 +85,9 @@ class Interaction:
 def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction:
     """Matrices of the repulsion between the living members at the given coordinates."""
     kernel = repulsion.kernel
-    wholes, sizes = _brought_together(leaves)
-    alive = _finite(wholes, alive)
-    wholes = [_of_living(leaf, alive, not isinstance(kernel, Linear)) for leaf in wholes]
-    gram = _gram(wholes)
+    cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, Linear))
+    gram, alive = cloud.gram, cloud.alive
     pair = alive[:, None] & alive
-    gram = torch.where(pair, gram, 0.0)
     if isinstance(kernel, Linear):
         K, L = kernel.matrices(gram, alive.sum())
         L, h2 = torch.where(pair, L, 0.0), torch.ones_like(K[:, :1, :1])
@@ -103,7 +97,7 @@ def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction
         K, L = kernel.value(d2 / h2), _laplacian(kernel, d2, h2, pair)
     K = torch.where(pair, K, 0.0).mean(0)
     mix, B = repulsion.flow(K, L, alive.sum().clamp(min=1))
-    return Interaction(mix, B, K, h2, _taken_apart(wholes, sizes), gram, alive)
+    return Interaction(mix, B, K, h2, cloud)
 
 
 def repel(
@@ -145,61 +139,20 @@ class Push:
 
     def tree(self) -> Tree:
         """J^T (B z), tensors like the base."""
-        leaves = self.interaction.leaves
-        return self.pull([torch.einsum("sij,jsd->isd", self.B, leaf) for leaf in leaves])
+        return self.pull(self.interaction.cloud.times(self.B))
 
-    def added_to(self, drive: Tree, scale: float) -> tuple[Tree, Tensor]:
-        """drive + scale J^T (B z), and the length of the scaled push of each member."""
+    def added_to(self, drive: Tree, scale: float) -> tuple[Tree, Tensor, Tensor]:
+        """drive + scale J^T (B z), and the lengths of the drive and of the scaled push [M]."""
+        cloud = self.interaction.cloud
         if not self.isometric:
             push = self.tree()
-            return add_scaled(drive, push, scale), abs(scale) * member_norms(push)
-        moved = {
-            name: _plus_product(rows(t), self.B[0].to(t), z[:, 0].to(t), scale).view_as(t)
-            for (name, t), z in zip(drive.items(), self.interaction.leaves, strict=True)
-        }
+            lengths = member_norms(drive), abs(scale) * member_norms(push)
+            return add_scaled(drive, push, scale), *lengths
+        flat, driven = cloud.added_to([rows(t) for t in drive.values()], self.B, scale)
+        moved = {name: m.view_as(t) for (name, t), m in zip(drive.items(), flat, strict=True)}
         # |B z|² from the Gram matrix of z: no need to look at the coordinates again.
-        squares = torch.einsum("sij,sjk,sik->i", self.B, self.interaction.gram, self.B)
-        return moved, abs(scale) * squares.clamp(min=0).sqrt()
-
-
-_SMALL = 1 << 26
-
-
-def _brought_together(leaves: Leaves) -> tuple[Leaves, list[int]]:
-    """Small coordinates in one piece on a GPU, where the number of kernels counts, not their size.
-
-    Returns the pieces, and the widths of the leaves in them (none when they are the leaves).
-    """
-    leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
-    small = leaves[0].is_cuda and sum(leaf.nbytes for leaf in leaves) < _SMALL
-    if len(leaves) == 1 or not small:
-        return leaves, []
-    return [torch.cat(leaves, -1)], [leaf.shape[-1] for leaf in leaves]
-
-
-def _taken_apart(wholes: Leaves, sizes: list[int]) -> Leaves:
-    return wholes[0].split(sizes, -1) if sizes else wholes
-
-
-def _finite(leaves: Leaves, alive: Tensor) -> Tensor:
-    """Who is alive and has finite coordinates [M]; one NaN would make every row of K NaN."""
-    sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
-    return alive & sums.isfinite().all(0)
-
-
-def _of_living(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
-    """Coordinates relative to the centre of the living; those of the dead are any finite number."""
-    cpu = leaf.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not (cpu and bool(alive.all())):  # looking costs nothing there, and saves a pass
-        leaf = torch.where(alive[:, None, None], leaf, 0.0)
-    if not centred:
-        return leaf
-    return leaf - leaf.sum(0, keepdim=True) / alive.sum().clamp(min=1)
-
-
-def _gram(leaves: Leaves) -> Tensor:
-    grams = [torch.einsum("isd,jsd->sij", leaf, leaf) for leaf in leaves]
-    return torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
+        squares = torch.einsum("sij,sjk,sik->i", self.B, cloud.gram, self.B)
+        return moved, driven, abs(scale) * squares.clamp(min=0).sqrt()
 
 
 def _squared_distances(gram: Tensor) -> Tensor:
@@ -211,9 +164,3 @@ def _squared_distances(gram: Tensor) -> Tensor:
 def _laplacian(kernel: RadialKernel, d2: Tensor, h2: Tensor, pair: Tensor) -> Tensor:
     W = torch.where(pair, 2 * kernel.slope(d2 / h2) / (h2 * len(d2)), 0.0)
     return torch.diag_embed(W.sum(-1)) - W
-
-
-def _plus_product(matrix: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
-    if torch.compiler.is_compiling():
-        return matrix + scale * (left @ right)
-    return torch.addmm(matrix, left, right, alpha=scale)

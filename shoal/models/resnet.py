@@ -31,6 +31,8 @@ class ResNet18:
 
     def __post_init__(self) -> None:
         check_widths("widths", self.widths)
+        if not self.widths:
+            raise ConfigError("a residual network has at least one stage; give it some widths")
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A freshly initialised network from images of this shape to this many outputs."""

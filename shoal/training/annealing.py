@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 
 __all__ = ["Annealing", "Constant", "Cyclic", "Hyperbolic", "Linear", "registry"]
@@ -91,6 +92,10 @@ class Cyclic:
     gamma: float = 1.0
     share: float = 0.5
     cycles: int = 5
+
+    def __post_init__(self) -> None:
+        if self.cycles < 1:
+            raise ConfigError(f"cycles must be at least 1, not {self.cycles}")
 
     def __call__(self, step: int, steps: int) -> float:
         """A power ramp in each cycle."""

@@ -178,6 +178,10 @@ class Exponential:
 
     floor: float = 0.01
 
+    def __post_init__(self) -> None:
+        if not self.floor > 0:
+            raise ConfigError(f"the floor of an exponential schedule is positive, not {self.floor}")
+
     def __call__(self, step: int, steps: int) -> float:
         """floor ** t."""
         return self.floor ** (step / max(steps, 1))

@@ -134,7 +134,7 @@ def model_config(ensemble: Ensemble) -> dict[str, Any]:
         else:
             name = getattr(build, "__qualname__", type(build).__qualname__)
             tables.append({"custom": name, "members": group.members})
-    return {"members": ensemble.members, "model": tables}
+    return {"members": ensemble.members, "init_seed": ensemble.seed, "model": tables}
 
 
 def _builds(config: dict[str, Any]) -> list[tuple[Build, int]]:

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from shoal.core.errors import ConfigError
@@ -98,7 +99,7 @@ class Settings:
     def config(self) -> dict[str, Any]:
         """The table that repeats the run, of plain values."""
         method, repulsion = self.method, self.method.repulsion
-        return {
+        table = {
             "method": method.name if _is_known(method) else _spec(repulsions.registry, repulsion),
             "legacy": method.legacy,
             "strength": None if repulsion is None else repulsion.strength,
@@ -119,6 +120,7 @@ class Settings:
             "precision": self.precision,
             "engine": self.engine,
         }
+        return {name: _plain(value) for name, value in table.items()}
 
 
 _ADVERSARIAL = Registry("adversarial training")
@@ -154,7 +156,7 @@ def _functional(prior: WeightPrior) -> FunctionSpace:
 
 
 def _adversarial(spec: Any) -> Adversarial | None:
-    if isinstance(spec, (int, float)) and not isinstance(spec, bool):
+    if isinstance(spec, Real) and not isinstance(spec, bool):
         return Adversarial(float(spec))
     if isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
@@ -164,6 +166,14 @@ def _adversarial(spec: Any) -> Adversarial | None:
 
 def _optional(registry: Registry, spec: Any) -> Any:
     return None if spec is None else _fitting(registry.kind, registry.make(spec), "__call__")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and lists of Python, from those of any library."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def _fitting(name: str, value: Any, *signs: str) -> Any:

@@ -140,14 +140,14 @@ def _act(
     if repulsion is None or repulsion.space.base != where:
         return drive, alive, None, None
     push = repel(repulsion, base, alive)
-    interaction, alive, mix = push.interaction, push.interaction.alive, push.interaction.mix
-    norms = member_norms(drive)
+    interaction, mix = push.interaction, push.interaction.mix
+    alive = interaction.cloud.alive
     if mix is not None:
-        drive = mixed(mix, _of_living(drive, alive & norms.isfinite()))
-        norms = member_norms(drive)
-    velocity, pushed = push.added_to(drive, -posterior.push_scale * repulsion.strength)
+        drive = mixed(mix, _of_living(drive, alive & member_norms(drive).isfinite()))
+    scale = -posterior.push_scale * repulsion.strength
+    velocity, driven, pushed = push.added_to(drive, scale)
     kernel = torch.stack([interaction.h2.mean(), interaction.effective.to(interaction.h2.dtype)])
-    return velocity, alive, mix, _measures(norms, pushed, alive, kernel)
+    return velocity, alive, mix, _measures(driven, pushed, alive, kernel)
 
 
 def _of_living(tree: Tree, alive: Tensor) -> Tree:

@@ -1,6 +1,7 @@
 """The trainer: members, optimiser and progress in time, all that a checkpoint has to hold."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -151,7 +152,7 @@ class Trainer:
         def step(mapping: Mapping) -> object:
             return self._forces(x, y, 1.0, self.step, mapping)
 
-        if plan.mapping is None and has_convolutions(ensemble):
+        if plan.mapping is None and has_convolutions(ensemble) and self.step == 0:
             self.mapping = faster_mapping(step, ensemble, x.shape)
         threads = faster_threads(step, self.mapping)
         for name, tensor in ensemble.buffers.items():
@@ -204,7 +205,12 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything else that resuming needs."""
-        return {"step": self.step, "history": self.rows, "optimizer": _flat(self.optimizer)[1]}
+        return {
+            "step": self.step,
+            "history": self.rows,
+            "optimizer": _flat(self.optimizer)[1],
+            "mapping": asdict(self.mapping),
+        }
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue where a checkpoint was taken."""
@@ -216,6 +222,7 @@ class Trainer:
         if self.ensemble.device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
+        self.mapping = Mapping(**state["mapping"])
 
 
 def _at(schedule: Any, step: int, steps: int) -> float:

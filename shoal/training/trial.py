@@ -47,7 +47,8 @@ def faster_mapping(step: Step, ensemble: Ensemble, batch: torch.Size) -> Mapping
     if known.get(name) not in ("vmap", "loop"):
         times = {kind: _seconds(step, Mapping(kind)) for kind in ("vmap", "loop")}
         known[name] = min(times, key=lambda kind: times[kind])
-        _remember(known)
+        if not _remember(known):
+            return Mapping()  # what cannot be remembered could be chosen otherwise next time
     return Mapping(known[name])
 
 
@@ -81,8 +82,10 @@ def _remembered() -> dict[str, str]:
     return known if isinstance(known, dict) else {}
 
 
-def _remember(known: dict[str, str]) -> None:
+def _remember(known: dict[str, str]) -> bool:
     try:
+        _place().parent.mkdir(parents=True, exist_ok=True)
         write_json(_place(), known)
-    except StorageError:
-        pass  # a machine without a place for caches tries again next time
+    except OSError:
+        return False
+    return True

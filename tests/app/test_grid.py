@@ -254,4 +254,4 @@ def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
     assert "results runs/demo/results.csv" in capsys.readouterr().out
     assert (tmp_path / "runs/demo/report.html").read_text() == "5"
     labels = {variant.label for variant in parse_variants(demo.METHODS)}
-    assert labels == {"ensemble", "kde", "kde:1000", "f-kde", "f-kde:30"}
+    assert labels == {"ensemble", "kde", "kde:300", "f-kde", "f-kde:100"}

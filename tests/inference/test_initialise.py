@@ -178,7 +178,6 @@ SIZES = iter(range(3, 100))
         ([(lambda: nn.Linear(3, 2), 0)], None, "at least one member, not 0"),
         ([(lambda: nn.Linear(3, 2), 2)], 2, "counts say how many"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_an_ensemble_is_refused_in_a_sentence(build, members, sentence):
     with pytest.raises(ConfigError, match=sentence):

@@ -71,7 +71,6 @@ def test_coincident_members_are_finite(estimator):
         (SSGE(share=1.0, eta=0.3), lambda K, G: reference.ssge_score(K, G, 0.3)),
         (SSGE(share=0.8), lambda K, G: reference.ssge_score(K, G, 0.0, share=0.8)),
     ],
-    ids=repr,
 )
 def test_scores_as_written_in_the_book(estimator, literal):
     K, L, z = matrices()

@@ -33,7 +33,7 @@ def acted(kernel, z, h2=0.7):
     repulsion = shoal.Repulsion(shoal.spaces.Weights(), kernel, Fixed(h2), shoal.flows.Stein())
     alive = torch.ones(len(z), dtype=torch.bool)
     interaction = interact(repulsion, [z.unsqueeze(1)], alive)
-    return interaction.K, len(z) * interaction.B[0] @ interaction.leaves[0][:, 0]
+    return interaction.K, len(z) * interaction.B[0] @ interaction.cloud.leaves[0][:, 0]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

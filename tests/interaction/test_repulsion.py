@@ -190,7 +190,7 @@ def test_sites_average_the_kernel_and_keep_their_bandwidth():
     close(interaction.K, K.detach())
     close(interaction.h2.flatten(), h2)
     (gradient,) = torch.autograd.grad(K.sum(1).log().sum(), live)
-    pushed = torch.einsum("sij,jsd->isd", interaction.B, interaction.leaves[0])
+    pushed = torch.einsum("sij,jsd->isd", interaction.B, interaction.cloud.leaves[0])
     close(pushed, gradient)
 
 

@@ -130,10 +130,6 @@ SETTINGS = {
 
 FIRST_STEP = {
     "crops of what is no image": ({"augment": "crop-flip"}, "wants images"),
-    "a prior without draws": (
-        {"prior": {"name": "function-space", "weights": {"name": "flat"}}},
-        "flat prior cannot be drawn from",
-    ),
 }
 """What only the first step can find."""
 

@@ -33,7 +33,9 @@ from torch.utils.data import DataLoader, Dataset
 import shoal
 from shoal.core.checkpoints import steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
+from shoal.inference.mapping import Mapping
 from shoal.interaction.methods import METHODS
+from shoal.models import Blueprint, SmallCNN
 from shoal.training.optim import optimizers
 
 EPOCHS = 3
@@ -103,7 +105,6 @@ class TestBitForBit:
             {"prior": {"name": "function-space", "draws": 5}},
             {"augment": lambda x, _: 2 * x},
         ],
-        ids=str,
     )
     def test_whatever_else_a_run_does(self, options, tmp_path):
         one = whole(tmp_path / "one", both, **options)
@@ -146,6 +147,42 @@ class TestBitForBit:
         )
         assert_same_run(again, quick(both, epochs=EPOCHS))
         assert len(calls) == EPOCHS
+
+
+@pytest.mark.parametrize("first, then", [("loop", "vmap"), ("vmap", "loop")])
+def test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now(
+    first, then, tmp_path, monkeypatch
+):
+    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    build = Blueprint(SmallCNN((4, 4)), (1, 8, 8), 4)
+    options = {"data": (images, torch.arange(20) % 4), "batch_size": 5}
+    monkeypatch.setattr("shoal.training.trainer.WORTH_A_TRIAL", 0)
+
+    def found_faster(kind):
+        monkeypatch.setattr("shoal.training.trainer.faster_mapping", lambda *_: Mapping(kind))
+
+    found_faster(first)
+    one = whole(None, build, **options)
+    stopped(tmp_path, 5, build, **options)
+    found_faster(then)
+    assert_same_run(resumed(tmp_path, build, **options), one)
+    assert differ(frozen(whole(None, build, **options).ensemble), frozen(one.ensemble))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("build", [normed, dropped, Noisy], ids=["batchnorm", "dropout", "noise"])
+@pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "f-ssge"])
+def test_on_a_gpu(method, build, tmp_path):
+    def enough(run):
+        if len(run.history) == 2:
+            raise Fuse.Blown
+
+    options = {"method": method, "epochs": EPOCHS, "device": "cuda", "optimizer": "adamw"}
+    one = quick(build, **options)
+    with pytest.raises(Fuse.Blown):
+        quick(build, out=tmp_path, save_every=0, callbacks=[enough], **options)
+    assert steps(tmp_path / "checkpoints")[-1] == 2 * STEPS_PER_EPOCH - 1
+    assert_same_run(quick(shoal_of(build, seed=7), out=tmp_path, resume=True, **options), one)
 
 
 class TestLoaders:

@@ -3,7 +3,9 @@
 import inspect
 import json
 import tomllib
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from small_runs import (
@@ -176,8 +178,6 @@ class TestTheConfig:
         assert_same_run(quick(method=settings_in(tmp_path)["method"]), run)
 
     def test_a_changed_method_does_not_go_by_the_name_of_the_old_one(self, tmp_path):
-        from dataclasses import replace
-
         known = shoal.methods.get("kde")
         mine = replace(known, repulsion=replace(known.repulsion, bandwidth=Fixed(2.0)))
         run = quick(method=mine, out=tmp_path)
@@ -195,14 +195,28 @@ class TestTheConfig:
     @pytest.mark.parametrize("key", ["lr", "temperature", "strength", "clip"])
     @pytest.mark.parametrize("kind", ["float64", "float32", "tensor", "int"])
     def test_numbers_of_any_library_are_written_as_numbers(self, key, kind, tmp_path):
-        import numpy as np
-
         kinds = {"float64": np.float64, "float32": np.float32, "tensor": torch.tensor, "int": int}
         value = kinds[kind](2)
         quick(out=tmp_path, epochs=1, **{key: value})
         assert settings_in(tmp_path)[key] == 2.0
         shoal.load(tmp_path, plain)
         quick(out=tmp_path, epochs=1, resume=True, **{key: 2.0})
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"optimizer": {"name": "sgd", "momentum": np.float64(0.9)}},
+            {"prior": {"name": "gaussian", "std": np.float64(2.0)}},
+            {"schedule": {"name": "steps", "at": np.array([0.5, 0.7])}},
+            {"adversarial": np.float32(0.1)},
+        ],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_so_are_those_within_tables(self, options, tmp_path):
+        run = quick(out=tmp_path, **options)
+        assert_same_run(shoal.load(tmp_path, plain), run)
+        ((key, _),) = options.items()
+        assert_same_run(quick(out=tmp_path, resume=True, **{key: settings_in(tmp_path)[key]}), run)
 
     def test_functions_of_ones_own_are_named(self, tmp_path):
         def brighter(x, _):

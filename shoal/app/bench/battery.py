@@ -9,23 +9,50 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from shoal.app.bench.contestants import BareProducts, Case, EnsembleSteps, ModuleLoop
 from shoal.app.bench.memory import Peak, floor
-from shoal.app.bench.timing import Timing, Work, interleave
+from shoal.app.bench.timing import Timing, Work, interleave, seconds_of
 from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.training.numerics import calculating_in
 
-__all__ = ["LOOP", "PRODUCTS", "Contestant", "Row", "contestants", "measure", "reason"]
+__all__ = ["LOOP", "PRODUCTS", "Contestant", "Entry", "Row", "contestants", "measure", "reason"]
 
 LOOP, PRODUCTS = "module loop", "bare products"
 _WARM_UP = 8
 
 Row = dict[str, Any]
 """One line of a table."""
+
+
+class Entry(Protocol):
+    """Something to time."""
+
+    @property
+    def case(self) -> Case:
+        """What is trained."""
+        ...
+
+    @property
+    def what(self) -> str:
+        """ "shoal", or the name of what it is held against."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        ...
+
+    def build(self, stack: ExitStack) -> Work:
+        """Ready to be warmed up; what it needs for as long as it runs is entered on the stack."""
+        ...
+
+    def row(self) -> Row:
+        """What is known before anything has run."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,28 +64,31 @@ class Contestant:
         what: "shoal", or one of the two things it is held against.
         method: by name.
         engine: by name.
+        legacy: the method as published.
     """
 
     case: Case
     what: str = "shoal"
     method: str | None = None
     engine: str | None = None
+    legacy: bool = False
 
     @property
     def label(self) -> str:
         """For people."""
-        who = self.what if self.method is None else f"{self.method}, {self.engine}"
+        name = f"{self.method} as published" if self.legacy else self.method
+        who = self.what if self.method is None else f"{name}, {self.engine}"
         return f"{self.case.network.name}, {who}, {self.case.precision}"
 
     def build(self, stack: ExitStack) -> Work:
-        """Ready to be warmed up; what it needs for as long as it runs is entered on the stack."""
+        """Ready to be warmed up, in the precision of the case for as long as the stack lasts."""
         if self.what == PRODUCTS:
             return BareProducts(self.case)
         ensemble = self.case.make()
         stack.enter_context(calculating_in(self.case.precision, ensemble))
         if self.method is None or self.engine is None:
-            return ModuleLoop(self.case, ensemble)
-        return EnsembleSteps(self.case, ensemble, self.method, self.engine)
+            return ModuleLoop(self.case, ensemble.to("cpu"))
+        return EnsembleSteps(self.case, ensemble, self.method, self.engine, self.legacy)
 
     def row(self) -> Row:
         """What is known before anything has run."""
@@ -68,8 +98,10 @@ class Contestant:
             "what": self.what,
             "method": self.method,
             "engine": self.engine,
+            "legacy": self.legacy,
             "members": case.members,
             "batch_size": case.batch_size,
+            "weights": case.weights,
             "precision": case.precision,
             "optimizer": case.optimizer,
             "device": str(case.device),
@@ -84,7 +116,7 @@ def contestants(case: Case, methods: Sequence[str], engines: Sequence[str]) -> l
 
 
 def measure(
-    entries: Sequence[Contestant], seconds: float, say: Callable[[str], None] = lambda line: None
+    entries: Sequence[Entry], seconds: float, say: Callable[[str], None] = lambda line: None
 ) -> list[Row]:
     """One row for each entry, in order; all of one device and one precision.
 
@@ -108,7 +140,7 @@ def measure(
 
 
 def _start(
-    entry: Contestant, stack: ExitStack, threads: int, say: Callable[[str], None]
+    entry: Entry, stack: ExitStack, threads: int, say: Callable[[str], None]
 ) -> tuple[Work | None, Row]:
     """A warm contestant and the beginning of its row; None if it cannot run."""
     row, begun, peak = entry.row(), time.perf_counter(), Peak(entry.case.device)
@@ -117,7 +149,9 @@ def _start(
         warnings.simplefilter("always")
         try:
             work = entry.build(stack)
-            work(_WARM_UP if entry.case.device.type == "cuda" else 2)
+            work(_WARM_UP)
+            if entry.what != "shoal":
+                _choose_threads(work, entry.case.device)
         except Exception as error:
             say(f"{entry.label}: {reason(error)}")
             return None, row | {"error": reason(error)}
@@ -127,6 +161,16 @@ def _start(
     row |= {"threads": torch.get_num_threads(), "note": "; ".join(dict.fromkeys(notes)) or None}
     say(f"{entry.label}: warm after {row['setup_seconds']:.1f} s")
     return _with_threads(work, row["threads"]), row
+
+
+def _choose_threads(work: Work, device: torch.device) -> None:
+    """One or all, whichever is faster: an ensemble is trained with as many as suit it, too."""
+    if device.type == "cpu" and (most := torch.get_num_threads()) > 1:
+        times = {}
+        for threads in (most, 1):
+            torch.set_num_threads(threads)
+            times[threads] = min(seconds_of(work, 1, device) for _ in range(3))
+        torch.set_num_threads(min(times, key=lambda threads: times[threads]))
 
 
 def _with_threads(work: Work, threads: int) -> Work:
@@ -146,7 +190,7 @@ def _figures(timing: Timing, row: Row) -> Row:
         "ms": timing.median,
         "quartiles_ms": list(timing.quartiles),
         "spread": timing.spread,
-        "rounds": len(timing.rounds),
+        "rounds_ms": timing.rounds,
         "steps_a_round": timing.steps,
         "member_samples_per_second": 1e3 * samples / timing.median,
     }

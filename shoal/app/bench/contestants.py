@@ -14,14 +14,16 @@ from torch.nn import functional as F
 from shoal.app.bench.networks import CLASSES, Network, random_data
 from shoal.data.sources import batches_of
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.priors import WeightPrior
+from shoal.interaction.methods import Method
 from shoal.training.checks import destination
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 
 __all__ = ["BareProducts", "Case", "EnsembleSteps", "ModuleLoop", "trainer"]
 
-_STEPS = 100_000
-"""More than any measurement takes."""
+_STEPS = 4_500
+"""Of one run; shorter than those that are compiled without being asked."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,13 @@ class Case:
     points: int
     lr: float = 1e-3
 
+    @property
+    def weights(self) -> int:
+        """Of one member."""
+        with torch.device("meta"):
+            member = self.network.blueprint()
+        return sum(parameter.numel() for parameter in member.parameters())
+
     def make(self) -> Ensemble:
         """Members on the device, in the type of their weights; the same at every call."""
         ensemble = Ensemble.init(self.network.blueprint, self.members, seed=0)
@@ -61,18 +70,19 @@ class Case:
 def trainer(
     case: Case,
     ensemble: Ensemble,
-    method: str,
+    method: str | Method,
     engine: str,
     steps: int = _STEPS,
     legacy: bool = False,
     strength: float | None = None,
+    prior: str | WeightPrior = "gaussian",
 ) -> Trainer:
-    """A trainer of the case's data, with a standard normal prior on the weights."""
+    """A trainer of the case's data; the usual prior on the weights is standard normal."""
     nothing = dict.fromkeys(
         ("schedule", "epochs", "annealing", "adversarial", "augment", "clip"), None
     )
     settings = Settings.resolve(
-        method, legacy, strength, "gaussian", likelihood="categorical", optimizer=case.optimizer,
+        method, legacy, strength, prior, likelihood="categorical", optimizer=case.optimizer,
         lr=case.lr, steps=steps, batch_size=case.batch_size, temperature=1.0, seed=0,
         precision=case.precision, engine=engine, **nothing,
     )  # fmt: skip
@@ -89,18 +99,29 @@ class EnsembleSteps:
         self, case: Case, ensemble: Ensemble, method: str, engine: str, legacy: bool = False
     ) -> None:
         self.trainer = trainer(case, ensemble, method, engine, legacy=legacy)
-        self._steps = self.trainer.run()
+        torch.set_num_threads(self.trainer.try_out())
+        self._steps = self._forever()
 
     def __call__(self, steps: int) -> None:
         """Take some more."""
         for _ in range(steps):
             next(self._steps)
 
+    def _forever(self) -> Iterator[None]:
+        while True:
+            self.trainer.step = 0
+            yield from self.trainer.run()
+
 
 class ModuleLoop:
     """Ordinary modules, one after another: autograd and an optimiser of torch for each of them.
 
     The same members, batches, loss and prior as a plain ensemble; the prior is weight decay.
+
+    Attributes:
+        modules: the members.
+        optimizers: one for each.
+        batches: for ever, in the order in which an ensemble sees them.
     """
 
     def __init__(self, case: Case, ensemble: Ensemble) -> None:
@@ -109,12 +130,12 @@ class ModuleLoop:
         self.optimizers = [_optimizer(case, module) for module in self.modules]
         data = case.data(ensemble.dtype)
         self._source = batches_of(data, case.batch_size, device=case.device, dtype=ensemble.dtype)
-        self._batches = self._forever()
+        self.batches = self._forever()
 
     def __call__(self, steps: int) -> None:
         """Take some more."""
         for _ in range(steps):
-            x, y = next(self._batches)
+            x, y = next(self.batches)
             for module, optimizer in zip(self.modules, self.optimizers, strict=True):
                 optimizer.zero_grad()
                 self.loss(module, x, y).backward()

@@ -42,7 +42,7 @@ def floor(loop: ModuleLoop) -> float | None:
     device = loop.case.device
     if device.type != "cuda":
         return None
-    x, y = next(loop._batches)
+    x, y = next(loop.batches)
     before = torch.cuda.memory_allocated(device)
     loss = loop.loss(loop.modules[0], x, y)
     activations = torch.cuda.memory_allocated(device) - before

@@ -15,6 +15,7 @@ __all__ = ["Plan", "find_device"]
 
 _MODELS = {"cpu": "mlp,small-cnn", "cuda": "mlp,small-cnn,resnet18"}
 _ENGINES = {"cpu": "auto,vmap,loop", "cuda": "auto,auto+compile,vmap+eager,loop"}
+_SECONDS = {"cpu": 5.0, "cuda": 2.0}
 _QUICK_BATCHES = 8
 
 
@@ -65,22 +66,24 @@ class Plan:
             options.members,
             options.batch_size,
             options.optimizer,
-            options.seconds or (0.2 if options.quick else 5.0),
+            options.seconds or (0.2 if options.quick else _SECONDS[kind]),
             options.quick,
         )
 
     def batteries(self) -> list[list[Contestant]]:
-        """What is timed in turns: all of a network on a CPU, one engine at a time on a GPU.
+        """What is timed in turns: all that is asked of a network in one precision.
 
-        The engines of a large network would not fit on a GPU together.
+        On a GPU convolutional networks take turns one engine at a time: all of them, each with the
+        activations of every member, would not fit.
         """
-        cases = [
-            self.case(found, precision)
-            for found in map(network, self.models)
-            for precision in self.precisions or (found.precision,)
-        ]
-        together = [self.engines] if self.device == "cpu" else [(e,) for e in self.engines]
-        return [contestants(case, self.methods, some) for case in cases for some in together]
+        found = []
+        for model in map(network, self.models):
+            apart = self.device != "cpu" and model.layers is None
+            engines = [(engine,) for engine in self.engines] if apart else [self.engines]
+            for precision in self.precisions or (model.precision,):
+                case = self.case(model, precision)
+                found += [contestants(case, self.methods, some) for some in engines]
+        return found
 
     def case(self, found: Network, precision: str, points: int | None = None) -> Case:
         """One network in one precision."""

@@ -5,12 +5,14 @@ from itertools import groupby
 from typing import Any
 
 from shoal.app.bench.battery import Row
-from shoal.app.outcome import table
+from shoal.app.outcome import counted, table
 from shoal.app.words import number, seconds
 
 __all__ = ["report"]
 
-_HEADER = ("", "ms a step", "±", "members x samples/s", "MiB", "x loop", "x products")
+_HEADER = (
+    "", "ms a step", "±", "members x samples/s", "MiB", "x loop", "x products", "warm-up",
+)  # fmt: skip
 
 
 def report(value: Mapping[str, Any]) -> str:
@@ -37,10 +39,11 @@ def _tables(rows: Sequence[Row]) -> list[str]:
     blocks = []
     for heading, group in groupby(rows, _heading):
         lines = list(group)
-        cells = [_cells(row) for row in lines if "ms" in row]
+        # What others are held against may have been timed with each engine: shown once.
+        cells = {_label(row): _cells(row) for row in reversed(lines) if "ms" in row}
         notes = [f"{_label(row)}: {row['note']}" for row in lines if row.get("note")]
         failed = [f"{_label(row)} cannot run: {row['error']}" for row in lines if "error" in row]
-        figures = [table(cells, _HEADER)] if cells else []
+        figures = [table([*reversed(cells.values())], _HEADER)] if cells else []
         blocks.append("\n".join([heading, *figures, *notes, *failed]))
     return blocks
 
@@ -63,6 +66,7 @@ def _cells(row: Row) -> list[str]:
         "-" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}",
         _ratio(row["times_faster_than_loop"]),
         _ratio(row["times_bare_products"]),
+        f"{row['setup_seconds']:.1f} s",
     ]
 
 
@@ -75,27 +79,30 @@ def _agreement(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
     keys = dict.fromkeys((row["engine"], row["precision"]) for row in rows)
-    cells, failed = [], []
-    for engine, precision in keys:
-        mine = [row for row in rows if (row["engine"], row["precision"]) == (engine, precision)]
+    cells = []
+    for key in keys:
+        mine = [row for row in rows if (row["engine"], row["precision"]) == key]
         found = [row["deviation"] for row in mine if "deviation" in row]
         if found:
-            cells.append([engine, precision, f"{max(found):.1e}", str(len(found))])
-        failed += [
-            f"{row['model']}, {row['method']}, {engine}, {precision} cannot run: {row['error']}"
-            for row in mine
-            if "error" in row
-        ]
+            cells.append([*key, f"{max(found):.1e}", str(len(found))])
     header = ("engine", "precision", "largest deviation", "cases")
     title = "Ten steps of each engine beside ten in float64, one member after another on the CPU"
-    return ["\n".join([title, *([table(cells, header)] if cells else []), *failed])]
+    return ["\n".join([title, *([table(cells, header)] if cells else []), *_remarks(rows)])]
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """Each reason once, with how often it was met."""
+    said = [f"cannot run: {row['error']}" for row in rows if "error" in row]
+    said += [f"note: {row['note']}" for row in rows if row.get("note")]
+    return [f"{said.count(line)} of {len(rows)} {line}" for line in dict.fromkeys(said)]
 
 
 def _trainings(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         what = f"{row['method']}, {row['engine']}, {row['precision']}"
-        size = f"{row['epochs']} epochs of {row['points']:,} points, {row['members']} members"
+        epochs = counted(row["epochs"], "epoch")
+        size = f"{epochs} of {row['points']:,} points, {row['members']} members"
         if "error" in row:
             lines.append(f"{what}: {size} cannot be trained: {row['error']}")
         else:

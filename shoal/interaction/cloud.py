@@ -1,0 +1,97 @@
+"""The members as a cloud of points: the two products with the coordinates that repulsion needs.
+
+Everything else in a step of repulsion is of size M x M. These two read the coordinates, which can
+be all the weights, so they are made to read them once each: the Gram matrix of the centred points,
+and the sum of a drive and B times the points. On a GPU with Triton each is one kernel; elsewhere
+they are matrix products of centred copies.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shoal.core.tree import member_norms
+from shoal.core.types import Leaves
+
+try:
+    from shoal.interaction import cloud_kernels
+except Exception:  # no Triton here, or one that does not work
+    cloud_kernels = None
+
+__all__ = ["Cloud"]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Coordinates of the living members, relative to their centre.
+
+    Attributes:
+        leaves: [M, S, D]; of the dead they are any finite number.
+        gram: inner products between members [S, M, M], zero for the dead.
+        alive: who is alive and has finite coordinates [M]; one NaN would make all of K NaN.
+        fused: the leaves are as they came, and the kernels centre them.
+    """
+
+    leaves: Leaves
+    gram: Tensor
+    alive: Tensor
+    fused: bool = False
+
+    @classmethod
+    def of(cls, leaves: Leaves, alive: Tensor, centred: bool = True) -> "Cloud":
+        """From coordinates as they came, of which some may be dead or not finite."""
+        leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
+        if cloud_kernels is not None and centred and _can_fuse(leaves):
+            gram, alive = cloud_kernels.gram(leaves, alive)
+            return cls(leaves, gram, alive, fused=True)
+        sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
+        alive = alive & sums.isfinite().all(0)
+        leaves = [_of_living(leaf, alive, centred) for leaf in leaves]
+        grams = [torch.einsum("isd,jsd->sij", leaf, leaf) for leaf in leaves]
+        gram = torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
+        return cls(leaves, torch.where(alive[:, None] & alive, gram, 0.0), alive)
+
+    def times(self, B: Tensor) -> list[Tensor]:
+        """B z, leaves [m, S, D] for B [S, m, M]."""
+        leaves = self.leaves
+        if self.fused:
+            leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
+        return [torch.einsum("sij,jsd->isd", B, leaf) for leaf in leaves]
+
+    def added_to(
+        self, drives: Sequence[Tensor], B: Tensor, scale: float
+    ) -> tuple[list[Tensor], Tensor]:
+        """drive + scale B z for every leaf, and the lengths of the drives; [m, D], at one site."""
+        single = all(drive.dtype == torch.float32 for drive in drives)
+        if cloud_kernels is not None and self.fused and single:
+            return cloud_kernels.plus_product(drives, B[0], self.leaves, self.alive, scale)
+        leaves = self.leaves
+        if self.fused:
+            leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
+        pairs = zip(drives, leaves, strict=True)
+        moved = [_plus_product(t, B[0].to(t), leaf[:, 0].to(t), scale) for t, leaf in pairs]
+        return moved, member_norms(dict(enumerate(drives)))  # pyright: ignore[reportArgumentType]
+
+
+def _can_fuse(leaves: Leaves) -> bool:
+    first = leaves[0]
+    small = 1 < len(first) <= 64 and first.shape[1] == 1
+    plain = all(leaf.dtype == torch.float32 and leaf.is_contiguous() for leaf in leaves)
+    return first.is_cuda and small and plain
+
+
+def _of_living(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
+    cpu = leaf.device.type == "cpu" and not torch.compiler.is_compiling()
+    if not (cpu and bool(alive.all())):  # looking costs nothing there, and saves a pass
+        leaf = torch.where(alive[:, None, None], leaf, 0.0)
+    if not centred:
+        return leaf
+    return leaf - leaf.sum(0, keepdim=True) / alive.sum().clamp(min=1)
+
+
+def _plus_product(matrix: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
+    if torch.compiler.is_compiling():
+        return matrix + scale * (left @ right)
+    return torch.addmm(matrix, left, right, alpha=scale)

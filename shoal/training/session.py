@@ -1,0 +1,200 @@
+"""One call of `fit`: the loop around the step, and the folder beside it."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.core.checkpoints import load_checkpoint, steps
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.files import layout, sweep
+from shoal.core.lock import FolderLock
+from shoal.core.seeds import derive
+from shoal.data.dataset import Dataset
+from shoal.data.sources import ArrayBatches, LoaderBatches
+from shoal.inference.ensemble import Ensemble
+from shoal.training.history import balance_sentence
+from shoal.training.interruption import Interruption
+from shoal.training.numerics import calculating_in
+from shoal.training.progress import Progress, make_progress
+from shoal.training.provenance import provenance
+from shoal.training.run import Run, RunFolder, model_config
+from shoal.training.settings import Settings
+from shoal.training.trainer import Trainer
+
+__all__ = ["Callback", "Session"]
+
+Callback = Callable[[Run], None]
+"""Called after every epoch with the run so far."""
+
+
+class Session:
+    """One call of `fit`."""
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        data: Any,
+        settings: Settings,
+        batches: ArrayBatches | LoaderBatches,
+        out: str | Path | None,
+        save_every: float,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        self.folder = None if out is None else RunFolder(Path(out))
+        self.save_every, self.callbacks = save_every, callbacks
+        source = data.spec or data.name if isinstance(data, Dataset) else type(data).__name__
+        self.config = {"data": source, **model_config(ensemble), **settings.config()}
+        self.notes: list[str] = []
+        self.interruption = Interruption()
+
+    def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
+        folder = self.folder
+        self.provenance = provenance(self.batches, device)
+        with ExitStack() as stack:
+            if folder is not None:
+                stack.callback(folder.leave, made=not os.path.exists(folder.path))
+                stack.enter_context(FolderLock(folder.path))
+                stack.enter_context(self.interruption)
+                self._open(folder, resume)
+            ensemble = self.ensemble.to(device, dtype)
+            stack.enter_context(calculating_in(self.settings.precision, ensemble))
+            trainer = self.trainer = Trainer(ensemble, self.settings, self.batches)
+            stack.enter_context(_own_random(trainer))
+            if folder is not None and steps(folder.checkpoints):
+                expected = {"ensemble": layout(ensemble.state)}
+                trainer.restore(load_checkpoint(folder.checkpoints, expected))
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(trainer.try_out())
+            progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
+            stack.callback(progress.close)
+            stack.callback(ensemble.train, False)
+            self._train(progress)
+        return self._result()
+
+    def _open(self, folder: RunFolder, resume: bool) -> None:
+        sweep(folder.path)
+        self.begun = folder.holds_run
+        if not self.begun:
+            return
+        if not resume:
+            raise ConfigError(
+                f"{folder.path} already holds a run; type resume=True to continue it, "
+                f"or choose another folder"
+            )
+        self._check_same(folder)
+
+    def _check_same(self, folder: RunFolder) -> None:
+        known = folder.config()
+        plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
+        # What the members began from does not matter any more: the checkpoint replaces it.
+        for key in (known.keys() | plain.keys()) - {"init_seed"}:
+            if known.get(key) != plain.get(key):
+                raise ConfigError(
+                    f"the run in {folder.path} has {key} = {known.get(key)!r}, this call "
+                    f"{plain.get(key)!r}; resume with the same settings or choose another folder"
+                )
+        before = folder.provenance()
+        self.provenance["seconds"] = before.get("seconds", 0.0)
+        self.notes = before.get("notes", [])
+        if before.get("data") != self.provenance["data"]:
+            raise ConfigError(f"the run in {folder.path} was trained on other data than these")
+
+    def _train(self, progress: Progress) -> None:
+        trainer = self.trainer
+        trainer.ensemble.train()
+        saved = started = time.monotonic()
+        for _ in trainer.run():
+            self._begin()
+            progress.step()
+            if trainer.at_epoch_end:
+                self._close_epoch(progress, time.monotonic() - started)
+                started = time.monotonic()
+            if self.interruption.received is not None:
+                break
+            if self.folder is not None and time.monotonic() - saved >= self.save_every:
+                self._save()
+                saved = time.monotonic()
+        if trainer.done:
+            self._conclude(progress)
+        self._save()
+        if self.interruption.received is not None:
+            self.interruption.stop()
+
+    def _begin(self) -> None:
+        """A folder becomes a run once a step has shown that it can be trained."""
+        if self.folder is not None and not self.begun:
+            self.folder.begin(self.config, self.provenance)
+            self.begun = True
+
+    def _close_epoch(self, progress: Progress, seconds: float) -> None:
+        self.provenance["seconds"] += seconds
+        progress.epoch(self.trainer.close_epoch(seconds))
+        self._warn_of_deaths()
+        for callback in self.callbacks:
+            callback(self._result())
+
+    def _warn_of_deaths(self) -> None:
+        deaths = self.trainer.tracker.deaths(self.trainer.step)
+        for member, step in deaths.items():
+            note = f"Member {member} stopped being finite at step {step} and is left out."
+            if note not in self.notes:
+                self.notes.append(note)
+                warnings.warn(note, ShoalWarning, stacklevel=6)
+        if len(deaths) == self.trainer.ensemble.members:
+            raise DataError(
+                f"no member is finite after step {max(deaths.values())}; "
+                f"lower the learning rate or set clip"
+            )
+
+    def _conclude(self, progress: Progress) -> None:
+        repulsion = self.trainer.settings.method.repulsion
+        cold = self.trainer.settings.temperature == 0
+        if repulsion is None or cold or self.trainer.ensemble.members == 1:
+            return
+        sentence = balance_sentence(self.trainer.rows, repulsion.strength)
+        if sentence is not None and sentence not in self.notes:
+            self.notes.append(sentence)
+            progress.say(sentence)
+
+    def _save(self) -> None:
+        if self.folder is not None:
+            self.folder.save(self.trainer, self.provenance, self.notes)
+
+    def _result(self) -> Run:
+        trainer = self.trainer
+        return Run(
+            trainer.ensemble,
+            trainer.settings.likelihood,
+            self.config,
+            list(trainer.rows),
+            list(self.notes),
+            dict(self.provenance),
+            None if self.folder is None else self.folder.path,
+        )
+
+
+@contextmanager
+def _own_random(trainer: Trainer) -> Iterator[None]:
+    """What the networks draw from torch's own generators is the run's, and disturbs nobody."""
+    device, seed = trainer.ensemble.device, derive(trainer.settings.seed, "run")
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def _plain(value: Any) -> Any:
+    """What a value is after it has been written as TOML and read again."""
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items() if v is not None}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
