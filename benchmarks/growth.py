@@ -151,7 +151,7 @@ def _timing(row: Row) -> Timing:
 
 
 def draw(sweep: Sweep, rows: Sequence[Row], path: Path) -> None:
-    """Time against size on logarithmic axes, with a line for exact proportion."""
+    """Time against size on logarithmic axes, with a dotted line for exact proportion."""
     matplotlib = require("matplotlib", extra="report")
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(rc()):
@@ -182,7 +182,7 @@ def _proportion(axes: Any, rows: Sequence[Row], sweep: Sweep) -> None:
         return
     last, sizes = rows[-1], [row[sweep.key] for row in rows]
     line = [last["ms"] * size / last[sweep.key] for size in sizes]
-    axes.plot(sizes, line, color="#848484", linestyle=":", linewidth=1, label="proportional")
+    axes.plot(sizes, line, color="#848484", linestyle=":", linewidth=1)
 
 
 def _plain_ticks(axes: Any, sizes: Sequence[int]) -> None:

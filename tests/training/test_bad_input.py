@@ -125,6 +125,10 @@ SETTINGS = {
     "a prior misspelt": ({"prior": "gausian"}, "did you mean 'gaussian'?"),
     "a prior of no width": ({"prior": {"name": "gaussian", "std": 0.0}}, "positive, not 0"),
     "no prior": ({"prior": None}, "prior must be a name"),
+    "a prior without draws": (
+        {"prior": {"name": "function-space", "weights": {"name": "flat"}}},
+        "cannot be drawn from a flat one",
+    ),
     "a likelihood misspelt": ({"likelihood": "categoricl"}, "did you mean 'categorical'?"),
 }
 

@@ -21,7 +21,7 @@ from shoal.core.types import Tree
 from shoal.models.mlp import MLP
 from shoal.training.numerics import calculating_in
 
-__all__ = ["STEPS", "agreement", "deviation"]
+__all__ = ["COMPARED", "STEPS", "agreement", "deviation"]
 
 STEPS = 10
 _MEMBERS, _BATCH, _RATE = 4, 32, 0.1
@@ -41,10 +41,11 @@ class SmoothCNN:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(input_shape[1] ** 2, outputs))
 
 
-_NETWORKS = (
+COMPARED = (
     Network("mlp", MLP((100, 100, 100), activation="silu"), (784,)),
     Network("cnn with batch norm", SmoothCNN(), (1, 16, 16)),
 )
+"""The networks on which engines are compared."""
 
 
 def agreement(
@@ -56,7 +57,7 @@ def agreement(
 ) -> list[dict[str, Any]]:
     """One row for each network, method, precision and engine, with its deviation or an error."""
     rows, cpu, points = [], torch.device("cpu"), STEPS * _BATCH
-    for network in _NETWORKS:
+    for network in COMPARED:
         exact = Case(network, _MEMBERS, _BATCH, "float64", "sgd", cpu, points, _RATE)
         for method in methods:
             wanted, _ = _attempt(exact, method, "loop+eager")

@@ -44,8 +44,14 @@ def _tables(rows: Sequence[Row]) -> list[str]:
         notes = [f"{_label(row)}: {row['note']}" for row in lines if row.get("note")]
         failed = [f"{_label(row)} cannot run: {row['error']}" for row in lines if "error" in row]
         figures = [table([*reversed(cells.values())], _HEADER)] if cells else []
-        blocks.append("\n".join([heading, *figures, *notes, *failed]))
+        blocks.append("\n".join([heading, *figures, *_floor(lines), *notes, *failed]))
     return blocks
+
+
+def _floor(rows: Sequence[Row]) -> list[str]:
+    found = [row["memory_floor_mib"] for row in rows if row.get("memory_floor_mib")]
+    what = "activations of one member; weights, gradients and optimiser states of all"
+    return [f"{found[0]:,.0f} MiB: {what}"] if found else []
 
 
 def _heading(row: Row) -> str:

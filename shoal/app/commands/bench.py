@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from shoal.app.bench.agreement import agreement
+from shoal.app.bench.agreement import COMPARED, agreement
 from shoal.app.bench.battery import measure
 from shoal.app.bench.end_to_end import EPOCHS, train_once
 from shoal.app.bench.machine import load, machine, versions
@@ -20,7 +20,7 @@ __all__ = ["run"]
 
 def run(options: Namespace) -> Outcome:
     """Measure what was asked for, write it down, and show it."""
-    plan = Plan.of(options)
+    plan, show = Plan.of(options), not options.quiet
     device = torch.device(plan.device)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -28,12 +28,13 @@ def run(options: Namespace) -> Outcome:
         "machine": machine(device),
         "versions": versions(),
         "settings": plan.settings(),
-        "steps": _steps(plan, not options.quiet),
+        "steps": _steps(plan, show),
     }
     if options.check:
-        value["agreement"] = agreement(plan.methods, plan.engines, device)
+        with Ticker(len(COMPARED) * len(plan.methods), 0, show) as ticker:
+            value["agreement"] = agreement(plan.methods, plan.engines, device, say=ticker.tick)
     if options.train_mnist_like:
-        value["training"] = _trainings(plan, options.methods is not None)
+        value["training"] = _trainings(plan, options.methods is not None, show)
     value["machine"]["load_after"] = load()
     if options.out:
         write_json(options.out, value)
@@ -46,12 +47,12 @@ def _steps(plan: Plan, show: bool) -> list[dict[str, Any]]:
         return [row for each in batteries for row in measure(each, plan.seconds, ticker.tick)]
 
 
-def _trainings(plan: Plan, methods_given: bool) -> list[dict[str, Any]]:
+def _trainings(plan: Plan, methods_given: bool, show: bool) -> list[dict[str, Any]]:
     methods = plan.methods if methods_given else ("f-kde",)
-    epochs = 1 if plan.quick else EPOCHS
-    return [
-        train_once(case, method, engine, epochs)
-        for case in plan.whole_training()
-        for method in methods
-        for engine in plan.engines[:1]
-    ]
+    wanted = [(case, method) for case in plan.whole_training() for method in methods]
+    rows = []
+    with Ticker(len(wanted), 0, show) as ticker:
+        for case, method in wanted:
+            rows.append(train_once(case, method, plan.engines[0], 1 if plan.quick else EPOCHS))
+            ticker.tick(f"{method}, {case.precision}: a whole training")
+    return rows
