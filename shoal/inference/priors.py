@@ -1,7 +1,6 @@
 """Priors: what is believed of a member before the data."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -43,6 +42,35 @@ class WeightPrior(Protocol):
         ...
 
 
+class _Wide(Protocol):
+    """Independent normal weights, each tensor with a width of its own."""
+
+    def width(self, tensor: Tensor) -> float: ...
+
+
+def _normal_log_prob(self: _Wide, weights: Tree) -> Tensor:
+    """Log density of each member [M]."""
+    terms = []
+    for tensor in weights.values():
+        std, matrix = self.width(tensor), rows(tensor)
+        constant = matrix.shape[1] * math.log(std * math.sqrt(2 * math.pi))
+        terms.append(-0.5 * matrix.square().sum(1) / std**2 - constant)
+    return torch.stack(terms).sum(0)
+
+
+def _normal_score(self: _Wide, weights: Tree) -> Tree:
+    """-theta / std²."""
+    return {name: tensor * (-1 / self.width(tensor) ** 2) for name, tensor in weights.items()}
+
+
+def _normal_draw(self: _Wide, weights: Tree, count: int, key: Tensor) -> Tree:
+    """Independent normal numbers [count, ...] shaped like the weights of one member."""
+    return {
+        name: normal(hashed(key + index), (count, *t.shape[1:]), t.dtype) * self.width(t)
+        for index, (name, t) in enumerate(weights.items())
+    }
+
+
 @registry.register("gaussian")
 @dataclass(frozen=True)
 class Gaussian:
@@ -62,17 +90,9 @@ class Gaussian:
         """The same for every tensor."""
         return self.std
 
-    def log_prob(self, weights: Tree) -> Tensor:
-        """Log density of each member [M]."""
-        return _normal_log_prob(weights, self.width)
-
-    def score(self, weights: Tree) -> Tree:
-        """-theta / std²."""
-        return {name: tensor * (-1 / self.width(tensor) ** 2) for name, tensor in weights.items()}
-
-    def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
-        """Independent normal numbers."""
-        return _normal_draw(weights, self.width, count, key)
+    log_prob = _normal_log_prob
+    score = _normal_score
+    draw = _normal_draw
 
 
 @registry.register("fan-in")
@@ -95,17 +115,9 @@ class FanIn:
         fan_in = math.prod(tensor.shape[2:]) if tensor.ndim > 2 else 1
         return self.scale / math.sqrt(fan_in)
 
-    def log_prob(self, weights: Tree) -> Tensor:
-        """Log density of each member [M]."""
-        return _normal_log_prob(weights, self.width)
-
-    def score(self, weights: Tree) -> Tree:
-        """-theta / std²."""
-        return {name: tensor * (-1 / self.width(tensor) ** 2) for name, tensor in weights.items()}
-
-    def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
-        """Independent normal numbers."""
-        return _normal_draw(weights, self.width, count, key)
+    log_prob = _normal_log_prob
+    score = _normal_score
+    draw = _normal_draw
 
 
 @registry.register("flat")
@@ -176,19 +188,3 @@ class FunctionSpace:
             living = (sound if alive is None else sound & alive)[:, None].expand_as(d2)
             h2 = masked_median(d2.flatten()[None], living.flatten()) / (2 * math.log(len(F) + 1))
         return RBF().value(d2.clamp(min=0) / h2.squeeze())
-
-
-def _normal_log_prob(weights: Tree, width: Callable[[Tensor], float]) -> Tensor:
-    terms = []
-    for tensor in weights.values():
-        std, matrix = width(tensor), rows(tensor)
-        constant = matrix.shape[1] * math.log(std * math.sqrt(2 * math.pi))
-        terms.append(-0.5 * matrix.square().sum(1) / std**2 - constant)
-    return torch.stack(terms).sum(0)
-
-
-def _normal_draw(weights: Tree, width: Callable[[Tensor], float], count: int, key: Tensor) -> Tree:
-    return {
-        name: normal(hashed(key + index), (count, *t.shape[1:]), t.dtype) * width(t)
-        for index, (name, t) in enumerate(weights.items())
-    }

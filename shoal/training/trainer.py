@@ -115,12 +115,7 @@ class Trainer:
         )
         velocity = clip_members(velocity, settings.clip, self.spans)
         for name, weight in self.ensemble.weights.items():
-            # A fused optimiser goes through memory in order: both must be laid out alike.
-            weight.grad = (
-                torch.empty_like(weight).copy_(velocity[name])
-                if (velocity[name].stride() != weight.stride())
-                else velocity[name]
-            )
+            weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
         self.ensemble.alive.copy_(info.alive)
         self.tracker.add(info)
@@ -223,6 +218,12 @@ class Trainer:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
         self.mapping = Mapping(**state["mapping"])
+
+
+def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
+    # A fused optimiser goes through memory in order, without looking at strides.
+    same = velocity.stride() == weight.stride()
+    return velocity if same else torch.empty_like(weight).copy_(velocity)
 
 
 def _at(schedule: Any, step: int, steps: int) -> float:
