@@ -6,7 +6,6 @@ First both take a few steps in float64 from the same weights on the same batches
 do the same; then they are timed with Adam in float32.
 """
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +16,10 @@ from literal import Published
 from torch import Tensor
 
 from shoal.app.bench.battery import Contestant, Row, measure
-from shoal.app.bench.contestants import Case, trainer
+from shoal.app.bench.contestants import Case, forever, trainer
 from shoal.app.bench.networks import perceptron
 from shoal.app.bench.timing import Timing, Work
 from shoal.app.outcome import table
-from shoal.data.sources import batches_of
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import Gaussian
 from shoal.interaction.methods import get
@@ -68,7 +66,7 @@ class Literal:
         """Steps over the same batches as ours."""
         ensemble = self.case.make()
         published = literal(self.case, ensemble, torch.optim.Adam, self.case.lr)
-        shown = batches(self.case, ensemble)
+        shown = forever(self.case.source())
 
         def steps(count: int) -> None:
             for _ in range(count):
@@ -111,7 +109,7 @@ def difference(case: Case, method: str) -> float:
     ensemble = exact.make()
     published = literal(exact, ensemble, torch.optim.SGD, exact.lr / exact.points)
     published.functional_prior = False
-    shown = batches(exact, ensemble)
+    shown = forever(exact.source())
     for _ in range(CHECKED):
         published.step(method, *next(shown))
     ours = replace(get(method, legacy=True), functional_prior=False)
@@ -134,16 +132,6 @@ def literal(
 def flat(ensemble: Ensemble) -> Tensor:
     """Weights [M, d]."""
     return torch.cat([w.detach().flatten(1) for w in ensemble.weights.values()], 1)
-
-
-def batches(case: Case, ensemble: Ensemble) -> Iterator[tuple[Tensor, Tensor]]:
-    """For ever, in the order in which an ensemble sees them."""
-    data = case.data(ensemble.dtype)
-    source = batches_of(data, case.batch_size, device=case.device, dtype=ensemble.dtype)
-    epoch = 0
-    while True:
-        yield from source.batches(epoch)
-        epoch += 1
 
 
 def told(value: dict[str, Any]) -> str:

@@ -105,24 +105,18 @@ def ssge_score(K, G, eta, share=1.0):
 ESTIMATORS = {
     ("kde", False): lambda K, G: kde_score(K, G),
     ("kde", True): lambda K, G: kde_score(K, G),
-    ("sge", False): lambda K, G: sge_score(K, G, 1.0),
+    ("sge", False): lambda K, G: sge_score(K, G, 0.01),
     ("sge", True): lambda K, G: sge_score(K, G, 0.01),
     ("ssge", False): lambda K, G: ssge_score(K, G, 0.0, share=0.99),
     ("ssge", True): lambda K, G: ssge_score(K, G, 0.01),
 }
 
 
-def bandwidth_of(flow, legacy, Z):
-    """Corrected Stein estimators have h2 = median; all others divide by 2 ln(M + 1)."""
-    wide = flow in ("sge", "ssge") and not legacy
-    return median_h2(Z, legacy, "unit" if wide else "log")
-
-
 def interaction(flow, legacy, Z, kernel=rbf, h2=None):
     """K [M, M], and the push P [M, D] that is subtracted from the mixed drives."""
     if len(Z) == 1:
         return torch.ones(1, 1, dtype=Z.dtype), torch.zeros_like(Z)
-    h2 = bandwidth_of(flow, legacy, Z) if h2 is None else h2
+    h2 = median_h2(Z, legacy, "log") if h2 is None else h2
     K, G = kernel_matrix(Z, kernel, h2), summed_gradient(Z, kernel, h2)
     if flow == "svgd":
         return K, G / len(Z)

@@ -49,8 +49,8 @@ class Median:
     """The median heuristic, h² = median(d²) / (2 ln(M + 1)), over pairs of different members.
 
     With this scale an RBF kernel between typical members is 1 / (M + 1), whatever the dimension.
-    Score estimators other than KDE want a wider kernel: `scale="unit"` leaves the logarithm out,
-    h² = median(d²), as in Shi, Sun & Zhu (2018), arXiv 1806.02925.
+    To estimate the score of a given sample a wider kernel is better: `scale="unit"` leaves the
+    logarithm out, h² = median(d²), as in Shi, Sun & Zhu (2018), arXiv 1806.02925.
 
     Attributes:
         scale: "log" divides by 2 ln(M + 1), "unit" does not.

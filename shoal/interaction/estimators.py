@@ -45,10 +45,10 @@ class SGE:
     Li & Turner (2018), arXiv 1705.07107.
 
     Attributes:
-        eta: ridge of the inverse; 0 inverts K itself.
+        eta: ridge of the inverse; 0 inverts K itself, and a wide kernel wants more, about 1.
     """
 
-    eta: float = 1.0
+    eta: float = 0.01
 
     def __post_init__(self) -> None:
         if self.eta < 0:

@@ -9,6 +9,7 @@ import torch
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
+from shoal.data.targets import StandardGaussian
 from shoal.interaction.bandwidths import Fixed, Median
 from shoal.training.annealing import Constant
 
@@ -144,11 +145,12 @@ def test_few_members_form_a_regular_simplex(name, members, dimensions, legacy):
     torch.testing.assert_close(d2, torch.full_like(d2, 1.7 * square(members)), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["sge", "ssge"])
-def test_simplices_of_the_corrected_stein_estimates(name):
+@pytest.mark.parametrize(("estimator", "eta"), [(SGE(1.0), 1.0), (SSGE(), 0.0)])
+def test_simplices_of_stein_estimates_with_a_wide_kernel(estimator, eta):
     """With h² = D², k = e^(-1/2): D² = s² k M / (1 - k + eta)."""
-    M, k, eta = 4, math.exp(-0.5), {"sge": 1.0, "ssge": 0.0}[name]
-    x = shoal.sample(spring(1.7), cloud(M, 3, seed=1), method=name, lr=0.8, steps=150)
+    M, k = 4, math.exp(-0.5)
+    method = repulsion(Wasserstein(estimator), Median(scale="unit"))
+    x = shoal.sample(spring(1.7), cloud(M, 3, seed=1), method=method, lr=0.8, steps=150)
     d2 = squared_distances(x)
     target = 1.7 * k * M / (1 - k + eta)
     torch.testing.assert_close(d2, torch.full_like(d2, target), rtol=1e-6, atol=0)
@@ -261,7 +263,6 @@ def test_stein_estimates_by_their_own_papers_and_as_published():
     spectral = SSGE(share=1.0, pairs=6)
     assert relative_error(estimated_score(x, repulsion(Wasserstein(spectral), wide)), -x) < 0.25
     for name in ("sge", "ssge"):
-        assert relative_error(estimated_score(x, shoal.methods.get(name)), -x) < 0.35
         published = shoal.methods.get(name, legacy=True)
         assert relative_error(estimated_score(x, published), -x) > 1.4
 
@@ -393,3 +394,15 @@ def test_particles_are_a_matrix(shape):
 def test_particles_have_no_outputs():
     with pytest.raises(ConfigError, match="no outputs; use a method such as 'kde'"):
         shoal.sample(spring(), cloud(3, 2), method="f-kde")
+
+
+@pytest.mark.parametrize("name", ["kde", "sge", "ssge", "svgd"])
+def test_particles_spread_over_a_gaussian_without_clumps(name):
+    """A score that is too smooth leaves particles on top of each other: it sees only their mean."""
+    target = StandardGaussian(2)
+    start = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = shoal.sample(target.log_density, start, method=name, steps=600, lr=0.05, optimizer="adam")
+    apart = torch.cdist(x, x) + 9 * torch.eye(40, dtype=x.dtype)
+    assert apart.min(1).values.median() > 0.15
+    assert 0.5 < torch.cov(x.T).diagonal().mean() < 1.05
+    assert x.mean(0).norm() < 0.05

@@ -143,12 +143,14 @@ def _start(
     entry: Entry, stack: ExitStack, threads: int, say: Callable[[str], None]
 ) -> tuple[Work | None, Row]:
     """A warm contestant and the beginning of its row; None if it cannot run."""
+    entry.case.data()  # shared with the others, and no part of anybody's memory
     row, begun, peak = entry.row(), time.perf_counter(), Peak(entry.case.device)
     torch.set_num_threads(threads)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             work = entry.build(stack)
+            peak.forget()
             work(_WARM_UP)
             if entry.what != "shoal":
                 _choose_threads(work, entry.case.device)

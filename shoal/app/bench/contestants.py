@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.app.bench.networks import CLASSES, Network, random_data
-from shoal.data.sources import batches_of
+from shoal.data.sources import ArrayBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import WeightPrior
 from shoal.interaction.methods import Method
@@ -20,7 +20,7 @@ from shoal.training.checks import destination
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 
-__all__ = ["BareProducts", "Case", "EnsembleSteps", "ModuleLoop", "trainer"]
+__all__ = ["BareProducts", "Case", "EnsembleSteps", "ModuleLoop", "forever", "trainer"]
 
 _STEPS = 4_500
 """Of one run; shorter than those that are compiled without being asked."""
@@ -57,14 +57,23 @@ class Case:
             member = self.network.blueprint()
         return sum(parameter.numel() for parameter in member.parameters())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and inputs."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
     def make(self) -> Ensemble:
         """Members on the device, in the type of their weights; the same at every call."""
         ensemble = Ensemble.init(self.network.blueprint, self.members, seed=0)
         return ensemble.to(*destination(ensemble, self.device, self.precision))
 
-    def data(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def data(self) -> tuple[Tensor, Tensor]:
         """Inputs and labels on the device."""
-        return random_data(self.network.input_shape, self.points, str(self.device), dtype)
+        return random_data(self.network.input_shape, self.points, str(self.device), self.dtype)
+
+    def source(self) -> ArrayBatches:
+        """The data in batches."""
+        return ArrayBatches(*self.data(), self.batch_size)
 
 
 def trainer(
@@ -86,10 +95,8 @@ def trainer(
         lr=case.lr, steps=steps, batch_size=case.batch_size, temperature=1.0, seed=0,
         precision=case.precision, engine=engine, **nothing,
     )  # fmt: skip
-    data = case.data(ensemble.dtype)
-    batches = batches_of(data, case.batch_size, device=case.device, dtype=ensemble.dtype)
     ensemble.train()
-    return Trainer(ensemble, settings, batches)
+    return Trainer(ensemble, settings, case.source())
 
 
 class EnsembleSteps:
@@ -128,9 +135,7 @@ class ModuleLoop:
         self.case, members = case, range(ensemble.members)
         self.modules = [ensemble.member(i).to(case.device).train() for i in members]
         self.optimizers = [_optimizer(case, module) for module in self.modules]
-        data = case.data(ensemble.dtype)
-        self._source = batches_of(data, case.batch_size, device=case.device, dtype=ensemble.dtype)
-        self.batches = self._forever()
+        self.batches = forever(case.source())
 
     def __call__(self, steps: int) -> None:
         """Take some more."""
@@ -149,11 +154,11 @@ class ModuleLoop:
             outputs = module(x)
         return F.cross_entropy(outputs.float() if low else outputs, y)
 
-    def _forever(self) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch = 0
-        while True:
-            yield from self._source.batches(epoch)
-            epoch += 1
+
+def forever(source: ArrayBatches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of one epoch after another, in the order in which an ensemble sees them."""
+    for epoch in count():
+        yield from source.batches(epoch)
 
 
 def _optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ def train_once(case: Case, method: str, engine: str, epochs: int = EPOCHS) -> di
     row |= {"precision": case.precision, "optimizer": case.optimizer, "device": str(case.device)}
     try:
         ensemble = case.make()
-        data = case.data(ensemble.dtype)
+        data = case.data()
         start = time.perf_counter()
         run = fit(
             ensemble, data, method=method, engine=engine, optimizer=case.optimizer, lr=case.lr,

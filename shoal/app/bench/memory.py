@@ -25,6 +25,12 @@ class Peak:
             torch.cuda.reset_peak_memory_stats(device)
             self.before = torch.cuda.memory_allocated(device)
 
+    def forget(self) -> None:
+        """What was held for a moment until now does not count."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+
     def mib(self) -> float | None:
         """So far."""
         if self.device.type != "cuda":

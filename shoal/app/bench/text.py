@@ -40,10 +40,13 @@ def _tables(rows: Sequence[Row]) -> list[str]:
     for heading, group in groupby(rows, _heading):
         lines = list(group)
         # What others are held against may have been timed with each engine: shown once.
-        cells = {_label(row): _cells(row) for row in reversed(lines) if "ms" in row}
+        cells: dict[str, list[str]] = {}
+        for row in lines:
+            if "ms" in row:
+                cells.setdefault(_label(row), _cells(row))
         notes = [f"{_label(row)}: {row['note']}" for row in lines if row.get("note")]
         failed = [f"{_label(row)} cannot run: {row['error']}" for row in lines if "error" in row]
-        figures = [table([*reversed(cells.values())], _HEADER)] if cells else []
+        figures = [table([*cells.values()], _HEADER)] if cells else []
         blocks.append("\n".join([heading, *figures, *_floor(lines), *notes, *failed]))
     return blocks
 
