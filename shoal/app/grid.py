@@ -20,7 +20,7 @@ from shoal.interaction.methods import METHODS
 
 __all__ = ["Cell", "Grid", "Variant", "check_grid", "parse_variants", "run_grid"]
 
-_FREE = ("members", "seed", "out", "device", "save_every")
+_FREE = ("members", "seed", "init_seed", "out", "device", "save_every")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from shoal.training.run import RunFolder
 __all__ = ["Entry", "Group", "Story", "flat", "plain", "tell"]
 
 _USUAL = ("strength", "1")
-_OWN = {"method", "legacy", "members", "seed", "engine"}
+_OWN = {"method", "legacy", "members", "seed", "init_seed", "engine"}
 
 
 @dataclass(frozen=True, eq=False)

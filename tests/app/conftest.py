@@ -52,6 +52,7 @@ def _config(data: str, method: str, members: int, seed: int) -> dict[str, Any]:
         "model": [{"name": "mlp", "hidden": [8], "members": members}],
         "method": method,
         "seed": seed,
+        "init_seed": seed,
         "lr": 0.01,
         "clip": None,
     }
