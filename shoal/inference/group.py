@@ -61,6 +61,12 @@ class Group:
         """How many."""
         return len(next(iter(self.weights.values())))
 
+    @property
+    def must_loop(self) -> bool:
+        """`vmap` was tried on this network and could not batch it."""
+        tried = self._proven.items()
+        return any(case[0].kind == "vmap" and used.kind == "loop" for case, used in tried)
+
     def run(self, x: Tensor, mapping: Mapping, own_inputs: bool, keys: Tensor | None) -> Tensor:
         """Outputs [m, B, C]; the first run finds out whether the mapping works for this network."""
         state = self.weights | self.buffers
@@ -72,7 +78,7 @@ class Group:
         if case in self._proven:
             outputs = self._proven[case](self.skeleton, state, x, own_inputs)
         else:
-            known = Mapping("loop") if Mapping("loop") in self._proven.values() else mapping
+            known = Mapping("loop") if self.must_loop else mapping
             outputs, used = mapped_or_looped(known, self.skeleton, state, x, own_inputs)
             self._proven[case] = used
         return outputs if self.compute is None else outputs.to(next(iter(self.weights.values())))

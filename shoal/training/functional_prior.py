@@ -51,7 +51,7 @@ def _drawn_outputs(
         state = weights | buffers | dict.fromkeys(group.keys, keys)
         training = group.skeleton.training
         group.skeleton.eval()
-        looped = Mapping("loop") in group._proven.values()
-        outputs.append(Mapping("loop" if looped else "vmap")(group.skeleton, state, x, False))
+        mapping = Mapping("loop" if group.must_loop else "vmap")
+        outputs.append(mapping(group.skeleton, state, x, False))
         group.skeleton.train(training)
     return torch.cat(outputs)
