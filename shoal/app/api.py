@@ -33,8 +33,8 @@ def predict(
         device: where to compute; None stays where the members are.
         likelihood: what the outputs of an ensemble mean; a run knows.
     """
-    source = load(Path(source)) if isinstance(source, (str, os.PathLike)) else source
-    return prediction(source, x, batch_size=batch_size, device=device, likelihood=likelihood)
+    options = {"batch_size": batch_size, "device": device, "likelihood": likelihood}
+    return prediction(source, x, load=load, **options)
 
 
 def report(

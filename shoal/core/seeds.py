@@ -2,12 +2,16 @@
 
 import hashlib
 import operator
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["derive", "generator"]
+__all__ = ["derive", "generator", "seeded"]
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -34,6 +38,21 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     tensor([True])
     """
     return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The CPU generators of torch, numpy and Python set to `seed`, and put back at the end."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
 
 
 def _whole(number: int) -> int:

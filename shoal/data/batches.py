@@ -1,8 +1,6 @@
 """Training data in batches that can be repeated and resumed."""
 
-import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import SubsetRandomSampler
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.seeds import derive, generator
+from shoal.core.seeds import derive, generator, seeded
 from shoal.data.arrays import as_inputs, as_targets, check_labels
 
 __all__ = ["ArrayBatches", "Batches", "LoaderBatches", "checked_size"]
@@ -135,11 +133,11 @@ class LoaderBatches:
 
     def _raw(self, epoch: int) -> Iterator[Any]:
         _prepare(self.loader, derive(self.seed, "loader", epoch), epoch)
-        with _seeded(derive(self.seed, "loader", epoch)):
+        with seeded(derive(self.seed, "loader", epoch)):
             iterator = iter(self.loader)
         step, end = 0, object()
         while True:
-            with _seeded(derive(self.seed, "loader", epoch, step)):
+            with seeded(derive(self.seed, "loader", epoch, step)):
                 batch = next(iterator, end)
             if batch is end:
                 break
@@ -189,18 +187,3 @@ def _prepare(loader: Any, seed: int, epoch: int) -> None:
             own.manual_seed(seed)
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)  # type: ignore[union-attr]
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """The CPU generators of torch, numpy and Python set to `seed`, and put back at the end."""
-    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])

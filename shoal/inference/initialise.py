@@ -1,16 +1,13 @@
 """Seeded, independent members from any factory of modules."""
 
-import random
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.core.seeds import derive
+from shoal.core.seeds import derive, seeded
 
 __all__ = ["Build", "build_members"]
 
@@ -30,7 +27,9 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
         )
     modules = []
     for index in indices:
-        with _seeded(derive(seed, "member", index)):
+        own = derive(seed, "member", index)
+        with torch.random.fork_rng(), seeded(own):
+            torch.manual_seed(own)  # the generators of the GPUs too
             module = build()
         if not isinstance(module, nn.Module):
             raise ConfigError(f"build() must return an nn.Module, not {type(module).__name__}")
@@ -38,20 +37,6 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
     _check_alike(modules)
     _tell_apart(modules, indices, seed)
     return modules
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            np.random.set_state(numpy_state)
 
 
 def _check_alike(modules: list[nn.Module]) -> None:
