@@ -23,7 +23,7 @@ LAYERS = {
     "models": {"core"},
     "training": {"core", "interaction", "inference", "data", "models"},
     "prediction": {"core", "inference", "data"},
-    "analysis": {"core", "interaction", "inference", "data", "models", "prediction"},
+    "analysis": {"core", "interaction", "inference", "data", "models", "training", "prediction"},
     "plots": {"core", "data", "prediction", "analysis"},
 }
 

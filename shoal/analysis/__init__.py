@@ -1,0 +1,1 @@
+"""What an ensemble means: how its members differ, and in what sense it is Bayesian."""
