@@ -12,8 +12,9 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
+from shoal.interaction.small import eigenpairs, solve
 
-__all__ = ["KDE", "SGE", "SSGE", "Estimator", "registry", "waits_for_host"]
+__all__ = ["KDE", "SGE", "SSGE", "Estimator", "needs_eigenpairs", "registry"]
 
 registry = Registry("estimator")
 
@@ -57,8 +58,11 @@ class SGE:
     def __call__(self, K: Tensor, L: Tensor) -> Tensor:
         """Solves (K + eta 1) B = L; without a ridge, in the space that K can reach."""
         if self.eta == 0:
-            return torch.linalg.pinv(K, hermitian=True) @ L
-        return torch.linalg.solve_ex(_ridged(K, self.eta), L).result
+            eigenvalues, U = eigenpairs(K)
+            keep = eigenvalues > _negligible(eigenvalues)
+            inverse = torch.where(keep, 1 / torch.where(keep, eigenvalues, 1.0), 0.0)
+            return (U * inverse) @ (U.mT @ L)
+        return solve(_ridged(K, self.eta), L)
 
 
 @registry.register("ssge", cite=("shi2018spectral", "dangelo2021repulsive"))
@@ -105,26 +109,31 @@ class SSGE:
             U, _, inverse = self.spectrum(K)
             return (U * inverse) @ (U.mT @ L)
         ridged = _ridged(K, self.eta)
-        return torch.linalg.solve_ex(ridged, torch.linalg.solve_ex(ridged, L).result).result
+        return solve(ridged, solve(ridged, L))
 
     def spectrum(self, K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Eigenvectors [M, M], eigenvalues and 1 / (lambda + eta)², zero for those cut off."""
-        eigenvalues, U = torch.linalg.eigh(K)
-        eigenvalues, U = eigenvalues.flip(-1).clamp(min=0), U.flip(-1)
+        eigenvalues, U = eigenpairs(K)
+        eigenvalues = eigenvalues.clamp(min=0)
         before = eigenvalues.cumsum(-1) - eigenvalues
-        smallest = torch.finfo(K.dtype).eps * len(K) * eigenvalues[0]
-        keep = (before < self.share * eigenvalues.sum()) & (eigenvalues > smallest)
+        leading = before < self.share * eigenvalues.sum()
+        keep = leading & (eigenvalues > _negligible(eigenvalues))
         if self.pairs is not None:
             keep = keep & (torch.arange(len(keep), device=K.device) < self.pairs)
         ridge = torch.where(keep, eigenvalues + self.eta, 1.0)
         return U, eigenvalues, torch.where(keep, ridge.pow(-2), 0.0)
 
 
-def waits_for_host(estimator: Estimator) -> bool:
-    """It needs eigenpairs, whose routines on a GPU wait for the host to see that they converged."""
+def needs_eigenpairs(estimator: Estimator) -> bool:
+    """Some eigenpairs of K are left out, so that all of them have to be known."""
     if isinstance(estimator, SSGE):
         return estimator.cut_off
     return isinstance(estimator, SGE) and estimator.eta == 0
+
+
+def _negligible(eigenvalues: Tensor) -> Tensor:
+    """Below this an eigenvalue of a positive matrix is rounding; the largest comes first."""
+    return torch.finfo(eigenvalues.dtype).eps * len(eigenvalues) * eigenvalues[0]
 
 
 def _ridged(K: Tensor, eta: float) -> Tensor:

@@ -3,7 +3,8 @@
 The rule of `engine="auto"`:
 
 * On a GPU every step is replayed as a CUDA graph, if the data lie on the device, the optimiser can
-  be captured and the method needs no eigenpairs. Networks of matrix products run all members
+  be captured and eigenpairs, if the method needs them, come from a kernel of ours (up to 64
+  members in single precision). Networks of matrix products run all members
   together by `vmap`; networks with convolutions one member after another on several streams, since
   a grouped convolution is slower. Runs that are long enough to pay for it are compiled.
 * On a CPU, `vmap` or `loop`, whichever a short trial finds faster (see `shoal.training.trial`).
@@ -24,8 +25,9 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.mapping import parse as parse_mapping
 from shoal.inference.priors import FunctionSpace
-from shoal.interaction.estimators import Estimator, waits_for_host
+from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
+from shoal.interaction.small import waits_for_host
 
 if TYPE_CHECKING:
     from shoal.training.settings import Settings
@@ -61,10 +63,10 @@ class Plan:
         mapping = self.mapping or Mapping("loop" if on_gpu and convolves else "vmap")
         compiled = self.compiled
         if compiled is None:
-            compiled = on_gpu and steps >= LONG[convolves] and not waits(settings)
+            compiled = on_gpu and steps >= LONG[convolves] and not waits(ensemble, settings)
         if mapping.kind == "loop" and on_gpu:
             mapping = replace(mapping, streams=STREAMS, compiled=compiled)
-        return Plan(mapping, self.graph and on_gpu and not waits(settings), compiled)
+        return Plan(mapping, self.graph and on_gpu and not waits(ensemble, settings), compiled)
 
 
 def parse(engine: str) -> Plan:
@@ -90,10 +92,13 @@ def has_convolutions(ensemble: Ensemble) -> bool:
     return any(isinstance(layer, kinds) for g in ensemble.groups for layer in g.skeleton.modules())
 
 
-def waits(settings: "Settings") -> bool:
+def waits(ensemble: Ensemble, settings: "Settings") -> bool:
     """The mathematics of a step waits for the host, so that it cannot be captured."""
     repulsion, prior = settings.method.repulsion, settings.prior
-    estimators: list[Estimator] = [prior.estimator] if isinstance(prior, FunctionSpace) else []
-    if repulsion is not None and isinstance(repulsion.flow, Wasserstein):
-        estimators.append(repulsion.flow.estimator)
-    return any(waits_for_host(estimator) for estimator in estimators)
+    sizes: list[int] = []
+    if isinstance(prior, FunctionSpace) and needs_eigenpairs(prior.estimator):
+        sizes.append(prior.draws or ensemble.members)
+    flow = None if repulsion is None else repulsion.flow
+    if isinstance(flow, Wasserstein) and needs_eigenpairs(flow.estimator):
+        sizes.append(ensemble.members)
+    return any(waits_for_host(ensemble.device, ensemble.dtype, size) for size in sizes)

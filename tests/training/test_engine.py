@@ -1,6 +1,7 @@
 """How a run is executed never changes what it computes."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +10,11 @@ from torch import nn
 import shoal
 from shoal.data.sources import batches_of
 from shoal.inference.mapping import Mapping
+from shoal.interaction import small
 from shoal.training import trainer as trainer_module
 from shoal.training import trial
 from shoal.training.engine import Plan, has_convolutions, parse
+from shoal.training.engine import waits as engine_waits
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 
@@ -185,9 +188,15 @@ class TestPlan:
 
     @pytest.mark.parametrize(("method", "waits"), [("ssge", True), ("sge", False), ("kde", False)])
     def test_methods_that_need_eigenpairs_are_not_captured(self, method, waits):
-        from shoal.training.engine import waits as found
+        assert engine_waits(ensemble_of(mlp), settings(method=method)) is waits
 
-        assert found(settings(method=method)) is waits
+    def test_eigenpairs_of_few_members_do_not_wait_where_our_kernels_run(self, monkeypatch):
+        monkeypatch.setattr(small, "small_kernels", SimpleNamespace(LARGEST=64))
+        gpu = torch.device("cuda")
+        assert not small.waits_for_host(gpu, torch.float32, 64)
+        assert small.waits_for_host(gpu, torch.float32, 65)
+        assert small.waits_for_host(gpu, torch.float64, 5)
+        assert small.waits_for_host(torch.device("cpu"), torch.float32, 5)
 
 
 class TestTrial:
