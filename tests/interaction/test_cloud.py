@@ -1,0 +1,80 @@
+"""The two products with the coordinates: by matrix products, and by kernels where Triton runs."""
+
+import pytest
+import torch
+
+from shoal.interaction import cloud
+
+if cloud.cloud_kernels is None:
+    WHY = "Triton is not installed"
+elif not torch.cuda.is_available() and not cloud.cloud_kernels.triton.knobs.runtime.interpret:
+    WHY = "needs a GPU, or TRITON_INTERPRET=1"
+else:
+    WHY = ""
+kernels = pytest.mark.skipif(bool(WHY), reason=WHY)
+
+WIDTHS = (784, 100, 10, 16, 1, 7, 129, 256, 64, 2100)
+"""More than one launch serves; aligned and not, shorter than a strip and longer."""
+
+
+def problem(members):
+    generator = torch.Generator().manual_seed(members)
+    leaves = [torch.randn(members, 1, width, generator=generator) for width in WIDTHS]
+    drives = [torch.randn(members, width, generator=generator) for width in WIDTHS]
+    B = torch.randn(members, members, generator=generator)
+    alive = torch.ones(members, dtype=torch.bool)
+    alive[1] = False
+    B[:, 1] = 0.0  # nothing comes from the dead
+    return leaves, drives, B, alive
+
+
+def centred(leaves, alive):
+    z = torch.cat([leaf[:, 0] for leaf in leaves], 1).double()
+    return torch.where(alive[:, None], z - z[alive].mean(0), 0.0)
+
+
+def moved_to(device, *trees):
+    return [[t.to(device) for t in x] if isinstance(x, list) else x.to(device) for x in trees]
+
+
+@pytest.mark.parametrize("members", [3, 10, 20])
+def test_products_of_centred_coordinates(members):
+    leaves, drives, B, alive = problem(members)
+    z, found = centred(leaves, alive), cloud.Cloud.of(leaves, alive)
+    torch.testing.assert_close(found.gram[0].double(), z @ z.mT, rtol=0, atol=2e-3)
+    moved, lengths = found.added_to(drives, B[None], 0.5)
+    d = torch.cat(drives, 1).double()
+    torch.testing.assert_close(
+        torch.cat(moved, 1).double(), d + 0.5 * B.double() @ z, rtol=0, atol=1e-4
+    )
+    torch.testing.assert_close(lengths.double(), d.norm(dim=1), rtol=1e-5, atol=0)
+
+
+@kernels
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("members", [3, 10, 20])
+def test_kernels_give_the_same_products(members):
+    leaves, drives, B, alive = problem(members)
+    z, d = centred(leaves, alive), torch.cat(drives, 1).double()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    leaves, drives, B, alive = moved_to(device, leaves, drives, B, alive)
+    gram, found = cloud.cloud_kernels.gram(leaves, alive)
+    assert torch.equal(found, alive)
+    torch.testing.assert_close(gram[0].cpu().double(), z @ z.mT, rtol=0, atol=2e-3)
+    moved, lengths = cloud.cloud_kernels.plus_product(drives, B, leaves, alive, 0.5)
+    want = d + 0.5 * B.cpu().double() @ z
+    torch.testing.assert_close(torch.cat(moved, 1).cpu().double(), want, rtol=0, atol=1e-3)
+    torch.testing.assert_close(lengths.cpu().double(), d.norm(dim=1), rtol=1e-5, atol=0)
+
+
+@kernels
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_kernels_leave_out_members_that_are_not_finite(value):
+    leaves, _, _, alive = problem(5)
+    leaves[4][2] = value
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    (leaves, alive) = moved_to(device, leaves, alive)
+    gram, found = cloud.cloud_kernels.gram(leaves, alive)
+    assert found.tolist() == [True, False, False, True, True]
+    assert gram.isfinite().all() and not gram[0, 2].any()
