@@ -47,6 +47,7 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
         pred = predict(run, split)
         scores["ood"][name] = _told(test, pred)
         samples |= _samples(f"ood:{name}", pred, Split(split.x), gallery)
+        samples |= _pooled(name, test, dataset.test.y, pred)
     samples |= _training_points(dataset) | _plane(run, dataset)
     found = Assessment({"data": _described(dataset, test), **scores}, samples)
     folder = getattr(run, "folder", None)
@@ -120,6 +121,14 @@ def _labelled(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
     curves = {f"reliability/{name}": getattr(bins, name) for name in bins.__dataclass_fields__}
     curves |= {f"above/{name}": values for name, values in above._asdict().items()}
     return {"label": y, **{name: values.float() for name, values in curves.items()}}
+
+
+def _pooled(name: str, test: Predictive, y: Tensor, ood: Predictive) -> dict[str, Tensor]:
+    """Accuracy of the sure answers when foreign data, of which none is right, are among them."""
+    if test.task == "regression":
+        return {}
+    above = metrics.accuracy_confidence(test, y, ood=ood)
+    return {f"pooled:{name}/above/{key}": v.float() for key, v in above._asdict().items()}
 
 
 def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tensor]:

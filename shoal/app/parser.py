@@ -161,6 +161,7 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or of many runs")
     parser.add_argument("-o", "--out", metavar="FILE", help="the page (report.html)")
     parser.add_argument("--title", help="of the page")
+    parser.add_argument("--figures", metavar="FOLDER", help="also write every figure, PNG and SVG")
 
 
 def _data(parser: argparse.ArgumentParser) -> None:

@@ -4,13 +4,14 @@ import base64
 import hashlib
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from shoal.app.blocks import Block, Fold, Listing, Picture, Section
+from shoal.app.figures import write_figures
 from shoal.app.sections import builders
 from shoal.app.story import Story, tell
 from shoal.core.files import write_text
@@ -20,7 +21,13 @@ from shoal.plots.svg import svg
 __all__ = ["render", "report"]
 
 
-def report(runs: Iterable[Any], path: str | Path, *, title: str | None = None) -> Path:
+def report(
+    runs: Iterable[Any],
+    path: str | Path,
+    *,
+    title: str | None = None,
+    figures: str | Path | None = None,
+) -> Path:
     """Write a page that answers the questions a reader has about the runs, from the top down.
 
     It is one file that loads nothing, follows the reader's light or dark setting, prints, and
@@ -30,14 +37,18 @@ def report(runs: Iterable[Any], path: str | Path, *, title: str | None = None) -
         runs: runs or their folders, or pairs of a run and its assessment when it is not kept.
         path: the file to write.
         title: a heading of your own.
+        figures: a folder for every figure as a file of its own, PNG and SVG.
     """
-    path = Path(path)
-    write_text(path, render(tell(runs, title)))
+    path, story = Path(path), tell(runs, title)
+    sections = _told(story)
+    write_text(path, render(story, sections))
+    if figures is not None:
+        write_figures(sections, Path(figures))
     return path
 
 
-def render(story: Story) -> str:
-    """The page as text."""
+def render(story: Story, sections: Mapping[str, Section] | None = None) -> str:
+    """The page as text; its sections, when they have been told already, are not told again."""
     jinja2 = require("jinja2", extra="report")
     require("matplotlib", extra="report")
     environment = jinja2.Environment(
@@ -51,7 +62,7 @@ def render(story: Story) -> str:
     script = _page_file("page.js").strip()
     return environment.get_template("page.html").render(
         title=story.title or _title(story),
-        sections=_sections(story),
+        sections=_sections(_told(story) if sections is None else sections),
         unjudged=[entry.name for entry in story.unjudged],
         style=_markup(_page_file("page.css")),
         script=_markup(script),
@@ -87,17 +98,24 @@ def _title(story: Story) -> str:
     return f"{entry.data}: {what}, {members}"
 
 
-def _sections(story: Story) -> list[dict[str, Any]]:
-    names = (f"figure{index}" for index in count(1))
-    found = []
+def _told(story: Story) -> dict[str, Section]:
+    """Every section that the runs have something to say to, by name."""
+    told: dict[str, Section] = {}
     for name, builder in builders().items():
         if builder.judged and not story.groups:
             continue
         section: Section | None = builder.build(story)
         if section is not None:
-            blocks = _blocks(section.blocks, names)
-            found.append({"name": name, "section": section, "groups": _runs_of(blocks)})
-    return found
+            told[name] = section
+    return told
+
+
+def _sections(told: Mapping[str, Section]) -> list[dict[str, Any]]:
+    names = (f"figure{index}" for index in count(1))
+    return [
+        {"name": name, "section": found, "groups": _runs_of(_blocks(found.blocks, names))}
+        for name, found in told.items()
+    ]
 
 
 def _blocks(blocks: Iterable[Block], names: Iterable[str]) -> list[dict[str, Any]]:

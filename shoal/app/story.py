@@ -113,13 +113,15 @@ class Story:
 
     @property
     def lead(self) -> Group:
-        """The group that the first judged run is in: the page's subject."""
+        """The page's subject: the method of the first judged run, with most members."""
         first = next(entry for entry in self.entries if entry.assessment is not None)
-        return next(group for group in self.groups if first in group.entries)
+        label = next(group.label for group in self.groups if first in group.entries)
+        same = [group for group in self.groups if group.label == label]
+        return max(same, key=lambda group: group.members)
 
     @property
     def assessment(self) -> Assessment:
-        """Of the first judged run."""
+        """Of the first run of the lead."""
         found = self.lead.first.assessment if self.groups else None
         if found is None:
             raise ConfigError("none of the runs has been judged; type: shoal evaluate RUN")

@@ -5,9 +5,9 @@ the first figure is drawn.
 """
 
 from shoal.plots.calibration import coverage, reliability
-from shoal.plots.comparison import Curve, comparison, severity, sizes
+from shoal.plots.comparison import Curve, comparison, heatmap, severity, sizes
 from shoal.plots.diversity import members, pairwise
-from shoal.plots.doubt import accuracy_confidence, uncertainty
+from shoal.plots.doubt import accuracy_confidence, uncertainty, uncertainty_by_size
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, forces, loss
 from shoal.plots.registry import plot, registry
@@ -25,6 +25,7 @@ __all__ = [
     "coverage",
     "forces",
     "gallery",
+    "heatmap",
     "look",
     "loss",
     "members",
@@ -39,4 +40,5 @@ __all__ = [
     "sizes",
     "svg",
     "uncertainty",
+    "uncertainty_by_size",
 ]

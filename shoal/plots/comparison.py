@@ -4,10 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from shoal.plots.registry import plot
 from shoal.plots.style import SIZE, blank, legend, looks, percent, tip
 
-__all__ = ["Curve", "comparison", "severity", "sizes"]
+__all__ = ["Curve", "comparison", "heatmap", "severity", "sizes"]
 
 
 class Curve(NamedTuple):
@@ -92,6 +94,50 @@ def sizes(curves: Mapping[str, Curve], metric: str, share: bool = False, title: 
     if share:
         percent(axes.yaxis)
     return figure
+
+
+@plot("heatmap")
+def heatmap(
+    rows: Mapping[str, Mapping[int, float]],
+    metric: str,
+    better: str = "",
+    share: bool = False,
+    title: str = "",
+) -> Any:
+    """One metric for every method and number of members, bright where it is better.
+
+    Args:
+        rows: for each method, the metric by the number of members.
+        metric: its name.
+        better: "lower" or "higher"; decides which end is bright.
+        share: the metric is a share, shown in per cent.
+        title: written above.
+    """
+    figure, axes = blank(height=(1.1 + 0.36 * len(rows)) / SIZE[1])
+    columns = sorted({members for row in rows.values() for members in row})
+    values = np.array([[row.get(m, math.nan) for m in columns] for row in rows.values()])
+    values = 100 * values if share else values
+    bright = "cividis_r" if better == "lower" else "cividis"
+    image = axes.imshow(values, aspect="auto", cmap=bright, interpolation="none")
+    digits = _digits(values)
+    for (i, j), value in np.ndenumerate(values):
+        if math.isfinite(value):
+            red, green, blue, _ = image.cmap(image.norm(value))
+            dark = 0.3 * red + 0.59 * green + 0.11 * blue < 0.5
+            colour = "white" if dark else "black"
+            axes.text(j, i, f"{value:.{digits}f}", color=colour, ha="center", va="center")
+    axes.set_xticks(range(len(columns)), [str(m) for m in columns])
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set(xlabel="members", title=title or f"{metric}{' (%)' if share else ''}")
+    axes.grid(visible=False)
+    return figure
+
+
+def _digits(values: np.ndarray) -> int:
+    """Decimals that show differences of a hundredth of the range."""
+    known = values[np.isfinite(values)]
+    spread = float(known.max() - known.min()) if known.size else 0.0
+    return 2 if spread <= 0 else int(min(max(0, math.ceil(-math.log10(spread / 30))), 5))
 
 
 @plot("severity")

@@ -11,7 +11,7 @@ from shoal.plots.registry import plot
 from shoal.plots.style import INK, blank, legend, look, looks, percent, tip
 from shoal.prediction.calibration import AccuracyConfidence
 
-__all__ = ["accuracy_confidence", "uncertainty"]
+__all__ = ["accuracy_confidence", "uncertainty", "uncertainty_by_size"]
 
 _DASHES = ("-", "--", ":", "-.")
 _ENDS = {"entropy": "entropy (nats)", "stddev": "standard deviation (units of the target)"}
@@ -35,23 +35,58 @@ def uncertainty(
         title: written above.
     """
     figure, axes = blank()
-    parts = {name: np.asarray(values, dtype=float) for name, values in ood.items()}
-    known = np.asarray(test, dtype=float)
-    top = max([1e-6, *(float(values.max()) for values in (known, *parts.values()) if values.size)])
-    edges = np.linspace(0, top, 25)
-    colour = look(method).colour
-    how = {"fill": True, "color": colour, "alpha": 0.75, "label": "test"}
+    top = _top([test, *ood.values()])
+    _histogram(axes, test, ood, top, method)
+    axes.set(xlabel=_ENDS.get(quantity, quantity), ylabel="share of the inputs", title=title)
+    legend(figure, axes)
+    return figure
+
+
+@plot("uncertainty-by-size", cite=("lakshminarayanan2017simple",))
+def uncertainty_by_size(
+    panels: Mapping[int, tuple[Tensor, Mapping[str, Tensor]]],
+    method: str = "",
+    quantity: str = "entropy",
+    title: str = "",
+) -> Any:
+    """The same histograms for ensembles of one method and several sizes, one above the other.
+
+    Args:
+        panels: by the number of members, the uncertainty on test data and on each foreign set.
+        method: whose colour to use.
+        quantity: "entropy", "stddev" or any words for the axis.
+        title: written above.
+    """
+    rows = len(panels)
+    figure, found = blank(rows, 0.3 + 0.42 * rows, sharex=True, squeeze=False)
+    top = _top([values for test, ood in panels.values() for values in (test, *ood.values())])
+    for axes, (members, (test, ood)) in zip(found[:, 0], panels.items(), strict=True):
+        _histogram(axes, test, ood, top, method)
+        axes.set(ylabel=f"{members} member{'s' if members > 1 else ''}")
+        axes.yaxis.get_major_locator().set_params(nbins=3)
+    found[0, 0].set(title=title)
+    found[-1, 0].set(xlabel=_ENDS.get(quantity, quantity))
+    legend(figure, found[0, 0])
+    return figure
+
+
+def _top(parts: Sequence[Tensor]) -> float:
+    return max([1e-6, *(float(values.max()) for values in parts if len(values))])
+
+
+def _histogram(axes: Any, test: Tensor, ood: Mapping[str, Tensor], top: float, method: str) -> None:
+    """Shares of the inputs: the test data filled, each foreign set as an outline."""
+    edges, known = np.linspace(0, top, 25), np.asarray(test, dtype=float)
+    how = {"fill": True, "color": look(method).colour, "alpha": 0.75, "label": "test"}
     tip(axes.stairs(_shares(known, edges), edges, **how), f"test: {known.mean():.3g} on average")
-    for index, (name, values) in enumerate(parts.items()):
+    for index, (name, foreign) in enumerate(ood.items()):
+        values = np.asarray(foreign, dtype=float)
         dashes = _DASHES[index % len(_DASHES)]
         how = {"color": INK, "linestyle": dashes, "linewidth": 1.8, "label": name}
         drawn = axes.stairs(_shares(values, edges), edges, **how)
         tip(drawn, f"{name}: {values.mean():.3g} on average")
     percent(axes.yaxis)
-    words = _ENDS.get(quantity, quantity)
-    axes.set(xlabel=words, ylabel="share of the inputs", title=title, xlim=(0, top))
-    legend(figure, axes)
-    return figure
+    axes.set_xlim(0, top)
 
 
 def _shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -289,3 +289,29 @@ def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
 
     headings = re.findall(r"<h2>(.*?)</h2>", render(tell(picture_runs[:1])))
     assert [html.unescape(h) for h in headings][-2:] == ["Is there more?", QUESTIONS[-1]]
+
+
+def test_figures_are_written_as_files_of_their_own(picture_runs, tmp_path):
+    report(picture_runs, tmp_path / "page.html", figures=tmp_path / "figures")
+    page = (tmp_path / "page.html").read_text()
+    found = sorted((tmp_path / "figures").glob("*.png"))
+    assert len(found) == page.count('<svg role="img"')
+    for path in found:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        drawn = path.with_suffix(".svg").read_text()
+        assert "currentColor" not in drawn and "xmlns" in drawn
+
+
+def test_the_largest_ensemble_of_the_first_method_leads(picture_runs):
+    story = tell(picture_runs)
+    same = [group.members for group in story.groups if group.label == story.lead.label]
+    assert story.lead.members == max(same)
+
+
+def test_foreign_data_pooled_with_the_test_data_are_always_wrong(picture_runs):
+    found = tell(picture_runs).assessment
+    name = next(iter(found.ood))
+    counts = found.scores["data"]["counts"]
+    pooled = found.accuracy_confidence(f"pooled:{name}")
+    share = counts["test"] / (counts["test"] + counts[f"ood:{name}"])
+    assert float(pooled.accuracy[0]) == pytest.approx(found.test["accuracy"] * share, rel=1e-6)

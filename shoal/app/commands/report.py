@@ -15,7 +15,8 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Write the page; a folder of runs, such as that of a comparison, stands for all of them."""
     folders = [folder for given in options.runs for folder in _runs_in(Path(given))]
-    page = report(folders, options.out or "report.html", title=options.title)
+    out = options.out or "report.html"
+    page = report(folders, out, title=options.title, figures=options.figures)
     value = {"page": str(page), "runs": [str(folder) for folder in folders]}
     return Outcome(f"A page about {counted(len(folders), 'run')}: {page}", value)
 

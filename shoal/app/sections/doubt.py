@@ -9,7 +9,7 @@ from shoal.app import sentences
 from shoal.app.assessment import Assessment
 from shoal.app.blocks import Block, Fold, Heading, Picture, Section, section
 from shoal.app.measures import Measure
-from shoal.app.story import Story
+from shoal.app.story import Group, Story
 from shoal.app.words import percent
 
 __all__ = ["doubts"]
@@ -45,26 +45,42 @@ def answer(story: Story) -> str:
 
 
 def _histograms(story: Story) -> Iterator[Block]:
-    if not story.assessment.ood:
-        return
     quantity = "entropy" if story.assessment.task == "classification" else "stddev"
     for label, group in list(story.peers().items())[:_PANELS]:
-        found = group.first.assessment
-        if found is None:
-            continue
-        test = found.part("test").get(quantity)
-        ood = {name: found.samples.get(f"ood:{name}/{quantity}") for name in found.ood}
-        known = {name: values for name, values in ood.items() if values is not None}
-        if test is None or not known:
-            continue
+        found = _spread(group, quantity)
+        if found is not None:
+            yield Picture(
+                plots.uncertainty(*found, label, quantity),
+                f"Uncertainty of {label}",
+                "Test data should pile up on the left, foreign data (outlines) on the right; "
+                "where they overlap, one cannot be told from the other.",
+            )
+    sized = [block for label in story.peers() for block in _by_size(story, label, quantity)]
+    if sized:
+        yield Fold("Uncertainty against the number of members", sized)
+
+
+def _by_size(story: Story, label: str, quantity: str) -> Iterator[Block]:
+    same = sorted((g for g in story.groups if g.label == label), key=lambda g: g.members)
+    found = {group.members: _spread(group, quantity) for group in same}
+    panels = {members: panel for members, panel in found.items() if panel is not None}
+    if len(panels) > 1:
         yield Picture(
-            plots.uncertainty(
-                _flat(test), {k: _flat(v) for k, v in known.items()}, label, quantity
-            ),
-            f"Uncertainty of {label}",
-            "Test data should pile up on the left, foreign data (outlines) on the right; "
-            "where they overlap, one cannot be told from the other.",
+            plots.uncertainty_by_size(panels, label, quantity),
+            f"Uncertainty of {label} by size",
+            "With more members the foreign data (outlines) should move to the right, "
+            "while the test data stay on the left.",
         )
+
+
+def _spread(group: Group, quantity: str) -> tuple[Tensor, dict[str, Tensor]] | None:
+    """An uncertainty on test data and on each foreign set, where both are known."""
+    found = group.first.assessment
+    if found is None or f"test/{quantity}" not in found.samples:
+        return None
+    names = [name for name in found.ood if f"ood:{name}/{quantity}" in found.samples]
+    known = {name: _flat(found.samples[f"ood:{name}/{quantity}"]) for name in names}
+    return (_flat(found.samples[f"test/{quantity}"]), known) if known else None
 
 
 def _flat(values: Tensor) -> Tensor:
@@ -72,17 +88,30 @@ def _flat(values: Tensor) -> Tensor:
 
 
 def _sure(story: Story) -> Iterator[Block]:
+    """On the test data; folded away, under each shift and pooled with each foreign set."""
+    yield from _above(story, "test", "Accuracy of the sure answers", "")
+    found, rest = story.assessment, []
+    for name in list(found.shifts)[:_PANELS]:
+        rest += _above(story, f"shift:{name}", f"Sure answers, {name}", "")
+    for name in found.ood:
+        pooled = f"Every answer about {name} is wrong, so that only doubt keeps the curve high. "
+        rest += _above(story, f"pooled:{name}", f"Sure answers, test and {name}", pooled)
+    if rest:
+        yield Fold("The same under shift, and pooled with foreign data", rest)
+
+
+def _above(story: Story, part: str, title: str, words: str) -> Iterator[Block]:
     curves = {}
     for label, group in story.peers().items():
-        found = group.first.assessment and group.first.assessment.accuracy_confidence("test")
+        found = group.first.assessment and group.first.assessment.accuracy_confidence(part)
         if found:
             curves[label] = found
     if curves:
         yield Picture(
             plots.accuracy_confidence(curves),
-            "Accuracy of the sure answers",
-            "Above: how often answers are right that are at least so confident, better the higher. "
-            "Below: how many answers remain.",
+            title,
+            f"{words}Above: how often answers are right that are at least so confident, better the "
+            "higher. Below: how many answers remain.",
         )
 
 

@@ -40,6 +40,8 @@ def _pictures(story: Story, judged: list[Measure]) -> list[Block]:
     if len(story.sizes) > 1:
         blocks.append(Heading("Against the number of members"))
         blocks += [_sized(story, measure) for measure in judged]
+    if len(story.sizes) > 1 and len(story.peers()) > 1:
+        blocks.append(Fold("Method by size", [_mapped(story, measure) for measure in judged]))
     return blocks
 
 
@@ -149,6 +151,17 @@ def _compared(story: Story, measure: Measure) -> Picture:
         "which of them are more than noise."
         if noisy
         else "One seed each: the dots alone do not tell whether methods differ.",
+    )
+
+
+def _mapped(story: Story, measure: Measure) -> Picture:
+    rows: dict[str, dict[int, float]] = {label: {} for label in story.peers()}
+    for group in story.groups:
+        rows[group.label][group.members] = measure.summary(group)[0]
+    return Picture(
+        plots.heatmap(rows, measure.title, measure.better, share=measure.share),
+        f"{measure.title[0].upper()}{measure.title[1:]} by method and size",
+        "Means over the seeds; bright is better.",
     )
 
 

@@ -1,0 +1,43 @@
+"""The figures of a page as files of their own."""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from shoal.app.blocks import Block, Fold, Picture, Section
+from shoal.core.files import write_bytes, write_text
+from shoal.plots.svg import svg
+
+__all__ = ["write_figures"]
+
+PAPER, BLACK = "#ffffff", "#1a1a1a"
+"""A file has no reader's setting to follow: dark ink on white."""
+
+
+def write_figures(sections: Mapping[str, Section], folder: Path) -> list[Path]:
+    """Write every figure as `SECTION-NN-title.png` and `.svg`; the PNG files are returned."""
+    written = []
+    for name, section in sections.items():
+        for number, picture in enumerate(_pictures(section.blocks), 1):
+            stem = f"{name}-{number:02d}-{_slug(picture.title)}"
+            stream = io.BytesIO()
+            picture.figure.savefig(stream, format="png", dpi=150, facecolor=PAPER)
+            write_bytes(folder / f"{stem}.png", stream.getvalue())
+            drawn = svg(picture.figure, "figure", picture.title).replace("currentColor", BLACK)
+            drawn = drawn.replace("<svg ", f'<svg style="background:{PAPER}" ', 1)
+            write_text(folder / f"{stem}.svg", drawn)
+            written.append(folder / f"{stem}.png")
+    return written
+
+
+def _pictures(blocks: Iterable[Block]) -> Iterator[Picture]:
+    for block in blocks:
+        if isinstance(block, Picture):
+            yield block
+        elif isinstance(block, Fold):
+            yield from _pictures(block.blocks)
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]
