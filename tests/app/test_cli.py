@@ -226,7 +226,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (74, "there is no file", ["fit", *TINY, "data={name='file',train='no.npz'}", "-o", "x"]),
         (74, "cannot lock", ["fit", *TINY, "-o", "/proc/no/such"]),
         (74, "nowhere is not a run", ["evaluate", "nowhere"]),
-        (2, "there is no dataset called 'mnist'", ["evaluate", RUN, "--data", "mnist"]),
+        (2, "there is no dataset called 'imagenet'", ["evaluate", RUN, "--data", "imagenet"]),
         (74, "there is no file called no.csv", ["predict", RUN, "no.csv"]),
         (65, "3 numbers a row|inputs of shape", ["predict", RUN, "three.npy"]),
         (65, "Shoal reads", ["predict", RUN, "page.txt"]),
@@ -239,7 +239,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (74, "nowhere is not a run", ["report", "nowhere"]),
         (2, "there is no kind called 'kernel'", ["list", "kernel"]),
         (2, "say which data set to get", ["data", "get"]),
-        (2, "there is no dataset called 'mnist'", ["data", "get", "mnist"]),
+        (2, "there is no dataset called 'imagenet'", ["data", "get", "imagenet"]),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(status, sentence, arguments, here, capsys):
