@@ -236,8 +236,8 @@ VERBS = {
         "list the data sets, get some, or say where data files are kept",
         "shoal data list\nshoal data get mnist fashion-mnist\nshoal data path mnist",
         _data,
-        "\n\nFiles are looked for in the folder that SHOAL_DATA names, then in the user's cache, and\n"
-        "downloaded into the cache when they are in neither; every file is checked.",
+        "\n\nFiles are looked for in the folder that SHOAL_DATA names, then in the user's cache,\n"
+        "and downloaded into the cache when they are in neither; every file is checked.",
     ),
     "list": Verb(
         "list everything that has a name, such as methods, kernels and models",

@@ -1,5 +1,6 @@
 """The user's own data: .npz, .npy and .csv files, and folders of images."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def load_file(
         classes: names of the folders of images, in the order of the labels.
     """
     path = Path(path)
-    if path.is_dir() and path.suffix.lower() not in READERS:
+    if path.suffix.lower() not in READERS and os.path.isdir(path):
         return read_pictures(path, shape, classes)
     if target not in (None, "class", "value"):
         raise ConfigError(f"target must be 'class' or 'value', not {target!r}")
@@ -63,7 +64,7 @@ def title(path: str | Path) -> str:
     'night'
     """
     path = Path(path)
-    return path.name if path.is_dir() else path.stem
+    return path.name if os.path.isdir(path) else path.stem
 
 
 @contextmanager

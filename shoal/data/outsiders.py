@@ -1,7 +1,7 @@
 """Data of another kind, chosen by the user: other data sets, files and folders."""
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def _one(
         return entry, own[entry]
     if entry in registry:
         name, x = entry, _test_inputs(entry)
-    elif Path(entry).exists():
+    elif os.path.exists(entry):
         name, x = title(entry), load_file(entry, shape=shape).x
     else:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """The data set `file`: whatever the user has on disk."""
 
-from pathlib import Path
+import os
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.arrays import check_labels
@@ -34,7 +34,7 @@ def file_dataset(
         raise ConfigError("dataset 'file' needs a file to train on; type train = 'your.npz'")
     known = load_file(train, target)
     shape = tuple(known.x.shape[1:])
-    pictures = Path(train).is_dir()
+    pictures = os.path.isdir(train)
     classes = class_folders(train) if pictures else None
 
     def like(path: str) -> Split:

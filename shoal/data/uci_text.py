@@ -4,6 +4,8 @@
 `index_test_k.txt` lists the rows of the k-th test part; the others are to train on.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from shoal.core.errors import DataError
@@ -51,7 +53,7 @@ def _places(address: str, name: str, end: int) -> np.ndarray:
     return places
 
 
-def _numbers(address: str, axes: int) -> np.ndarray:
+def _numbers(address: str, axes: Literal[1, 2]) -> np.ndarray:
     try:
         lines = fetch_bytes(address, _LARGEST).decode("ascii").splitlines()
         found = np.loadtxt(lines, ndmin=axes)
