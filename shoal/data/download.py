@@ -58,19 +58,30 @@ def download(file: File, target: Path) -> None:
             os.replace(part, target)
             sync(target.parent)
         return
+    reasons = "; ".join(dict.fromkeys(problems)) or "it has no address"
+    first = next(iter(file.addresses), "it")
     raise StorageError(
-        f"cannot download {file.path} ({'; '.join(problems)}); fetch {file.addresses[0]} by other "
-        f"means and put it at {target}, or below the folder that SHOAL_DATA names"
+        f"cannot download {file.path} ({reasons}); fetch {first} by other means and put it at "
+        f"{target}, or below the folder that SHOAL_DATA names"
     )
 
 
-def fetch_bytes(address: str, limit: int) -> bytes:
-    """A small file of at most `limit` bytes whose content the caller checks."""
+def fetch_bytes(address: str, limit: int, instead: str) -> bytes:
+    """A small file whose content the caller checks.
+
+    Args:
+        address: where it is.
+        limit: bytes that it may have.
+        instead: path of the file that does as well, for the sentence when there is no network.
+    """
     try:
         with _opened(address) as answer:
             content = answer.read(limit + 1)
     except _NETWORK as error:
-        raise StorageError(f"cannot download {address} ({_reason(error)})") from error
+        raise StorageError(
+            f"cannot download {address} ({_reason(error)}); without a network, put {instead} "
+            f"below the folder that SHOAL_DATA names"
+        ) from error
     if len(content) > limit:
         raise StorageError(f"{address} has more than {limit:,} bytes, which it should not")
     return content

@@ -4,6 +4,7 @@ Peterson, Battleday, Griffiths & Russakovsky (2019), arXiv 1908.07086; for non-c
 """
 
 import io
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.core.files import write_bytes
-from shoal.data.catalogue import VOTES_TEXT
+from shoal.core.notices import notice
+from shoal.data.catalogue import VOTES_ADDRESS
 from shoal.data.download import fetch_bytes
 from shoal.data.raw import content_digest
 from shoal.data.readers import read_arrays
-from shoal.data.store import cache, path_of, writing
+from shoal.data.store import cache, in_cache, path_of, writing
 
 __all__ = ["human_labels"]
 
@@ -29,27 +31,48 @@ def human_labels() -> Tensor:
 
     A soft label to judge probabilities by: how far is the ensemble's doubt from that of people?
     """
-    path = path_of(_PATH)
-    if path is None:
+    counts = _read()
+    if counts is None:
         with writing("cifar10"):
-            _build()
-        path = cache() / _PATH
-    try:
-        with path.open("rb") as file:
-            counts = read_arrays(file, ("counts",))["counts"]
-    except DataError as error:
-        raise DataError(f"{path} cannot be used: {error}") from None
-    if content_digest(counts) != _CONTENT:
-        raise DataError(f"{path} is altered: it does not hold the votes of CIFAR-10H; remove it")
+            counts = _read()
+            counts = _fetched() if counts is None else counts
     votes = torch.from_numpy(counts).double()
     return (votes / votes.sum(1, keepdim=True)).float()
 
 
-def _build() -> None:
-    """The published array, smaller, under the name that a shared folder has it."""
-    published = np.lib.format.read_array(
-        io.BytesIO(fetch_bytes(VOTES_TEXT, _LARGEST)), allow_pickle=False
-    )
+def _read() -> np.ndarray | None:
+    path = path_of(_PATH)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            return _checked(read_arrays(file, ("counts",))["counts"])
+    except DataError as error:
+        return _refuse(path, f"{path} cannot be used: {error}")
+
+
+def _refuse(path: Path, sentence: str) -> None:
+    if not in_cache(path):
+        raise DataError(f"{sentence}; replace or remove it")
+    notice(f"{sentence}; fetching it again")
+    path.unlink(missing_ok=True)
+
+
+def _checked(counts: np.ndarray) -> np.ndarray:
+    if content_digest(counts) != _CONTENT:
+        raise DataError("it does not hold the votes of CIFAR-10H")
+    return counts
+
+
+def _fetched() -> np.ndarray:
+    """The published array as bytes, kept under the name that a shared folder has it."""
+    content = io.BytesIO(fetch_bytes(VOTES_ADDRESS, _LARGEST, _PATH))
+    try:
+        published = np.lib.format.read_array(content, allow_pickle=False)
+        counts = _checked(published.astype(np.uint8))
+    except ValueError as error:
+        raise DataError(f"{VOTES_ADDRESS} cannot be used: {error}") from None
     packed = io.BytesIO()
-    np.savez_compressed(packed, counts=published.astype(np.uint8))
+    np.savez_compressed(packed, counts=counts)
     write_bytes(cache() / _PATH, packed.getvalue())
+    return counts

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.registry import nearest
 from shoal.data.dataset import Split
 from shoal.data.files import load_file, title
@@ -63,9 +63,12 @@ def _one(
 
 
 def _test_inputs(name: str) -> Tensor:
-    if name in RAW:
-        return as_pixels(RAW[name]("test")[0])
-    test = registry.make(name).test
+    try:
+        if name in RAW:
+            return as_pixels(RAW[name]("test")[0])
+        test = registry.make(name).test
+    except StorageError as error:
+        raise StorageError(f"{error}; or leave '{name}' out of ood") from error
     if test is None:
         raise DataError(f"the data set '{name}' has no test part that could be foreign data")
     return test.x

@@ -13,6 +13,7 @@ from shoal.core.files import write_bytes
 from shoal.core.notices import notice
 from shoal.core.registry import nearest
 from shoal.core.seeds import generator
+from shoal.data.catalogue import UCI_PATH
 from shoal.data.dataset import Dataset, Split
 from shoal.data.raw import content_digest
 from shoal.data.readers import read_arrays
@@ -36,7 +37,6 @@ PROBLEMS = {
 }
 """The problems, each with the SHA-256 of its inputs, targets and splits."""
 
-_PATH = "uci/uci_regression.npz"
 _PARTS = ("x", "y", "test")
 
 
@@ -98,12 +98,12 @@ def _arrays(problem: str) -> list[np.ndarray]:
                 _build()
                 found = _read(problem)
     if found is None:
-        raise DataError(f"{cache() / _PATH} could not be read back after it was written")
+        raise DataError(f"{cache() / UCI_PATH} could not be read back after it was written")
     return found
 
 
 def _read(problem: str) -> list[np.ndarray] | None:
-    path = path_of(_PATH)
+    path = path_of(UCI_PATH)
     if path is None:
         return None
     try:
@@ -135,4 +135,4 @@ def _build() -> None:
         arrays |= {f"{problem}_{part}": array for part, array in zip(_PARTS, found, strict=True)}
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
-    write_bytes(cache() / _PATH, packed.getvalue())
+    write_bytes(cache() / UCI_PATH, packed.getvalue())

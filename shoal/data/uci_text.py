@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal.core.errors import DataError
 from shoal.core.notices import notice
-from shoal.data.catalogue import UCI_TEXT
+from shoal.data.catalogue import UCI_PATH, UCI_TEXT
 from shoal.data.download import fetch_bytes
 
 __all__ = ["fetch_problem"]
@@ -55,7 +55,7 @@ def _places(address: str, name: str, end: int) -> np.ndarray:
 
 def _numbers(address: str, axes: Literal[1, 2]) -> np.ndarray:
     try:
-        lines = fetch_bytes(address, _LARGEST).decode("ascii").splitlines()
+        lines = fetch_bytes(address, _LARGEST, UCI_PATH).decode("ascii").splitlines()
         found = np.loadtxt(lines, ndmin=axes)
     except ValueError as error:
         raise DataError(f"{address} is not a table of numbers ({error})") from None

@@ -130,6 +130,11 @@ def test_without_a_network_the_sentence_says_what_to_do(target):
     assert "SHOAL_DATA" in sentence and "\n" not in sentence
 
 
+def test_a_file_without_an_address(target):
+    with pytest.raises(StorageError, match=r"\(it has no address\); fetch it by other means"):
+        download(described("a", CONTENT), target)
+
+
 def test_a_folder_that_cannot_be_written_is_not_blamed_on_the_network(site, target):
     file = described("a", CONTENT, site.put("a", CONTENT), site.put("b", CONTENT))
     part(target).mkdir()
@@ -159,8 +164,9 @@ def test_a_terminal_shows_how_far_it_is(site, target, capsys, monkeypatch):
 
 def test_small_files_are_bounded(site):
     address = site.put("a", b"12345")
-    assert fetch_bytes(address, 5) == b"12345"
+    assert fetch_bytes(address, 5, "set/a") == b"12345"
     with pytest.raises(StorageError, match="has more than 4 bytes"):
-        fetch_bytes(address, 4)
-    with pytest.raises(StorageError, match="the server answers 404"):
-        fetch_bytes(site.address + "no", 4)
+        fetch_bytes(address, 4, "set/a")
+    sentence = "the server answers 404 .* without a network, put set/a below the folder"
+    with pytest.raises(StorageError, match=sentence):
+        fetch_bytes(site.address + "no", 4, "set/a")

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.core.errors import ConfigError, DataError
-from shoal.data import load
+from shoal.core.errors import ConfigError, DataError, StorageError
+from shoal.data import load, registry
+from shoal.data.dataset import Dataset, Split
 from shoal.data.outsiders import outsiders
+from shoal.data.raw import RAW
 
 TOY = {"name": "toy-classification", "points": 4}
 
@@ -58,10 +60,16 @@ def test_what_cannot_be_foreign_data(ood, error, sentence):
         load({**TOY, "ood": ood})
 
 
-def test_a_set_without_a_test_part(tmp_path, monkeypatch):
-    from shoal.data import registry
-    from shoal.data.dataset import Dataset, Split
+def test_a_foreign_set_that_cannot_be_had_may_be_left_out(monkeypatch):
+    def offline(part):
+        raise StorageError("cannot download it")
 
+    monkeypatch.setitem(RAW, "kmnist", offline)
+    with pytest.raises(StorageError, match="cannot download it; or leave 'kmnist' out of ood"):
+        outsiders("kmnist", (1, 28, 28))
+
+
+def test_a_set_without_a_test_part(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     bare = registry.register("bare")
     bare(lambda: Dataset("bare", Split(torch.zeros(2, 2), torch.zeros(2))))
