@@ -37,11 +37,13 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
             f"give Dataset(..., test=Split(x, y))"
         )
     test = predict(run, dataset.test)
-    scores: dict[str, Any] = {"test": evaluate(test, dataset.test.y), "shifts": {}, "ood": {}}
+    judged = _in_units(dataset, evaluate(test, dataset.test.y))
+    scores: dict[str, Any] = {"test": judged, "shifts": {}, "ood": {}}
     samples = _samples("test", test, dataset.test, gallery) | _members(test, dataset.test.y)
     for name, split in dataset.shifts.items():
         pred = predict(run, split)
-        scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
+        told = {} if split.y is None else evaluate(pred, split.y)
+        scores["shifts"][name] = _in_units(dataset, told)
         samples |= _samples(f"shift:{name}", pred, split, 0)
     for name, split in dataset.ood.items():
         pred = predict(run, split)
@@ -54,6 +56,11 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
     if folder is not None:
         found.save(folder)
     return found
+
+
+def _in_units(dataset: Dataset, found: dict[str, float]) -> dict[str, float]:
+    """Scores in the units that the targets had before they were standardised."""
+    return found if dataset.scaling is None else dataset.scaling.scores(found)
 
 
 def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:

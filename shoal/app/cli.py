@@ -10,6 +10,7 @@ from typing import Any
 
 from shoal.app.config import load_config
 from shoal.app.parser import overview, parse
+from shoal.core import notices
 from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.core.strict_json import to_json
 
@@ -65,6 +66,7 @@ def _command(arguments: list[str]) -> int:
         print(f"shoal {version('shoal')}")
         return 0
     options = parse(arguments)
+    notices.quiet.set(options.quiet or options.json)
     if getattr(options, "threads", None) is not None:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
     if not options.debug:

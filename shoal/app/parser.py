@@ -166,7 +166,7 @@ def _report(parser: argparse.ArgumentParser) -> None:
 
 def _data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "get", "path"), help="what to do")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="data set to get")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to get, or to find")
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
@@ -234,9 +234,11 @@ VERBS = {
         _report,
     ),
     "data": Verb(
-        "list the data sets, load one, or say where data files are kept",
-        "shoal data list\nshoal data get digits",
+        "list the data sets, get some, or say where data files are kept",
+        "shoal data list\nshoal data get mnist fashion-mnist\nshoal data path mnist",
         _data,
+        "\n\nFiles are looked for in the folder that SHOAL_DATA names, then in the user's cache,\n"
+        "and downloaded into the cache when they are in neither; every file is checked.",
     ),
     "list": Verb(
         "list everything that has a name, such as methods, kernels and models",

@@ -149,4 +149,62 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "The Annals of Statistics",
         "https://projecteuclid.org/euclid.aos/1056562461",
     ),
+    "lecun1998gradient": Citation(
+        "LeCun, Yann and Bottou, Leon and Bengio, Yoshua and Haffner, Patrick",
+        "Gradient-Based Learning Applied to Document Recognition",
+        1998,
+        "Proceedings of the IEEE",
+        "https://doi.org/10.1109/5.726791",
+    ),
+    "xiao2017fashion": Citation(
+        "Xiao, Han and Rasul, Kashif and Vollgraf, Roland",
+        "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms",
+        2017,
+        "arXiv",
+        "https://arxiv.org/abs/1708.07747",
+    ),
+    "clanuwat2018deep": Citation(
+        "Clanuwat, Tarin and Bober-Irizar, Mikel and Kitamoto, Asanobu and Lamb, Alex and "
+        "Yamamoto, Kazuaki and Ha, David",
+        "Deep Learning for Classical Japanese Literature",
+        2018,
+        "arXiv",
+        "https://arxiv.org/abs/1812.01718",
+    ),
+    "bulatov2011notmnist": Citation(
+        "Bulatov, Yaroslav",
+        "notMNIST Dataset",
+        2011,
+        "Machine Learning, etc.",
+        "http://yaroslavvb.blogspot.com/2011/09/notmnist-dataset.html",
+    ),
+    "krizhevsky2009learning": Citation(
+        "Krizhevsky, Alex",
+        "Learning Multiple Layers of Features from Tiny Images",
+        2009,
+        "University of Toronto",
+        "https://www.cs.toronto.edu/~kriz/cifar.html",
+    ),
+    "netzer2011reading": Citation(
+        "Netzer, Yuval and Wang, Tao and Coates, Adam and Bissacco, Alessandro and Wu, Bo and "
+        "Ng, Andrew Y.",
+        "Reading Digits in Natural Images with Unsupervised Feature Learning",
+        2011,
+        "NIPS Workshop on Deep Learning and Unsupervised Feature Learning",
+        "http://ufldl.stanford.edu/housenumbers/",
+    ),
+    "hernandez2015probabilistic": Citation(
+        "Hernandez-Lobato, Jose Miguel and Adams, Ryan P.",
+        "Probabilistic Backpropagation for Scalable Learning of Bayesian Neural Networks",
+        2015,
+        "International Conference on Machine Learning",
+        "https://arxiv.org/abs/1502.05336",
+    ),
+    "gal2016dropout": Citation(
+        "Gal, Yarin and Ghahramani, Zoubin",
+        "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning",
+        2016,
+        "International Conference on Machine Learning",
+        "https://arxiv.org/abs/1506.02142",
+    ),
 }

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import socket
+import time
 import warnings
 import weakref
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Self
 
 from shoal.core.disk import storage_errors
 from shoal.core.errors import ShoalWarning, StorageError
+from shoal.core.notices import notice
 
 try:
     import fcntl
@@ -21,6 +23,7 @@ except ImportError:
 __all__ = ["FolderLock"]
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+_PAUSE = 0.1
 
 
 class FolderLock:
@@ -36,17 +39,24 @@ class FolderLock:
     ...         pass  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     shoal.core.errors.StorageError: ... is being written by process ...
+
+    Args:
+        folder: what is locked; it is made where there is none.
+        wait: seconds to wait for another writer before it is refused.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, wait: float = 0.0) -> None:
         self.folder = Path(folder)
+        self.wait = wait
+        self._waiting = False
         self.path = self.folder / "lock"
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
         with storage_errors("lock", self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            while not self._acquire():
+            deadline = time.monotonic() + self.wait
+            while not self._acquire(deadline):
                 pass
         return self
 
@@ -62,8 +72,8 @@ class FolderLock:
                     self.path.unlink()
             self._close()
 
-    def _acquire(self) -> bool:
-        """Whether it is settled; if not, another process removed the file meanwhile: try again."""
+    def _acquire(self, deadline: float) -> bool:
+        """Whether it is settled; if not, another process has the file or removed it: try again."""
         if fcntl is None:
             self._warn("this system has no file locks")
             return True
@@ -74,7 +84,11 @@ class FolderLock:
                 return False
             self._descriptor = descriptor
         except BlockingIOError:
-            raise StorageError(self._refusal()) from None
+            if time.monotonic() >= deadline:
+                refusal = f"{self._holder()}; wait for it or choose another folder"
+                raise StorageError(refusal) from None
+            self._pause()
+            return False
         except OSError as problem:
             if problem.errno not in _UNSUPPORTED:
                 raise
@@ -104,10 +118,16 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _refusal(self) -> str:
+    def _pause(self) -> None:
+        if not self._waiting:
+            notice(f"{self._holder()}; waiting for it")
+            self._waiting = True
+        time.sleep(_PAUSE)
+
+    def _holder(self) -> str:
         words = self.path.read_text(errors="replace").split() if self.path.exists() else []
         who = f"process {words[0]} on {words[1]}" if len(words) == 2 else "another process"
-        return f"{self.folder} is being written by {who}; wait for it or choose another folder"
+        return f"{self.folder} is being written by {who}"
 
     def _warn(self, why: str) -> None:
         warnings.warn(

@@ -1,12 +1,13 @@
-"""Data sets: what is embedded, what is computed, and the user's own arrays and files.
+"""Data sets: embedded, computed, public ones to download, and the user's own arrays and files.
 
 Importing this package registers every data set and target; nothing is loaded until it is asked
 for.
 """
 
-from shoal.data import digits, targets, toys
+from shoal.data import digits, own, pictures, targets, toys, uci
 from shoal.data.dataset import Dataset, Split
 from shoal.data.files import load_file
+from shoal.data.human import human_labels
 from shoal.data.load import load
 from shoal.data.registry import registry
 from shoal.data.shifts import rotated
@@ -30,11 +31,15 @@ __all__ = [
     "batches_of",
     "check_labels",
     "digits",
+    "human_labels",
     "input_batches",
     "load",
     "load_file",
+    "own",
+    "pictures",
     "registry",
     "rotated",
     "targets",
     "toys",
+    "uci",
 ]

@@ -50,6 +50,7 @@ def digits(seed: int = 0, test_size: int = 500) -> Dataset:
         shifts={f"rotated-{a}": Split(rotated(x[test], a * side), y[test]) for a in ANGLES},
         ood={"photographs": Split(photograph_patches(500, seed))},
         classes=tuple(str(digit) for digit in range(_CLASSES)),
+        pixel_range=(0.0, 1.0),
     )
 
 

@@ -1,5 +1,6 @@
-"""The user's own files as data: .npz, .npy and .csv."""
+"""The user's own data: .npz, .npy and .csv files, and folders of images."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,29 +9,39 @@ from typing import IO
 import numpy as np
 
 from shoal.core.errors import ConfigError, DataError, StorageError
-from shoal.data.arrays import check_labels
-from shoal.data.dataset import Dataset, Split
+from shoal.data.dataset import Split
+from shoal.data.picture_folder import read_pictures
 from shoal.data.readers import READERS
-from shoal.data.registry import registry
 from shoal.data.sources import as_split
 
-__all__ = ["file_dataset", "load_file"]
+__all__ = ["load_file", "title"]
 
 
-def load_file(path: str | Path, target: str | None = None) -> Split:
-    """Data points from one file.
+def load_file(
+    path: str | Path,
+    target: str | None = None,
+    *,
+    shape: tuple[int, ...] | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> Split:
+    """Data points from one file or folder.
 
     - `.npz`: the array `x` and, where there is one, `y`.
     - `.npy`: the inputs.
     - `.csv`: numbers separated by commas, one row a point, with or without a line of names.
+    - a folder of images, or of folders of images, each named after a class; see `read_pictures`.
 
     Args:
-        path: the file; its ending says what it is.
+        path: the file, whose ending says what it is, or the folder.
         target: `"class"` or `"value"` to read the last column of a `.csv` or `.npy` as labels or
             as real numbers; for `.npz` it overrides what the type of `y` says. None: a table has
             no target, and integers in `y` are labels.
+        shape: of one input, to which the images of a folder are brought.
+        classes: names of the folders of images, in the order of the labels.
     """
     path = Path(path)
+    if path.suffix.lower() not in READERS and os.path.isdir(path):
+        return read_pictures(path, shape, classes)
     if target not in (None, "class", "value"):
         raise ConfigError(f"target must be 'class' or 'value', not {target!r}")
     reader = READERS.get(path.suffix.lower())
@@ -46,54 +57,14 @@ def load_file(path: str | Path, target: str | None = None) -> Split:
             raise DataError(f"{path} cannot be used: {error}") from None
 
 
-@registry.register("file")
-def file_dataset(
-    train: str = "",
-    test: str | None = None,
-    ood: str | tuple[str, ...] = (),
-    shifts: str | tuple[str, ...] = (),
-    target: str | None = None,
-) -> Dataset:
-    """Your own arrays from .npz, .npy or .csv files.
+def title(path: str | Path) -> str:
+    """What a file or folder is called in tables.
 
-    Args:
-        train: file with inputs and targets to train on.
-        test: file with inputs and targets like them.
-        ood: file or files with inputs of another kind, called by their file names.
-        shifts: file or files with inputs and targets that differ in something.
-        target: what the last column of a table is, `"class"` or `"value"`; see `load_file`.
+    >>> title("shots/night.npz")
+    'night'
     """
-    if not train:
-        raise ConfigError("dataset 'file' needs a file to train on; type train = 'your.npz'")
-    data = Dataset(
-        name=Path(train).stem,
-        train=load_file(train, target),
-        test=None if test is None else load_file(test, target),
-        shifts={Path(p).stem: load_file(p, target) for p in _paths(shifts)},
-        ood={Path(p).stem: Split(load_file(p).x) for p in _paths(ood)},
-    )
-    _check_together(data)
-    return data
-
-
-def _check_together(data: Dataset) -> None:
-    if data.train.y is None:
-        raise DataError(
-            f"the training file of '{data.name}' has no targets; add an array y, "
-            f"or type target = 'class' to read the last column"
-        )
-    labelled = ({} if data.test is None else {"test": data.test}) | data.shifts
-    for name, part in (labelled | data.ood).items():
-        if tuple(part.x.shape[1:]) != data.input_shape:
-            raise DataError(
-                f"inputs of '{name}' have shape {tuple(part.x.shape[1:])}, "
-                f"those to train on {data.input_shape}; they must agree"
-            )
-    for name, part in labelled.items():
-        if part.y is None:
-            raise DataError(f"the file of '{name}' has no targets, which are needed to judge by")
-        if data.task == "classification":
-            check_labels(part.y, data.outputs)
+    path = Path(path)
+    return path.name if os.path.isdir(path) else path.stem
 
 
 @contextmanager
@@ -135,7 +106,3 @@ def _typed(y: np.ndarray | None, target: str | None) -> np.ndarray | None:
             f"type target = 'value' to regress on it"
         )
     return y.astype(np.int64)
-
-
-def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (paths,) if isinstance(paths, str) else tuple(paths)

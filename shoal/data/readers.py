@@ -11,7 +11,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 
 from shoal.core.errors import DataError
 
-__all__ = ["READERS", "read_csv", "read_npy", "read_npz"]
+__all__ = ["READERS", "read_arrays", "read_csv", "read_npy", "read_npz"]
 
 _GROWTH, _SMALL = 200, 16 * 2**20
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
@@ -42,15 +42,24 @@ def read_npy(file: IO[bytes]) -> Arrays:
 
 def read_npz(file: IO[bytes]) -> Arrays:
     """The arrays `x` and, where there is one, `y` of a `.npz` archive."""
+    found = read_arrays(file, ("x",), ("y",))
+    return found["x"], found.get("y")
+
+
+def read_arrays(
+    file: IO[bytes], names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Arrays of a `.npz` archive by their names; those that are optional may be missing."""
     try:
         with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-            if "x.npy" not in names:
-                held = ", ".join(name.removesuffix(".npy") for name in names[:8]) or "nothing"
-                raise DataError(f"it holds {held}, but no array called x")
+            held = [name.removesuffix(".npy") for name in archive.namelist()]
+            for name in names:
+                if name not in held:
+                    some = ", ".join(held[:8]) or "nothing"
+                    raise DataError(f"it holds {some}, but no array called {name}")
             room = _length(file)
-            x = _member(archive, "x.npy", room)
-            return x, _member(archive, "y.npy", room) if "y.npy" in names else None
+            wanted = [*names, *(name for name in optional if name in held)]
+            return {name: _member(archive, f"{name}.npy", room) for name in wanted}
     except DataError:
         raise
     except _BROKEN_ZIP as error:

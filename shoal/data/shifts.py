@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from shoal.core.errors import DataError
 
-__all__ = ["rotated", "signs"]
+__all__ = ["flipped", "rotated", "signs"]
 
 
 def rotated(images: Tensor, degrees: Tensor | float) -> Tensor:
@@ -35,3 +35,9 @@ def rotated(images: Tensor, degrees: Tensor | float) -> Tensor:
 def signs(n: int, generator: torch.Generator) -> Tensor:
     """Plus or minus one for each of `n` images, so that a shift has no preferred direction."""
     return 2.0 * torch.randint(2, (n,), generator=generator) - 1.0
+
+
+def flipped(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """Images [B, C, H, W] mirrored left to right, and top to bottom, where the masks [B] say so."""
+    turned = torch.where(across[:, None, None, None], images.flip(3), images)
+    return torch.where(down[:, None, None, None], turned.flip(2), turned)

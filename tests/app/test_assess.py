@@ -13,6 +13,7 @@ from shoal.app.assess import assess, load_assessment, recognised
 from shoal.core.errors import CheckpointCorrupt, DataError
 from shoal.core.files import read_json, write_json
 from shoal.data.dataset import Dataset, Split
+from shoal.data.scaling import Scaling
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian
 from shoal.prediction import evaluate, metrics, predict
@@ -67,6 +68,17 @@ def test_scores_are_those_of_the_metrics(classifier, pictures, judged):
     assert judged.test == evaluate(test, pictures.test.y)
     shifted = predict(classifier, pictures.shifts["darker-2"])
     assert judged.shifts["darker-2"] == evaluate(shifted, labels(40))
+
+
+def test_scores_of_standardised_targets_are_told_in_their_units():
+    x = images(30, 3).flatten(1)
+    data = Dataset("pans", Split(x, x[:, 0]), Split(x, x[:, 0]), scaling=Scaling(20.0, 4.0))
+    run = Trained(Ensemble.init(lambda: nn.Linear(16, 1), MEMBERS, seed=0), Gaussian())
+    direct = evaluate(predict(run, x), x[:, 0])
+    told = assess(run, data).test
+    assert told["rmse"] == pytest.approx(4 * direct["rmse"])
+    assert told["nll"] == pytest.approx(direct["nll"] + math.log(4))
+    assert told["coverage_90"] == direct["coverage_90"]
 
 
 def test_foreign_scores_are_those_of_the_metrics(classifier, pictures, judged):

@@ -178,9 +178,30 @@ def test_data(capsys, monkeypatch):
     assert "digits" in capsys.readouterr().out
     assert main(["data", "get", "toy-regression", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parts"] == {"train": 90, "test": 200}
+    assert main(["data", "get", "toy-regression", "toy-classification"]) == 0
+    shown = capsys.readouterr().out
+    assert "toy-regression is here" in shown and "toy-classification is here" in shown
     monkeypatch.setenv("SHOAL_DATA", "/somewhere")
     assert main(["data", "path"]) == 0
     assert capsys.readouterr().out.strip() == "/somewhere"
+
+
+def test_data_tells_what_is_here_and_where(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "shared"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    batch = tmp_path / "shared" / "cifar10" / "cifar-10-batches-bin" / "test_batch.bin"
+    batch.parent.mkdir(parents=True)
+    batch.touch()
+    assert main(["data", "list", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["digits"]["state"] == "built in" and rows["digits"]["bytes"] == 0
+    assert rows["mnist"]["state"] == "not here" and rows["mnist"]["bytes"] == 11_594_722
+    assert rows["cifar10"]["state"] == "partly here"
+    assert rows["svhn"]["licence"] == "non-commercial use only"
+    assert main(["data", "path", "cifar10"]) == 0
+    *trained, tested = capsys.readouterr().out.split()
+    assert tested == str(batch)
+    assert all(path.startswith(str(tmp_path / "home" / "shoal" / "data")) for path in trained)
 
 
 def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
@@ -226,7 +247,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (74, "there is no file", ["fit", *TINY, "data={name='file',train='no.npz'}", "-o", "x"]),
         (74, "cannot lock", ["fit", *TINY, "-o", "/proc/no/such"]),
         (74, "nowhere is not a run", ["evaluate", "nowhere"]),
-        (2, "there is no dataset called 'mnist'", ["evaluate", RUN, "--data", "mnist"]),
+        (2, "there is no dataset called 'imagenet'", ["evaluate", RUN, "--data", "imagenet"]),
         (74, "there is no file called no.csv", ["predict", RUN, "no.csv"]),
         (65, "3 numbers a row|inputs of shape", ["predict", RUN, "three.npy"]),
         (65, "Shoal reads", ["predict", RUN, "page.txt"]),
@@ -239,7 +260,9 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (74, "nowhere is not a run", ["report", "nowhere"]),
         (2, "there is no kind called 'kernel'", ["list", "kernel"]),
         (2, "say which data set to get", ["data", "get"]),
-        (2, "there is no dataset called 'mnist'", ["data", "get", "mnist"]),
+        (2, "'digits' is made of no files", ["data", "path", "digits"]),
+        (2, "there is no dataset called 'minst'; did you mean 'mnist'", ["data", "path", "minst"]),
+        (2, "there is no dataset called 'imagenet'", ["data", "get", "imagenet"]),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(status, sentence, arguments, here, capsys):

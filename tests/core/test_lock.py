@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -247,3 +249,21 @@ def test_file_systems_without_locks_are_named_in_a_warning(tmp_path, monkeypatch
     monkeypatch.setattr(lock_module.fcntl, "flock", unsupported)
     with pytest.warns(ShoalWarning, match="its file system has no locks"), FolderLock(tmp_path):
         pass
+
+
+def test_a_patient_lock_waits_until_the_other_is_gone(tmp_path, worker, capsys):
+    start(worker, "hold", tmp_path)
+    _, pid = answer(worker).split()
+    timer = threading.Timer(0.3, os.kill, (int(pid), signal.SIGKILL))
+    timer.start()
+    with FolderLock(tmp_path, wait=20):
+        assert timer.finished.is_set()
+    timer.join()
+    assert capsys.readouterr().err.count("waiting for it") == 1
+
+
+def test_patience_ends(tmp_path):
+    start = time.monotonic()
+    with FolderLock(tmp_path), pytest.raises(StorageError, match="wait for it or choose another"):
+        FolderLock(tmp_path, wait=0.25).__enter__()
+    assert time.monotonic() - start >= 0.25

@@ -1,0 +1,142 @@
+"""Where the files of data sets are kept: first `$SHOAL_DATA`, then the user's cache.
+
+The first is only read: what is wrong there is said and left alone. In the cache a bad file is
+thrown away and fetched again.
+"""
+
+import os
+import shutil
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.core.disk import replacing, storage_errors, sync
+from shoal.core.errors import DataError, StorageError
+from shoal.core.lock import FolderLock
+from shoal.core.notices import notice
+from shoal.data.catalogue import COLLECTIONS, File
+from shoal.data.download import download, flaw
+
+__all__ = ["cache", "folders", "in_cache", "obtain", "path_of", "present", "shared", "writing"]
+
+_PATIENCE = 3600.0
+"""Seconds to wait for another process that downloads the same data set."""
+
+
+def shared() -> Path | None:
+    """The folder that `SHOAL_DATA` names, which is only read."""
+    named = os.environ.get("SHOAL_DATA")
+    return Path(named) if named else None
+
+
+def cache() -> Path:
+    """The folder for downloads, in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "shoal" / "data"
+
+
+def folders() -> list[Path]:
+    """Where files are looked for, in this order."""
+    named = shared()
+    return [cache()] if named is None else [named, cache()]
+
+
+def path_of(path: str) -> Path | None:
+    """An existing file below one of the folders, unchecked."""
+    found = (folder / path for folder in folders())
+    return next((place for place in found if place.is_file()), None)
+
+
+def in_cache(path: Path) -> bool:
+    """Whether Shoal wrote the file itself and may throw it away."""
+    return path.is_relative_to(cache()) and not path.is_relative_to(shared() or "\0")
+
+
+def present(name: str) -> str:
+    """Whether the files of a data set are at hand: `"here"`, `"partly here"` or `"not here"`."""
+    held = COLLECTIONS[name]
+    paths = [path for file in held.files for path in (file.path, held.instead.get(file.path, ""))]
+    found = {path for path in paths if path and path_of(path) is not None}
+    whole = [file.path in found or held.instead.get(file.path) in found for file in held.files]
+    return "here" if all(whole) else "partly here" if any(whole) else "not here"
+
+
+def obtain(*files: File, archive: File | None = None) -> list[Path]:
+    """Sound copies of files of one data set, downloaded where they are missing.
+
+    Args:
+        files: what is wanted; they lie in one folder.
+        archive: where all of them are packed, for files that have no address of their own.
+    """
+    found = {file: _sound(file) for file in files}
+    if None in found.values():
+        with writing(files[0].path.partition("/")[0]):
+            # Another process may have brought them while this one waited.
+            missing = [file for file in files if found[file] is None and _sound(file) is None]
+            if archive is not None and missing:
+                _unpack(archive, missing)
+            for file in missing if archive is None else ():
+                download(file, _place(file))
+    return [found[file] or _place(file) for file in files]
+
+
+def writing(name: str) -> FolderLock:
+    """Keeps other processes from downloading the same data set at the same time."""
+    return FolderLock(cache() / name, wait=_PATIENCE)
+
+
+def _place(file: File) -> Path:
+    place = cache() / file.path
+    with storage_errors("write", place.parent):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _sound(file: File) -> Path | None:
+    """The first copy, checked; None where there is none or a bad one was thrown away."""
+    path = path_of(file.path)
+    if path is None:
+        return None
+    wrong = flaw(path, file)
+    if wrong is None:
+        return path
+    if not in_cache(path):
+        advice = f"get {file.addresses[0]}" if file.addresses else "remove it"
+        raise DataError(f"{path} {wrong}; {advice}, or unset SHOAL_DATA to have it downloaded")
+    notice(f"{path} {wrong}; fetching it again")
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _unpack(archive: File, wanted: Sequence[File]) -> None:
+    """Take files out of a tar archive by name; nothing else in it is looked at.
+
+    The archive is kept, for the files in it that are not wanted yet.
+    """
+    packed = _sound(archive)
+    if packed is None:
+        packed = _place(archive)
+        download(archive, packed)
+    notice(f"unpacking {packed.name}")
+    by_name = {file.path.partition("/")[2]: file for file in wanted}
+    try:
+        with tarfile.open(packed, "r:*") as tar:
+            for entry in tar:
+                file = by_name.get(entry.name)
+                if file is not None and entry.isreg() and entry.size == file.size:
+                    _extract(tar, entry, file)
+    except (tarfile.TarError, EOFError) as error:
+        raise DataError(f"{packed} is not a sound archive: {error}") from error
+    lost = [file.path for file in wanted if _sound(file) is None]
+    if lost:
+        raise DataError(f"{packed} does not hold {', '.join(lost)}")
+
+
+def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, file: File) -> None:
+    source = tar.extractfile(entry)
+    if source is None:
+        raise StorageError(f"{entry.name} cannot be read out of its archive")
+    with replacing(_place(file), file.size) as temporary, temporary.open("wb") as sink:
+        shutil.copyfileobj(source, sink, 1 << 20)
+        sink.flush()
+        sync(temporary)

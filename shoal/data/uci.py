@@ -1,0 +1,138 @@
+"""Nine regression problems of the UCI repository, in the splits that the field compares on.
+
+Hernandez-Lobato & Adams (2015), arXiv 1502.05336; Gal & Ghahramani (2016), arXiv 1506.02142.
+"""
+
+import io
+
+import numpy as np
+import torch
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.core.files import write_bytes
+from shoal.core.notices import notice
+from shoal.core.registry import nearest
+from shoal.core.seeds import generator
+from shoal.data.catalogue import UCI_PATH
+from shoal.data.dataset import Dataset, Split
+from shoal.data.raw import content_digest
+from shoal.data.readers import read_arrays
+from shoal.data.registry import registry
+from shoal.data.scaling import Scaling, standardise
+from shoal.data.store import cache, in_cache, path_of, writing
+from shoal.data.uci_text import fetch_problem
+
+__all__ = ["PROBLEMS", "uci"]
+
+PROBLEMS = {
+    "boston": "090b9fae7432d692a3d063c4fe5e28aa8ea20e836200db4fda7f21fdfc226187",
+    "concrete": "264f6d3269cfdc25e069cf88e89fb177c79554320691d6858aeffbab71bab467",
+    "energy": "320988ea77b8cd2815af7fe347a18744692723f670c0b161ee4f1a4cfa072f27",
+    "kin8nm": "64459916f4f9e48e7905c7cb7dd2e47cd01170026fb676816477df6a93f33aa2",
+    "naval": "0ba9cc6494e1889e0abe1d69bbaf92a6ce363e2a3129adce1e0055249ca1aa36",
+    "power": "19060142dc0622803009ed7c381caaa7af2da006e6fc71d6005c732f70b2f727",
+    "protein": "53aa6c88f2a30bfb796a97f66bc4a70659fec64f515c8f66ac53c0723806d778",
+    "wine": "5034337639fe6df420586878f9564f14d9d318a42763ff4e7d5018c170b485f3",
+    "yacht": "c13783261d22bf9bfdd2c863102c9a692b8f61ee5cb999a3266c0b9da391f056",
+}
+"""The problems, each with the SHA-256 of its inputs, targets and splits."""
+
+_PARTS = ("x", "y", "test")
+
+
+@registry.register("uci", cite=("hernandez2015probabilistic", "gal2016dropout"))
+def uci(problem: str = "boston", split: int = 0, validation: int = 0, seed: int = 0) -> Dataset:
+    """One of nine regression problems of the UCI repository, in one of its published splits.
+
+    A tenth of the points is kept for the test. Inputs and targets are standardised by the mean
+    and the standard deviation of the training part; `Dataset.scaling` leads back to the units of
+    the targets, in which the field states RMSE and log-likelihood.
+
+    Args:
+        problem: boston, concrete, energy, kin8nm, naval, power, protein, wine or yacht.
+        split: 0 to 19; protein has five, 0 to 4.
+        validation: training points, chosen by the seed, to keep back.
+        seed: chooses them.
+    """
+    if problem not in PROBLEMS:
+        raise ConfigError(f"there is no UCI problem '{problem}'; {nearest(problem, PROBLEMS)}")
+    x, y, held_out = _arrays(problem)
+    if not 0 <= split < len(held_out):
+        raise ConfigError(
+            f"split of '{problem}' must be from 0 to {len(held_out) - 1}, not {split}"
+        )
+    test = torch.from_numpy(held_out[split])
+    train = (~test).nonzero().squeeze(1)
+    if not 0 <= validation < len(train) - 1:
+        raise ConfigError(f"validation must be from 0 to {len(train) - 2:,}, not {validation}")
+    kept, train = _kept(train, validation, seed)
+    inputs, _, _ = standardise(torch.from_numpy(x), torch.from_numpy(x)[train])
+    targets, mean, std = standardise(torch.from_numpy(y), torch.from_numpy(y)[train])
+
+    def part(rows: torch.Tensor) -> Split:
+        return Split(inputs[rows].float(), targets[rows].float())
+
+    return Dataset(
+        name=f"uci-{problem}",
+        train=part(train),
+        test=part(test.nonzero().squeeze(1)),
+        validation=part(kept) if validation else None,
+        scaling=Scaling(float(mean), float(std)),
+    )
+
+
+def _kept(rows: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    if count == 0:
+        return rows[:0], rows
+    order = torch.randperm(len(rows), generator=generator(seed, "uci", "validation"))
+    return rows[order[:count].sort().values], rows[order[count:].sort().values]
+
+
+def _arrays(problem: str) -> list[np.ndarray]:
+    """Inputs, targets and test masks [splits, rows], checked."""
+    found = _read(problem)
+    if found is None:
+        with writing("uci"):
+            found = _read(problem)
+            if found is None:
+                _build()
+                found = _read(problem)
+    if found is None:
+        raise DataError(f"{cache() / UCI_PATH} could not be read back after it was written")
+    return found
+
+
+def _read(problem: str) -> list[np.ndarray] | None:
+    path = path_of(UCI_PATH)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            held = read_arrays(file, [f"{problem}_{part}" for part in _PARTS])
+        wrong = "" if _is_sound(problem, list(held.values())) else "its content is altered"
+    except DataError as error:
+        held, wrong = {}, str(error)
+    if not wrong:
+        return list(held.values())
+    if not in_cache(path):
+        raise DataError(f"{path} cannot be used for '{problem}': {wrong}; replace it")
+    notice(f"{path} cannot be used for '{problem}': {wrong}; fetching it again")
+    path.unlink(missing_ok=True)
+    return None
+
+
+def _is_sound(problem: str, arrays: list[np.ndarray]) -> bool:
+    return content_digest(*arrays) == PROBLEMS[problem]
+
+
+def _build() -> None:
+    """Every problem from its folder of text, checked, into one file like the shared one."""
+    arrays: dict[str, np.ndarray] = {}
+    for problem in PROBLEMS:
+        found = fetch_problem(problem)
+        if not _is_sound(problem, found):
+            raise DataError(f"the UCI problem '{problem}' is not what it was when it was published")
+        arrays |= {f"{problem}_{part}": array for part, array in zip(_PARTS, found, strict=True)}
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+    write_bytes(cache() / UCI_PATH, packed.getvalue())
