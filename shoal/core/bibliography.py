@@ -149,4 +149,11 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "The Annals of Statistics",
         "https://projecteuclid.org/euclid.aos/1056562461",
     ),
+    "hendrycks2019benchmarking": Citation(
+        "Hendrycks, Dan and Dietterich, Thomas",
+        "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
+        2019,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/1903.12261",
+    ),
 }
