@@ -4,7 +4,8 @@ Importing this package registers every data set and target; nothing is loaded un
 for.
 """
 
-from shoal.data import digits, targets, toys
+from shoal.data import corruptions, digits, targets, toys
+from shoal.data.corruptions import corrupt
 from shoal.data.dataset import Dataset, Split
 from shoal.data.files import load_file
 from shoal.data.load import load
@@ -29,6 +30,8 @@ __all__ = [
     "as_split",
     "batches_of",
     "check_labels",
+    "corrupt",
+    "corruptions",
     "digits",
     "input_batches",
     "load",

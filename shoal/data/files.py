@@ -82,7 +82,8 @@ def _check_together(data: Dataset) -> None:
             f"the training file of '{data.name}' has no targets; add an array y, "
             f"or type target = 'class' to read the last column"
         )
-    labelled = ({} if data.test is None else {"test": data.test}) | data.shifts
+    labelled = {} if data.test is None else {"test": data.test}
+    labelled |= data.shifts
     for name, part in (labelled | data.ood).items():
         if tuple(part.x.shape[1:]) != data.input_shape:
             raise DataError(

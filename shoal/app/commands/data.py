@@ -1,15 +1,15 @@
 """`shoal data`: which data sets there are, and whether they can be had."""
 
-import os
 from argparse import Namespace
-from pathlib import Path
 
 from shoal.app.listing import entries, listing_text, plain
 from shoal.app.outcome import Outcome, table
 from shoal.app.overrides import parse_value
 from shoal.core.errors import ConfigError
 from shoal.data import load
-from shoal.data.dataset import Dataset, Split
+from shoal.data.dataset import Dataset
+from shoal.data.folder import folder
+from shoal.data.lazy import sizes
 
 __all__ = ["run"]
 
@@ -27,19 +27,9 @@ def run(options: Namespace) -> Outcome:
     return Outcome(_described(data), {"name": data.name, "spec": data.spec, "parts": _parts(data)})
 
 
-def folder() -> Path:
-    """Where data files belong: $SHOAL_DATA, or a folder in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SHOAL_DATA") or Path(cache) / "shoal" / "data")
-
-
-def _splits(data: Dataset) -> dict[str, Split]:
-    test = {} if data.test is None else {"test": data.test}
-    return {"train": data.train, **test, **data.shifts, **data.ood}
-
-
 def _parts(data: Dataset) -> dict[str, int]:
-    return {name: len(split) for name, split in _splits(data).items()}
+    test = {} if data.test is None else {"test": len(data.test)}
+    return {"train": len(data.train), **test, **sizes(data.shifts), **sizes(data.ood)}
 
 
 def _described(data: Dataset) -> str:

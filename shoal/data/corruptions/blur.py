@@ -27,9 +27,7 @@ def disc(radius: float, smoothing: float) -> Tensor:
     return smooth / smooth.sum()
 
 
-@corruption(
-    "glass-blur", ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2))
-)
+@corruption("glass-blur", ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)))
 def glass_blur(images: Tensor, chance: Chance, sigma: float, reach: int, passes: int) -> Tensor:
     """Frosted glass: pixels change places with a neighbour, between two Gaussian blurs.
 

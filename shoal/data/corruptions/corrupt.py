@@ -29,9 +29,8 @@ def corrupt(
     What happens to image i depends on the seed, the corruption, the severity and i, and on nothing
     else: parts of a data set can be corrupted in any order, with `first` the place of the first.
 
-    >>> corrupt(torch.full((1, 1, 2, 2), 0.5), "brightness", 3)
-    tensor([[[[0.6500, 0.6500],
-              [0.6500, 0.6500]]]])
+    >>> corrupt(torch.full((1, 1, 4, 4), 0.5), "brightness", 3)[0, 0, 0]
+    tensor([0.6500, 0.6500, 0.6500, 0.6500])
 
     Args:
         images: grey or coloured.

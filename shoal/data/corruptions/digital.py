@@ -1,6 +1,5 @@
 """Of processing: brightness, contrast, stretching, coarse pixels, compression."""
 
-import math
 
 import torch
 from torch import Tensor

@@ -26,9 +26,7 @@ def separable(images: Tensor, down: Tensor, across: Tensor) -> Tensor:
     return down @ images @ across.T
 
 
-def blurred(
-    images: Tensor, sigma: float, truncate: float = 4.0, border: str = "nearest"
-) -> Tensor:
+def blurred(images: Tensor, sigma: float, truncate: float = 4.0, border: str = "nearest") -> Tensor:
     """Gaussian blur, cut off at `truncate` standard deviations.
 
     Args:

@@ -52,7 +52,7 @@ def frost(images: Tensor, chance: Chance, keep: float, share: float) -> Tensor:
     """Ice on the lens, a x + b ice.
 
     The published textures are photographs that are not Shoal's to give away. These are drawn by
-    `ice` instead, for each image its own, so that results are near the published ones and not equal.
+    `ice` instead, for each image its own, so results are near the published ones and not equal.
     """
     pane = ice(chance, *images.shape[-2:]).to(images)
     return keep * images + share * (luminance(pane) if images.shape[1] == 1 else pane)
@@ -61,6 +61,7 @@ def frost(images: Tensor, chance: Chance, keep: float, share: float) -> Tensor:
 @corruption("fog", ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)))
 def fog(images: Tensor, chance: Chance, thickness: float, decay: float) -> Tensor:
     """Clouds of fog, (x + c plasma) m / (m + c), where m is the brightest value of the image."""
-    clouds = plasma(chance, *images.shape[-2:], decay).to(images).unsqueeze(1)
+    height, width = images.shape[-2:]
+    clouds = plasma(chance, height, width, decay).to(images).unsqueeze(1)
     brightest = images.amax((1, 2, 3), keepdim=True)
     return (images + thickness * clouds) * brightest / (brightest + thickness)
