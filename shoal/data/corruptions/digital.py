@@ -1,6 +1,5 @@
 """Of processing: brightness, contrast, stretching, coarse pixels, compression."""
 
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

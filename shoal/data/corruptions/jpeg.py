@@ -84,9 +84,18 @@ def _lossy(planes: Tensor, steps: Tensor) -> Tensor:
     padded = F.pad(planes - 128, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
     blocks = padded.unflatten(3, (-1, _BLOCK)).unflatten(2, (-1, _BLOCK)).transpose(3, 4)
     waves, steps = cosines().to(planes), steps.to(planes)
-    kept = (waves @ blocks @ waves.T / steps).round() * steps
+    kept = _multiples(waves @ blocks @ waves.T, steps)
     pixels = (waves.T @ kept @ waves).transpose(3, 4).flatten(4, 5).flatten(2, 3)
     return (pixels[..., :height, :width] + 128).round().clamp(0, 255)
+
+
+def _multiples(frequencies: Tensor, steps: Tensor) -> Tensor:
+    """The nearest multiple of each step, halves away from zero, of frequencies in whole eighths.
+
+    Encoders compute in eighths, so that halves are frequent and the direction of rounding matters.
+    """
+    eighths = (8 * frequencies).round()
+    return eighths.sign() * ((eighths.abs() + 4 * steps) / (8 * steps)).floor() * steps
 
 
 def _halved(planes: Tensor) -> Tensor:
