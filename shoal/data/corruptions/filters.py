@@ -56,9 +56,14 @@ def _gaussian(side: int, sigma: float, truncate: float, border: str) -> Tensor:
 
 def convolved(images: Tensor, kernel: Tensor) -> Tensor:
     """Every channel filtered by a symmetric kernel [k, k], mirrored at the border pixels."""
-    channels, reach = images.shape[1], len(kernel) // 2
-    padded = F.pad(images, (reach,) * 4, mode="reflect")
-    return F.conv2d(padded, kernel.to(images).expand(channels, 1, -1, -1), groups=channels)
+    height, width = images.shape[-2:]
+    padded = F.pad(images, (len(kernel) // 2,) * 4, mode="reflect")
+    total = torch.zeros_like(images)
+    # the sum is written out: a convolution may be rounded to few digits on a GPU
+    for row, column in kernel.nonzero().tolist():
+        near = padded[..., row : row + height, column : column + width]
+        total += float(kernel[row, column]) * near
+    return total
 
 
 def motion_blurred(images: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
