@@ -1,13 +1,14 @@
 """Judge a run on everything its data set offers, once, so that no page has to predict again."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal.app.assessment import Assessment, load_assessment
+from shoal.app.corrupted import corrupted_means
 from shoal.core.errors import DataError
 from shoal.data.dataset import Dataset, Split
 from shoal.prediction import Predictive, evaluate, metrics, predict
@@ -19,17 +20,27 @@ MEASURES = ("disagreement", "entropy", "confidence")
 
 GRID = 80
 SHOWN = 2000
+KEPT = 10_000
+"""Inputs of all shifts together whose own numbers are kept; scores and curves are of all inputs."""
 
 
-def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
+def assess(
+    run: Any,
+    dataset: Dataset,
+    *,
+    gallery: int = 12,
+    after: Callable[[str], None] = lambda part: None,
+) -> Assessment:
     """Scores and per-input numbers on the test data, every shift and every foreign set.
 
-    They are written into the folder of the run, when it has one.
+    They are written into the folder of the run, when it has one. Shifts are looked at once, one
+    after the other; where they are many, the numbers of every k-th of their inputs are kept.
 
     Args:
         run: what `fit` returned, or anything with `ensemble`, `likelihood` and `folder`.
         dataset: its test part is needed, shifts and foreign data are used when there.
         gallery: how many images to keep at each end of disagreement, entropy and confidence.
+        after: called with the name of each part that has been judged.
     """
     if dataset.test is None or dataset.test.y is None:
         raise DataError(
@@ -40,18 +51,25 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
     judged = _in_units(dataset, evaluate(test, dataset.test.y))
     scores: dict[str, Any] = {"test": judged, "shifts": {}, "ood": {}}
     samples = _samples("test", test, dataset.test, gallery) | _members(test, dataset.test.y)
+    counts = {"test": len(test)}
     for name, split in dataset.shifts.items():
-        pred = predict(run, split)
+        part, pred = f"shift:{name}", predict(run, split)
+        counts[part] = len(pred)
         told = {} if split.y is None else evaluate(pred, split.y)
         scores["shifts"][name] = _in_units(dataset, told)
-        samples |= _samples(f"shift:{name}", pred, split, 0)
+        samples |= _thinned(_samples(part, pred, split, 0), KEPT // len(dataset.shifts))
+        after(part)
     for name, split in dataset.ood.items():
-        pred = predict(run, split)
+        part, pred = f"ood:{name}", predict(run, split)
+        counts[part] = len(pred)
         scores["ood"][name] = _told(test, pred)
-        samples |= _samples(f"ood:{name}", pred, Split(split.x), gallery)
+        samples |= _samples(part, pred, Split(split.x), gallery)
         samples |= _pooled(name, test, dataset.test.y, pred)
+        after(part)
     samples |= _training_points(dataset) | _plane(run, dataset)
-    found = Assessment({"data": _described(dataset, test), **scores}, samples)
+    means = corrupted_means(scores["shifts"])
+    scores |= {"corrupted": means} if means else {}
+    found = Assessment({"data": _described(dataset, test, counts), **scores}, samples)
     folder = getattr(run, "folder", None)
     if folder is not None:
         found.save(folder)
@@ -107,6 +125,19 @@ def _samples(part: str, pred: Predictive, split: Split, gallery: int) -> dict[st
             found |= _labelled(pred, pred.check(split.y))
         found |= _gallery(split.x, found, gallery)
     return {f"{part}/{name}": tensor.contiguous() for name, tensor in found.items()}
+
+
+def _thinned(samples: dict[str, Tensor], room: int) -> dict[str, Tensor]:
+    """Numbers of inputs evenly spaced over the part, at most `room`; curves stay as they are."""
+    curves = ("/reliability/", "/above/")
+    return {
+        name: values if any(curve in name for curve in curves) else _spaced(values, max(room, 1))
+        for name, values in samples.items()
+    }
+
+
+def _spaced(values: Tensor, room: int) -> Tensor:
+    return values[:: math.ceil(len(values) / room)].contiguous()
 
 
 def _regression(pred: Predictive, split: Split) -> dict[str, Tensor]:
@@ -196,10 +227,7 @@ def _around(x: Tensor) -> Iterator[Tensor]:
         yield torch.linspace(start, end, GRID)
 
 
-def _described(dataset: Dataset, pred: Predictive) -> dict[str, Any]:
-    parts = {f"shift:{name}": split for name, split in dataset.shifts.items()}
-    parts |= {f"ood:{name}": split for name, split in dataset.ood.items()}
-    counts = {"test": len(pred)} | {name: len(split) for name, split in parts.items()}
+def _described(dataset: Dataset, pred: Predictive, counts: Mapping[str, int]) -> dict[str, Any]:
     classes = None if dataset.classes is None else list(dataset.classes)
     image = len(dataset.input_shape) == 3 and dataset.input_shape[0] in (1, 3)
     return {
@@ -207,5 +235,5 @@ def _described(dataset: Dataset, pred: Predictive) -> dict[str, Any]:
         "task": pred.task,
         "classes": classes,
         "inputs": "images" if image else "inputs",
-        "counts": counts,
+        "counts": dict(counts),
     }

@@ -26,7 +26,9 @@ class Assessment:
 
     Attributes:
         scores: "test" has the metrics, "shifts" and "ood" have them by the name of the part, and
-            "data" says what was judged: name, task, classes, number of inputs in each part.
+            "data" says what was judged: name, task, classes, number of inputs in each part. Where
+            shifts are corruptions, "corrupted" has the means over "all", over the "standard" ones
+            and over each severity.
         samples: tensors named "PART/QUANTITY", such as "test/entropy" or "ood:letters/confidence".
     """
 
@@ -52,6 +54,11 @@ class Assessment:
     def ood(self) -> dict[str, dict[str, float]]:
         """How each set of foreign data is told from the test data."""
         return self.scores["ood"]
+
+    @property
+    def corrupted(self) -> dict[str, dict[str, float]]:
+        """Means of the metrics over corruptions; empty where no shift is one."""
+        return self.scores.get("corrupted", {})
 
     def part(self, name: str) -> dict[str, Tensor]:
         """Quantities of one part, by name; empty when there is no such part."""
@@ -91,14 +98,14 @@ def load_assessment(folder: Path | str) -> Assessment | None:
 def _checked(found: Any, path: Path) -> dict[str, Any]:
     wanted = {"data", "test", "shifts", "ood"}
     sound = isinstance(found, dict) and wanted <= found.keys()
+    wanted |= {"corrupted"} & found.keys() if sound else set()
     if not sound or not all(isinstance(found[key], dict) for key in wanted):
         raise CheckpointCorrupt(
             f"{path} is not what `shoal evaluate` writes; type: shoal evaluate {path.parent}"
         )
     if "task" not in found["data"]:
         raise CheckpointCorrupt(f"{path} does not name its task; evaluate the run again")
-    parts = {key: _numbers(found[key]) for key in ("test", "shifts", "ood")}
-    return {"data": found["data"], **parts}
+    return {"data": found["data"], **{key: _numbers(found[key]) for key in wanted - {"data"}}}
 
 
 def _numbers(value: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shoal.app.grid import Cell, Grid
-from shoal.app.measures import Measure, against_baseline
+from shoal.app.measures import CORRUPTED, Measure, against_baseline
 from shoal.app.outcome import table
 from shoal.app.sentences import verdict
 from shoal.app.story import Group, flat, tell
@@ -33,7 +33,7 @@ def groups_of(grid: Grid) -> list[Group]:
 
 def headlines(groups: list[Group]) -> list[Measure]:
     """The few measures that a terminal has room for."""
-    wanted = [Measure(key) for key in _TEST]
+    wanted = [*(Measure(key) for key in _TEST), *CORRUPTED]
     assessment = groups[0].first.assessment
     for name in list(assessment.ood if assessment else {})[:_SETS]:
         wanted += [Measure(key, f"ood:{name}") for key in _FOREIGN]
@@ -105,7 +105,7 @@ def results_csv(groups: list[Group]) -> str:
     for group in groups:
         for entry in group.entries:
             scores = entry.assessment.scores if entry.assessment else {}
-            parts = {part: scores.get(part, {}) for part in ("test", "shifts", "ood")}
+            parts = {part: scores.get(part, {}) for part in ("test", "shifts", "corrupted", "ood")}
             head = {"method": group.label, "members": group.members, "seed": entry.seed}
             rows.append(head | _flat(parts))
     text = io.StringIO()

@@ -25,6 +25,7 @@ _REGISTRIES = {
     "priors": "inference.priors",
     "annealings": "training.annealing",
     "augmentations": "data.augment",
+    "corruptions": "data.corruptions",
     "datasets": "data",
     "models": "models",
     "metrics": "prediction.metrics",

@@ -8,7 +8,7 @@ from shoal.app.story import Entry, Group, Story
 from shoal.prediction.metric import registry
 from shoal.prediction.statistics import Difference, mean_and_error, paired_difference
 
-__all__ = ["Measure", "against_baseline", "baseline", "measures"]
+__all__ = ["CORRUPTED", "Measure", "against_baseline", "baseline", "measures"]
 
 _CLASSIFICATION = ("accuracy", "nll", "brier", "ece", "effective_functions")
 _REGRESSION = ("rmse", "nll", "crps", "coverage_90", "sharpness", "effective_functions")
@@ -40,7 +40,7 @@ class Measure:
 
     Attributes:
         key: name of the metric.
-        part: "test", "shift:NAME" or "ood:NAME".
+        part: "test", "shift:NAME", "ood:NAME", or "corrupted:NAME" for a mean over corruptions.
     """
 
     key: str
@@ -50,7 +50,10 @@ class Measure:
     def title(self) -> str:
         """For a heading."""
         name = _NAMES.get(self.key, self.key.replace("_", " "))
-        return name if self.part == "test" else f"{name}, {self.part.partition(':')[2]}"
+        kind, _, which = self.part.partition(":")
+        if kind == "corrupted":
+            which = kind if which == "all" else f"{kind}, {which.replace('-', ' ')}"
+        return name if self.part == "test" else f"{name}, {which}"
 
     @property
     def unit(self) -> str:
@@ -80,7 +83,7 @@ class Measure:
             return math.nan
         kind, _, name = self.part.partition(":")
         scores = entry.assessment.scores
-        found = scores["test"] if kind == "test" else scores[_KINDS[kind]].get(name, {})
+        found = scores["test"] if kind == "test" else scores.get(_KINDS[kind], {}).get(name, {})
         return found.get(self.key, math.nan)
 
     def summary(self, group: Group) -> tuple[float, float]:
@@ -89,13 +92,15 @@ class Measure:
         return mean_and_error(values) if values else (math.nan, math.nan)
 
 
-_KINDS = {"shift": "shifts", "ood": "ood"}
+_KINDS = {"shift": "shifts", "ood": "ood", "corrupted": "corrupted"}
+CORRUPTED = tuple(Measure(key, "corrupted:all") for key in ("accuracy", "nll", "ece"))
+"""Means over every corruption and severity."""
 
 
 def measures(story: Story) -> list[Measure]:
     """The columns that the runs of a page have numbers for."""
     keys = _CLASSIFICATION if story.assessment.task == "classification" else _REGRESSION
-    wanted = [Measure(key) for key in keys]
+    wanted = [*(Measure(key) for key in keys), *CORRUPTED]
     for name in list(story.assessment.ood)[:_SETS]:
         wanted += [Measure(key, f"ood:{name}") for key in _FOREIGN]
     return [m for m in wanted if any(group.values(m) for group in story.groups)]

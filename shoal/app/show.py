@@ -5,6 +5,7 @@ from typing import Any
 
 from shoal.app.outcome import table
 from shoal.app.words import number
+from shoal.data.corruptions import parse_shift
 
 __all__ = ["scores_text"]
 
@@ -13,8 +14,16 @@ _FOREIGN = ("recognised", "auroc_entropy", "auroc_variance", "fpr95_entropy", "d
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:
-    """Metrics on the test data and every shift, then how foreign data are told."""
-    labelled = {"test": scores["test"], **scores["shifts"]}
+    """Metrics on the test data and every shift, then how foreign data are told.
+
+    Corruptions are told by their means, since there can be 95 of them.
+    """
+    shifts = {name: found for name, found in scores["shifts"].items() if not parse_shift(name)}
+    means = {
+        f"corrupted, {name.replace('-', ' ')}": found
+        for name, found in scores.get("corrupted", {}).items()
+    }
+    labelled = {"test": scores["test"], **shifts, **means}
     blocks = [_block(labelled, _TEST), _block(scores["ood"], _FOREIGN)]
     width = max(map(len, [*labelled, *scores["ood"]]))
     return "\n\n".join(table(rows, header) for header, rows in _padded(blocks, width) if rows)

@@ -1,14 +1,18 @@
-"""Progress over many runs: a bar on a terminal, one line a run elsewhere."""
+"""Progress over many runs or parts of data: a bar on a terminal, one line each elsewhere."""
 
 import sys
 from types import TracebackType
 from typing import Any, Self
 
-__all__ = ["Ticker"]
+from shoal.data.dataset import Dataset
+
+__all__ = ["Ticker", "parts_ticker"]
+
+_FEW = 10
 
 
 class Ticker:
-    """Counts runs on standard error.
+    """Counts runs, or whatever else is many, on standard error.
 
     Args:
         total: how many there are.
@@ -35,7 +39,7 @@ class Ticker:
             self._bar.stop()
 
     def tick(self, line: str) -> None:
-        """One more run is done."""
+        """One more is done."""
         self.done += 1
         width = len(str(self.total))
         text = f"{self.done:{width}}/{self.total}  {line}"
@@ -44,6 +48,12 @@ class Ticker:
             self._bar.console.print(text, highlight=False)
         elif self.show:
             print(text, file=sys.stderr, flush=True)
+
+
+def parts_ticker(data: Dataset, quiet: bool) -> Ticker:
+    """A ticker over the parts that `assess` judges; it says nothing where they are few."""
+    total = len(data.shifts) + len(data.ood)
+    return Ticker(total, show=not quiet and total > _FEW)
 
 
 def _bar(total: int, done: int) -> Any:

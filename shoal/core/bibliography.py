@@ -207,4 +207,11 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "International Conference on Machine Learning",
         "https://arxiv.org/abs/1506.02142",
     ),
+    "hendrycks2019benchmarking": Citation(
+        "Hendrycks, Dan and Dietterich, Thomas",
+        "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
+        2019,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/1903.12261",
+    ),
 }

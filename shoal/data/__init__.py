@@ -4,7 +4,8 @@ Importing this package registers every data set and target; nothing is loaded un
 for.
 """
 
-from shoal.data import digits, own, pictures, targets, toys, uci
+from shoal.data import corruptions, digits, own, pictures, targets, toys, uci
+from shoal.data.corruptions import corrupt
 from shoal.data.dataset import Dataset, Split
 from shoal.data.files import load_file
 from shoal.data.human import human_labels
@@ -30,6 +31,8 @@ __all__ = [
     "as_split",
     "batches_of",
     "check_labels",
+    "corrupt",
+    "corruptions",
     "digits",
     "human_labels",
     "input_batches",

@@ -1,5 +1,6 @@
 """A data set: a training part, and the parts on which an ensemble is judged."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +31,8 @@ class Dataset:
         train: the only part that `fit` sees.
         test: data like the training data.
         validation: a part of the training data that was kept back to choose settings by.
-        shifts: labelled data that differ from it by something nameable, such as a rotation.
+        shifts: labelled data that differ from it by something nameable, such as a rotation; many
+            of them may be made when they are looked at (`shoal.data.lazy`), so look once.
         ood: data of another kind, which the ensemble should not be sure about.
         classes: names of the classes, in the order of the labels.
         spec: the table that `shoal.data.load` makes it from again, when there is one.
@@ -41,7 +43,7 @@ class Dataset:
     name: str
     train: Split
     test: Split | None = None
-    shifts: dict[str, Split] = field(default_factory=dict)
+    shifts: Mapping[str, Split] = field(default_factory=dict)
     ood: dict[str, Split] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
     spec: dict[str, Any] | None = None

@@ -6,6 +6,7 @@ the first figure is drawn.
 
 from shoal.plots.calibration import coverage, reliability
 from shoal.plots.comparison import Curve, comparison, heatmap, severity, sizes
+from shoal.plots.corruptions import Spread, contact_sheet, corrupted
 from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty, uncertainty_by_size
 from shoal.plots.gallery import gallery
@@ -18,10 +19,13 @@ from shoal.plots.toys import band, parity, particles, plane
 __all__ = [
     "COLOURS",
     "Curve",
+    "Spread",
     "accuracy_confidence",
     "band",
     "bandwidth",
     "comparison",
+    "contact_sheet",
+    "corrupted",
     "coverage",
     "forces",
     "gallery",

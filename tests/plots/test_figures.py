@@ -59,6 +59,8 @@ EXAMPLES = {
     "band": (GRID, GRID, GRID.abs() + 0.1, (GRID, GRID), "kde"),
     "parity": (GRID, GRID, GRID.abs(), "kde"),
     "plane": (GRID, GRID, torch.rand(8, 8, generator=RANDOM), (torch.rand(4, 2), torch.arange(4))),
+    "corrupted": ({"kde": plots.Spread([0, 1, 2], *[[0.9, 0.8, 0.6]] * 3)}, "accuracy", True),
+    "contact-sheet": ({"fog": torch.rand(5, 3, 4, 4), "snow": torch.rand(5, 3, 4, 4)},),
     "particles": (Mixture(), torch.randn(9, 2, generator=RANDOM), None, "kde"),
 }
 UNLABELLED = {"gallery"}
@@ -212,3 +214,29 @@ def test_contours_of_a_gaussian_lie_at_whole_and_half_deviations():
     rings = axes.collections[0]
     radii = sorted(float(np.hypot(*path.vertices.T).mean()) for path in rings.get_paths()[2:])
     np.testing.assert_allclose(radii, [0.5, 1.0, 1.5, 2.0, 2.5], atol=0.03)
+
+
+def test_corrupted_draws_means_and_the_middle_half():
+    curve = plots.Spread([0, 1], [0.9, 0.7], [0.9, 0.6], [0.9, 0.8])
+    axes = plots.corrupted({"kde": curve}, "accuracy").axes[0]
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), curve.mean)
+    bars = [path.vertices[:, 1].tolist() for path in axes.collections[0].get_paths()]
+    assert bars == [[0.9, 0.9], [0.6, 0.8]]
+
+
+def test_contact_sheet_shows_every_image_in_its_place():
+    rows = {name: torch.rand(5, 1, 4, 6, generator=RANDOM) for name in ("fog", "snow")}
+    axes = plots.contact_sheet(rows).axes[0]
+    sheet = axes.get_images()[0].get_array()
+    assert sheet.shape == (2 * 6, 5 * 8, 4)
+    np.testing.assert_allclose(sheet[6:10, 16:22, 0], rows["snow"][2, 0], atol=1e-6)
+    assert sheet[..., 3].sum() == 10 * 24  # the gaps let the page through
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["fog", "snow"]
+
+
+@pytest.mark.parametrize(
+    "rows", [{}, {"fog": torch.rand(4, 1, 4, 4)}, {"fog": torch.rand(5, 4, 4)}]
+)
+def test_contact_sheet_refuses_what_does_not_fit(rows):
+    with pytest.raises(DataError, match="rows of 5 images"):
+        plots.contact_sheet(rows)

@@ -10,7 +10,8 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.data import load, registry
 from shoal.data.catalogue import COLLECTIONS
-from shoal.data.dataset import Dataset, Split
+from shoal.data.dataset import Dataset
+from shoal.data.lazy import sizes
 from shoal.data.store import cache, folders, path_of, present
 
 __all__ = ["run"]
@@ -84,17 +85,10 @@ def _got(data: Dataset) -> tuple[str, dict[str, Any]]:
     return _described(data), {"name": data.name, "spec": data.spec, "parts": _parts(data)}
 
 
-def _splits(data: Dataset) -> dict[str, Split]:
-    own = {"train": data.train, "validation": data.validation, "test": data.test}
-    return {
-        **{name: split for name, split in own.items() if split is not None},
-        **data.shifts,
-        **data.ood,
-    }
-
-
 def _parts(data: Dataset) -> dict[str, int]:
-    return {name: len(split) for name, split in _splits(data).items()}
+    own = {"train": data.train, "validation": data.validation, "test": data.test}
+    known = {name: len(split) for name, split in own.items() if split is not None}
+    return known | sizes(data.shifts) | sizes(data.ood)
 
 
 def _described(data: Dataset) -> str:

@@ -10,6 +10,7 @@ from shoal.app.outcome import Outcome
 from shoal.app.overrides import parse_value
 from shoal.app.show import scores_text
 from shoal.app.threads import set_threads
+from shoal.app.ticker import parts_ticker
 from shoal.core.errors import ConfigError
 from shoal.core.files import write_json
 from shoal.data import Dataset
@@ -31,7 +32,8 @@ def run(options: Namespace) -> Outcome:
     else:
         data = load_data(parse_value(options.data, "--data"))
         found = replace(found, folder=None)
-    scores = assess(found, data).scores
+    with parts_ticker(data, options.quiet) as ticker:
+        scores = assess(found, data, after=ticker.tick).scores
     if options.out is not None:
         write_json(options.out, scores)
     where = options.out or (f"{found.folder}/scores.json" if found.folder else None)

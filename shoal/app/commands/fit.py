@@ -10,6 +10,7 @@ from shoal.app.config import Config
 from shoal.app.outcome import Outcome, counted
 from shoal.app.show import scores_text
 from shoal.app.threads import set_threads
+from shoal.app.ticker import parts_ticker
 from shoal.app.words import seconds
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
@@ -37,7 +38,10 @@ def run(options: Namespace) -> Outcome:
     trained = train(
         config, data, folder, resume=options.resume, progress=not options.quiet, prepare=prepare
     )
-    scores = None if data.test is None else assess(trained, data).scores
+    scores = None
+    if data.test is not None:
+        with parts_ticker(data, options.quiet) as ticker:
+            scores = assess(trained, data, after=ticker.tick).scores
     return _outcome(config, trained, scores)
 
 

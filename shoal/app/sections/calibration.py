@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from shoal import plots
 from shoal.app import sentences
 from shoal.app.blocks import Block, Picture, Section, section
+from shoal.app.corruption_blocks import corruption_blocks
 from shoal.app.measures import Measure
 from shoal.app.sections.trust import calibration_noise
 from shoal.app.story import Story
+from shoal.data.corruptions import parse_shift
 
 __all__ = ["calibrated", "families"]
 
@@ -20,6 +22,7 @@ _SEVERITY = re.compile(r"(.+?)[-_ ]?(\d+(?:\.\d+)?)$")
 def calibrated(story: Story) -> Section:
     """Confidence against what happens, here and after a shift."""
     blocks = [*_reliability(story), *_coverage(story), *_severity(story)]
+    blocks += corruption_blocks(story)
     return Section("Is it calibrated, also under shift?", answer(story), blocks)
 
 
@@ -106,7 +109,8 @@ def families(names: list[str]) -> dict[str, dict[float, str]]:
 
 def _severity(story: Story) -> Iterator[Block]:
     keys = ("accuracy", "ece") if story.assessment.task == "classification" else ("rmse", "nll")
-    for kind, places in families(list(story.assessment.shifts)).items():
+    others = [name for name in story.assessment.shifts if not parse_shift(name)]
+    for kind, places in families(others).items():
         names = {0.0: "test", **places} if kind == "shift" else None
         for key in keys:
             curves = _curves(story, key, places)

@@ -94,4 +94,5 @@ def _parts(entry: Entry) -> dict[str, dict[str, float]]:
         return {}
     parts = {"test": found.test}
     parts |= {f"shift:{name}": scores for name, scores in found.shifts.items()}
+    parts |= {f"corrupted:{name}": scores for name, scores in found.corrupted.items()}
     return parts | {f"ood:{name}": scores for name, scores in found.ood.items()}

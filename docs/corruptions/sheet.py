@@ -1,0 +1,29 @@
+"""Draw the contact sheet of one test image: every corruption at every severity."""
+
+import argparse
+
+import torch
+
+from shoal import data, plots
+from shoal.data.corruptions import SEVERITIES, corrupt, registry
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dataset", help="a name from: shoal list datasets")
+    parser.add_argument("index", type=int, help="which of its test images")
+    parser.add_argument("out", help="a .png file")
+    options = parser.parse_args()
+    image = data.load(options.dataset).test.x[options.index : options.index + 1]
+    rows = {name: sheet_row(image, name, options.index) for name in registry}
+    figure = plots.contact_sheet(rows, ["0", *map(str, SEVERITIES)])
+    figure.savefig(options.out, dpi=110, facecolor="white")
+
+
+def sheet_row(image: torch.Tensor, name: str, index: int) -> torch.Tensor:
+    """The image itself, then at each severity as it is in the corrupted test set."""
+    return torch.cat([image, *(corrupt(image, name, s, first=index) for s in SEVERITIES)])
+
+
+if __name__ == "__main__":
+    main()

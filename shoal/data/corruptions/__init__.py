@@ -1,0 +1,29 @@
+"""Common corruptions of images at five severities, Hendrycks & Dietterich (2019), arXiv 1903.12261.
+
+Fifteen standard ones and four extra, each a function in the file of its family, with the published
+constants for 32 x 32 images. They are computed for whole batches on the device of the images.
+Importing this package registers them all.
+"""
+
+# in this order they are listed, and the first four families are the standard corruptions
+from shoal.data.corruptions import noise, blur, weather, digital, extra  # noqa: I001
+from shoal.data.corruptions.corrupt import corrupt
+from shoal.data.corruptions.files import PublishedFiles
+from shoal.data.corruptions.registry import SEVERITIES, Corruption, corruption, registry
+from shoal.data.corruptions.shifts import parse_shift, with_corruptions
+
+__all__ = [
+    "SEVERITIES",
+    "Corruption",
+    "PublishedFiles",
+    "blur",
+    "corrupt",
+    "corruption",
+    "digital",
+    "extra",
+    "noise",
+    "parse_shift",
+    "registry",
+    "weather",
+    "with_corruptions",
+]
