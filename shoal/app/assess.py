@@ -36,18 +36,19 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
             f"the data set '{dataset.name}' has no labelled test part to judge by; "
             f"give Dataset(..., test=Split(x, y))"
         )
-    test = predict(run, dataset.test)
+    test = predict(run, dataset.test, keep=True)
     scores: dict[str, Any] = {"test": evaluate(test, dataset.test.y), "shifts": {}, "ood": {}}
     samples = _samples("test", test, dataset.test, gallery) | _members(test, dataset.test.y)
     for name, split in dataset.shifts.items():
-        pred = predict(run, split)
+        pred = predict(run, split, keep=True)
         scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
-        samples |= _samples(f"shift:{name}", pred, split, 0)
+        samples |= _curves(f"shift:{name}", pred, split)
     for name, split in dataset.ood.items():
-        pred = predict(run, split)
+        pred = predict(run, split, keep=True)
         scores["ood"][name] = _told(test, pred)
         samples |= _samples(f"ood:{name}", pred, Split(split.x), gallery)
     samples |= _training_points(dataset) | _plane(run, dataset)
+    samples = {name: tensor.cpu() for name, tensor in samples.items()}
     found = Assessment({"data": _described(dataset, test), **scores}, samples)
     folder = getattr(run, "folder", None)
     if folder is not None:
@@ -122,6 +123,14 @@ def _labelled(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
     return {"label": y, **{name: values.float() for name, values in curves.items()}}
 
 
+def _curves(part: str, pred: Predictive, split: Split) -> dict[str, Tensor]:
+    """Of a shift only the curves are kept: there can be a hundred shifts, and millions of inputs."""
+    if pred.task == "regression" or split.y is None:
+        return {}
+    found = _labelled(pred, pred.check(split.y))
+    return {f"{part}/{name}": values for name, values in found.items() if name != "label"}
+
+
 def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     """The images at both ends of each measure, as bytes, and where they stand in the part."""
     if count < 1 or x.ndim != 4 or x.shape[1] not in (1, 3):
@@ -129,7 +138,7 @@ def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tenso
     kept: dict[str, Tensor] = {}
     low, high = (float(end) for end in x.aminmax())
     for measure in MEASURES:
-        order = found[measure].argsort(stable=True)
+        order = found[measure].argsort(stable=True).to(x.device)
         for end, index in (("low", order[:count]), ("high", order.flip(0)[:count])):
             pixels = (x[index].float() - low) / max(high - low, 1e-12)
             kept[f"gallery/{measure}/{end}"] = (255 * pixels).round().to(torch.uint8)

@@ -40,7 +40,7 @@ class Measure:
 
     Attributes:
         key: name of the metric.
-        part: "test", "shift:NAME" or "ood:NAME".
+        part: "test", "shift:NAME", "ood:NAME", or "shifts" for the mean over every shift.
     """
 
     key: str
@@ -50,7 +50,8 @@ class Measure:
     def title(self) -> str:
         """For a heading."""
         name = _NAMES.get(self.key, self.key.replace("_", " "))
-        return name if self.part == "test" else f"{name}, {self.part.partition(':')[2]}"
+        kind, _, what = self.part.partition(":")
+        return name if kind == "test" else f"{name}, {what or 'all shifts'}"
 
     @property
     def unit(self) -> str:
@@ -80,6 +81,9 @@ class Measure:
             return math.nan
         kind, _, name = self.part.partition(":")
         scores = entry.assessment.scores
+        if kind == "shifts":
+            every = [found.get(self.key, math.nan) for found in scores["shifts"].values()]
+            return sum(every) / len(every) if every else math.nan
         found = scores["test"] if kind == "test" else scores[_KINDS[kind]].get(name, {})
         return found.get(self.key, math.nan)
 

@@ -4,6 +4,8 @@ __all__ = [
     "CheckpointCorrupt",
     "ConfigError",
     "DataError",
+    "FolderBusy",
+    "PeerLost",
     "ShoalError",
     "ShoalWarning",
     "StorageError",
@@ -32,6 +34,16 @@ class StorageError(ShoalError, OSError):
     """A file or folder that cannot be read or written."""
 
     exit_status = 74
+
+
+class FolderBusy(StorageError):
+    """A folder that another process is writing to."""
+
+
+class PeerLost(ShoalError):
+    """A process that worked for this one and died."""
+
+    exit_status = 75
 
 
 class CheckpointCorrupt(StorageError):
