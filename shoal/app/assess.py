@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 from shoal.app.assessment import Assessment, load_assessment
 from shoal.core.errors import DataError
 from shoal.data.dataset import Dataset, Split
+from shoal.data.scaling import Scaling
 from shoal.prediction import Predictive, evaluate, metrics, predict
+from shoal.prediction.units import in_units
 
 __all__ = ["Assessment", "assess", "load_assessment", "recognised"]
 
@@ -36,15 +39,15 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
             f"the data set '{dataset.name}' has no labelled test part to judge by; "
             f"give Dataset(..., test=Split(x, y))"
         )
-    test = predict(run, dataset.test, keep=True)
-    scores: dict[str, Any] = {"test": evaluate(test, dataset.test.y), "shifts": {}, "ood": {}}
-    samples = _samples("test", test, dataset.test, gallery) | _members(test, dataset.test.y)
+    test, known = _answer(run, dataset.test, dataset.scaling)
+    scores: dict[str, Any] = {"test": evaluate(test, known.y), "shifts": {}, "ood": {}}
+    samples = _samples("test", test, known, gallery) | _members(test, known.y)
     for name, split in dataset.shifts.items():
-        pred = predict(run, split, keep=True)
+        pred, split = _answer(run, split, dataset.scaling)
         scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
-        samples |= _curves(f"shift:{name}", pred, split)
+        samples |= _samples(f"shift:{name}", pred, split, 0)
     for name, split in dataset.ood.items():
-        pred = predict(run, split, keep=True)
+        pred, split = _answer(run, split, dataset.scaling)
         scores["ood"][name] = _told(test, pred)
         samples |= _samples(f"ood:{name}", pred, Split(split.x), gallery)
     samples |= _training_points(dataset) | _plane(run, dataset)
@@ -54,6 +57,14 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
     if folder is not None:
         found.save(folder)
     return found
+
+
+def _answer(run: Any, split: Split, scaling: Scaling | None) -> tuple[Predictive, Split]:
+    """What the run says about a part, and the part itself, both in the units of the targets."""
+    pred = in_units(predict(run, split, keep=True), scaling)
+    if scaling is None or split.y is None:
+        return pred, split
+    return pred, replace(split, y=scaling.original(split.y))
 
 
 def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:
@@ -123,14 +134,6 @@ def _labelled(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
     return {"label": y, **{name: values.float() for name, values in curves.items()}}
 
 
-def _curves(part: str, pred: Predictive, split: Split) -> dict[str, Tensor]:
-    """Of a shift only the curves are kept: there can be a hundred shifts, and millions of inputs."""
-    if pred.task == "regression" or split.y is None:
-        return {}
-    found = _labelled(pred, pred.check(split.y))
-    return {f"{part}/{name}": values for name, values in found.items() if name != "label"}
-
-
 def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     """The images at both ends of each measure, as bytes, and where they stand in the part."""
     if count < 1 or x.ndim != 4 or x.shape[1] not in (1, 3):
@@ -164,6 +167,7 @@ def _training_points(dataset: Dataset) -> dict[str, Tensor]:
     if not flat or y is None or (y.ndim > 1 and y.shape[-1] > 1):
         return {}
     y = y.flatten()[:SHOWN]
+    y = y if dataset.scaling is None else dataset.scaling.original(y)
     points = x.reshape(len(x), -1)[:SHOWN].float()
     return {"train/x": points, "train/y": y.float() if y.is_floating_point() else y.long()}
 

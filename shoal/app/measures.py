@@ -40,7 +40,7 @@ class Measure:
 
     Attributes:
         key: name of the metric.
-        part: "test", "shift:NAME", "ood:NAME", or "shifts" for the mean over every shift.
+        part: "test", "shift:NAME" or "ood:NAME".
     """
 
     key: str
@@ -50,8 +50,7 @@ class Measure:
     def title(self) -> str:
         """For a heading."""
         name = _NAMES.get(self.key, self.key.replace("_", " "))
-        kind, _, what = self.part.partition(":")
-        return name if kind == "test" else f"{name}, {what or 'all shifts'}"
+        return name if self.part == "test" else f"{name}, {self.part.partition(':')[2]}"
 
     @property
     def unit(self) -> str:
@@ -81,9 +80,6 @@ class Measure:
             return math.nan
         kind, _, name = self.part.partition(":")
         scores = entry.assessment.scores
-        if kind == "shifts":
-            every = [found.get(self.key, math.nan) for found in scores["shifts"].values()]
-            return sum(every) / len(every) if every else math.nan
         found = scores["test"] if kind == "test" else scores[_KINDS[kind]].get(name, {})
         return found.get(self.key, math.nan)
 

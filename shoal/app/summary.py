@@ -21,6 +21,9 @@ seed, which began from the same weights, `low` and `high` the ends of its 95 % i
 t; `verdict` says better or worse where the interval leaves zero out, and equal where it does not."""
 
 
+_PARTS = {"shifts": "shift", "corrupted": "corrupted", "ood": "ood"}
+
+
 def summary_csv(groups: Sequence[Group]) -> str:
     """One row for each method, size, metric and part; numbers in full, empty where there is none."""
     text = io.StringIO()
@@ -32,7 +35,7 @@ def summary_csv(groups: Sequence[Group]) -> str:
 
 
 def every_measure(groups: Sequence[Group]) -> list[Measure]:
-    """Every metric that some run has, part by part: test, each shift, all shifts, foreign data."""
+    """Every metric that some run has, part by part: test, shifts, means over them, foreign data."""
     found: dict[Measure, None] = {}
     for group in groups:
         for entry in group.entries:
@@ -43,13 +46,10 @@ def every_measure(groups: Sequence[Group]) -> list[Measure]:
 
 
 def _measures(scores: dict[str, Any]) -> Iterator[Measure]:
-    shifts, ood = scores.get("shifts", {}), scores.get("ood", {})
     yield from (Measure(key) for key in scores.get("test", {}))
-    for name, found in shifts.items():
-        yield from (Measure(key, f"shift:{name}") for key in found)
-    yield from (Measure(key, "shifts") for key in next(iter(shifts.values()), {}))
-    for name, found in ood.items():
-        yield from (Measure(key, f"ood:{name}") for key in found)
+    for part, start in _PARTS.items():
+        for name, found in scores.get(part, {}).items():
+            yield from (Measure(key, f"{start}:{name}") for key in found)
 
 
 def _row(measure: Measure, group: Group, groups: Sequence[Group]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.data.scaling import Scaling
+
 __all__ = ["Dataset", "Split"]
 
 
@@ -27,10 +29,13 @@ class Dataset:
         name: how it is called in tables and run folders.
         train: the only part that `fit` sees.
         test: data like the training data.
+        validation: a part of the training data that was kept back to choose settings by.
         shifts: labelled data that differ from it by something nameable, such as a rotation.
         ood: data of another kind, which the ensemble should not be sure about.
         classes: names of the classes, in the order of the labels.
         spec: the table that `shoal.data.load` makes it from again, when there is one.
+        pixel_range: smallest and largest value of a pixel, where the inputs are images.
+        scaling: what the targets were standardised by, where they were.
     """
 
     name: str
@@ -40,6 +45,9 @@ class Dataset:
     ood: dict[str, Split] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
     spec: dict[str, Any] | None = None
+    validation: Split | None = None
+    pixel_range: tuple[float, float] | None = None
+    scaling: Scaling | None = None
 
     @property
     def task(self) -> str:

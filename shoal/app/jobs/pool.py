@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import shoal
 from shoal.app.grid import Cell, Grid
@@ -119,7 +119,7 @@ class Pool:
         """End every worker at once."""
         for worker in self.workers:
             worker.process.kill()
-            worker.process.wait()
+            worker.end()
 
     def _hire(self) -> None:
         cell = self.waiting.popleft()
@@ -135,12 +135,12 @@ class Pool:
             worker.give(self.waiting.popleft())
         else:
             self.workers.remove(worker)
-            worker.dismiss()
+            worker.end()
 
     def _bury(self, worker: "Worker") -> None:
         """A worker has died: another takes its place, and its cell goes on where it was."""
         self.workers.remove(worker)
-        cell, how = worker.cell, worker.fate()
+        cell, how = worker.cell, _fate(worker.end())
         if not worker.ready:
             raise PeerLost(f"a worker could not begin: it {how}; run again with --debug to see why")
         self._deaths[cell] = self._deaths.get(cell, 0) + 1
@@ -173,42 +173,49 @@ class Worker:
             env=_environment(threads),
             start_new_session=True,
         )
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._orders, told = self.process.stdin, self.process.stdout
+        self._listener = threading.Thread(target=_listen, args=(self, told, inbox), daemon=True)
+        self._listener.start()
         self._tell(first_order(grid, threads))
         self.give(cell)
-        threading.Thread(target=self._listen, args=(inbox,), daemon=True).start()
 
     def give(self, cell: Cell) -> None:
         """Ask for one more run."""
         self.cell = cell
         self._tell(cell_order(cell))
 
-    def dismiss(self) -> None:
-        """Close the pipe with the orders, whose end is the worker's."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-    def fate(self) -> str:
-        """How it ended."""
+    def end(self) -> int:
+        """Close the pipe with the orders, whose end is the worker's; returns its exit status."""
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.close()
         status = self.process.wait()
-        if status >= 0:
-            return f"ended with status {status}"
-        name = signal.Signals(-status).name
-        hint = ", perhaps for want of memory" if name == "SIGKILL" else ""
-        return f"was ended by {name}{hint}"
+        self._listener.join()
+        return status
 
     def _tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        try:
-            print(line, file=self.process.stdin, flush=True)
-        except BrokenPipeError:
-            return  # it has died, which its listener tells
+        # Where it has died, its listener tells.
+        with contextlib.suppress(BrokenPipeError):
+            print(line, file=self._orders, flush=True)
 
-    def _listen(self, inbox: Inbox) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            inbox.put((self, parse_json(line)))
-        inbox.put((self, None))
+
+def _listen(worker: Worker, told: IO[str], inbox: Inbox) -> None:
+    with told:
+        for line in told:
+            inbox.put((worker, parse_json(line)))
+    inbox.put((worker, None))
+
+
+def _fate(status: int) -> str:
+    """How a worker ended.
+
+    >>> _fate(-9)
+    'was ended by SIGKILL, perhaps for want of memory'
+    """
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
 
 
 def _environment(threads: int) -> dict[str, str]:
