@@ -34,20 +34,23 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
         dataset: its test part is needed, shifts and foreign data are used when there.
         gallery: how many images to keep at each end of disagreement, entropy and confidence.
     """
-    if dataset.test is None or dataset.test.y is None:
+    scaling = dataset.scaling
+    known = None if dataset.test is None else _in_units(dataset.test, scaling)
+    if known is None or known.y is None:
         raise DataError(
             f"the data set '{dataset.name}' has no labelled test part to judge by; "
             f"give Dataset(..., test=Split(x, y))"
         )
-    test, known = _answer(run, dataset.test, dataset.scaling)
+    test = _answer(run, known, scaling)
     scores: dict[str, Any] = {"test": evaluate(test, known.y), "shifts": {}, "ood": {}}
     samples = _samples("test", test, known, gallery) | _members(test, known.y)
     for name, split in dataset.shifts.items():
-        pred, split = _answer(run, split, dataset.scaling)
+        split = _in_units(split, scaling)
+        pred = _answer(run, split, scaling)
         scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
         samples |= _samples(f"shift:{name}", pred, split, 0)
     for name, split in dataset.ood.items():
-        pred, split = _answer(run, split, dataset.scaling)
+        pred = _answer(run, split, scaling)
         scores["ood"][name] = _told(test, pred)
         samples |= _samples(f"ood:{name}", pred, Split(split.x), gallery)
     samples |= _training_points(dataset) | _plane(run, dataset)
@@ -59,12 +62,16 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
     return found
 
 
-def _answer(run: Any, split: Split, scaling: Scaling | None) -> tuple[Predictive, Split]:
-    """What the run says about a part, and the part itself, both in the units of the targets."""
-    pred = in_units(predict(run, split, keep=True), scaling)
+def _answer(run: Any, split: Split, scaling: Scaling | None) -> Predictive:
+    """What the run says about a part, in the units of the targets, where it was computed."""
+    return in_units(predict(run, split, keep=True), scaling)
+
+
+def _in_units(split: Split, scaling: Scaling | None) -> Split:
+    """The part with its targets in their own units."""
     if scaling is None or split.y is None:
-        return pred, split
-    return pred, replace(split, y=scaling.original(split.y))
+        return split
+    return replace(split, y=scaling.original(split.y))
 
 
 def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:

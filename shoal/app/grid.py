@@ -72,7 +72,7 @@ class Grid:
 
     @property
     def queue(self) -> list[Cell]:
-        """The runs that are not done, within each seed the longest first, so that jobs end alike."""
+        """What is not done, within each seed the longest first, so that jobs end together."""
         waiting = [cell for cell in self.cells if not self.is_done(cell)]
         return sorted(waiting, key=lambda cell: (cell.seed, -cell.members, not _slow(cell)))
 

@@ -12,20 +12,20 @@ from shoal.app.story import Group
 
 __all__ = ["COLUMNS", "every_measure", "summary_csv"]
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "method", "size", "metric", "part", "mean", "stderr", "n", "difference", "low", "high",
     "verdict",
 )  # fmt: skip
 """`difference` is the mean over the seeds of this run minus the plain ensemble of the same size and
-seed, which began from the same weights, `low` and `high` the ends of its 95 % interval by Student's
-t; `verdict` says better or worse where the interval leaves zero out, and equal where it does not."""
+seed, which began from the same weights; `low` and `high` are the ends of its 95 % interval by
+Student's t, and `verdict` says equal where that interval holds zero, else better or worse."""
 
 
 _PARTS = {"shifts": "shift", "corrupted": "corrupted", "ood": "ood"}
 
 
 def summary_csv(groups: Sequence[Group]) -> str:
-    """One row for each method, size, metric and part; numbers in full, empty where there is none."""
+    """A row for each method, size, metric and part; numbers in full, empty where there is none."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()

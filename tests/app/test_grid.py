@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from small_runs import assert_one_sentence
 
 from shoal.app import grid as grids
 from shoal.app.build import make_data
@@ -26,7 +27,6 @@ from shoal.core.files import write_text
 from shoal.core.lock import FolderLock
 from shoal.interaction import methods
 from shoal.prediction.statistics import mean_and_error, paired_difference
-from small_runs import assert_one_sentence
 
 CHANGES = ["model.hidden=[8]", "members=2", "steps=6", "data.points=10", "strength=none"]
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from small_runs import assert_one_sentence
 
 import shoal
 from shoal.app import jobs
@@ -20,14 +21,15 @@ from shoal.app.jobs import pool
 from shoal.app.jobs.messages import cell_of, cell_order, error_of, first_order, task_of
 from shoal.app.variants import Variant, parse_variants
 from shoal.core.errors import DataError, PeerLost, ShoalWarning, StorageError
-from small_runs import assert_one_sentence
 
 CHANGES = ["model.hidden=[8]", "members=2", "batch_size=64"]
 NUMBERS = ("results.csv", "summary.csv")
 
 
 def grid_of(folder, *changes, methods="ensemble,kde:100", seeds=2, name="digits"):
-    grid = Grid(load_config(name, [*CHANGES, *changes]), folder, parse_variants(methods), (2,), seeds)
+    grid = Grid(
+        load_config(name, [*CHANGES, *changes]), folder, parse_variants(methods), (2,), seeds
+    )
     check_grid(grid, make_data(grid.config))
     return grid
 
@@ -59,9 +61,7 @@ def test_what_is_done_is_not_done_again(tmp_path):
 
 def test_a_run_that_comes_to_nothing_does_not_stop_the_others(tmp_path):
     wild = ["optimizer=sgd", "temperature=1e15", "steps=6", "data.points=10", "strength=none"]
-    grid = grid_of(
-        tmp_path, *wild, methods="kde:1e15,ensemble", seeds=1, name="toy-classification"
-    )
+    grid = grid_of(tmp_path, *wild, methods="kde:1e15,ensemble", seeds=1, name="toy-classification")
     with pytest.warns(ShoalWarning, match="stopped being finite"):
         failed = jobs.run_jobs(grid, 2)
     assert list(failed) == [Cell(Variant("kde", 1e15), 2, 0)]
@@ -164,8 +164,10 @@ def test_a_grid_killed_twice_ends_with_the_numbers_of_one_left_alone(tmp_path, l
         victim = start_in(tmp_path, *more)
         # only once this process has itself taken steps that a kill would lose
         wait_until(
-            lambda known=known, done=done: set(begun(tmp_path)) - known
-            or len(list((tmp_path / "grid").glob("*/scores.json"))) > done,
+            lambda known=known, done=done: (
+                set(begun(tmp_path)) - known
+                or len(list((tmp_path / "grid").glob("*/scores.json"))) > done
+            ),
             victim,
         )
         victim.send_signal(signal.SIGKILL)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from small_runs import assert_one_sentence
 
 import shoal
 from shoal.core.errors import ConfigError
@@ -20,7 +21,6 @@ from shoal.training.optim import (
     schedules,
     set_learning_rate,
 )
-from small_runs import assert_one_sentence
 
 pytestmark = pytest.mark.usefixtures("double")
 

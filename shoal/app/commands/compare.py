@@ -16,6 +16,7 @@ from shoal.app.outcome import Outcome, counted
 from shoal.app.resident import resident
 from shoal.app.story import Group, tell
 from shoal.app.summary import summary_csv
+from shoal.app.sweep import growth_sentence, strength_sentence, sweeps
 from shoal.app.threads import set_threads
 from shoal.app.ticker import Ticker
 from shoal.app.variants import parse_strengths, parse_variants, swept
@@ -116,8 +117,10 @@ def _line(grid: Grid, cell: Cell) -> str:
 def _outcome(
     groups: list[Group], failed: dict[Cell, ShoalError], written: dict[str, str]
 ) -> Outcome:
-    notes = _notes(groups)
+    notes, answers = _notes(groups), _answers(groups)
     text = [comparison_text(groups)]
+    if answers:
+        text.append("\n".join(answers))
     if notes:
         text.append("\n".join(f"{label}: {note}" for label, note in notes.items()))
     if failed:
@@ -127,12 +130,23 @@ def _outcome(
     text.append("\n".join(f"{what:8}{path}" for what, path in written.items()))
     value = {
         "groups": comparison_value(groups),
+        "answers": answers,
         "notes": notes,
         "failed": {cell.name: str(why) for cell, why in failed.items()},
         **written,
     }
     status = max((why.exit_status for why in failed.values()), default=0)
     return Outcome("\n\n".join(text), value, status)
+
+
+def _answers(groups: list[Group]) -> list[str]:
+    """What the strengths and the sizes say, where there are several."""
+    found, measure = sweeps(groups), Measure("nll")
+    size = max((sweep.members for sweep in found), default=0)
+    largest = [sweep for sweep in found if sweep.members == size]
+    told = [strength_sentence(largest, groups, measure)] if largest else []
+    growth = growth_sentence(groups, measure)
+    return told + ([growth] if growth else [])
 
 
 def _notes(groups: list[Group]) -> dict[str, str]:
