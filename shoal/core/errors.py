@@ -4,7 +4,6 @@ __all__ = [
     "CheckpointCorrupt",
     "ConfigError",
     "DataError",
-    "FolderBusy",
     "PeerLost",
     "ShoalError",
     "ShoalWarning",
@@ -34,10 +33,6 @@ class StorageError(ShoalError, OSError):
     """A file or folder that cannot be read or written."""
 
     exit_status = 74
-
-
-class FolderBusy(StorageError):
-    """A folder that another process is writing to."""
 
 
 class PeerLost(ShoalError):

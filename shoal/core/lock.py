@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from shoal.core.disk import storage_errors
-from shoal.core.errors import FolderBusy, ShoalWarning
+from shoal.core.errors import ShoalWarning, StorageError
 
 try:
     import fcntl
@@ -35,7 +35,7 @@ class FolderLock:
     ...     with FolderLock(folder):
     ...         pass  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    shoal.core.errors.FolderBusy: ... is being written by process ...
+    shoal.core.errors.StorageError: ... is being written by process ...
     """
 
     def __init__(self, folder: Path | str) -> None:
@@ -74,7 +74,7 @@ class FolderLock:
                 return False
             self._descriptor = descriptor
         except BlockingIOError:
-            raise FolderBusy(self._refusal()) from None
+            raise StorageError(self._refusal()) from None
         except OSError as problem:
             if problem.errno not in _UNSUPPORTED:
                 raise

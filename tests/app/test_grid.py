@@ -22,7 +22,7 @@ from shoal.app.comparison import comparison_text, comparison_value, groups_of, r
 from shoal.app.config import load_config
 from shoal.app.grid import Cell, Grid, run_grid
 from shoal.app.variants import PUBLISHED, Variant, parse_strengths, parse_variants, swept
-from shoal.core.errors import ConfigError, DataError, FolderBusy
+from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.files import write_text
 from shoal.core.lock import FolderLock
 from shoal.interaction import methods
@@ -95,7 +95,7 @@ def test_the_longest_runs_come_first_within_a_seed(config, tmp_path):
 
 
 def test_two_cannot_run_one_grid_at_once(done, data):
-    with FolderLock(done.folder), pytest.raises(FolderBusy, match="is being written by"):
+    with FolderLock(done.folder), pytest.raises(StorageError, match="is being written by"):
         run_grid(done, data)
 
 

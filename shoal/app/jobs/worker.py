@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -14,7 +15,8 @@ from shoal.app.build import check_device, make_data
 from shoal.app.grid import Cell, Grid, run_cell
 from shoal.app.jobs.messages import cell_of, report, task_of
 from shoal.app.resident import resident
-from shoal.core.errors import DataError, FolderBusy, ShoalError, ShoalWarning
+from shoal.core.errors import DataError, ShoalError, ShoalWarning, StorageError
+from shoal.core.lock import FolderLock
 from shoal.data.dataset import Dataset
 
 __all__ = ["main"]
@@ -51,19 +53,22 @@ def main() -> None:
 
 def _obey(voice: TextIO, grid: Grid, cell: Cell, data: Dataset) -> None:
     try:
-        _run_when_free(grid, cell, data)
+        _wait_for(grid.place(cell))
+        run_cell(grid, cell, data)
     except DataError as error:
         _say(voice, "failed", str(error), type(error).__name__)
     else:
         _say(voice, "done")
 
 
-def _run_when_free(grid: Grid, cell: Cell, data: Dataset) -> None:
+def _wait_for(folder: Path) -> None:
+    """Until nobody writes to the folder of a run."""
     end = time.monotonic() + PATIENCE
-    while True:
+    while folder.is_dir():
         try:
-            return run_cell(grid, cell, data)
-        except FolderBusy:
+            with FolderLock(folder):
+                return
+        except StorageError:
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)
