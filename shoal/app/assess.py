@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from shoal.app.assessment import Assessment, load_assessment
 from shoal.app.corrupted import corrupted_means
 from shoal.core.errors import DataError
 from shoal.data.dataset import Dataset, Split
+from shoal.data.scaling import Scaling
 from shoal.prediction import Predictive, evaluate, metrics, predict
+from shoal.prediction.units import in_units
 
 __all__ = ["Assessment", "assess", "load_assessment", "recognised"]
 
@@ -42,33 +45,35 @@ def assess(
         gallery: how many images to keep at each end of disagreement, entropy and confidence.
         after: called with the name of each part that has been judged.
     """
-    if dataset.test is None or dataset.test.y is None:
+    scaling = dataset.scaling
+    known = None if dataset.test is None else _in_units(dataset.test, scaling)
+    if known is None or known.y is None:
         raise DataError(
             f"the data set '{dataset.name}' has no labelled test part to judge by; "
             f"give Dataset(..., test=Split(x, y))"
         )
-    test = predict(run, dataset.test)
-    judged = _in_units(dataset, evaluate(test, dataset.test.y))
-    scores: dict[str, Any] = {"test": judged, "shifts": {}, "ood": {}}
-    samples = _samples("test", test, dataset.test, gallery) | _members(test, dataset.test.y)
+    test = _answer(run, known, scaling)
+    scores: dict[str, Any] = {"test": evaluate(test, known.y), "shifts": {}, "ood": {}}
+    samples = _samples("test", test, known, gallery) | _members(test, known.y)
     counts = {"test": len(test)}
     for name, split in dataset.shifts.items():
-        part, pred = f"shift:{name}", predict(run, split)
+        split = _in_units(split, scaling)
+        part, pred = f"shift:{name}", _answer(run, split, scaling)
         counts[part] = len(pred)
-        told = {} if split.y is None else evaluate(pred, split.y)
-        scores["shifts"][name] = _in_units(dataset, told)
+        scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
         samples |= _thinned(_samples(part, pred, split, 0), KEPT // len(dataset.shifts))
         after(part)
     for name, split in dataset.ood.items():
-        part, pred = f"ood:{name}", predict(run, split)
+        part, pred = f"ood:{name}", _answer(run, split, scaling)
         counts[part] = len(pred)
         scores["ood"][name] = _told(test, pred)
         samples |= _samples(part, pred, Split(split.x), gallery)
-        samples |= _pooled(name, test, dataset.test.y, pred)
+        samples |= _pooled(name, test, known.y, pred)
         after(part)
     samples |= _training_points(dataset) | _plane(run, dataset)
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
+    samples = {name: tensor.cpu() for name, tensor in samples.items()}
     found = Assessment({"data": _described(dataset, test, counts), **scores}, samples)
     folder = getattr(run, "folder", None)
     if folder is not None:
@@ -76,9 +81,16 @@ def assess(
     return found
 
 
-def _in_units(dataset: Dataset, found: dict[str, float]) -> dict[str, float]:
-    """Scores in the units that the targets had before they were standardised."""
-    return found if dataset.scaling is None else dataset.scaling.scores(found)
+def _answer(run: Any, split: Split, scaling: Scaling | None) -> Predictive:
+    """What the run says about a part, in the units of the targets, where it was computed."""
+    return in_units(predict(run, split, keep=True), scaling)
+
+
+def _in_units(split: Split, scaling: Scaling | None) -> Split:
+    """The part with its targets in their own units."""
+    if scaling is None or split.y is None:
+        return split
+    return replace(split, y=scaling.original(split.y))
 
 
 def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:
@@ -176,7 +188,7 @@ def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tenso
     kept: dict[str, Tensor] = {}
     low, high = (float(end) for end in x.aminmax())
     for measure in MEASURES:
-        order = found[measure].argsort(stable=True)
+        order = found[measure].argsort(stable=True).to(x.device)
         for end, index in (("low", order[:count]), ("high", order.flip(0)[:count])):
             pixels = (x[index].float() - low) / max(high - low, 1e-12)
             kept[f"gallery/{measure}/{end}"] = (255 * pixels).round().to(torch.uint8)
@@ -202,6 +214,7 @@ def _training_points(dataset: Dataset) -> dict[str, Tensor]:
     if not flat or y is None or (y.ndim > 1 and y.shape[-1] > 1):
         return {}
     y = y.flatten()[:SHOWN]
+    y = y if dataset.scaling is None else dataset.scaling.original(y)
     points = x.reshape(len(x), -1)[:SHOWN].float()
     return {"train/x": points, "train/y": y.float() if y.is_floating_point() else y.long()}
 

@@ -9,36 +9,21 @@ from shoal.app.assess import assess
 from shoal.app.build import check_names, train
 from shoal.app.config import Config, make_config
 from shoal.app.toml import parse_toml
+from shoal.app.variants import Variant
 from shoal.core.disk import storage_errors
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.core.files import write_text
-from shoal.core.registry import nearest
+from shoal.core.lock import FolderLock
 from shoal.core.toml import to_toml
 from shoal.data.dataset import Dataset
 from shoal.inference.ensemble import Ensemble
+from shoal.interaction.estimators import waits_for_host
+from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import METHODS
 
-__all__ = ["Cell", "Grid", "Variant", "check_grid", "parse_variants", "run_grid"]
+__all__ = ["Cell", "Grid", "check_grid", "run_cell", "run_grid"]
 
 _FREE = ("members", "seed", "init_seed", "out", "device", "save_every")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A method, at its own strength or at another.
-
-    Attributes:
-        method: its name; "custom" for the repulsion that the config composes.
-        strength: factor of the repulsion; None leaves what the config says.
-    """
-
-    method: str
-    strength: float | None = None
-
-    @property
-    def label(self) -> str:
-        """What to type for it."""
-        return self.method if self.strength is None else f"{self.method}:{self.strength:g}"
 
 
 @dataclass(frozen=True)
@@ -85,6 +70,12 @@ class Grid:
             for variant in self.variants
         ]
 
+    @property
+    def queue(self) -> list[Cell]:
+        """What is not done, within each seed the longest first, so that jobs end together."""
+        waiting = [cell for cell in self.cells if not self.is_done(cell)]
+        return sorted(waiting, key=lambda cell: (cell.seed, -cell.members, not _slow(cell)))
+
     def place(self, cell: Cell) -> Path:
         """Folder of one run."""
         return self.folder / cell.name
@@ -103,38 +94,12 @@ class Grid:
         return make_config(self.config.table | changed, self.config.name)
 
 
-def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Methods separated by commas, each with a strength after a colon if wanted; or `all`.
-
-    >>> parse_variants("ensemble,kde:300")
-    (Variant(method='ensemble', strength=None), Variant(method='kde', strength=300.0))
-    """
-    if text == "all":
-        return tuple(Variant(name) for name in METHODS)
-    found = [_variant(word.strip()) for word in text.split(",") if word.strip()]
-    if not found:
-        raise ConfigError("name the methods to compare, as in --methods ensemble,kde, or 'all'")
-    return tuple(dict.fromkeys(found))
-
-
-def _variant(word: str) -> Variant:
-    name, colon, strength = word.partition(":")
-    if name not in METHODS and name != "custom":
-        raise ConfigError(f"there is no method called {name!r}; {nearest(name, METHODS)}")
-    if not colon:
-        return Variant(name)
-    try:
-        return Variant(name, float(strength))
-    except ValueError:
-        raise ConfigError(f"a strength is a number, as in {name}:300, not {strength!r}") from None
-
-
 def run_grid(
     grid: Grid,
     data: Dataset,
     after: Callable[[Cell], None] = lambda cell: None,
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
-) -> dict[Cell, str]:
+) -> dict[Cell, ShoalError]:
     """Train and judge what is not done yet; a run that was stopped goes on where it was.
 
     Args:
@@ -147,18 +112,33 @@ def run_grid(
         The runs that came to nothing, and why; the others have their scores in their folders.
     """
     check_grid(grid, data)
-    failed: dict[Cell, str] = {}
-    for cell in grid.cells:
-        if grid.is_done(cell):
-            continue
-        config, place = grid.config_of(cell), grid.place(cell)
-        try:
-            run = train(config, data, place, resume=True, progress=False, prepare=prepare)
-            assess(run, data)
-        except DataError as error:
-            failed[cell] = str(error)
-        after(cell)
+    failed: dict[Cell, ShoalError] = {}
+    with FolderLock(grid.folder):
+        for cell in grid.queue:
+            try:
+                run_cell(grid, cell, data, prepare)
+            except DataError as error:
+                failed[cell] = error
+            after(cell)
     return failed
+
+
+def run_cell(
+    grid: Grid,
+    cell: Cell,
+    data: Dataset,
+    prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+) -> None:
+    """Train one run, or what is left of it, and judge it; its scores complete it."""
+    config, place = grid.config_of(cell), grid.place(cell)
+    assess(train(config, data, place, resume=True, progress=False, prepare=prepare), data)
+
+
+def _slow(cell: Cell) -> bool:
+    """Its steps wait for the host, so that a GPU cannot replay them."""
+    method = METHODS.get(cell.variant.method)
+    flow = None if method is None or method.repulsion is None else method.repulsion.flow
+    return isinstance(flow, Wasserstein) and waits_for_host(flow.estimator)
 
 
 def check_grid(grid: Grid, data: Dataset) -> None:

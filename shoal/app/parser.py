@@ -84,8 +84,16 @@ def _parser(name: str) -> _Parser:
 
 
 def _threads(text: str) -> int:
+    return _count(text, "threads")
+
+
+def _jobs(text: str) -> int:
+    return _count(text, "jobs")
+
+
+def _count(text: str, what: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number of threads is 1 or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"a number of {what} is 1 or more, not {text!r}")
     return int(text)
 
 
@@ -98,6 +106,16 @@ def _machine(parser: argparse.ArgumentParser, device: bool = True) -> None:
     )
     if device:
         parser.add_argument("--device", help="where to compute, such as cpu or cuda")
+
+
+def _workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs",
+        type=_jobs,
+        default=1,
+        metavar="N",
+        help="processes that share the runs, each with 1 thread unless --threads says more (1)",
+    )
 
 
 def _config(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +132,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each method (3)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("-o", "--out", metavar="FOLDER", help="where to keep it (runs/demo)")
+    _workers(parser)
     _machine(parser, device=False)
 
 
@@ -148,12 +167,16 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         "--methods",
         metavar="A,B",
         help="methods, each with a strength after a colon if wanted, or 'all' "
-        "(the config's and the plain ensemble)",
+        "for the nine published ones (the config's and the plain ensemble)",
+    )
+    parser.add_argument(
+        "--strengths", metavar="A,B", help="each method that repels at each of these, as 1,10,100"
     )
     parser.add_argument("--sizes", metavar="M,N", help="numbers of members (the config's)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each (3)")
     parser.add_argument("-o", "--out", metavar="FOLDER", help="of all runs (runs/NAME)")
     parser.add_argument("--report", metavar="PAGE", help="also write a page, as page.html")
+    _workers(parser)
     _machine(parser)
 
 
@@ -223,10 +246,13 @@ VERBS = {
     "compare": Verb(
         "train methods, sizes and seeds, and compare them with error bars",
         "shoal compare digits --methods ensemble,kde,f-kde --sizes 1,5 --seeds 5\n"
-        "shoal compare digits --methods ensemble,kde,kde:300 epochs=20 --report page.html",
+        "shoal compare digits --methods ensemble,kde,kde:300 epochs=20 --report page.html\n"
+        "shoal compare digits --methods ensemble,kde,f-kde --strengths 1,10,100 --jobs 2\n"
+        "shoal compare mnist --methods all --sizes 1,5,9,13,17 --seeds 5 --device cuda --jobs 6",
         _compare,
         "\n\nRuns that are done are skipped and one that was stopped goes on, so the same command\n"
-        "can be typed again at any time.",
+        "can be typed again at any time. results.csv has every run, summary.csv means over the\n"
+        "seeds with standard errors and paired differences to the plain ensemble.",
     ),
     "report": Verb(
         "write one page about one or several runs",

@@ -1,9 +1,11 @@
 """Progress over many runs or parts of data: a bar on a terminal, one line each elsewhere."""
 
 import sys
+import time
 from types import TracebackType
 from typing import Any, Self
 
+from shoal.app.words import seconds
 from shoal.data.dataset import Dataset
 
 __all__ = ["Ticker", "parts_ticker"]
@@ -22,6 +24,7 @@ class Ticker:
 
     def __init__(self, total: int, done: int = 0, show: bool = True) -> None:
         self.total, self.done, self.show = total, done, show
+        self._started, self._before = time.monotonic(), done
         self._bar: Any = _bar(total, done) if show and sys.stderr.isatty() else None
 
     def __enter__(self) -> Self:
@@ -47,7 +50,15 @@ class Ticker:
             self._bar.advance(0)
             self._bar.console.print(text, highlight=False)
         elif self.show:
-            print(text, file=sys.stderr, flush=True)
+            print(f"{text}{self._left()}", file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        """How long the others will take, if they are like those so far; the bar says it itself."""
+        waiting = self.total - self.done
+        if waiting == 0:
+            return ""
+        each = (time.monotonic() - self._started) / (self.done - self._before)
+        return f"; {seconds(waiting * each)} left"
 
 
 def parts_ticker(data: Dataset, quiet: bool) -> Ticker:

@@ -4,6 +4,7 @@ __all__ = [
     "CheckpointCorrupt",
     "ConfigError",
     "DataError",
+    "PeerLost",
     "ShoalError",
     "ShoalWarning",
     "StorageError",
@@ -32,6 +33,12 @@ class StorageError(ShoalError, OSError):
     """A file or folder that cannot be read or written."""
 
     exit_status = 74
+
+
+class PeerLost(ShoalError):
+    """A process that worked for this one and died."""
+
+    exit_status = 75
 
 
 class CheckpointCorrupt(StorageError):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
+from shoal.core.remember import recalled
 
 __all__ = ["as_inputs", "as_targets", "check_labels"]
 
@@ -97,7 +98,7 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 def _tensor(value: Any, name: str) -> Tensor:
     if isinstance(value, Tensor):
-        return _plain(value.detach(), name)
+        return _plain(value.detach() if value.requires_grad else value, name)
     if _is_tensors(value):
         try:
             return _plain(torch.stack([row.detach() for row in value]), name)
@@ -140,10 +141,9 @@ def _plain(tensor: Tensor, name: str) -> Tensor:
 
 def _finite(raw: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     converted = raw.to(dtype)
-    finite = converted.isfinite()
-    if finite.all():
+    if _all_finite(converted):
         return converted
-    bad = ~finite
+    bad = ~converted.isfinite()
     place = bad.nonzero()[0].tolist()
     first = float(raw[tuple(place)])
     count = int(bad.sum())
@@ -153,6 +153,11 @@ def _finite(raw: Tensor, dtype: torch.dtype, name: str) -> Tensor:
         f"{name} has {values} not finite in {str(dtype).removeprefix('torch.')}, "
         f"the first at {where}, {first:g}; remove or replace such points"
     )
+
+
+@recalled
+def _all_finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
 
 
 def _is_tensors(value: object) -> bool:

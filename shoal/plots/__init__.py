@@ -12,6 +12,7 @@ from shoal.plots.doubt import accuracy_confidence, uncertainty, uncertainty_by_s
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, forces, loss
 from shoal.plots.registry import plot, registry
+from shoal.plots.strength import strength
 from shoal.plots.style import COLOURS, look
 from shoal.plots.svg import svg
 from shoal.plots.toys import band, parity, particles, plane
@@ -42,6 +43,7 @@ __all__ = [
     "reliability",
     "severity",
     "sizes",
+    "strength",
     "svg",
     "uncertainty",
     "uncertainty_by_size",

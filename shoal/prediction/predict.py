@@ -29,6 +29,7 @@ def predict(
     device: str | torch.device | None = None,
     likelihood: Likelihood | None = None,
     load: Callable[[Path], Any] | None = None,
+    keep: bool = False,
 ) -> Predictive:
     """What the members of `source` say about the inputs `x`.
 
@@ -42,6 +43,7 @@ def predict(
         device: where to compute; None stays where the ensemble is.
         likelihood: what the outputs mean; None takes the run's, or `Categorical` for an ensemble.
         load: how to open a run folder when `source` is a path.
+        keep: leave the prediction on the GPU that made it, where its metrics are computed sooner.
 
     Returns:
         The prediction, its members on the CPU in single or double precision.
@@ -55,7 +57,7 @@ def predict(
             f"predict needs an Ensemble, a Run or a run folder, not {type(source).__name__}"
         )
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
-    with torch.no_grad(), _ready(ensemble, device) as call:
+    with torch.no_grad(), _ready(ensemble, device, keep) as call:
         outputs = [call(batch) for batch in _batches(x, batch_size, ensemble.dtype)]
     if not outputs:
         raise DataError("there is nothing to predict: x holds no inputs")
@@ -78,6 +80,7 @@ def _opened(source: Any, load: Callable[[Path], Any] | None) -> Any:
 def _ready(
     ensemble: Any,
     device: str | torch.device | None,
+    keep: bool,
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """The ensemble in evaluation mode, as a function of one batch; its mode comes back after."""
     there = torch.device(ensemble.device if device is None else device)
@@ -86,7 +89,9 @@ def _ready(
     training = placed.training
 
     def call(x: Tensor) -> Tensor:
-        outputs = placed(x.to(there)).cpu()
+        outputs = placed(x.to(there))
+        # metrics sum in double precision, which only this kind of GPU has
+        outputs = outputs if keep and there.type == "cuda" else outputs.cpu()
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
     placed.train(False)
@@ -116,7 +121,7 @@ def _batches(x: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
 
 def _sound(members: Tensor, alive: Tensor) -> Tensor:
     """Which members to keep [M]: alive, and with outputs that are numbers (a -inf logit is one)."""
-    sound = alive.cpu() & (members < torch.inf).flatten(1).all(-1)
+    sound = alive.to(members.device) & (members < torch.inf).flatten(1).all(-1)
     if not sound.any():
         raise DataError(
             f"none of the {len(sound)} members is alive, so there is nothing to predict with; "

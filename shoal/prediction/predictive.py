@@ -176,8 +176,7 @@ class Predictive:
     def member_probs(self) -> Tensor:
         """Class probabilities of each member [M, B, C]."""
         self._only("classification", "class probabilities", "mean, variance or log_prob")
-        likelihood: Any = self.likelihood
-        return likelihood.probs(self.members)
+        return self._member_probs
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the target under each member, both [M, B, K]."""
@@ -190,6 +189,11 @@ class Predictive:
         if self.weights is None:
             return values.mean(0)
         return torch.tensordot(self.weights.to(values.dtype), values, 1)
+
+    @cached_property
+    def _member_probs(self) -> Tensor:
+        likelihood: Any = self.likelihood
+        return likelihood.probs(self.members)
 
     @cached_property
     def _entropy(self) -> Tensor:

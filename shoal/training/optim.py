@@ -20,6 +20,7 @@ __all__ = [
     "FlatThenLinear",
     "Linear",
     "Schedule",
+    "Stairs",
     "Steps",
     "clip_members",
     "make_optimizer",
@@ -165,6 +166,31 @@ class Steps:
     def __call__(self, step: int, steps: int) -> float:
         """factor ** (falls so far)."""
         return self.factor ** sum(step >= share * steps for share in self.at)
+
+
+@schedules.register("stairs")
+@dataclass(frozen=True)
+class Stairs:
+    """Equal flights: falls by `factor` from each flight to the next, such as every epoch.
+
+    Attributes:
+        flights: how many.
+        factor: of each fall.
+    """
+
+    flights: int = 10
+    factor: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.flights < 1 or not self.factor > 0:
+            raise ConfigError(
+                f"stairs need at least 1 flight and a positive factor, not {self.flights} and "
+                f"{self.factor}"
+            )
+
+    def __call__(self, step: int, steps: int) -> float:
+        """factor ** (flight, from 0)."""
+        return self.factor ** (self.flights * step // max(steps, 1))
 
 
 @schedules.register("exponential")

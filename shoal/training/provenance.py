@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.remember import recalled
 from shoal.data.sources import ArrayBatches, LoaderBatches
 
 __all__ = ["digest", "provenance"]
@@ -39,11 +40,21 @@ def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
     """SHA-256 of the training tensors; None for a loader, which may differ at every reading."""
     if isinstance(batches, LoaderBatches):
         return None
-    total = hashlib.sha256()
-    for tensor in (batches.x, batches.y):
-        total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-        total.update(_bytes(tensor))
+    total = _begun(batches.x).copy()
+    _add(total, batches.y)
     return total.hexdigest()
+
+
+@recalled
+def _begun(x: Tensor) -> Any:
+    total = hashlib.sha256()
+    _add(total, x)
+    return total
+
+
+def _add(total: Any, tensor: Tensor) -> None:
+    total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+    total.update(_bytes(tensor))
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -1,7 +1,7 @@
 """What `assess` keeps equals what the metrics say directly."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +255,17 @@ def test_classes_in_the_plane_get_a_map_of_their_entropy():
     assert up[-1] > x[:, 1].max()
     corner = predict(run, torch.stack([across[3], up[7]]).unsqueeze(0)).entropy()
     torch.testing.assert_close(entropy[7, 3], corner[0])
+
+
+def test_standardised_targets_are_judged_in_their_own_units():
+    x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+    z, scaling = x[:, 0] ** 2, Scaling(mean=100.0, std=7.0)
+    plain = Dataset("line", train=Split(x, z), test=Split(x, z), ood={"far": Split(9 + x)})
+    run = Trained(Ensemble.init(lambda: nn.Linear(1, 1), MEMBERS, seed=0), Gaussian(0.3))
+    bare, told = assess(run, plain), assess(run, replace(plain, scaling=scaling))
+    assert told.test["rmse"] == pytest.approx(7 * bare.test["rmse"], rel=1e-5)
+    assert told.test["nll"] == pytest.approx(bare.test["nll"] + math.log(7), rel=1e-5)
+    for name in ("test/mean", "test/y", "train/y"):
+        torch.testing.assert_close(told.samples[name], 100 + 7 * bare.samples[name])
+    torch.testing.assert_close(told.samples["test/stddev"], 7 * bare.samples["test/stddev"])
+    assert told.ood["far"]["auroc_variance"] == pytest.approx(bare.ood["far"]["auroc_variance"])

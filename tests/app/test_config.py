@@ -12,6 +12,9 @@ import shoal
 from shoal.app.build import check_names, default_folder, make_data, make_ensemble, train
 from shoal.app.config import KEYS, Config, experiments, load_config, make_config, summary
 from shoal.core.errors import ConfigError, ShoalError, StorageError
+from shoal.core.values import check_spec
+from shoal.data import registry as datasets
+from shoal.data.dataset import Dataset, Split
 from shoal.inference import priors
 from shoal.training.fit import fit
 
@@ -49,13 +52,38 @@ def test_the_defaults_are_those_of_fit():
             assert getattr(config, name) == argument.default, name
 
 
+def alike(*shape, classes=None):
+    """Data of the shape that a set has which would have to be downloaded."""
+    y = torch.zeros(2) if classes is None else torch.arange(2)
+    names = None if classes is None else tuple(map(str, range(classes)))
+    return Dataset("alike", Split(torch.zeros(2, *shape), y), classes=names)
+
+
+STAND_INS = {
+    "mnist": alike(1, 28, 28, classes=10),
+    "fashion-mnist": alike(1, 28, 28, classes=10),
+    "uci": alike(8),
+}
+
+
 @pytest.mark.parametrize("name", experiments())
 def test_every_experiment_can_be_built(name):
     config = load_config(name)
     check_names(config)
+    check_spec("data", config.data, datasets)
     assert config.name == name
-    assert make_ensemble(config, make_data(config)).members == config.members
+    source = config.data if isinstance(config.data, str) else config.data["name"]
+    data = STAND_INS[source] if source in STAND_INS else make_data(config)
+    assert make_ensemble(config, data).members == config.members
     assert summary(experiments()[name]).endswith(".")
+
+
+@pytest.mark.parametrize("name", [name for name in experiments() if name.endswith("-published")])
+def test_published_variants_are_legacy_or_plain_and_have_a_corrected_one(name):
+    published, corrected = load_config(name), load_config(name.removesuffix("-published"))
+    assert published.legacy or published.method == "ensemble"
+    assert not corrected.legacy
+    assert published.model == corrected.model
 
 
 # Overrides

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from small_runs import assert_one_sentence
 
 from shoal.app import grid as grids
 from shoal.app.build import make_data
@@ -19,10 +20,12 @@ from shoal.app.cli import main
 from shoal.app.commands import compare, demo
 from shoal.app.comparison import comparison_text, comparison_value, groups_of, results_csv
 from shoal.app.config import load_config
-from shoal.app.grid import Cell, Grid, Variant, parse_variants, run_grid
-from shoal.core.errors import ConfigError, DataError
+from shoal.app.grid import Cell, Grid, run_grid
+from shoal.app.variants import PUBLISHED, Variant, parse_strengths, parse_variants, swept
+from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.files import write_text
-from shoal.interaction.methods import METHODS
+from shoal.core.lock import FolderLock
+from shoal.interaction import methods
 from shoal.prediction.statistics import mean_and_error, paired_difference
 
 CHANGES = ["model.hidden=[8]", "members=2", "steps=6", "data.points=10", "strength=none"]
@@ -65,9 +68,35 @@ def test_a_cell_is_the_config_with_its_own_method_size_and_seed(config, tmp_path
 
 
 def test_variants():
-    assert [variant.method for variant in parse_variants("all")] == list(METHODS)
+    assert [variant.method for variant in parse_variants("all")] == list(PUBLISHED)
+    assert len(PUBLISHED) == 9 and all(len(methods.get(name).cite) for name in PUBLISHED)
     assert parse_variants(" kde , kde,kde:1e3") == (Variant("kde"), Variant("kde", 1000.0))
     assert parse_variants("kde:1e3")[0].label == "kde:1000"
+
+
+def test_strengths_are_swept_for_what_repels():
+    variants = parse_variants("ensemble,kde,f-kde:7,custom")
+    labels = [variant.label for variant in swept(variants, parse_strengths("1,10,10"))]
+    assert labels == ["ensemble", "kde:1", "kde:10", "f-kde:7", "custom:1", "custom:10"]
+
+
+@pytest.mark.parametrize("text", ["", "1,x", "0", "-1", "inf", "nan", "1,,2"])
+def test_strengths_are_positive_numbers(text):
+    with pytest.raises(ConfigError) as error:
+        parse_strengths(text)
+    assert_one_sentence(error.value, "--strengths 1,10,100", repr(text))
+
+
+def test_the_longest_runs_come_first_within_a_seed(config, tmp_path):
+    grid = Grid(config, tmp_path, parse_variants("ensemble,ssge"), (1, 5), 2)
+    names = [cell.name for cell in grid.queue]
+    assert names[:4] == ["ssge-m5-s0", "ensemble-m5-s0", "ssge-m1-s0", "ensemble-m1-s0"]
+    assert sorted(names) == sorted(cell.name for cell in grid.cells)
+
+
+def test_two_cannot_run_one_grid_at_once(done, data):
+    with FolderLock(done.folder), pytest.raises(StorageError, match="is being written by"):
+        run_grid(done, data)
 
 
 def test_a_composition_of_ones_own_can_be_compared(config, data, tmp_path):
@@ -117,7 +146,7 @@ def test_a_run_that_comes_to_nothing_does_not_stop_the_others(config, data, tmp_
     grid = Grid(wild, tmp_path, parse_variants("kde:1e15,ensemble"), (2,), 1)
     failed = run_grid(grid, data)
     assert list(failed) == [Cell(Variant("kde", 1e15), 2, 0)]
-    assert "no member is finite" in failed[grid.cells[0]]
+    assert "no member is finite" in str(failed[grid.cells[0]])
     assert [group.label for group in groups_of(grid)] == ["ensemble"]
 
 

@@ -52,6 +52,7 @@ EXAMPLES = {
     "severity": (CURVES, "accuracy", "rotated"),
     "sizes": (CURVES, "accuracy"),
     "heatmap": ({"kde": {1: 0.9, 5: 0.95}, "sge": {5: 0.91}}, "accuracy", "higher", True),
+    "strength": (CURVES, "accuracy", {"kde": 5.0}, (0.75, math.nan)),
     "comparison": (ROW, "accuracy", "higher"),
     "pairwise": (metrics.pairwise_disagreement(PRED),),
     "members": ({"kde": (torch.tensor([0.9, 0.8]), torch.tensor([0.05, 0.1]))},),
@@ -156,6 +157,17 @@ def test_curves_have_their_values_and_error_bars():
     np.testing.assert_allclose(kde.lines[0].get_xydata()[:, 1], CURVES["kde"].mean)
     lengths = [np.ptp(segment[:, 1]) for segment in kde.lines[2][0].get_segments()]
     np.testing.assert_allclose(lengths, [0.02, 0.04, 0.0], atol=1e-12)
+
+
+def test_strengths_are_logarithmic_and_a_cross_stands_where_accuracy_falls():
+    axes = plots.strength(CURVES, "accuracy", {"kde": 5.0}, (0.75, 0.02)).axes[0]
+    assert axes.get_xscale() == "log"
+    (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]
+    ((place, height),) = cross.get_xydata()
+    assert height == 0.9 and abs(math.log(place / 5.0)) < 0.1
+    (band,) = axes.patches
+    low, high = band.get_window_extent().transformed(axes.transData.inverted()).intervaly
+    np.testing.assert_allclose((low, high), (0.73, 0.77))
 
 
 def test_a_share_is_shown_in_per_cent():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from small_runs import assert_one_sentence
 
 import shoal
 from shoal.core.errors import ConfigError
@@ -12,6 +13,7 @@ from shoal.training.optim import (
     Exponential,
     FlatThenLinear,
     Linear,
+    Stairs,
     Steps,
     clip_members,
     make_optimizer,
@@ -157,6 +159,8 @@ def test_a_schedule_ends_at_its_floor(schedule):
     floor = getattr(schedule, "floor", None)
     if isinstance(schedule, Steps):
         floor = schedule.factor ** len(schedule.at)
+    if isinstance(schedule, Stairs):
+        floor = schedule.factor**schedule.flights
     assert math.isclose(schedule(1000, 1000), floor, abs_tol=1e-12)
 
 
@@ -178,6 +182,27 @@ def test_linear():
 def test_steps():
     factors = [Steps()(step, 8) for step in range(8)]
     assert factors == [1.0] * 4 + [0.1] * 2 + [0.1**2] * 2
+
+
+def test_stairs_are_what_torch_calls_an_exponential_rate_by_epochs():
+    """A factor each epoch, 15 epochs of 7 steps."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.8)
+    schedule = Stairs(flights=15, factor=0.8)
+    for epoch in range(15):
+        for step in range(7):
+            found = schedule(7 * epoch + step, 15 * 7)
+            assert math.isclose(found, optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("settings", [{"flights": 0}, {"factor": 0.0}, {"factor": -1.0}])
+def test_stairs_need_flights_and_a_factor(settings):
+    with pytest.raises(ConfigError) as error:
+        Stairs(**settings)
+    assert_one_sentence(error.value, "at least 1 flight and a positive factor")
 
 
 def test_exponential():

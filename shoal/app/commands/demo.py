@@ -7,8 +7,9 @@ from pathlib import Path
 
 from shoal.app.commands.compare import compare
 from shoal.app.config import load_config
-from shoal.app.grid import Grid, parse_variants
+from shoal.app.grid import Grid
 from shoal.app.outcome import Outcome
+from shoal.app.variants import parse_variants
 
 __all__ = ["METHODS", "run"]
 

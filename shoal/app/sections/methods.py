@@ -8,6 +8,7 @@ from shoal.app import sentences
 from shoal.app.blocks import Block, Cell, Fold, Heading, Picture, Remark, Section, Table, section
 from shoal.app.measures import Measure, against_baseline, baseline, measures
 from shoal.app.story import Group, Story
+from shoal.app.strength_blocks import strength_blocks
 from shoal.app.words import number, plus_minus
 from shoal.prediction.statistics import Difference
 
@@ -26,7 +27,8 @@ def which(story: Story) -> Section:
         return Section("Which method, how many members?", line, [table])
     blocks: list[Block] = [_table(story, columns), *_differences(story, columns)]
     judged = [m for m in columns if m.better in ("lower", "higher")]
-    blocks += _pictures(story, [m for m in judged if m.key in _DRAWN])
+    drawn = [m for m in judged if m.key in _DRAWN]
+    blocks += [*_pictures(story, drawn), *strength_blocks(story, drawn)]
     rest = _pictures(story, [m for m in judged if m.key not in _DRAWN])
     if rest:
         blocks.append(Fold("The other numbers, drawn", rest))

@@ -1,0 +1,142 @@
+"""Methods at several strengths: what more repulsion brings, and where it begins to cost."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.app.flatten import flat, plain
+from shoal.app.measures import Measure, against_baseline
+from shoal.app.sentences import verdict
+from shoal.app.story import Group
+from shoal.app.words import joined, number
+from shoal.prediction.statistics import Difference, paired_difference
+from shoal.training.history import NEGLIGIBLE
+
+__all__ = ["Sweep", "growth_sentence", "negligible", "strength_sentence", "sweeps"]
+
+_OWN = ("strength", "seed", "init_seed")
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One method and size at several strengths.
+
+    Attributes:
+        method: its name.
+        members: how many.
+        groups: the runs by strength, ascending.
+    """
+
+    method: str
+    members: int
+    groups: Mapping[float, Group]
+
+    def falls(self, groups: Sequence[Group]) -> float | None:
+        """The first strength that is less accurate than the plain ensemble by more than noise."""
+        for strength, group in self.groups.items():
+            for measure in (Measure("accuracy"), Measure("rmse")):
+                found = against_baseline(measure, group, groups)
+                if found is not None and verdict(found[0], measure.better) == "worse":
+                    return strength
+        return None
+
+
+def sweeps(groups: Sequence[Group]) -> list[Sweep]:
+    """Every method and size that ran at more than one strength, all else being equal."""
+    found: dict[tuple[str, int, str], dict[float, Group]] = {}
+    for group in groups:
+        first, strength = group.first, group.first.config.get("strength")
+        if strength is None:
+            continue
+        words = {k: v for k, v in flat(plain(first.config)).items() if k not in _OWN}
+        key = first.method, group.members, repr(sorted(words.items()))
+        found.setdefault(key, {})[float(strength)] = group
+    return [
+        Sweep(method, members, dict(sorted(by_strength.items())))
+        for (method, members, _), by_strength in found.items()
+        if len(by_strength) > 1
+    ]
+
+
+def negligible(group: Group) -> bool:
+    """Its members pushed each other too little to matter, in the typical run and epoch."""
+    ratios = sorted(entry.ratio for entry in group.entries if math.isfinite(entry.ratio))
+    return not ratios or ratios[len(ratios) // 2] < NEGLIGIBLE
+
+
+def strength_sentence(found: Sequence[Sweep], groups: Sequence[Group], measure: Measure) -> str:
+    """Whether repulsion that is not negligible beats the plain ensemble before accuracy falls."""
+    if all(len(group.entries) < 2 for sweep in found for group in sweep.groups.values()):
+        return "One seed a strength says nothing about the noise; `--seeds 5` does."
+    words: dict[str, list[str]] = {"beats": [], "equals": [], "idle": []}
+    falling = []
+    for sweep in found:
+        limit = sweep.falls(groups)
+        falling += [] if limit is None else [f"{sweep.method} from strength {limit:g} on"]
+        active = {s: g for s, g in sweep.groups.items() if not negligible(g)}
+        gain = _best_gain(active, groups, measure, limit)
+        if gain is not None:
+            best = f"{sweep.method} at strength {gain[0]:g} (by {number(abs(gain[1]))})"
+            words["beats"].append(best)
+        else:
+            words["equals" if active else "idle"].append(sweep.method)
+    return f"{_gains(measure, words)} {_falls(falling)}"
+
+
+def _gains(measure: Measure, words: Mapping[str, list[str]]) -> str:
+    parts = {
+        "beats": "{} beats the plain ensemble before accuracy falls",
+        "equals": "no strength of {} that is not negligible does so by more than noise",
+        "idle": "{} was negligible at every strength",
+    }
+    told = [parts[kind].format(joined(names)) for kind, names in words.items() if names]
+    return f"In {measure.title}, {'; '.join(told)}."
+
+
+def _falls(falling: Sequence[str]) -> str:
+    if not falling:
+        return "Accuracy falls at none of the strengths."
+    return f"Accuracy falls below that of the plain ensemble for {joined(falling)}."
+
+
+def _best_gain(
+    active: Mapping[float, Group], groups: Sequence[Group], measure: Measure, limit: float | None
+) -> tuple[float, float] | None:
+    """Strength and difference where the gain over the plain ensemble is largest and no noise."""
+    gains = {}
+    for strength, group in active.items():
+        found = against_baseline(measure, group, groups)
+        if found is None or (limit is not None and strength >= limit):
+            continue
+        if verdict(found[0], measure.better) == "better":
+            gains[strength] = found[0].difference
+    best = max(gains, key=lambda strength: abs(gains[strength]), default=None)
+    return None if best is None else (best, gains[best])
+
+
+def growth_sentence(groups: Sequence[Group], measure: Measure) -> str:
+    """Whether methods whose repulsion is not negligible improve from few members to many.
+
+    Seeds are the pairs. Empty where no such method ran with two sizes of more than one member.
+    """
+    words: dict[str, list[str]] = {"better": [], "equal": [], "worse": []}
+    for label in dict.fromkeys(group.label for group in groups):
+        same = [g for g in groups if g.label == label and g.members > 1 and not negligible(g)]
+        same.sort(key=lambda group: group.members)
+        if len(same) > 1:
+            word = verdict(_change(same[0], same[-1], measure), measure.better)
+            span = f"{label} ({same[0].members} to {same[-1].members} members)"
+            words.setdefault(word, []).append(span)
+    verbs = {"better": "improves", "equal": "stays equal within noise", "worse": "worsens"}
+    told = [f"{verb} for {joined(words[word])}" for word, verb in verbs.items() if words[word]]
+    if not told:
+        return ""
+    return f"With repulsion that is not negligible, {measure.title} {'; '.join(told)}."
+
+
+def _change(few: Group, many: Group, measure: Measure) -> Difference:
+    before, after = few.values(measure), many.values(measure)
+    seeds = [seed for seed in after if seed in before]
+    if not seeds:
+        return Difference(math.nan, math.nan, math.nan)
+    return paired_difference([after[s] for s in seeds], [before[s] for s in seeds])

@@ -1,0 +1,34 @@
+"""Progress over many runs, where there is no terminal."""
+
+import pytest
+
+from shoal.app import ticker
+from shoal.app.ticker import Ticker
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(ticker.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_time_left_is_that_of_as_many_runs_like_those_so_far(clock, capsys):
+    with Ticker(total=5, done=1) as progress:
+        clock[0] += 10.0
+        progress.tick("first")
+        clock[0] += 30.0
+        progress.tick("second")
+        clock[0] += 1.0
+        progress.tick("third")
+        progress.tick("fourth")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "2/5  first; 30.0 s left"
+    assert lines[1] == "3/5  second; 40.0 s left"
+    assert lines[-1] == "5/5  fourth"
+
+
+def test_quiet_is_quiet(capsys):
+    with Ticker(total=2, show=False) as progress:
+        progress.tick("first")
+    assert capsys.readouterr().err == ""
