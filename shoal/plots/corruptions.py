@@ -87,8 +87,10 @@ def contact_sheet(
     figure.set_layout_engine("none")
     axes.set_position((left, 0, 1 - left, high / (high + room)))
     axes.imshow(sheet, interpolation="none", aspect="auto")
-    axes.set_yticks([tall * (row + 0.5) for row in range(len(rows))], list(rows))
-    axes.set_xticks([wide * (column + 0.5) for column in range(len(columns))], list(columns))
+    axes.set_yticks([tall * row + (shape[2] - 1) / 2 for row in range(len(rows))], list(rows))
+    axes.set_xticks(
+        [wide * column + (shape[3] - 1) / 2 for column in range(len(columns))], list(columns)
+    )
     axes.tick_params(length=0, labelsize=10, top=False, labeltop=True, labelbottom=False)
     axes.xaxis.set_label_position("top")
     axes.set(xlabel="severity", title=title)

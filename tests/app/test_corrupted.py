@@ -69,7 +69,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def pairs(data):
-    runs = [_run(method, seed) for method in ("kde", "ensemble") for seed in (0, 1)]
+    runs = [_run("kde", 0), _run("kde", 1), _run("ensemble", 0)]
     return [(run, assess(run, data)) for run in runs]
 
 
@@ -206,7 +206,6 @@ def test_the_page_draws_one_figure_a_metric_and_not_one_a_corruption(pairs):
     assert text.count("under corruption") == 2 * text.count("Accuracy under corruption")
     assert "severity (turned)" in text
     assert "severity (fog)" not in text
-    assert text.count("<figure>") < 20
     assert "jpeg-compression" in text
 
 
