@@ -17,7 +17,7 @@ from shoal.core.lock import FolderLock
 from shoal.core.toml import to_toml
 from shoal.data.dataset import Dataset
 from shoal.inference.ensemble import Ensemble
-from shoal.interaction.estimators import waits_for_host
+from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import METHODS
 
@@ -135,10 +135,10 @@ def run_cell(
 
 
 def _slow(cell: Cell) -> bool:
-    """Its steps wait for the host, so that a GPU cannot replay them."""
+    """Its steps need eigenpairs, which take longer than the rest of a small network's step."""
     method = METHODS.get(cell.variant.method)
     flow = None if method is None or method.repulsion is None else method.repulsion.flow
-    return isinstance(flow, Wasserstein) and waits_for_host(flow.estimator)
+    return isinstance(flow, Wasserstein) and needs_eigenpairs(flow.estimator)
 
 
 def check_grid(grid: Grid, data: Dataset) -> None:
