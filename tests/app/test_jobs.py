@@ -20,6 +20,7 @@ from shoal.app.grid import Cell, Grid, check_grid, run_grid
 from shoal.app.jobs import pool
 from shoal.app.jobs.messages import cell_of, cell_order, error_of, first_order, task_of
 from shoal.app.variants import Variant, parse_variants
+from shoal.core.checkpoints import steps
 from shoal.core.errors import DataError, PeerLost, ShoalWarning, StorageError
 
 CHANGES = ["model.hidden=[8]", "members=2", "batch_size=64"]
@@ -134,7 +135,7 @@ def begun(folder):
     return [
         run
         for run in (folder / "grid").glob("*-s*")
-        if list(run.glob("checkpoints/*/*.json")) and not (run / "scores.json").exists()
+        if steps(run / "checkpoints") and not (run / "scores.json").exists()
     ]
 
 
