@@ -8,7 +8,7 @@ from shoal.app.flatten import flat, plain
 from shoal.app.measures import Measure, against_baseline
 from shoal.app.sentences import verdict
 from shoal.app.story import Group
-from shoal.app.words import joined, number
+from shoal.app.words import joined
 from shoal.prediction.statistics import Difference, paired_difference
 from shoal.training.history import NEGLIGIBLE
 
@@ -76,7 +76,7 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[Group], measure: 
         active = {s: g for s, g in sweep.groups.items() if not negligible(g)}
         gain = _best_gain(active, groups, measure, limit)
         if gain is not None:
-            best = f"{sweep.method} at strength {gain[0]:g} (by {number(abs(gain[1]))})"
+            best = f"{sweep.method} at strength {gain[0]:g} (by {abs(gain[1]):.2g})"
             words["beats"].append(best)
         else:
             words["equals" if active else "idle"].append(sweep.method)
@@ -84,8 +84,9 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[Group], measure: 
 
 
 def _gains(measure: Measure, words: Mapping[str, list[str]]) -> str:
+    verb = "beats" if len(words["beats"]) == 1 else "beat"
     parts = {
-        "beats": "{} beats the plain ensemble before accuracy falls",
+        "beats": f"{{}} {verb} the plain ensemble before accuracy falls",
         "equals": "no strength of {} that is not negligible does so by more than noise",
         "idle": "{} was negligible at every strength",
     }
@@ -95,7 +96,7 @@ def _gains(measure: Measure, words: Mapping[str, list[str]]) -> str:
 
 def _falls(falling: Sequence[str]) -> str:
     if not falling:
-        return "Accuracy falls at none of the strengths."
+        return "Accuracy falls by more than noise at none of the strengths."
     return f"Accuracy falls below that of the plain ensemble for {joined(falling)}."
 
 
@@ -120,18 +121,22 @@ def growth_sentence(groups: Sequence[Group], measure: Measure) -> str:
     Seeds are the pairs. Empty where no such method ran with two sizes of more than one member.
     """
     words: dict[str, list[str]] = {"better": [], "equal": [], "worse": []}
+    spans: dict[str, str] = {}
     for label in dict.fromkeys(group.label for group in groups):
         same = [g for g in groups if g.label == label and g.members > 1 and not negligible(g)]
         same.sort(key=lambda group: group.members)
         if len(same) > 1:
             word = verdict(_change(same[0], same[-1], measure), measure.better)
-            span = f"{label} ({same[0].members} to {same[-1].members} members)"
-            words.setdefault(word, []).append(span)
+            words.setdefault(word, []).append(label)
+            spans[label] = f"{same[0].members} to {same[-1].members} members"
     verbs = {"better": "improves", "equal": "stays equal within noise", "worse": "worsens"}
     told = [f"{verb} for {joined(words[word])}" for word, verb in verbs.items() if words[word]]
     if not told:
         return ""
-    return f"With repulsion that is not negligible, {measure.title} {'; '.join(told)}."
+    reach = joined(list(dict.fromkeys(spans.values())))
+    return (
+        f"From {reach}, with repulsion that is not negligible, {measure.title} {'; '.join(told)}."
+    )
 
 
 def _change(few: Group, many: Group, measure: Measure) -> Difference:

@@ -78,7 +78,7 @@ def test_the_sentence_names_gains_before_the_fall_alone(groups):
 def test_where_nothing_falls_that_is_said():
     groups = [group("ensemble"), group("kde", 1.0), group("kde", 2.0)]
     assert strength_sentence(sweeps(groups), groups, NLL).endswith(
-        "Accuracy falls at none of the strengths."
+        "Accuracy falls by more than noise at none of the strengths."
     )
 
 
@@ -95,13 +95,13 @@ def test_growth_is_judged_with_active_repulsion_and_more_than_one_member():
         group("sge", 10.0, members=5, nll=0.20, ratio=WEAK),
         group("sge", 10.0, members=17, nll=0.10, ratio=WEAK),
         group("f-kde", 10.0, members=5, nll=0.20),
-        group("f-kde", 10.0, members=9, nll=0.25),
+        group("f-kde", 10.0, members=17, nll=0.25),
         group("ensemble", members=5, ratio=0.0),
         group("ensemble", members=17, ratio=0.0),
     ]
     assert growth_sentence(groups, NLL) == (
-        "With repulsion that is not negligible, NLL improves for kde:10 (5 to 17 members); "
-        "worsens for f-kde:10 (5 to 9 members)."
+        "From 5 to 17 members, with repulsion that is not negligible, NLL improves for kde:10; "
+        "worsens for f-kde:10."
     )
     assert growth_sentence(groups[3:5], NLL) == ""
 
