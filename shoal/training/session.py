@@ -114,7 +114,7 @@ class Session:
             self._begin()
             progress.step()
             if trainer.at_epoch_end:
-                self._close_epoch(progress, time.monotonic() - started)
+                self._close_epoch(progress, started)
                 started = time.monotonic()
             if self.interruption.received is not None:
                 break
@@ -133,9 +133,10 @@ class Session:
             self.folder.begin(self.config, self.provenance)
             self.begun = True
 
-    def _close_epoch(self, progress: Progress, seconds: float) -> None:
-        self.provenance["seconds"] += seconds
-        progress.epoch(self.trainer.close_epoch(seconds))
+    def _close_epoch(self, progress: Progress, started: float) -> None:
+        row = self.trainer.close_epoch(started)
+        self.provenance["seconds"] += row["seconds"]
+        progress.epoch(row)
         self._warn_of_deaths()
         for callback in self.callbacks:
             callback(self._result())

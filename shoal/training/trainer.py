@@ -1,5 +1,6 @@
 """The trainer: members, optimiser and progress in time, all that a checkpoint has to hold."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
@@ -170,13 +171,14 @@ class Trainer:
         annealed = self.settings.annealing is not None
         return CapturedSteps(self.move, self.batches, pace, rate, annealed)
 
-    def close_epoch(self, seconds: float) -> dict[str, Any]:
-        """Write the epoch's line of history."""
+    def close_epoch(self, started: float) -> dict[str, Any]:
+        """Write the line of history of the epoch that began at `started`."""
         if self.done:
             self._bury()
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
-        self.rows.append(row | {"lr": float(rate), "seconds": seconds})
+        # Only now: to read the row is to wait for the device, which may lag behind the launches.
+        self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
         return self.rows[-1]
 
