@@ -88,9 +88,12 @@ def test_public_names_are_there_and_documented(name):
     assert shoal._HOMES.keys() == set(shoal.__all__)
 
 
+WITH_TRITON = ("batchnorm_kernels.py", "cloud_kernels.py", "launch.py")
+
+
 def modules():
     for path in FILES:
-        if path.name == "cloud_kernels.py" and importlib.util.find_spec("triton") is None:
+        if path.name in WITH_TRITON and importlib.util.find_spec("triton") is None:
             continue
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

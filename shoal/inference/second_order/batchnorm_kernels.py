@@ -5,7 +5,8 @@ Every quantity needs sums over the rows first and an elementwise pass afterwards
 programs that each go through a strip of rows and write their share; a small kernel adds the shares
 in a fixed order, so that results do not depend on which program ends first.
 
-SIGNS says how the signs of the rectifier are found: 0 there is none, 1 by the outputs, 2 by γ h + β.
+SIGNS says how the signs of the rectifier are found: 0 there is none, 1 by the outputs, 2 by
+γ h + β.
 """
 
 import triton

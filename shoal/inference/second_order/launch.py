@@ -103,7 +103,7 @@ def differentiate(
     u: Tensor,
     at_residual: Tensor | None,
 ) -> PulledTwice:
-    """The derivative of `pull` at the cotangents u of the gradient at x and that at the residual."""
+    """The derivative of `pull` at the cotangents u of `Pulled.x` and that of the residual."""
     x = layer.x
     matrix, gradient, u = _Matrix(x), _alike(gradient, x), _alike(u, x)
     beside = None if at_residual is None else _alike(at_residual, x)

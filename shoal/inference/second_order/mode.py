@@ -106,7 +106,7 @@ def _follow(running: tuple[Tensor | None, Tensor | None], found: tuple, momentum
     known = [(r, t.to(r.dtype)) for r, t in zip(running, found, strict=True) if r is not None]
     if is_mapped():
         for old, new in known:
-            old.lerp_(new, momentum)
+            old.mul_(1 - momentum).add_(new, alpha=momentum)
     elif known:
         torch._foreach_lerp_(*[list(each) for each in zip(*known, strict=True)], momentum)
 
