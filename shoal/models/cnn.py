@@ -108,5 +108,5 @@ class MediumCNN:
         for layer in layers:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.xavier_uniform_(layer.weight)
-                nn.init.zeros_(layer.bias)
+                nn.init.zeros_(layer.get_parameter("bias"))
         return nn.Sequential(*layers)

@@ -196,16 +196,18 @@ def pull(
 
 @triton.jit
 def sums_of_second(
-    u, gradient, x, out, weight, bias, mean, rstd, shares, height, width, strip,
+    u, gradient, x, out, weight, bias, mean, rstd, sums_gh, sums_g, shares, height, width, strip,
     AFFINE: tl.constexpr, SIGNS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of u h, u and g u."""
+    """Sums of u h, of u, and of u times g without what a constant and h explain of it."""
     first = tl.program_id(0) * strip
     one = tl.zeros([ROWS, COLUMNS], tl.float32)
     two = tl.zeros([ROWS, COLUMNS], tl.float32)
     three = tl.zeros([ROWS, COLUMNS], tl.float32)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
+    gh = _channel(sums_gh, columns, width, 0.0, True) / height
+    g_mean = _channel(sums_g, columns, width, 0.0, True) / height
     for row in range(first, tl.minimum(first + strip, height), ROWS):
         place, inside, columns = _tile(row, height, width, ROWS, COLUMNS)
         h = _normalised(x, place, inside, centre, r)
@@ -214,7 +216,7 @@ def sums_of_second(
         v = _load(u, place, inside)
         one += v * h
         two += v
-        three += v * g
+        three += v * (g - g_mean[None, :] - h * gh[None, :])
     share = shares + tl.program_id(0) * 3 * width + columns
     tl.store(share, tl.sum(one, 0), mask=columns < width)
     tl.store(share + width, tl.sum(two, 0), mask=columns < width)
@@ -238,8 +240,7 @@ def second(
     g_mean = _channel(sums_g, columns, width, 0.0, True) / height
     uh = _channel(sums, columns, width, 0.0, True) / height
     u_mean = _channel(sums + width, columns, width, 0.0, True) / height
-    gu = _channel(sums + 2 * width, columns, width, 0.0, True) / height
-    a = gu - g_mean * u_mean - gh * uh
+    a = _channel(sums + 2 * width, columns, width, 0.0, True) / height
     change = (gamma * r)[None, :] * (v - u_mean[None, :] - h * uh[None, :])
     if RESIDUAL:
         change += _load(at_residual, place, inside)

@@ -107,7 +107,9 @@ def computed(tree: Any) -> Any:
 def _joined(first: Any, second: Any) -> Deferred | None:
     if isinstance(first, Deferred) and isinstance(second, Tensor):
         return first.plus(second)
-    return second.plus(first) if isinstance(first, Tensor) else None
+    if isinstance(second, Deferred) and isinstance(first, Tensor):
+        return second.plus(first)
+    return None
 
 
 def _rectified(input: Deferred, inplace: bool = False) -> Tensor:

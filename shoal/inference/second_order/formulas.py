@@ -6,7 +6,7 @@ gradient at x:
 
 $$ ∂x = γ r (g - ⟨g⟩ - h ⟨g h⟩), \quad ∂γ = \sum g h, \quad ∂β = \sum g $$
 $$ d g = γ r (u - ⟨u⟩ - h ⟨u h⟩), \quad
-   d γ = \sum r a, \quad a = ⟨g u⟩ - ⟨g⟩⟨u⟩ - ⟨g h⟩⟨u h⟩ $$
+   d γ = \sum r a, \quad a = ⟨(g - ⟨g⟩ - h ⟨g h⟩) u⟩ = ⟨g u⟩ - ⟨g⟩⟨u⟩ - ⟨g h⟩⟨u h⟩ $$
 $$ d x = γ r^2 \left( - h a - ⟨u h⟩ (g - ⟨g⟩) - ⟨g h⟩ (u - ⟨u⟩) + 2 h ⟨g h⟩ ⟨u h⟩ \right). $$
 
 Sums are taken in single precision or better, and results have the type of what they belong to.
@@ -115,7 +115,7 @@ def differentiate(
     count = layer.x.numel() // layer.x.shape[1]
     gh, g_mean = (_channels(each / count, h) for each in sums)
     u_mean, uh = _mean(u), _mean(u * h)
-    a = _mean(g * u) - g_mean * u_mean - gh * uh
+    a = _mean((g - g_mean - h * gh) * u)
     r = _channels(layer.rstd, h)
     at_g = _scaled(layer, r * (u - u_mean - h * uh))
     at_g = at_g if at_residual is None else at_g + at_residual

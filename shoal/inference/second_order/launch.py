@@ -110,7 +110,7 @@ def differentiate(
     shares = matrix.shares(3, x)
     state, how = _state(layer), _how(layer)
     kernels.sums_of_second[matrix.strips](
-        u, gradient, *state, shares, *matrix.size, matrix.strip, **how, **matrix.tile
+        u, gradient, *state, *sums, shares, *matrix.size, matrix.strip, **how, **matrix.tile
     )
     at_g, at_x = torch.empty_like(gradient), torch.empty_like(x)
     at_weight = torch.empty_like(sums[0])

@@ -103,12 +103,9 @@ def _convolution(
 
 def _follow(running: tuple[Tensor | None, Tensor | None], found: tuple, momentum: float) -> None:
     """Move the running statistics towards those of the batch, in place."""
-    known = [(r, t.to(r.dtype)) for r, t in zip(running, found, strict=True) if r is not None]
-    if is_mapped():
-        for old, new in known:
+    for old, new in zip(running, found, strict=True):
+        if old is not None:
             old.mul_(1 - momentum).add_(new, alpha=momentum)
-    elif known:
-        torch._foreach_lerp_(*[list(each) for each in zip(*known, strict=True)], momentum)
 
 
 _AXES: dict[Callable, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}

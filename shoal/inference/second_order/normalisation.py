@@ -77,11 +77,13 @@ class _Normalise(Function):
         *layer, port = ctx.saved_tensors
         if gradient is None:
             return more, *[None] * 6
-        pulled: Any = _Pull.apply(gradient, more, port, ctx.rectified, ctx.residual, *layer)
+        pulled: Any = _Pull.apply(gradient, more, port, ctx.rectified, *layer)
         weight, bias = layer[1:3]
         at_weight = None if weight is None else pulled[1].to(weight)
         at_bias = None if bias is None else pulled[2].to(bias)
-        return pulled[0], at_weight, at_bias, pulled[3] if ctx.residual else None, None, None, None
+        # Without a rectifier the residual receives the gradient as it is.
+        at_residual = pulled[-1] if ctx.rectified else gradient
+        return pulled[0], at_weight, at_bias, at_residual if ctx.residual else None, *[None] * 3
 
 
 class _Pull(Function):
@@ -95,17 +97,16 @@ class _Pull(Function):
         more: Tensor | None,
         port: Tensor,
         rectified: bool,
-        residual: bool,
         x: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
-        layer = Layer(x, *rest, rectified)  # pyright: ignore[reportCallIssue]
+        layer = Layer._make((x, *rest, rectified))
         pulled = arithmetic(x).pull(layer, gradient, more)
-        return tuple(pulled) if residual else tuple(pulled[:3])
+        return tuple(pulled[:3] if layer.out is None else pulled)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        gradient, _, _, ctx.rectified, ctx.residual, *layer = inputs
+        gradient, _, _, ctx.rectified, *layer = inputs
         ctx.save_for_backward(gradient, *output[1:3], *layer)
         ctx.set_materialize_grads(False)
 
@@ -118,7 +119,7 @@ class _Pull(Function):
             )
         u, at_gh, at_sum, *at_residual = cotangents
         gradient, gh, g, *rest = ctx.saved_tensors
-        layer = Layer(*rest, ctx.rectified)
+        layer = Layer._make((*rest, ctx.rectified))
         twice = arithmetic(layer.x).differentiate(
             layer, gradient, (gh, g), torch.zeros_like(layer.x) if u is None else u,
             at_residual[0] if at_residual else None,
@@ -127,4 +128,4 @@ class _Pull(Function):
             twice = formulas.with_parameters(layer, gradient, (gh, g), twice, (at_gh, at_sum))
         at_more = u if ctx.needs_input_grad[1] else None
         at_weight = None if layer.weight is None else twice.weight.to(layer.weight)
-        return twice.g, at_more, twice.x, None, None, None, at_weight, *[None] * 4
+        return twice.g, at_more, twice.x, None, None, at_weight, *[None] * 4
