@@ -135,6 +135,20 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "arXiv",
         "https://arxiv.org/abs/1912.02757",
     ),
+    "he2016identity": Citation(
+        "He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian",
+        "Identity Mappings in Deep Residual Networks",
+        2016,
+        "European Conference on Computer Vision",
+        "https://arxiv.org/abs/1603.05027",
+    ),
+    "zagoruyko2016wide": Citation(
+        "Zagoruyko, Sergey and Komodakis, Nikos",
+        "Wide Residual Networks",
+        2016,
+        "British Machine Vision Conference",
+        "https://arxiv.org/abs/1605.07146",
+    ),
     "he2016deep": Citation(
         "He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian",
         "Deep Residual Learning for Image Recognition",

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches where they lie, the same for every member."""
+"""Augmentation of whole batches where they lie, the same for every member or each its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,15 +8,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.random import uniform
+from shoal.core.random import hashed, uniform
 from shoal.core.registry import Registry
 
-__all__ = ["Augmentation", "CropFlip", "registry"]
+__all__ = ["Augmentation", "CropFlip", "augmented", "is_per_member", "registry"]
 
 registry = Registry("augmentation")
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
 """From inputs [B, ...] and a key (see `shoal.core.random`) to inputs of the same shape."""
+
+
+def is_per_member(augment: Augmentation | None) -> bool:
+    """Members see inputs of their own."""
+    return bool(getattr(augment, "per_member", False))
+
+
+def augmented(augment: Augmentation, x: Tensor, key: Tensor, members: int) -> Tensor:
+    """Inputs [B, ...] for all members, or [M, B, ...] where each has its own.
+
+    What a member sees depends on its index and not on how many there are.
+    """
+    if not is_per_member(augment):
+        return augment(x, key)
+    return torch.stack([augment(x, hashed(key + member)) for member in range(members)])
 
 
 @registry.register("crop-flip")
@@ -27,10 +42,12 @@ class CropFlip:
     Attributes:
         padding: zeros around each image, so that it can move by as many pixels.
         flip: mirror half of the images.
+        per_member: every member sees crops of its own, so that members differ by their data too.
     """
 
     padding: int = 4
     flip: bool = True
+    per_member: bool = False
 
     def __post_init__(self) -> None:
         if self.padding < 0:

@@ -1,15 +1,17 @@
-"""Residual networks for small images."""
+"""Residual networks for small images, rectified after every sum."""
 
+import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from shoal.core.errors import ConfigError
-from shoal.models.parts import check_widths
+from shoal.models.blocks import Block, check_images, convolution, head, stages
+from shoal.models.parts import check_parts, check_widths, normalisation
 from shoal.models.registry import registry
 
-__all__ = ["ResNet18"]
+__all__ = ["ResNet18", "ResNet20", "ResNet32"]
 
 
 @registry.register("resnet18", cite=("he2016deep",))
@@ -25,46 +27,72 @@ class ResNet18:
 
     Attributes:
         widths: channels of the four stages.
+        norm: None, `batch` or `layer` (over channels and pixels together).
     """
 
     widths: tuple[int, ...] = (64, 128, 256, 512)
+    norm: str | None = "batch"
+
+    depth: ClassVar[int] = 2
+    projected: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_widths("widths", self.widths)
         if not self.widths:
             raise ConfigError("a residual network has at least one stage; give it some widths")
+        check_parts("relu", self.norm, 0.0)
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
         """A freshly initialised network from images of this shape to this many outputs."""
-        if len(input_shape) != 3:
-            raise ConfigError(f"a residual network wants images [C, H, W], not {input_shape}")
-        before = self.widths[0]
-        layers: list[nn.Module] = [
-            nn.Conv2d(input_shape[0], before, 3, padding=1, bias=False),
-            nn.BatchNorm2d(before),
+        check_images(input_shape)
+        first = self.widths[0]
+        block = functools.partial(Block, norm=self.norm, projected=self.projected)
+        return nn.Sequential(
+            convolution(input_shape[0], first, bias=self.norm is None),
+            *normalisation(self.norm, first, images=True),
             nn.ReLU(),
-        ]
-        for stage, width in enumerate(self.widths):
-            layers += [_Block(before, width, stride=2 if stage else 1), _Block(width, width, 1)]
-            before = width
-        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, outputs)]
-        return nn.Sequential(*layers, *head)
+            *stages(block, first, self.widths, self.depth),
+            *head(self.widths[-1], outputs),
+        )
 
 
-class _Block(nn.Module):
-    """Two convolutions beside a shortcut."""
+@registry.register("resnet20", cite=("he2016deep",))
+@dataclass(frozen=True)
+class ResNet20(ResNet18):
+    """The narrow residual network of 20 layers for CIFAR: three stages of three blocks.
 
-    def __init__(self, before: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
-        self.first_norm = nn.BatchNorm2d(width)
-        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.second_norm = nn.BatchNorm2d(width)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or before != width:
-            narrow = nn.Conv2d(before, width, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(narrow, nn.BatchNorm2d(width))
+    Shortcuts have no weights. He et al. (2016), arXiv 1512.03385, section 4.2.
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.first_norm(self.first(x)))
-        return F.relu(self.second_norm(self.second(h)) + self.shortcut(x))
+    >>> sum(p.numel() for p in ResNet20().build((3, 32, 32), 10).parameters())
+    269722
+
+    Attributes:
+        widths: channels of the three stages.
+        norm: None, `batch` or `layer`; without one the convolutions have biases.
+    """
+
+    widths: tuple[int, ...] = (16, 32, 64)
+
+    depth: ClassVar[int] = 3
+    projected: ClassVar[bool] = False
+
+
+@registry.register("resnet32", cite=("he2016deep", "dangelo2021repulsive"))
+@dataclass(frozen=True)
+class ResNet32(ResNet20):
+    """The narrow residual network of 32 layers, without normalisation unless it is asked for.
+
+    Three stages of five blocks, as in the experiments of D'Angelo & Fortuin (2021), arXiv
+    2106.11642: convolutions with biases, shortcuts without weights.
+
+    >>> sum(p.numel() for p in ResNet32().build((3, 32, 32), 10).parameters())
+    463018
+
+    Attributes:
+        widths: channels of the three stages.
+        norm: None, `batch` or `layer`; without one the convolutions have biases.
+    """
+
+    norm: str | None = None
+
+    depth: ClassVar[int] = 5

@@ -41,6 +41,7 @@ class Drive:
         seed: of dropout and of a functional prior's draws.
         step: of the same.
         stages: the arithmetic between the networks.
+        own_inputs: every member has inputs of its own [M, B, ...].
     """
 
     posterior: Posterior
@@ -52,6 +53,7 @@ class Drive:
     seed: int
     step: int | Tensor
     stages: Stages
+    own_inputs: bool = False
 
     @property
     def weight(self) -> float | Tensor:
@@ -86,7 +88,7 @@ class Drive:
         answer = whole._answer(ensemble, x, whole._peek(parts, x)) if self.at_outputs else None
         outputs, velocities = [], []
         for part in parts:
-            shown, live = whole._forward(part, x)
+            shown, live = whole._forward(part, self._seen_by(part, x))
             outputs.append(live.detach())
             mine = whole._answer(part, x, outputs[-1]) if answer is None else _of(part, answer)
             velocities.append(whole._back(part, shown, live, mine))
@@ -99,9 +101,12 @@ class Drive:
         return answer, joined
 
     def _forward(self, ensemble: Ensemble, x: Tensor) -> tuple[Tensor, Tensor]:
-        own = self.adversarial is not None
+        own = self.own_inputs or self.adversarial is not None
         shown = self.adversarial.watch(x, ensemble.members) if self.adversarial else x
         return shown, self._run(ensemble, shown, own)
+
+    def _seen_by(self, part: Ensemble, x: Tensor) -> Tensor:
+        return x[part.first : part.first + part.members] if self.own_inputs else x
 
     def _run(self, ensemble: Ensemble, x: Tensor, own_inputs: bool) -> Tensor:
         return ensemble(x, self.mapping, own_inputs, self.seed, self.step)

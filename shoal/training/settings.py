@@ -88,7 +88,22 @@ class Settings:
             raise ConfigError("give epochs or steps, not both")
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip must be positive, not {self.clip}")
+        if augmentations.is_per_member(self.augment):
+            self._check_own_inputs()
         parse(self.engine)
+
+    def _check_own_inputs(self) -> None:
+        repulsion = self.method.repulsion
+        compared = repulsion is not None and repulsion.space.base != "weights"
+        if compared or isinstance(self.prior, FunctionSpace):
+            raise ConfigError(
+                "members that see crops of their own cannot be compared by what they make of them; "
+                "leave per_member out, or take a method in weight space such as 'kde'"
+            )
+        if self.adversarial is not None:
+            raise ConfigError(
+                "adversarial training starts from inputs that members share; leave per_member out"
+            )
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """How many steps the run has."""

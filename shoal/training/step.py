@@ -78,6 +78,7 @@ def forces(
     seed: int = 0,
     step: int | Tensor = 0,
     stages: Stages = Stages(),  # noqa: B008
+    own_inputs: bool = False,
 ) -> tuple[Tree, StepInfo]:
     """The velocity of every member, in the direction of ascent, and what there is to know of it.
 
@@ -92,13 +93,16 @@ def forces(
         seed: of dropout and of a functional prior's draws.
         step: of the same.
         stages: the arithmetic between the networks, when it has been compiled.
+        own_inputs: the inputs are [M, B, ...], every member's its own.
 
     Returns:
         Tensors [M, ...] named like the module's parameters, and a `StepInfo`.
     """
     _check_space(ensemble, repulsion)
     x, y = batch
-    drive = Drive(posterior, repulsion, y, annealing, adversarial, mapping, seed, step, stages)
+    drive = Drive(
+        posterior, repulsion, y, annealing, adversarial, mapping, seed, step, stages, own_inputs
+    )
     answer, velocity = drive(ensemble, x)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None

@@ -14,6 +14,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import key
 from shoal.core.tree import rows
 from shoal.core.types import Tree
+from shoal.data.augment import augmented, is_per_member
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
@@ -108,9 +109,12 @@ class Trainer:
         """Move every member once, without waiting for the device."""
         settings = self.settings
         if settings.augment is not None:
-            x = settings.augment(x, key(settings.seed, "augment", step, x.device))
+            own = key(settings.seed, "augment", step, x.device)
+            x = augmented(settings.augment, x, own, self.ensemble.members)
         (velocity, info), self.mapping = within_memory(
-            lambda mapping: self._forces(x, y, annealing, step, mapping),
+            lambda mapping: self._forces(
+                x, y, annealing, step, mapping, is_per_member(settings.augment)
+            ),
             self.ensemble,
             self.mapping,
         )
@@ -122,7 +126,13 @@ class Trainer:
         self.tracker.add(info)
 
     def _forces(
-        self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor, mapping: Mapping
+        self,
+        x: Tensor,
+        y: Tensor,
+        annealing: float | Tensor,
+        step: int | Tensor,
+        mapping: Mapping,
+        own_inputs: bool = False,
     ) -> tuple[Tree, StepInfo]:
         return forces(
             self.ensemble,
@@ -135,6 +145,7 @@ class Trainer:
             seed=self.settings.seed,
             step=step,
             stages=self.stages,
+            own_inputs=own_inputs,
         )
 
     def try_out(self) -> int:

@@ -6,7 +6,19 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from shoal.core.errors import ConfigError
-from shoal.models import MLP, Linear, SmallCNN, registry
+from shoal.models import (
+    MLP,
+    Linear,
+    MediumCNN,
+    PreActResNet18,
+    ResNet18,
+    ResNet20,
+    ResNet32,
+    SmallCNN,
+    WideResNet16x4,
+    registry,
+)
+from shoal.models.blocks import Block, PreActivated, Subsampled
 
 EVERY = [registry.make(name) for name in registry.names()]
 VARIANTS = [
@@ -18,6 +30,9 @@ VARIANTS = [
     SmallCNN(channels=(4, 6), norm="batch", dropout=0.2),
     SmallCNN(channels=(4, 6, 8), norm="layer"),
     Linear(bias=False),
+    ResNet18(widths=(4, 6), norm="layer"),
+    ResNet20(widths=(4, 7), norm=None),
+    ResNet32(widths=(4, 6, 8), norm="batch"),
 ]
 
 
@@ -78,6 +93,14 @@ def test_builds_are_seeded_and_independent(config):
         (MLP(hidden=(100, 100, 100)), (1, 28, 28), 10, 99_710),
         (MLP(hidden=(7,), norm="batch"), (3,), 2, 4 * 7 + 2 * 7 + 8 * 2),
         (SmallCNN(channels=(4, 6)), (1, 8, 8), 10, 40 + (4 * 9 + 1) * 6 + (6 * 16 + 1) * 10),
+        # As published: CIFAR-10 images, ten classes.
+        (MediumCNN(), (3, 32, 32), 10, 971_146),
+        (ResNet18(), (3, 32, 32), 10, 11_173_962),
+        (ResNet20(), (3, 32, 32), 10, 269_722),
+        (ResNet32(), (3, 32, 32), 10, 463_018),
+        (ResNet32(norm="batch"), (3, 32, 32), 10, 464_154),
+        (PreActResNet18(), (3, 32, 32), 10, 11_172_170),
+        (WideResNet16x4(), (3, 32, 32), 10, 2_748_890),
     ],
 )
 def test_number_of_parameters(config, shape, outputs, count):
@@ -111,6 +134,68 @@ def test_a_shifted_image_shifts_the_features():
     torch.testing.assert_close(moved[..., 3:6, 3:6], features(x)[..., 2:5, 2:5])
 
 
+RESIDUAL = [
+    (ResNet20(), 19 + 1, [3, 3, 3]),
+    (ResNet32(), 31 + 1, [5, 5, 5]),
+    (ResNet18(), 17 + 1, [2, 2, 2, 2]),
+    (PreActResNet18(), 17 + 1, [2, 2, 2, 2]),
+    (WideResNet16x4(), 13 + 1, [2, 2, 2]),  # its name counts three shortcuts and no linear layer
+]
+
+
+@pytest.mark.parametrize(("config", "layers", "blocks"), RESIDUAL)
+def test_residual_networks_have_the_depth_in_their_name(config, layers, blocks):
+    """Layers with weights along the way, shortcuts aside; each stage works at half the size."""
+    model = config.build((3, 32, 32), 10)
+    along = [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Conv2d, nn.Linear)) and "shortcut" not in name
+    ]
+    assert len(along) == layers
+    sizes = []
+    for layer in model:
+        if hasattr(layer, "shortcut"):
+            layer.register_forward_hook(lambda _, __, out: sizes.append(out.shape[-1]))
+    model(torch.rand(2, 3, 32, 32))
+    assert sizes == [32 >> stage for stage, count in enumerate(blocks) for _ in range(count)]
+
+
+def test_a_shortcut_without_weights_keeps_pixels_and_adds_zeros():
+    x = torch.rand(2, 4, 6, 6)
+    out = Subsampled(4, 7, 2)(x)
+    assert out.shape == (2, 7, 3, 3)
+    torch.testing.assert_close(out[:, 1:5], x[:, :, ::2, ::2])
+    assert out[:, [0, 5, 6]].abs().sum() == 0
+
+
+def test_residual_blocks_start_at_their_shortcut():
+    """With the last filters at zero a block passes on what came in: rectified, or as it is."""
+    x = torch.randn(3, 4, 5, 5)
+    after, before = Block(4, 4, 1, norm=None).eval(), PreActivated(4, 4, 1).eval()
+    for block in (after, before):
+        for parameter in block.second.parameters():
+            nn.init.zeros_(parameter)
+    torch.testing.assert_close(after(x), x.relu())
+    torch.testing.assert_close(before(x), x)
+
+
+def test_the_medium_network_is_drawn_as_published():
+    model = MediumCNN().build((3, 32, 32), 10)
+    for layer in model:
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            fans = layer.weight[0].numel() + layer.weight[:, 0].numel()
+            limit = (6 / fans) ** 0.5
+            assert layer.weight.abs().max() <= limit
+            torch.testing.assert_close(
+                layer.weight.std().item(), limit / 3**0.5, rtol=0.05, atol=0.0
+            )
+            assert layer.bias.abs().sum() == 0
+    kinds = [type(layer).__name__ for layer in model]
+    assert kinds[:4] == ["Conv2d", "Dropout", "MaxPool2d", "ReLU"]
+    assert kinds[-3:] == ["MaxPool2d", "Flatten", "Linear"]
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -123,6 +208,13 @@ def test_a_shifted_image_shifts_the_features():
         (lambda: SmallCNN(channels=(2.5,)), "channels must hold whole numbers from 1 on, not 2.5"),
         (lambda: SmallCNN().build((64,), 10), r"wants images .* not inputs of shape \(64,\)"),
         (lambda: SmallCNN().build((1, 3, 8), 10), "of at least 4 x 4"),
+        (lambda: MediumCNN().build((64,), 10), r"wants images .* not inputs of shape \(64,\)"),
+        (lambda: MediumCNN(channels=()), "channels must name at least one convolution"),
+        (lambda: ResNet20(norm="bacth"), "no norm called 'bacth'; did you mean 'batch'"),
+        (lambda: ResNet18(widths=()), "at least one stage"),
+        (lambda: PreActResNet18(widths=()), "at least one stage"),
+        (lambda: WideResNet16x4().build((64,), 10), r"wants images \[C, H, W\], not \(64,\)"),
+        (lambda: ResNet20(widths=(8, 4)).build((1, 8, 8), 2), "cannot go from 8 to 4"),
     ],
 )
 def test_refuses_impossible_settings(make, sentence):

@@ -1,0 +1,135 @@
+"""The kernels of `batchnorm_kernels`, started on the tensors that `formulas` takes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.inference.second_order import batchnorm_kernels as kernels
+from shoal.inference.second_order.formulas import Layer, Pulled, PulledTwice
+
+__all__ = ["differentiate", "moments", "normalise", "pull"]
+
+TILE = 2048
+"""Numbers that a program holds at a time."""
+
+COLUMNS = 64
+"""Of a tile: so many numbers of half precision are one line of the cache."""
+
+PROGRAMS = 528
+"""That sum over rows: four for each multiprocessor of a large GPU."""
+
+
+class _Matrix:
+    """How a batch of images is divided: rows are pixels, columns channels, channels last."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.shape, self.width = x.shape, x.shape[1]
+        self.height = x.numel() // self.width
+        self.columns = min(COLUMNS, 1 << (self.width - 1).bit_length())
+        self.rows = TILE // self.columns
+        self.across = -(-self.width // self.columns)
+        tiles = -(-self.height // self.rows)
+        wanted = max(PROGRAMS // self.across, 1)
+        self.strip = -(-tiles // min(tiles, wanted)) * self.rows
+        self.programs = -(-self.height // self.strip)
+        self.tile: dict[str, Any] = {"ROWS": self.rows, "COLUMNS": self.columns}
+        self.elementwise = (tiles, self.across)
+        self.strips = (self.programs, self.across)
+        self.size = (self.height, self.width)
+
+    def shares(self, count: int, like: Tensor) -> Tensor:
+        """Room for what the programs have summed."""
+        return like.new_empty(self.programs, count, self.width, dtype=torch.float32)
+
+    def summed(self, shares: Tensor) -> Tensor:
+        """[count, C]."""
+        programs, count, width = shares.shape
+        sums = shares.new_empty(count, width)
+        grid = (-(-count * width // 16),)
+        kernels.add_shares[grid](shares, sums, programs, count * width, PROGRAMS=64, COLUMNS=16)
+        return sums
+
+
+def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, unbiased variance, and 1 / sqrt(biased variance + eps) of each channel."""
+    matrix = _Matrix(x)
+    shares = matrix.shares(2, x)
+    kernels.sums_of_moments[matrix.strips](x, shares, *matrix.size, matrix.strip, **matrix.tile)
+    found = shares.new_empty(3, matrix.width)
+    grid = (-(-matrix.width // 16),)
+    kernels.settle_moments[grid](
+        x, shares, found, matrix.programs, *matrix.size, eps, PROGRAMS=64, COLUMNS=16
+    )
+    mean, variance, rstd = found
+    return mean, variance, rstd
+
+
+def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
+    """γ h + β + residual, rectified if wanted."""
+    matrix, out = _Matrix(layer.x), torch.empty_like(layer.x)
+    beside = None if residual is None else _alike(residual, layer.x)
+    kernels.normalise[matrix.elementwise](
+        layer.x, beside, out, layer.weight, layer.bias, layer.mean, layer.rstd, *matrix.size,
+        AFFINE=layer.weight is not None, RESIDUAL=residual is not None,
+        RECTIFIED=layer.rectified, **matrix.tile,
+    )  # fmt: skip
+    return out
+
+
+def pull(layer: Layer, gradient: Tensor, more: Tensor | None) -> Pulled:
+    """The gradient at `x`, to which `more` is added, and what else comes with it."""
+    matrix, gradient = _Matrix(layer.x), _alike(gradient, layer.x)
+    shares = matrix.shares(2, layer.x)
+    state, how = _state(layer), _how(layer)
+    kernels.sums_of_pull[matrix.strips](
+        gradient, *state, shares, *matrix.size, matrix.strip, **how, **matrix.tile
+    )
+    sums, at_x = matrix.summed(shares), torch.empty_like(layer.x)
+    # Where nothing is rectified, the gradient at the residual is the gradient itself.
+    at_residual = torch.empty_like(gradient) if layer.out is not None else gradient
+    more = None if more is None else _alike(more, layer.x)
+    kernels.pull[matrix.elementwise](
+        gradient, *state[:2], more, *state[2:], sums, at_x, at_residual, *matrix.size,
+        MORE=more is not None, RESIDUAL=layer.out is not None, **how, **matrix.tile,
+    )  # fmt: skip
+    return Pulled(at_x, sums[0], sums[1], at_residual)
+
+
+def differentiate(
+    layer: Layer,
+    gradient: Tensor,
+    sums: tuple[Tensor, Tensor],
+    u: Tensor,
+    at_residual: Tensor | None,
+) -> PulledTwice:
+    """The derivative of `pull` at the cotangents u of `Pulled.x` and that of the residual."""
+    x = layer.x
+    matrix, gradient, u = _Matrix(x), _alike(gradient, x), _alike(u, x)
+    beside = None if at_residual is None else _alike(at_residual, x)
+    shares = matrix.shares(3, x)
+    state, how = _state(layer), _how(layer)
+    kernels.sums_of_second[matrix.strips](
+        u, gradient, *state, *sums, shares, *matrix.size, matrix.strip, **how, **matrix.tile
+    )
+    at_g, at_x = torch.empty_like(gradient), torch.empty_like(x)
+    at_weight = torch.empty_like(sums[0])
+    kernels.second[matrix.elementwise](
+        u, beside, gradient, *state, *sums, matrix.summed(shares), at_g, at_x, at_weight,
+        *matrix.size, RESIDUAL=beside is not None, **how, **matrix.tile,
+    )  # fmt: skip
+    return PulledTwice(at_g, at_x, at_weight)
+
+
+def _state(layer: Layer) -> tuple[Tensor | None, ...]:
+    return layer.x, layer.out, layer.weight, layer.bias, layer.mean, layer.rstd
+
+
+def _how(layer: Layer) -> dict[str, Any]:
+    signs = 0 if not layer.rectified else 2 if layer.out is None else 1
+    return {"AFFINE": layer.weight is not None, "SIGNS": signs}
+
+
+def _alike(t: Tensor, x: Tensor) -> Tensor:
+    """`t` with its channels last in memory, as those of x are."""
+    return t.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else t.contiguous()

@@ -1,0 +1,131 @@
+r"""Batch normalisation in training mode, with what follows it, as one function of autograd.
+
+The second derivative ends at the input x, where the first-order gradient ends as well. Both are
+brought there in one pass: beside its output the layer has a *port*, an empty tensor in the shape of
+x whose gradient is by definition added to that of x. What the second derivative asks of x is sent
+into the port, so that autograd itself brings it to the place where the first-order gradient is
+written, and no tensor is read and written again for a sum.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from shoal.core.errors import ConfigError
+from shoal.inference.second_order import formulas
+from shoal.inference.second_order.backend import arithmetic
+from shoal.inference.second_order.formulas import Layer
+
+__all__ = ["normalise"]
+
+
+def normalise(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    moments: tuple[Tensor, Tensor],
+    residual: Tensor | None = None,
+    rectified: bool = False,
+) -> Tensor:
+    """γ h + β, plus a residual and rectified if wanted.
+
+    Args:
+        x: inputs [B, C, ...].
+        weight: γ [C].
+        bias: β [C].
+        moments: mean of x and 1 / sqrt(variance + eps), whose dependence on x the derivatives know.
+        residual: added before the rectifier.
+        rectified: max(., 0) at the end.
+    """
+    mean, rstd = moments
+    applied: Any = _Normalise.apply(x, weight, bias, residual, mean, rstd, rectified)
+    return applied[0]
+
+
+class _Normalise(Function):
+    """The layer; outputs are what it is for, and its port."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        mean: Tensor,
+        rstd: Tensor,
+        rectified: bool,
+    ) -> tuple[Tensor, Tensor]:
+        layer = Layer(x, weight, bias, None, mean, rstd, rectified)
+        return arithmetic(x).normalise(layer, residual), x.new_empty(()).expand(x.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        x, weight, bias, residual, mean, rstd, ctx.rectified = inputs
+        ctx.residual = residual is not None
+        # Without a residual the signs of the rectifier follow from x, which is kept anyway.
+        out = output[0] if ctx.rectified and ctx.residual else None
+        ctx.save_for_backward(x, weight, bias, out, mean, rstd, output[1])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        gradient, more = gradients
+        *layer, port = ctx.saved_tensors
+        if gradient is None:
+            return more, *[None] * 6
+        pulled: Any = _Pull.apply(gradient, more, port, ctx.rectified, *layer)
+        weight, bias = layer[1:3]
+        at_weight = None if weight is None else pulled[1].to(weight)
+        at_bias = None if bias is None else pulled[2].to(bias)
+        # Without a rectifier the residual receives the gradient as it is.
+        at_residual = pulled[-1] if ctx.rectified else gradient
+        return pulled[0], at_weight, at_bias, at_residual if ctx.residual else None, *[None] * 3
+
+
+class _Pull(Function):
+    """The gradient of the layer; its own gradient is the second derivative in closed form."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        gradient: Tensor,
+        more: Tensor | None,
+        port: Tensor,
+        rectified: bool,
+        x: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        layer = Layer._make((x, *rest, rectified))
+        pulled = arithmetic(x).pull(layer, gradient, more)
+        return tuple(pulled[:3] if layer.out is None else pulled)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        gradient, _, _, ctx.rectified, *layer = inputs
+        ctx.save_for_backward(gradient, *output[1:3], *layer)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "batch normalisation within fast_second_order() has two derivatives, and a third "
+                "was asked for; leave fast_second_order() out, or create_graph in the second pass"
+            )
+        u, at_gh, at_sum, *at_residual = cotangents
+        gradient, gh, g, *rest = ctx.saved_tensors
+        layer = Layer._make((*rest, ctx.rectified))
+        twice = arithmetic(layer.x).differentiate(
+            layer, gradient, (gh, g), torch.zeros_like(layer.x) if u is None else u,
+            at_residual[0] if at_residual else None,
+        )  # fmt: skip
+        if at_gh is not None or at_sum is not None:
+            twice = formulas.with_parameters(layer, gradient, (gh, g), twice, (at_gh, at_sum))
+        at_more = u if ctx.needs_input_grad[1] else None
+        at_weight = None if layer.weight is None else twice.weight.to(layer.weight)
+        return twice.g, at_more, twice.x, None, None, at_weight, *[None] * 4
