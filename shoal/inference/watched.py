@@ -1,8 +1,8 @@
 """Inputs whose influence on every member is recorded, once or twice differentiable.
 
-The second derivative is where `shoal.inference` meets the limits of kernels: fused attention has
-none, a compiled network has none, and some layers have a slow one. `twice_differentiable` is the one
-place that chooses how a network is called when its input gradient will be differentiated again.
+Fused attention has no second derivative, a compiled network has none, and some layers have a slow
+one. `twice_differentiable` is the one place that chooses how a network is called when its input
+gradient will be differentiated again.
 """
 
 from collections.abc import Iterator
@@ -87,9 +87,10 @@ class Watched:
         found = torch.autograd.grad(
             scores.sum(), leaves, create_graph=live, retain_graph=live, allow_unused=True
         )
-        if any(gradient is None for gradient in found):
+        gradients = [gradient for gradient in found if gradient is not None]
+        if len(gradients) < len(leaves):
             raise DataError(
                 "the outputs of the network do not depend on its inputs in a way that can be "
                 "differentiated; use a method such as 'f-kde'"
             )
-        return torch.cat(found) if len(found) > 1 else found[0]
+        return torch.cat(gradients) if len(gradients) > 1 else gradients[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 
-__all__ = ["Bandwidth", "Fixed", "MemberMedian", "Median", "registry"]
+__all__ = ["Bandwidth", "Fixed", "Median", "MemberMedian", "registry"]
 
 registry = Registry("bandwidth")
 

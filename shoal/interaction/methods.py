@@ -100,7 +100,7 @@ METHODS: dict[str, Method] = {
                (_RDE, "shi2018spectral")),
         Method("f-svgd", "Stein variational gradient descent on the outputs.",
                Repulsion(Outputs(), RBF(), Median(), Stein()), ("wang2019function", _RDE)),
-        Method("forde", "Input gradients repelled, most along the principal components of the data.",
+        Method("forde", "Input gradients repelled, most along principal components of the data.",
                _forde(Scaled(Rotated(_DIRECTIONS, "pca"), "eigenvalues")), (_FORDE,)),
         Method("forde-identity", "Input gradients repelled, all input coordinates alike.",
                _forde(_DIRECTIONS), (_FORDE,)),

@@ -168,7 +168,7 @@ class Drive:
 def _with_lengths(answer: Answer, lengths: Tensor | None) -> Answer:
     if lengths is None:
         return answer
-    return answer._replace(measures=measured(*lengths, answer.alive, answer.measures))
+    return answer._replace(measures=measured(lengths[0], lengths[1], answer.alive, answer.measures))
 
 
 def _of(part: Ensemble, answer: Answer) -> Answer:

@@ -11,7 +11,6 @@ counted per batch is still counted against the whole batch.
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from shoal.core.tree import add_scaled
@@ -53,5 +52,5 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     whole = add_scaled(velocity, push, 1.0)
     lengths = head_lengths(ensemble, head, whole)
     assert pushed.measures is not None, "input gradients are measured"
-    measures = measured(*lengths, alive, pushed.measures[2:])
+    measures = measured(lengths[0], lengths[1], alive, pushed.measures[2:])
     return answer._replace(alive=alive, measures=measures), whole

@@ -69,7 +69,9 @@ def looked_at(
     return Look(watched.x, outputs, watched.gradients(scores, live))
 
 
-def some_of(share: float, batch: int, seed: int, step: int | Tensor, device: torch.device) -> Tensor:
+def some_of(
+    share: float, batch: int, seed: int, step: int | Tensor, device: torch.device
+) -> Tensor:
     """Rows of a random part of a batch, at least two where there are two; drawn on the device."""
     count = min(max(math.ceil(share * batch), 2), batch)
     return uniform(key(seed, "fraction", step, device), (batch,)).topk(count).indices

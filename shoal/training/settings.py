@@ -100,7 +100,9 @@ class Settings:
         """The table that repeats the run, of plain values."""
         method, repulsion = self.method, self.method.repulsion
         table = {
-            "method": _named(method) if _is_known(method) else _spec(repulsions.registry, repulsion),
+            "method": _named(method)
+            if _is_known(method)
+            else _spec(repulsions.registry, repulsion),
             "legacy": method.legacy,
             "strength": None if repulsion is None else repulsion.strength,
             "likelihood": _spec(likelihoods.registry, self.likelihood),

@@ -104,9 +104,7 @@ def respond(
     return Answer(loss, alive, gradient, velocity["outputs"], mix, measures)
 
 
-def part(
-    posterior: Posterior, repulsion: Repulsion, answer: Answer, gradients: Tensor
-) -> Answer:
+def part(posterior: Posterior, repulsion: Repulsion, answer: Answer, gradients: Tensor) -> Answer:
     """The push on input gradients, and the drives at the outputs mixed if the flow mixes them.
 
     Of the measures only bandwidth and effective members are known here: drive and push meet at the
@@ -193,7 +191,10 @@ def _push_scale(posterior: Posterior, repulsion: Repulsion, points: int) -> floa
 
 
 def _kernel(interaction: Interaction) -> Tensor:
-    h2 = interaction.h2.mean()
+    h2, alive = interaction.h2, interaction.cloud.alive
+    if h2.shape[-1] > 1:  # one for each member: those of the living count
+        h2 = torch.where(alive, h2, 0.0).sum(-1) / alive.sum().clamp(min=1)
+    h2 = h2.mean()
     return torch.stack([h2, interaction.effective.to(h2.dtype)])
 
 

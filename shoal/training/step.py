@@ -104,7 +104,7 @@ def forces(
     x, y = batch
     drive = Drive(posterior, repulsion, y, annealing, adversarial, mapping, seed, step, stages)
     partial = repulsion is not None and share_of(repulsion) < 1
-    answer, velocity = (with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x))
+    answer, velocity = with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
     settled = stages.settle(
