@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.app.assessment import Assessment, load_assessment
+from shoal.app.inspection import attention_samples, gradient_samples
 from shoal.core.errors import DataError
 from shoal.data.dataset import Dataset, Split
 from shoal.prediction import Predictive, evaluate, metrics, predict
@@ -48,6 +49,7 @@ def assess(run: Any, dataset: Dataset, *, gallery: int = 12) -> Assessment:
         scores["ood"][name] = _told(test, pred)
         samples |= _samples(f"ood:{name}", pred, Split(split.x), gallery)
     samples |= _training_points(dataset) | _plane(run, dataset)
+    samples |= gradient_samples(run, dataset.test) | attention_samples(run, dataset.test)
     found = Assessment({"data": _described(dataset, test), **scores}, samples)
     folder = getattr(run, "folder", None)
     if folder is not None:

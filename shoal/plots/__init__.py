@@ -4,12 +4,13 @@
 the first figure is drawn.
 """
 
+from shoal.plots.attention import attention
 from shoal.plots.calibration import coverage, reliability
 from shoal.plots.comparison import Curve, comparison, severity, sizes
 from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty
 from shoal.plots.gallery import gallery
-from shoal.plots.history import bandwidth, forces, loss
+from shoal.plots.history import bandwidth, bandwidths, forces, loss
 from shoal.plots.registry import plot, registry
 from shoal.plots.style import COLOURS, look
 from shoal.plots.svg import svg
@@ -19,8 +20,10 @@ __all__ = [
     "COLOURS",
     "Curve",
     "accuracy_confidence",
+    "attention",
     "band",
     "bandwidth",
+    "bandwidths",
     "comparison",
     "coverage",
     "forces",
