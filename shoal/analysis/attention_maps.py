@@ -85,10 +85,12 @@ def _maps(module: nn.Module, x: Tensor, y: Tensor) -> dict[Size, Tensor]:
     hooks = [layer.register_forward_hook(note) for layer in module.modules()]
     with torch.enable_grad():
         outputs = module(x)
-        score = outputs.gather(-1, y[:, None]).sum()
-        gradients = torch.autograd.grad(score, list(last.values()), allow_unused=True)
     for hook in hooks:
         hook.remove()
+    if not last:
+        return {}
+    score = outputs.gather(-1, y[:, None]).sum()
+    gradients = torch.autograd.grad(score, list(last.values()), allow_unused=True)
     pairs = zip(last.items(), gradients, strict=True)
     return {size: _map(A, g) for (size, A), g in pairs if g is not None}
 
