@@ -6,7 +6,6 @@ import pytest
 import torch
 from small_runs import BATCH, POINTS, both, dropped, normed, plain, points, quick, shoal_of
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 import shoal
 from shoal.analysis.input_gradients import gradient_similarity
@@ -104,32 +103,20 @@ def test_tokens_train_and_their_axes_are_refused():
         quick(words, (x, y), method="forde")
 
 
-class Once(torch.autograd.Function):
-    """x², with a derivative that cannot be differentiated."""
+class Distances(nn.Module):
+    """Outputs that are distances, of which torch has the first derivative alone."""
 
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.square()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        return 2 * g * ctx.saved_tensors[0]
-
-
-class Squared(nn.Module):
     def __init__(self):
         super().__init__()
-        self.linear = nn.Linear(3, 4)
+        self.centres = nn.Parameter(torch.randn(4, 3))
 
     def forward(self, x):
-        return Once.apply(self.linear(x))
+        return -torch.cdist(x, self.centres, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def test_a_layer_without_a_second_derivative_is_answered():
-    ensemble = shoal.Ensemble.init(Squared, 2)
+    ensemble = shoal.Ensemble.init(Distances, 2)
     posterior = shoal.Posterior(shoal.likelihoods.Categorical(), shoal.priors.Flat(), POINTS)
-    repulsion = shoal.methods.get("forde-identity", target="log-probability").repulsion
+    repulsion = shoal.methods.get("forde-identity").repulsion
     with pytest.raises(DataError, match="cannot be differentiated twice"):
         shoal.forces(ensemble, posterior, repulsion, points(), mapping=Mapping("loop"))
