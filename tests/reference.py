@@ -220,6 +220,31 @@ class Textbook:
             phi = phi + self._pulled_back(cotangent, part)
         return phi + self._weight_prior(flow, K)
 
+    def gradient_space(self, legacy=False, U=None, spread=None, target="logit", rows=None):
+        """phi for the first-order repulsive ensemble."""
+        return torch.stack(self.gradient_rows(legacy, U, spread, target, rows))
+
+    def gradient_rows(self, legacy=False, U=None, spread=None, target="logit", rows=None):
+        """phi_i = gamma s_i - (N / B) d log sum_j k_ij / d theta_i, member by member.
+
+        `U` [D, R] are the axes and `spread` [R] the weights of the kernel; `rows` are the points of
+        the batch on which members are compared, by a forward pass of their own.
+        """
+        M, x = len(self.modules), self.x if rows is None else self.x[rows]
+        y = self.y if rows is None else self.y[rows]
+        z = [_directions(m, x, y, U, spread, target) for m in self.modules]
+        h2 = [[_site_h2([v[b] for v in z], j, legacy) for j in range(M)] for b in range(len(x))]
+        phi = []
+        for i, module in enumerate(self.modules):
+            row = 0.0
+            for j in range(M):
+                sites = [rbf(z[i][b], z[j][b].detach(), h2[b][j]) for b in range(len(x))]
+                row = row + sum(sites) / len(sites)
+            push = _flat_grad(torch.log(row), module, retain_graph=True)
+            drive = self.annealing * self._score(i)
+            phi.append(drive - self.push * self.n / len(self.x) * push)
+        return phi
+
     def _score(self, i):
         module, B = self.modules[i], len(self.x)
         kind, noise = self.likelihood
@@ -257,6 +282,31 @@ class Textbook:
         rows = [_flat_grad(log_prior(m, self.prior_std), m) for m in self.modules]
         scale = K.sum(1) / len(K) if flow == "svgd" else torch.ones(len(K), dtype=K.dtype)
         return self.annealing * torch.stack([c * r for c, r in zip(scale, rows, strict=True)])
+
+
+def _directions(module, x, y, U, spread, target):
+    """Normalised input gradients of one member, rotated and scaled [B, R], with their graph."""
+    x = x.detach().clone().requires_grad_()
+    outputs = module(x)
+    if target == "log-probability":
+        outputs = outputs - torch.logsumexp(outputs, 1, keepdim=True)
+    if y.is_floating_point():
+        score = outputs[:, : y.reshape(len(y), -1).shape[1]].sum()
+    else:
+        score = sum(outputs[b, y[b]] for b in range(len(y)))
+    g = torch.autograd.grad(score, x, create_graph=True)[0].reshape(len(x), -1)
+    z = torch.stack([row / torch.sqrt((row**2).sum() + 1e-15) for row in g])
+    z = z if U is None else z @ U
+    return z if spread is None else z * torch.sqrt(spread)
+
+
+def _site_h2(points, j, legacy):
+    """Squared bandwidth at one datum; in released code one for each second argument j."""
+    M, points = len(points), [p.detach() for p in points]
+    if not legacy:
+        return median_h2(torch.stack(points), False, "log")
+    column = [float(((points[i] - points[j]) ** 2).sum()) for i in range(M)]
+    return (_middle(column) / math.log(M) + 1e-12) / 2  # exp(-q / h) = exp(-q / 2 h2)
 
 
 def functional_prior(f, draws):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal.app.assessment import Assessment, load_assessment
 from shoal.app.corrupted import corrupted_means
+from shoal.app.inspection import attention_samples, gradient_samples
 from shoal.core.errors import DataError
 from shoal.data.dataset import Dataset, Split
 from shoal.data.scaling import Scaling
@@ -71,6 +72,7 @@ def assess(
         samples |= _pooled(name, test, known.y, pred)
         after(part)
     samples |= _training_points(dataset) | _plane(run, dataset)
+    samples |= gradient_samples(run, dataset.test) | attention_samples(run, dataset.test)
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
     samples = {name: tensor.cpu() for name, tensor in samples.items()}

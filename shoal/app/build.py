@@ -18,6 +18,7 @@ from shoal.inference import likelihoods, priors
 from shoal.inference.ensemble import Ensemble
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
+from shoal.interaction.repulsion import Repulsion
 from shoal.models import Blueprint
 from shoal.models import registry as models
 from shoal.training import annealing
@@ -113,7 +114,9 @@ def check_names(config: Config) -> None:
     if isinstance(config.adversarial, Mapping):
         check_settings("adversarial", Adversarial, config.adversarial)
     method = _method(config)
-    if isinstance(method, Mapping):
+    if isinstance(method, Mapping) and method["name"] in methods.METHODS:
+        methods.get(**method)
+    elif isinstance(method, Mapping):
         check_spec("method", {"name": "repulsion", **method}, repulsions.registry)
     else:
         methods.get(method)
@@ -137,7 +140,8 @@ def check_device(device: str | None) -> None:
 
 def default_folder(config: Config) -> Path:
     """Where a run is kept when nobody says where."""
-    method = config.method if isinstance(config.method, str) else "custom"
+    method = config.method if isinstance(config.method, str) else config.method.get("name")
+    method = method if method in methods.METHODS else "custom"
     return Path("runs") / f"{config.name}-{method}-m{config.members}-s{config.seed}"
 
 
@@ -149,10 +153,15 @@ def _method(config: Config) -> str | dict[str, Any]:
     name = config.method.get("name", "repulsion")
     if name == "repulsion" or not isinstance(name, str):
         return config.method
-    repulsion = methods.get(name, config.legacy).repulsion
+    own = {field.name for field in fields(Repulsion)}
+    parts = {key: value for key, value in config.method.items() if key in own}
+    changes = {key: v for key, v in config.method.items() if key not in own | {"name"}}
+    if not parts:
+        return config.method
+    repulsion = methods.get(name, config.legacy, **changes).repulsion
     if repulsion is None:
         raise ConfigError(f"method '{name}' has no parts that could be changed; take another one")
-    return repulsions.registry.spec(repulsion) | {**config.method, "name": "repulsion"}
+    return repulsions.registry.spec(repulsion) | {**parts, "name": "repulsion"}
 
 
 def _networks(config: Config) -> list[tuple[dict[str, Any], int]]:

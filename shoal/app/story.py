@@ -43,7 +43,7 @@ class Entry:
     def method(self) -> str:
         """Name of the method, as figures and tables show it."""
         method = self.config.get("method", "custom")
-        name = method if isinstance(method, str) else "custom"
+        name = method if isinstance(method, str) else _told(method)
         return f"{name} (legacy)" if self.config.get("legacy") else name
 
     @property
@@ -230,3 +230,11 @@ def _telling(entries: list[Entry], settings: list[dict[str, str]]) -> dict[str, 
         method: [key for key in sorted(set().union(*runs)) if len({r.get(key) for r in runs}) > 1]
         for method, runs in same.items()
     }
+
+
+def _told(method: Mapping[str, Any]) -> str:
+    """A method by name with what was changed in it; a composition has no name."""
+    name = method.get("name")
+    if name in (None, "repulsion"):
+        return "custom"
+    return " ".join([str(name), *(f"{key}={v}" for key, v in method.items() if key != "name")])

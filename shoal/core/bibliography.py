@@ -156,6 +156,21 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "Conference on Computer Vision and Pattern Recognition",
         "https://arxiv.org/abs/1512.03385",
     ),
+    "trinh2024input": Citation(
+        "Trinh, Trung and Heinonen, Markus and Acerbi, Luigi and Kaski, Samuel",
+        "Input-gradient Space Particle Inference for Neural Network Ensembles",
+        2024,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/2306.02775",
+    ),
+    "selvaraju2017grad": Citation(
+        "Selvaraju, Ramprasaath R. and Cogswell, Michael and Das, Abhishek and "
+        "Vedantam, Ramakrishna and Parikh, Devi and Batra, Dhruv",
+        "Grad-CAM: Visual Explanations from Deep Networks via Gradient-based Localization",
+        2017,
+        "International Conference on Computer Vision",
+        "https://arxiv.org/abs/1610.02391",
+    ),
     "neal2003slice": Citation(
         "Neal, Radford M.",
         "Slice Sampling",

@@ -95,6 +95,13 @@ class Ensemble:
         return spans
 
     @property
+    def heads(self) -> dict[str, slice]:
+        """Names of the weights of each architecture's last layer, and whose they are."""
+        spans = dict(zip(self.weights, self.spans, strict=True))
+        names = [f"{group.prefix}{name}" for group in self.groups for name in group.head]
+        return {name: spans[name] for name in names}
+
+    @property
     def state(self) -> Tree:
         """All that has to be saved."""
         weights = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
@@ -125,6 +132,7 @@ class Ensemble:
         own_inputs: bool = False,
         seed: int = 0,
         step: int | Tensor = 0,
+        probes: Sequence[Tree] | None = None,
     ) -> Tensor:
         """Outputs of every member [M, B, C].
 
@@ -134,15 +142,16 @@ class Ensemble:
             own_inputs: every member has inputs of its own.
             seed: of the dropout masks in training.
             step: of the dropout masks in training.
+            probes: for each architecture, what is added to its embeddings.
         """
         keys = self._dropout_keys(seed, step)
         outputs, first = [], 0
-        for group in self.groups:
+        for index, group in enumerate(self.groups):
             part = slice(first, first + group.members)
-            inputs = x[part] if own_inputs else x
-            outputs.append(
-                group.run(inputs, mapping, own_inputs, None if keys is None else keys[part])
-            )
+            inputs = x[part] if own_inputs and len(self.groups) > 1 else x
+            own_keys = None if keys is None else keys[part]
+            probe = None if probes is None else probes[index]
+            outputs.append(group.run(inputs, mapping, own_inputs, own_keys, probe))
             first += group.members
         if any(out.shape[1:] != outputs[0].shape[1:] for out in outputs):
             shapes = [tuple(out.shape[1:]) for out in outputs]
@@ -179,6 +188,13 @@ class Ensemble:
         part.alive, part.first = self.alive[start:stop], self.first + start
         part.seed = self.seed
         return part
+
+    def aside(self) -> "Ensemble":
+        """The same members with running statistics of their own, so that a look leaves no trace."""
+        aside = self.part(0, self.members)
+        for group in aside.groups:
+            group.buffers = {name: tensor.clone() for name, tensor in group.buffers.items()}
+        return aside
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None

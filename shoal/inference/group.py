@@ -9,11 +9,14 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError
 from shoal.core.types import Tree
-from shoal.inference import dropout, linear
+from shoal.inference import dropout, embeddings, linear
 from shoal.inference.mapping import Mapping, mapped_or_looped
 from shoal.inference.precision import lowered, lowered_inputs
 
 __all__ = ["Group"]
+
+Embedded = tuple[str, torch.Size]
+"""Probe of an embedding, and the shape of what it gives for a batch."""
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Group:
     prefix: str = ""
     compute: torch.dtype | None = None
     _proven: dict[tuple, Mapping] = field(default_factory=dict, repr=False)
+    _embedded: dict[torch.Size, Embedded | None] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module]) -> "Group":
@@ -54,6 +58,7 @@ class Group:
         prototype = modules[0]
         skeleton = copy.deepcopy(prototype)
         linear.install(skeleton)
+        embeddings.install(skeleton)
         return cls(prototype, skeleton, weights, rest, dropout.install(skeleton))
 
     @property
@@ -62,19 +67,33 @@ class Group:
         return len(next(iter(self.weights.values())))
 
     @property
+    def head(self) -> list[str]:
+        """Names of the weights of the last layer."""
+        owner = list(self.weights)[-1].rpartition(".")[0]
+        return [name for name in self.weights if name.rpartition(".")[0] == owner]
+
+    @property
     def must_loop(self) -> bool:
         """`vmap` was tried on this network and could not batch it."""
         tried = self._proven.items()
         return any(case[0].kind == "vmap" and used.kind == "loop" for case, used in tried)
 
-    def run(self, x: Tensor, mapping: Mapping, own_inputs: bool, keys: Tensor | None) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        mapping: Mapping,
+        own_inputs: bool,
+        keys: Tensor | None,
+        probe: Tree | None = None,
+    ) -> Tensor:
         """Outputs [m, B, C]; the first run finds out whether the mapping works for this network."""
-        state = self.weights | self.buffers
+        state = self.weights | self.buffers | (probe or {})
         if self.compute is not None:
-            state, x = lowered(self.skeleton, state, self.compute), lowered_inputs(x, self.compute)
+            state = lowered(self.skeleton, state, self.compute)
+            x = lowered_inputs(x, self.compute, own_inputs)
         if keys is not None:
             state = state | dict.fromkeys(self.keys, keys)
-        case = (mapping, self.skeleton.training, own_inputs, torch.is_grad_enabled())
+        case = (mapping, self.skeleton.training, own_inputs, bool(probe), torch.is_grad_enabled())
         if case in self._proven:
             outputs = self._proven[case](self.skeleton, state, x, own_inputs)
         else:
@@ -82,6 +101,13 @@ class Group:
             outputs, used = mapped_or_looped(known, self.skeleton, state, x, own_inputs)
             self._proven[case] = used
         return outputs if self.compute is None else outputs.to(next(iter(self.weights.values())))
+
+    def embedded(self, x: Tensor) -> Embedded | None:
+        """The embedding that tokens [B, ...] go through first; None when there is none."""
+        if x.shape not in self._embedded:
+            one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
+            self._embedded[x.shape] = embeddings.first_called(self.skeleton, one, x)
+        return self._embedded[x.shape]
 
     def part(self, start: int, stop: int) -> "Group":
         """Some of the members, on the same memory."""

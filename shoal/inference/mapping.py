@@ -54,12 +54,13 @@ class Mapping:
         self, one: Callable[[Tree, Tensor], Tensor], state: Tree, x: Tensor, own_inputs: bool
     ) -> Tensor:
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
+        inputs = x.unbind(0) if own_inputs else None
         outputs = []
         with _fork(self.streams, x.device) as lanes:
             for i in range(len(next(iter(state.values())))):
                 tensors = {name: parts[i] for name, parts in split.items()}
                 with torch.cuda.stream(lanes[i % len(lanes)]):
-                    outputs.append(one(tensors, x[i] if own_inputs else x))
+                    outputs.append(one(tensors, x if inputs is None else inputs[i]))
         return torch.stack(outputs)
 
 

@@ -46,10 +46,9 @@ class Posterior:
         if not self.temperature >= 0:
             raise ConfigError(f"temperature must be zero or positive, not {self.temperature}")
 
-    @property
-    def push_scale(self) -> float:
-        """T / N, the weight of the repulsion beside log p(theta | D) / N."""
-        return self.temperature / self.n
+    def push_scale(self, points: int | None = None) -> float:
+        """T / N, the weight of the repulsion beside log p(theta | D) / N; or T over `points`."""
+        return self.temperature / (self.n if points is None else points)
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Mean over the batch [M]: an unbiased estimate of the whole data's over N."""

@@ -23,12 +23,13 @@ def lowered(module: nn.Module, state: Tree, dtype: torch.dtype) -> Tree:
     }
 
 
-def lowered_inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
+def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> Tensor:
     """Real inputs in the type of the calculation, images with their channels last on a GPU."""
     if not x.is_floating_point():
         return x
-    if x.is_cuda and x.ndim == 4:
-        return x.to(dtype, memory_format=torch.channels_last)
+    if x.is_cuda and x.ndim == 4 + own_inputs:
+        last = x.movedim(-3, -1).to(dtype, memory_format=torch.contiguous_format)
+        return last.contiguous().movedim(-1, -3)
     return x.to(dtype)
 
 

@@ -10,13 +10,16 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 
-__all__ = ["Bandwidth", "Fixed", "Median", "registry"]
+__all__ = ["Bandwidth", "Fixed", "Median", "MemberMedian", "registry"]
 
 registry = Registry("bandwidth")
 
 
 class Bandwidth(Protocol):
-    """Squared bandwidth h2 [S, 1, 1] from the squared distances d2 [S, M, M] of living members."""
+    """Squared bandwidth h2 [S, 1, 1] from the squared distances d2 [S, M, M] of living members.
+
+    [S, 1, M] gives every member that is looked at a bandwidth of its own.
+    """
 
     def __call__(self, d2: Tensor, alive: Tensor) -> Tensor:
         """One squared bandwidth a site; a constant for differentiation."""
@@ -75,6 +78,22 @@ class Median:
         return _positive(middle, values, living).detach()[:, None, None]
 
 
+@registry.register("member-median", cite=("trinh2024input",))
+@dataclass(frozen=True)
+class MemberMedian:
+    """A median for each member, h_j² = median_i(d_ij²) / (2 ln M), its own zero among them.
+
+    So does the released code of Trinh et al. (2024), arXiv 2306.02775. The kernel matrix is then
+    not symmetric; the force on a member is still the gradient of its row.
+    """
+
+    def __call__(self, d2: Tensor, alive: Tensor) -> Tensor:
+        """One for each site and member [S, 1, M]; the mean of its distances where that is zero."""
+        columns = d2.mT
+        middle = masked_median(columns, alive) / (2 * alive.sum().clamp(min=2).to(d2.dtype).log())
+        return _positive(middle, columns, alive).detach().unsqueeze(-2)
+
+
 @functools.lru_cache(maxsize=64)
 def _pairs(members: int, every: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows and columns of the pairs i < j, or of all M² pairs."""
@@ -94,7 +113,7 @@ def masked_median(values: Tensor, keep: Tensor) -> Tensor:
     tensor([2.])
     """
     if not keep.numel():
-        return torch.zeros_like(values[:, :0].sum(-1))
+        return torch.zeros_like(values[..., :0].sum(-1))
     ordered = torch.where(keep, values, torch.inf).sort(-1).values
     count = keep.sum()
     low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=keep.numel() - 1)

@@ -6,21 +6,35 @@ the weights. `legacy=True` is what the released code of D'Angelo & Fortuin (2021
 with the zeros of the diagonal, all eigenpairs, and in function space a functional prior estimated
 from M draws instead of the weight prior.
 
+Repulsion of input gradients (`forde` and its kin) is counted against the B points of a batch, as
+its authors do. Its `legacy=True` is their released code: a bandwidth for each member, with the zero
+on the diagonal, and components of the second moments of the data instead of their covariance.
+
 The Stein estimators have papers of their own, with a wider kernel (`Median(scale="unit")`). It
 estimates the score of a given sample better, but as a flow it lets particles gather in clumps,
 which a smooth score does not see; so the methods keep the narrow kernel.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.interaction.bandwidths import Median
+from shoal.core.values import check_settings
+from shoal.interaction.bandwidths import Median, MemberMedian
 from shoal.interaction.estimators import KDE, SGE, SSGE
 from shoal.interaction.flows import Stein, Wasserstein
 from shoal.interaction.kernels import RBF
 from shoal.interaction.repulsion import Repulsion
-from shoal.interaction.spaces import Outputs, Weights
+from shoal.interaction.spaces import (
+    InputGradients,
+    Normalised,
+    Outputs,
+    Rotated,
+    Scaled,
+    Space,
+    Weights,
+)
 
 __all__ = ["METHODS", "Method", "get"]
 
@@ -36,6 +50,7 @@ class Method:
         cite: keys of the bibliography.
         functional_prior: the weight prior is turned into one on the outputs, by draws.
         legacy: this is the published form.
+        settings: what was changed in the space, by name.
     """
 
     name: str
@@ -44,6 +59,7 @@ class Method:
     cite: tuple[str, ...]
     functional_prior: bool = False
     legacy: bool = False
+    settings: tuple[tuple[str, Any], ...] = ()
 
     def with_strength(self, strength: float | None) -> "Method":
         """The same method with another strength; None leaves it."""
@@ -52,7 +68,13 @@ class Method:
         return replace(self, repulsion=replace(self.repulsion, strength=strength))
 
 
-_RDE = "dangelo2021repulsive"
+_RDE, _FORDE = "dangelo2021repulsive", "trinh2024input"
+_DIRECTIONS = Normalised(InputGradients(), eps=1e-15)
+
+
+def _forde(space: Space) -> Repulsion:
+    return Repulsion(space, RBF(), Median(), Wasserstein(KDE()), per="batch")
+
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -78,23 +100,68 @@ METHODS: dict[str, Method] = {
                (_RDE, "shi2018spectral")),
         Method("f-svgd", "Stein variational gradient descent on the outputs.",
                Repulsion(Outputs(), RBF(), Median(), Stein()), ("wang2019function", _RDE)),
+        Method("forde", "Input gradients repelled, most along principal components of the data.",
+               _forde(Scaled(Rotated(_DIRECTIONS, "pca"), "eigenvalues")), (_FORDE,)),
+        Method("forde-identity", "Input gradients repelled, all input coordinates alike.",
+               _forde(_DIRECTIONS), (_FORDE,)),
+        Method("forde-tuned", "Input gradients repelled, between `forde` and `forde-identity`.",
+               _forde(Scaled(Rotated(_DIRECTIONS, "pca"), "tuned", alpha=0.2)), (_FORDE,)),
+        Method("forde-dct", "Input gradients repelled, most along the cosines in which data vary.",
+               _forde(Scaled(Rotated(_DIRECTIONS, "dct"), "eigenvalues")), (_FORDE,)),
     )
 }  # fmt: skip
 
 
-def get(name: str, legacy: bool = False) -> Method:
+def get(name: str, legacy: bool = False, **settings: Any) -> Method:
     """The method called `name`, corrected or as published.
 
     >>> get("sge").repulsion.bandwidth, get("sge", legacy=True).repulsion.bandwidth
     (Median(scale='log', legacy=False), Median(scale='log', legacy=True))
+
+    Args:
+        name: one of `METHODS`.
+        legacy: as published.
+        settings: changes inside its space, as fraction=0.25 or alpha=0.4 for input gradients.
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
-    method = METHODS[name]
+    method = _form(METHODS[name], legacy)
+    for setting, value in settings.items():
+        method = _changed(method, setting, value)
+    return replace(method, settings=tuple(sorted(settings.items())))
+
+
+def _changed(method: Method, setting: str, value: Any) -> Method:
+    """One setting of the space, or of a space inside it, replaced."""
+    if method.repulsion is None:
+        raise ConfigError(f"method '{method.name}' has no setting '{setting}': it has no repulsion")
+    layers: list[Any] = [method.repulsion.space]
+    while hasattr(layers[-1], "space"):
+        layers.append(layers[-1].space)
+    names = [{f.name for f in fields(layer) if f.init} - {"space"} for layer in layers]
+    depth = next((i for i, known in enumerate(names) if setting in known), None)
+    if depth is None:
+        known = set().union(*names)
+        raise ConfigError(
+            f"method '{method.name}' has no setting '{setting}'; {nearest(setting, known)}"
+        )
+    check_settings("method", type(layers[depth]), {setting: value})
+    space = replace(layers[depth], **{setting: value})
+    for layer in reversed(layers[:depth]):
+        space = replace(layer, space=space)
+    return replace(method, repulsion=replace(method.repulsion, space=space))
+
+
+def _form(method: Method, legacy: bool) -> Method:
+    """Corrected or published."""
     if not legacy:
         return method
     if method.repulsion is None:
         return replace(method, legacy=True)
+    if method.repulsion.space.base == "gradients":
+        space = _uncentred(method.repulsion.space)
+        repulsion = replace(method.repulsion, space=space, bandwidth=MemberMedian())
+        return replace(method, repulsion=repulsion, legacy=True)
     flow = method.repulsion.flow
     if isinstance(flow, Wasserstein):
         whole = SSGE(share=1.0, eta=0.01)
@@ -102,3 +169,10 @@ def get(name: str, legacy: bool = False) -> Method:
     repulsion = replace(method.repulsion, bandwidth=Median(legacy=True), flow=flow)
     functional = method.repulsion.space.base == "outputs"
     return replace(method, repulsion=repulsion, functional_prior=functional, legacy=True)
+
+
+def _uncentred(space: Space) -> Space:
+    if isinstance(space, Rotated) and isinstance(space.basis, str):
+        basis = "pca-uncentred" if space.basis == "pca" else space.basis
+        return replace(space, basis=basis)
+    return replace(space, space=_uncentred(space.space)) if isinstance(space, Scaled) else space

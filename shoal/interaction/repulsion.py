@@ -44,6 +44,8 @@ class Repulsion:
         bandwidth: the unit of distance.
         flow: how similarity becomes motion.
         strength: factor of the push; 1 is what the posterior asks for.
+        per: the push is weighed as one of all N `data`, as the posterior asks for, or as one of the
+            B points of a `batch`, which makes it N / B times stronger.
     """
 
     space: Space = part(spaces.registry, Outputs)
@@ -51,8 +53,13 @@ class Repulsion:
     bandwidth: Bandwidth = part(bandwidths.registry, Median)
     flow: Flow = part(flows.registry, Wasserstein)
     strength: float = 1.0
+    per: str = "data"
 
     def __post_init__(self) -> None:
+        if self.per not in ("data", "batch"):
+            raise ConfigError(f"repulsion is counted per 'data' or per 'batch', not '{self.per}'")
+        if self.per == "batch" and self.space.base == "weights":
+            raise ConfigError("weights do not lie in a batch; count their repulsion per 'data'")
         if isinstance(self.kernel, Linear) and not isinstance(self.flow, Stein):
             raise ConfigError("the linear kernel is no density: use it with the Stein flow")
 
@@ -65,7 +72,7 @@ class Interaction:
         mix: which drives each member follows [M, M]; None when each follows its own.
         B: the push is B z at each site [S, M, M].
         K: kernel matrix [M, M].
-        h2: squared bandwidth [S, 1, 1].
+        h2: squared bandwidth [S, 1, 1] or [S, 1, M].
         cloud: the coordinates that B acts on, and the members that took part.
     """
 

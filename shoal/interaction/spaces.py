@@ -1,51 +1,34 @@
 """Spaces: what it means for two members to be near each other.
 
 A space turns the tensors in which it lives, its *base*, into coordinates: leaves [M, S, D]. The
-base is a dict of tensors [M, ...]: the weights, or `{"outputs": [M, B, C]}`. Member i's coordinates
-depend on member i's tensors alone. A wrapper is a space around a space, never a new kernel.
+base is a dict of tensors [M, ...]: the weights, `{"outputs": [M, B, C]}`, or the gradients with
+respect to the inputs, `{"gradients": [M, B, ...]}`. Member i's coordinates depend on member i's
+tensors alone. A wrapper (see `shoal.interaction.wrappers`) is a space around a space, never a new
+kernel.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
 
-import torch
-from torch import Tensor
-
-from shoal.core.registry import Registry, part
+from shoal.core.errors import ConfigError
+from shoal.core.registry import nearest
 from shoal.core.tree import rows
 from shoal.core.types import Leaves, Tree
+from shoal.interaction.space import Base, Space, registry
+from shoal.interaction.wrappers import Normalised, Rotated, Scaled, innermost
 
 __all__ = [
+    "InputGradients",
     "Normalised",
     "Outputs",
     "Rotated",
     "Scaled",
     "Space",
     "Weights",
+    "innermost",
     "registry",
 ]
 
-Base = Literal["weights", "outputs"]
-
-registry = Registry("space")
-
-
-class Space(Protocol):
-    """Coordinates of the members."""
-
-    @property
-    def base(self) -> Base:
-        """The tensors the coordinates are made of."""
-        ...
-
-    @property
-    def isometric(self) -> bool:
-        """The coordinates are the numbers of the base, tensor by tensor, at one site."""
-        ...
-
-    def __call__(self, base: Tree) -> Leaves:
-        """Leaves [M, S, D]."""
-        ...
+_TARGETS = ("logit", "log-probability")
 
 
 @registry.register("weights", cite=("dangelo2021repulsive",))
@@ -85,84 +68,37 @@ class Outputs:
         return [values.flatten(1).unsqueeze(1)]
 
 
-@registry.register("normalised")
+@registry.register("input-gradients", cite=("trinh2024input",))
 @dataclass(frozen=True)
-class Normalised:
-    """Coordinates on the unit sphere: z / sqrt(|z|² + eps), with the norm over all leaves.
+class InputGradients:
+    """What a member looks at: the gradient at each input, S = B sites of D = input coordinates.
+
+    It tells a function up to a constant, and has far fewer numbers than the weights. For classes it
+    is the gradient of the true class; for real targets, of the predicted means, summed. Trinh et
+    al. (2024), arXiv 2306.02775.
 
     Attributes:
-        space: the space inside.
-        eps: keeps a vanishing vector at zero.
+        target: `logit`, the raw output, or `log-probability`, the log likelihood of the target.
+        fraction: share of each batch, drawn anew at every step, on which members are compared. The
+            kernel is a mean over sites, of which the part gives an unbiased estimate; its logarithm
+            is biased, as it is for any batch. Below 1 the part goes through the networks once more
+            by itself, since batch normalisation couples the points of a batch.
     """
 
-    space: Space = part(registry, Outputs)
-    eps: float = 1e-12
-
+    target: str = "logit"
+    fraction: float = 1.0
+    base: Base = field(default="gradients", init=False, repr=False)
     isometric: bool = field(default=False, init=False, repr=False)
 
-    @property
-    def base(self) -> Base:
-        """That of the space inside."""
-        return self.space.base
+    def __post_init__(self) -> None:
+        if self.target not in _TARGETS:
+            raise ConfigError(
+                f"input gradients have no target '{self.target}'; "
+                f"{nearest(str(self.target), _TARGETS)}"
+            )
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"fraction is a share above 0 and up to 1, not {self.fraction}")
 
     def __call__(self, base: Tree) -> Leaves:
-        """Leaves of unit length."""
-        leaves = self.space(base)
-        squares = torch.stack([leaf.square().sum(-1) for leaf in leaves]).sum(0)
-        return [leaf * (squares + self.eps).rsqrt().unsqueeze(-1) for leaf in leaves]
-
-
-@registry.register("rotated")
-@dataclass(frozen=True)
-class Rotated:
-    """Coordinates along other axes: z U with the columns of U orthonormal, for spaces of one leaf.
-
-    Attributes:
-        space: the space inside.
-        basis: U [D, R], as a tensor; None leaves the axes as they are.
-    """
-
-    space: Space = part(registry, Outputs)
-    basis: Tensor | None = None
-
-    isometric: bool = field(default=False, init=False, repr=False)
-
-    @property
-    def base(self) -> Base:
-        """That of the space inside."""
-        return self.space.base
-
-    def __call__(self, base: Tree) -> Leaves:
-        """Leaves [M, S, R]."""
-        basis = self.basis
-        leaves = self.space(base)
-        return leaves if basis is None else [leaf @ basis.to(leaf) for leaf in leaves]
-
-
-@registry.register("scaled")
-@dataclass(frozen=True)
-class Scaled:
-    """Coordinates in other units: z_d multiplied by a factor.
-
-    Attributes:
-        space: the space inside.
-        factor: one number, or a tensor [D] with one for each coordinate.
-    """
-
-    space: Space = part(registry, Outputs)
-    factor: Tensor | float = 1.0
-
-    isometric: bool = field(default=False, init=False, repr=False)
-
-    @property
-    def base(self) -> Base:
-        """That of the space inside."""
-        return self.space.base
-
-    def __call__(self, base: Tree) -> Leaves:
-        """Scaled leaves."""
-        factor = self.factor
-        leaves = self.space(base)
-        if isinstance(factor, Tensor):
-            return [leaf * factor.to(leaf) for leaf in leaves]
-        return [leaf * factor for leaf in leaves]
+        """One vector for each member and point."""
+        return [base["gradients"].flatten(2)]

@@ -4,13 +4,14 @@
 the first figure is drawn.
 """
 
+from shoal.plots.attention import attention
 from shoal.plots.calibration import coverage, reliability
 from shoal.plots.comparison import Curve, comparison, heatmap, severity, sizes
 from shoal.plots.corruptions import Spread, contact_sheet, corrupted
 from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty, uncertainty_by_size
 from shoal.plots.gallery import gallery
-from shoal.plots.history import bandwidth, forces, loss
+from shoal.plots.history import bandwidth, bandwidths, forces, loss
 from shoal.plots.registry import plot, registry
 from shoal.plots.strength import strength
 from shoal.plots.style import COLOURS, look
@@ -22,8 +23,10 @@ __all__ = [
     "Curve",
     "Spread",
     "accuracy_confidence",
+    "attention",
     "band",
     "bandwidth",
+    "bandwidths",
     "comparison",
     "contact_sheet",
     "corrupted",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from shoal.plots.registry import plot
-from shoal.plots.style import INK, blank, legend, look, percent, power
+from shoal.plots.style import INK, blank, legend, look, looks, percent, power
 
-__all__ = ["bandwidth", "forces", "loss"]
+__all__ = ["bandwidth", "bandwidths", "forces", "loss"]
 
 History = Sequence[Mapping[str, Any]]
 
@@ -108,4 +108,28 @@ def bandwidth(history: History, method: str = "", title: str = "") -> Any:
     below.set_ylim(bottom=0)
     above.set(ylabel="bandwidth h²", title=title)
     below.set(xlabel="epoch", ylabel="members told apart")
+    return figure
+
+
+@plot("bandwidths")
+def bandwidths(histories: Mapping[str, Sequence[History]], title: str = "") -> Any:
+    """Squared bandwidth over the epochs, a thin line for every seed and a thick one for their mean.
+
+    Args:
+        histories: for each method, the histories of its runs.
+        title: written above.
+    """
+    figure, axes = blank()
+    styles = looks(histories)
+    for label, runs in histories.items():
+        colour, dashes = styles[label].colour, styles[label].linestyle
+        for history in runs:
+            _over_epochs(axes, history, "h2", color=colour, alpha=0.4, linewidth=1, marker="")
+        rows = min(len(history) for history in runs)
+        mean = np.mean([_column(history[:rows], "h2") for history in runs], axis=0)
+        epochs = _column(runs[0][:rows], "epoch")
+        axes.plot(epochs, mean, color=colour, linestyle=dashes, label=label)
+    _log(axes)
+    axes.set(xlabel="epoch", ylabel="bandwidth h²", title=title)
+    legend(figure, axes)
     return figure

@@ -84,6 +84,9 @@ def look(label: str) -> Look:
     True
     """
     name, *_ = re.split(r"[\s:(]", label.strip(), maxsplit=1)
+    stem = name.partition("-")[0]
+    if name not in COLOURS and stem in COLOURS:
+        name = stem  # as "forde-identity", a form of "forde"
     if name not in COLOURS:
         name = list(COLOURS)[1 + zlib.crc32(name.encode()) % (len(COLOURS) - 1)]
     return Look(COLOURS[name], _MARKERS[name])

@@ -6,6 +6,7 @@ needs anyway. Goodfellow et al. (2015), arXiv 1412.6572; for ensembles Lakshmina
 (2017), arXiv 1612.01474.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,18 +44,24 @@ class Adversarial:
         return x.expand(members, *x.shape).detach().requires_grad_()
 
     def pull_back(
-        self, outputs: Tensor, cotangent: Tensor, data: Tensor | None, weights: Tree, x: Tensor
+        self,
+        values: Sequence[Tensor],
+        cotangents: Sequence[Tensor],
+        data: Tensor | None,
+        weights: Tree,
+        x: Tensor,
     ) -> tuple[Tree, Tensor]:
-        """J^T cotangent at the weights, and the gradient of the log likelihood at the inputs.
+        """J^T cotangents at the weights, and the gradient of the log likelihood at the inputs.
 
-        `data` is the likelihood's part of the cotangent where there is more in it (repulsion of
-        outputs, a functional prior): then the inputs need a reverse pass of their own.
+        The outputs are the first of the values. `data` is the likelihood's part of their cotangent
+        where there is more in it (repulsion, a functional prior): then the inputs need a reverse
+        pass of their own.
         """
         if data is None:
-            velocity = pull_back(outputs, cotangent, weights | {"": x})
+            velocity = pull_back(values, cotangents, weights | {"": x})
             return velocity, velocity.pop("")
-        at_inputs = pull_back(outputs, data, {"": x}, keep_graph=True)[""]
-        return pull_back(outputs, cotangent, weights), at_inputs
+        at_inputs = pull_back(values[0], data, {"": x}, keep_graph=True)[""]
+        return pull_back(values, cotangents, weights), at_inputs
 
     def neighbours(self, x: Tensor, at_inputs: Tensor, alive: Tensor) -> Tensor:
         """x' [M, B, ...], or [B, ...] when shared."""

@@ -1,9 +1,9 @@
 """The drive: what the data ask of every member, brought back through the networks.
 
 Members go through the networks all together, or in chunks, forward and back, so that the
-activations of one chunk exist at a time. Where the repulsion lives on outputs, a chunk needs the
-outputs of all members before it can go back: they are computed first, and each chunk runs forward
-again.
+activations of one chunk exist at a time. Where the repulsion lives on outputs or input gradients, a
+chunk needs those of all members before it can go back: they are computed first, and each chunk runs
+forward again.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,8 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.backward import pull_back
 from shoal.training.functional_prior import functional_score
-from shoal.training.stages import Answer, Stages, judge
+from shoal.training.look import Look, head_lengths, looked_at
+from shoal.training.stages import Answer, Stages, judge, measured
 
 __all__ = ["Drive"]
 
@@ -33,7 +34,7 @@ class Drive:
 
     Attributes:
         posterior: what drives them.
-        repulsion: acts here if its space lives on outputs.
+        repulsion: acts here if its space lives on outputs or on input gradients.
         y: targets of the batch.
         annealing: factor of the drive.
         adversarial: trains on worst-case neighbours of the inputs as well.
@@ -67,6 +68,11 @@ class Drive:
         return repelled or isinstance(self.posterior.prior, FunctionSpace)
 
     @property
+    def at_gradients(self) -> bool:
+        """The repulsion acts on the input gradients."""
+        return self.repulsion is not None and self.repulsion.space.base == "gradients"
+
+    @property
     def _separable(self) -> bool:
         """Members can go back in chunks: no neighbour of the inputs is made by all of them."""
         mixing = self.repulsion is not None and isinstance(self.repulsion.flow, Stein)
@@ -77,33 +83,42 @@ class Drive:
         chunk = self.mapping.chunk
         if chunk is not None and chunk < ensemble.members and self._separable:
             return self._in_chunks(ensemble, x, chunk)
-        shown, outputs = self._forward(ensemble, x)
-        answer = self._answer(ensemble, x, outputs.detach())
-        return answer, self._back(ensemble, shown, outputs, answer)
+        look = self._forward(ensemble, x)
+        answer = self._answer(ensemble, x, look.still())
+        velocity, lengths = self._back(ensemble, look, answer)
+        return _with_lengths(answer, lengths), velocity
 
     def _in_chunks(self, ensemble: Ensemble, x: Tensor, chunk: int) -> tuple[Answer, Tree]:
         whole = replace(self, mapping=replace(self.mapping, chunk=None))
         starts = range(0, ensemble.members, chunk)
         parts = [ensemble.part(s, min(s + chunk, ensemble.members)) for s in starts]
-        answer = whole._answer(ensemble, x, whole._peek(parts, x)) if self.at_outputs else None
-        outputs, velocities = [], []
+        needs_all = self.at_outputs or self.at_gradients
+        answer = whole._answer(ensemble, x, whole._peek(parts, x)) if needs_all else None
+        looks, velocities, lengths = [], [], []
         for part in parts:
-            shown, live = whole._forward(part, self._seen_by(part, x))
-            outputs.append(live.detach())
-            mine = whole._answer(part, x, outputs[-1]) if answer is None else _of(part, answer)
-            velocities.append(whole._back(part, shown, live, mine))
+            look = whole._forward(part, self._seen_by(part, x))
+            looks.append(look.still())
+            mine = whole._answer(part, x, looks[-1]) if answer is None else _of(part, answer)
+            velocity, own = whole._back(part, look, mine)
+            velocities.append(velocity)
+            lengths.append(own)
         if answer is None:
-            answer = whole._answer(ensemble, x, torch.cat(outputs))
+            answer = whole._answer(ensemble, x, Look.joined(looks))
         joined = {
             name: torch.cat([velocity[name] for velocity in velocities if name in velocity])
             for name in ensemble.weights
         }
-        return answer, joined
+        known = None if lengths[0] is None else torch.cat(lengths, 1)  # pyright: ignore
+        return _with_lengths(answer, known), joined
 
-    def _forward(self, ensemble: Ensemble, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> Look:
+        if self.repulsion is not None and self.at_gradients:
+            likelihood, space = self.posterior.likelihood, self.repulsion.space
+            context = ensemble, x, self.y, likelihood, space, self.mapping, self.seed, self.step
+            return looked_at(*context, live)
         own = self.own_inputs or self.adversarial is not None
         shown = self.adversarial.watch(x, ensemble.members) if self.adversarial else x
-        return shown, self._run(ensemble, shown, own)
+        return Look(shown, self._run(ensemble, shown, own))
 
     def _seen_by(self, part: Ensemble, x: Tensor) -> Tensor:
         return x[part.first : part.first + part.members] if self.own_inputs else x
@@ -111,37 +126,58 @@ class Drive:
     def _run(self, ensemble: Ensemble, x: Tensor, own_inputs: bool) -> Tensor:
         return ensemble(x, self.mapping, own_inputs, self.seed, self.step)
 
-    def _peek(self, parts: list[Ensemble], x: Tensor) -> Tensor:
-        """Outputs of all members, with running statistics left as they are."""
-        outputs = []
-        with torch.no_grad():
-            for part in parts:
-                kept = {name: tensor.clone() for name, tensor in part.buffers.items()}
-                outputs.append(self._run(part, x, False))
-                for name, tensor in part.buffers.items():
-                    tensor.copy_(kept[name])
-        return torch.cat(outputs)
+    def _peek(self, parts: list[Ensemble], x: Tensor) -> Look:
+        """What all members say, with running statistics left as they are."""
+        plain = replace(self, adversarial=None)
+        with torch.set_grad_enabled(self.at_gradients):
+            looks = [plain._forward(part.aside(), x, live=False).still() for part in parts]
+        return Look.joined(looks)
 
-    def _answer(self, ensemble: Ensemble, x: Tensor, outputs: Tensor) -> Answer:
+    def _answer(self, ensemble: Ensemble, x: Tensor, look: Look) -> Answer:
+        outputs = look.outputs
         prior = functional_score(ensemble, self.posterior, outputs, x, self.seed, self.step)
         prior = None if prior is None else self.annealing * prior
         context = self.posterior, self.repulsion
-        return self.stages.respond(*context, outputs, self.y, ensemble.alive, self.weight, prior)
+        answer = self.stages.respond(*context, outputs, self.y, ensemble.alive, self.weight, prior)
+        if look.gradients is None:
+            return answer
+        return self.stages.part(*context, answer, look.gradients)
 
-    def _back(self, ensemble: Ensemble, shown: Tensor, outputs: Tensor, answer: Answer) -> Tree:
+    def _back(self, ensemble: Ensemble, look: Look, answer: Answer) -> tuple[Tree, Tensor | None]:
+        """J^T at the weights; and where the push comes back with it, the lengths of both [2, M]."""
         weights, adversarial = ensemble.weights, self.adversarial
-        if adversarial is None:
-            return pull_back(outputs, answer.cotangent, weights)
-        data = answer.gradient if self.at_outputs else None
-        velocity, at_inputs = adversarial.pull_back(outputs, answer.cotangent, data, weights, shown)
-        worst = adversarial.neighbours(shown, at_inputs, answer.alive)
+        values, cotangents, drive = [look.outputs], [answer.cotangent], None
+        if look.gradients is not None and answer.push is not None:
+            values, cotangents = [*values, look.gradients], [*cotangents, answer.push]
+            head = {name: weights[name] for name in ensemble.heads}
+            drive = pull_back(look.outputs, answer.cotangent, head, keep_graph=True)
+        at_inputs = None
+        if adversarial is not None:
+            more = self.at_outputs or drive is not None
+            data = answer.gradient if more else None
+            velocity, at_inputs = adversarial.pull_back(
+                values, cotangents, data, weights, look.inputs
+            )
+        else:
+            velocity = pull_back(values, cotangents, weights)
+        lengths = None if drive is None else head_lengths(ensemble, drive, velocity)
+        if adversarial is None or at_inputs is None:
+            return velocity, lengths
+        worst = adversarial.neighbours(look.inputs, at_inputs, answer.alive)
         again = self._run(ensemble, worst, not adversarial.shared)
         gradient = judge(self.posterior, again.detach(), self.y, answer.alive)[2]
-        drive = mixed(answer.mix, {"": gradient})[""]
-        return add_scaled(velocity, pull_back(again, drive, weights), self.weight)
+        gradient = mixed(answer.mix, {"": gradient})[""]
+        return add_scaled(velocity, pull_back(again, gradient, weights), self.weight), lengths
+
+
+def _with_lengths(answer: Answer, lengths: Tensor | None) -> Answer:
+    if lengths is None:
+        return answer
+    return answer._replace(measures=measured(lengths[0], lengths[1], answer.alive, answer.measures))
 
 
 def _of(part: Ensemble, answer: Answer) -> Answer:
     rows = slice(part.first, part.first + part.members)
     loss, alive, gradient, cotangent = (tensor[rows] for tensor in answer[:4])
-    return Answer(loss, alive, gradient, cotangent, answer.mix, answer.measures)
+    push = None if answer.push is None else answer.push[rows]
+    return Answer(loss, alive, gradient, cotangent, answer.mix, answer.measures, push)

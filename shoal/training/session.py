@@ -18,6 +18,7 @@ from shoal.core.seeds import derive
 from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
+from shoal.training.axes import keep, prepared
 from shoal.training.history import balance_sentence
 from shoal.training.interruption import Interruption
 from shoal.training.numerics import calculating_in
@@ -64,8 +65,9 @@ class Session:
                 stack.enter_context(self.interruption)
                 self._open(folder, resume)
             ensemble = self.ensemble.to(device, dtype)
+            repulsion, self.axes = prepared(self.settings.method, self.batches, folder, dtype)
             stack.enter_context(calculating_in(self.settings.precision, ensemble))
-            trainer = self.trainer = Trainer(ensemble, self.settings, self.batches)
+            trainer = self.trainer = Trainer(ensemble, self.settings, self.batches, repulsion)
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
                 expected = {"ensemble": layout(ensemble.state)}
@@ -130,6 +132,7 @@ class Session:
     def _begin(self) -> None:
         """A folder becomes a run once a step has shown that it can be trained."""
         if self.folder is not None and not self.begun:
+            keep(self.folder, self.axes)
             self.folder.begin(self.config, self.provenance)
             self.begun = True
 

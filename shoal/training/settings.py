@@ -115,7 +115,9 @@ class Settings:
         """The table that repeats the run, of plain values."""
         method, repulsion = self.method, self.method.repulsion
         table = {
-            "method": method.name if _is_known(method) else _spec(repulsions.registry, repulsion),
+            "method": _named(method)
+            if _is_known(method)
+            else _spec(repulsions.registry, repulsion),
             "legacy": method.legacy,
             "strength": None if repulsion is None else repulsion.strength,
             "likelihood": _spec(likelihoods.registry, self.likelihood),
@@ -147,6 +149,9 @@ def _method(method: Any, legacy: bool) -> Method:
         return methods.get(method, legacy)
     if isinstance(method, Method):
         return method
+    if isinstance(method, Mapping) and method.get("name") in methods.METHODS:
+        changes = {key: value for key, value in method.items() if key != "name"}
+        return methods.get(str(method["name"]), legacy, **changes)
     if isinstance(method, Mapping):
         method = repulsions.registry.make({"name": "repulsion", **method})
     if isinstance(method, Repulsion):
@@ -162,7 +167,13 @@ def _is_known(method: Method) -> bool:
     if method.name not in methods.METHODS:
         return False
     strength = None if method.repulsion is None else method.repulsion.strength
-    return method == methods.get(method.name, method.legacy).with_strength(strength)
+    known = methods.get(method.name, method.legacy, **dict(method.settings))
+    return method == known.with_strength(strength)
+
+
+def _named(method: Method) -> str | dict[str, Any]:
+    """The name, with what was changed in the space."""
+    return {"name": method.name, **dict(method.settings)} if method.settings else method.name
 
 
 def _functional(prior: WeightPrior) -> FunctionSpace:

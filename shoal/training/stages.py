@@ -1,9 +1,10 @@
-r"""The two stages of a step that are pure arithmetic, between and after the networks.
+r"""The stages of a step that are pure arithmetic, between and after the networks.
 
     outputs --respond--> cotangent --backward through the networks--> drive --settle--> velocity
 
-The interaction acts where its space lives: on cotangents at the outputs in `respond`, or on the
-weights in `settle`. Neither stage waits for the device, and both can be compiled.
+The interaction acts where its space lives: on cotangents at the outputs in `respond`, at the input
+gradients in `part`, or on the weights in `settle`. No stage waits for the device, and all can be
+compiled.
 """
 
 import functools
@@ -17,9 +18,19 @@ from shoal.core.differentiate import with_pullback
 from shoal.core.tree import member_norms, mixed, per_member
 from shoal.core.types import Tree
 from shoal.inference.posterior import Posterior
-from shoal.interaction.repulsion import Repulsion, repel
+from shoal.interaction.repulsion import Interaction, Repulsion, repel
 
-__all__ = ["Answer", "Settled", "Stages", "compiled_stages", "judge", "respond", "settle"]
+__all__ = [
+    "Answer",
+    "Settled",
+    "Stages",
+    "compiled_stages",
+    "judge",
+    "measured",
+    "part",
+    "respond",
+    "settle",
+]
 
 Factor = float | Tensor
 
@@ -34,6 +45,7 @@ class Answer(NamedTuple):
         cotangent: what is pulled back through the networks [M, B, C].
         mix: of the drives [M, M]; None is the identity.
         measures: see `Settled`; None when the space is not here.
+        push: what is pulled back from the input gradients [M, B, ...]; None without them.
     """
 
     loss: Tensor
@@ -42,6 +54,7 @@ class Answer(NamedTuple):
     cotangent: Tensor
     mix: Tensor | None
     measures: Tensor | None
+    push: Tensor | None = None
 
 
 class Settled(NamedTuple):
@@ -87,8 +100,30 @@ def respond(
     here = {"outputs": drive}, {"outputs": outputs}
     velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive)
     if repulsion is None:
-        measures = _measures(member_norms(here[0]), None, alive)
+        measures = measured(member_norms(here[0]), None, alive)
     return Answer(loss, alive, gradient, velocity["outputs"], mix, measures)
+
+
+def part(posterior: Posterior, repulsion: Repulsion, answer: Answer, gradients: Tensor) -> Answer:
+    """The push on input gradients, and the drives at the outputs mixed if the flow mixes them.
+
+    Of the measures only bandwidth and effective members are known here: drive and push meet at the
+    weights.
+    """
+    push = repel(repulsion, {"gradients": gradients}, answer.alive)
+    interaction = push.interaction
+    alive = interaction.cloud.alive
+    scale = -_push_scale(posterior, repulsion, gradients.shape[1]) * repulsion.strength
+    drive = {"outputs": answer.cotangent}
+    if interaction.mix is not None:
+        drive = mixed(interaction.mix, _of_living(drive, alive & member_norms(drive).isfinite()))
+    return answer._replace(
+        alive=alive,
+        cotangent=drive["outputs"],
+        mix=interaction.mix,
+        measures=_kernel(interaction),
+        push=scale * push.tree()["gradients"],
+    )
 
 
 def settle(
@@ -114,6 +149,7 @@ class Stages(NamedTuple):
 
     respond: Callable[..., Answer] = respond
     settle: Callable[..., Settled] = settle
+    part: Callable[..., Answer] = part
 
 
 @functools.cache
@@ -125,7 +161,7 @@ def compiled_stages() -> Stages:
     compiled: Any = functools.partial(
         torch.compile, dynamic=False, options={"loop_ordering_after_fusion": False}
     )
-    return Stages(compiled(respond), compiled(settle))
+    return Stages(compiled(respond), compiled(settle), compiled(part))
 
 
 def _act(
@@ -144,10 +180,22 @@ def _act(
     alive = interaction.cloud.alive
     if mix is not None:
         drive = mixed(mix, _of_living(drive, alive & member_norms(drive).isfinite()))
-    scale = -posterior.push_scale * repulsion.strength
+    points = base["outputs"].shape[1] if where == "outputs" else 1
+    scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale)
-    kernel = torch.stack([interaction.h2.mean(), interaction.effective.to(interaction.h2.dtype)])
-    return velocity, alive, mix, _measures(driven, pushed, alive, kernel)
+    return velocity, alive, mix, measured(driven, pushed, alive, _kernel(interaction))
+
+
+def _push_scale(posterior: Posterior, repulsion: Repulsion, points: int) -> float:
+    return posterior.push_scale(points if repulsion.per == "batch" else None)
+
+
+def _kernel(interaction: Interaction) -> Tensor:
+    h2, alive = interaction.h2, interaction.cloud.alive
+    if h2.shape[-1] > 1:  # one for each member: those of the living count
+        h2 = torch.where(alive, h2, 0.0).sum(-1) / alive.sum().clamp(min=1)
+    h2 = h2.mean()
+    return torch.stack([h2, interaction.effective.to(h2.dtype)])
 
 
 def _of_living(tree: Tree, alive: Tensor) -> Tree:
@@ -155,7 +203,7 @@ def _of_living(tree: Tree, alive: Tensor) -> Tree:
     return {name: torch.where(per_member(alive, t), t, 0.0) for name, t in tree.items()}
 
 
-def _measures(
+def measured(
     drive: Tensor, push: Tensor | None, alive: Tensor, kernel: Tensor | None = None
 ) -> Tensor:
     """Root mean square lengths of drive and push over the living, then bandwidth and members."""

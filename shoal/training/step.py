@@ -3,8 +3,9 @@ r"""One step: the velocity of every member, from one batch.
 $$ v_i = \sum_j mix_{ij} ∇ \log p(θ_j | D) / N - (T / N) \, strength \, J_i^T \sum_j B_{ij} z_j $$
 
 For a space of outputs, drive and push are both cotangents at the outputs, so that one backward pass
-through the networks carries the two. For the weights, the drive comes back first and the push is
-added to it.
+through the networks carries the two. For input gradients the push is a cotangent at the gradients,
+and one backward pass through the networks and their first backward pass carries both. For the
+weights, the drive comes back first and the push is added to it.
 """
 
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
+from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.drive import Drive
+from shoal.training.fraction import share_of, with_part_repelled
 from shoal.training.stages import Stages
 
 __all__ = ["Batch", "StepInfo", "forces"]
@@ -33,7 +36,8 @@ class StepInfo:
     Attributes:
         loss: mean negative log likelihood of each member [M].
         alive: which members are finite [M].
-        measures: drive, push, h2 and effective [4].
+        measures: drive, push, h2 and effective [4]. Drive and push are measured where the space
+            lives; for input gradients, on the weights of the last layer.
     """
 
     loss: Tensor
@@ -103,7 +107,8 @@ def forces(
     drive = Drive(
         posterior, repulsion, y, annealing, adversarial, mapping, seed, step, stages, own_inputs
     )
-    answer, velocity = drive(ensemble, x)
+    partial = repulsion is not None and share_of(repulsion) < 1
+    answer, velocity = with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
     settled = stages.settle(
@@ -115,7 +120,11 @@ def forces(
 
 
 def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:
-    if len(ensemble.groups) > 1 and repulsion is not None and repulsion.space.base == "weights":
+    if repulsion is None:
+        return
+    if share_of(repulsion) < 1 and isinstance(repulsion.flow, Stein):
+        raise ConfigError("the Stein flow mixes drives of whole batches; use it with fraction = 1")
+    if len(ensemble.groups) > 1 and repulsion.space.base == "weights":
         raise ConfigError(
             "members of different architectures have no common weight space; "
             "use a function-space method such as 'f-kde'"

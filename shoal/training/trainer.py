@@ -19,6 +19,7 @@ from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
+from shoal.interaction.repulsion import Repulsion
 from shoal.training.engine import has_convolutions, parse
 from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
@@ -42,6 +43,7 @@ class Trainer:
         ensemble: the members, changed in place.
         settings: every choice of the run.
         batches: the training data.
+        repulsion: that of the method, with what it takes from the training data filled in.
         steps: how many steps the run has.
         step: how many are done.
         rows: one line of history for each epoch done.
@@ -49,9 +51,14 @@ class Trainer:
     """
 
     def __init__(
-        self, ensemble: Ensemble, settings: Settings, batches: ArrayBatches | LoaderBatches
+        self,
+        ensemble: Ensemble,
+        settings: Settings,
+        batches: ArrayBatches | LoaderBatches,
+        repulsion: Repulsion | None = None,
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        self.repulsion = repulsion or settings.method.repulsion
         self.posterior = Posterior(
             settings.likelihood, settings.prior, batches.n, settings.temperature
         )
@@ -137,7 +144,7 @@ class Trainer:
         return forces(
             self.ensemble,
             self.posterior,
-            self.settings.method.repulsion,
+            self.repulsion,
             (x, y),
             annealing=annealing,
             adversarial=self.settings.adversarial,

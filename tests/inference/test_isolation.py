@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from ready import ready
 from torch import nn
 
 import shoal
@@ -58,7 +59,9 @@ def forces(name, legacy, harm, build=Network, **options):
         harm(ensemble)
     method = shoal.methods.get(name, legacy=legacy)
     target = posterior(method.functional_prior)
-    velocity, info = shoal.forces(ensemble, target, method.repulsion, batch(), **options)
+    velocity, info = shoal.forces(
+        ensemble, target, ready(method.repulsion, batch()[0]), batch(), **options
+    )
     return velocity, info, ensemble
 
 
@@ -133,8 +136,8 @@ def test_a_masked_member_is_as_if_absent(name, legacy):
     x, y = batch()
     data = x.double(), y
     prior = posterior()
-    velocity, info = shoal.forces(whole, prior, method.repulsion, data)
-    expected, expected_info = shoal.forces(rest, prior, method.repulsion, data)
+    velocity, info = shoal.forces(whole, prior, ready(method.repulsion, data[0]), data)
+    expected, expected_info = shoal.forces(rest, prior, ready(method.repulsion, data[0]), data)
     for key in expected:
         torch.testing.assert_close(velocity[key][LIVING], expected[key], rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(info.effective, expected_info.effective)
@@ -207,7 +210,9 @@ def test_a_gradient_at_the_inputs_that_is_not_finite():
 def test_one_member_alone_is_not_pushed(name, legacy):
     ensemble = shoal.Ensemble.init(Network, 1)
     method = shoal.methods.get(name, legacy=legacy)
-    velocity, info = shoal.forces(ensemble, posterior(), method.repulsion, batch())
+    velocity, info = shoal.forces(
+        ensemble, posterior(), ready(method.repulsion, batch()[0]), batch()
+    )
     plain, _ = shoal.forces(ensemble, posterior(), None, batch())
     assert info.push == 0
     for key, tensor in velocity.items():
@@ -227,7 +232,7 @@ def test_identical_members_do_not_push_each_other(name, legacy, members):
     method = shoal.methods.get(name, legacy=legacy)
     x, y = batch()
     data = x.double(), y
-    velocity, info = shoal.forces(ensemble, posterior(), method.repulsion, data)
+    velocity, info = shoal.forces(ensemble, posterior(), ready(method.repulsion, data[0]), data)
     plain, _ = shoal.forces(ensemble, posterior(), None, data)
     assert info.push < 1e-9
     if name != "ensemble":
@@ -244,7 +249,9 @@ def test_two_identical_members_among_others_move_alike(name, legacy):
             tensor[3] = tensor[1]
     method = shoal.methods.get(name, legacy=legacy)
     x, y = batch()
-    velocity, _ = shoal.forces(ensemble, posterior(), method.repulsion, (x.double(), y))
+    velocity, _ = shoal.forces(
+        ensemble, posterior(), ready(method.repulsion, x.double()), (x.double(), y)
+    )
     for tensor in velocity.values():
         assert tensor.isfinite().all()
         torch.testing.assert_close(tensor[1], tensor[3], rtol=1e-7, atol=1e-9)

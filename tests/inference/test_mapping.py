@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ready import ready
 from torch import nn
 
 import shoal
@@ -108,7 +109,7 @@ def two_steps(name, method, mapping, adversarial=None, prior=None):
     ensemble.train()
     prior = prior or shoal.priors.Gaussian(0.9)
     posterior = shoal.Posterior(shoal.likelihoods.Categorical(), prior, 30)
-    repulsion = shoal.methods.get(method).repulsion
+    repulsion = ready(shoal.methods.get(method).repulsion, batch(name)[0])
     found = []
     for step in range(2):
         velocity, info = shoal.forces(

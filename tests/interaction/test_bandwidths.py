@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.core.errors import ConfigError
-from shoal.interaction.bandwidths import Fixed, Median, masked_median, registry
+from shoal.interaction.bandwidths import Fixed, Median, MemberMedian, masked_median, registry
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -33,7 +33,7 @@ def everyone(members):
 @pytest.mark.parametrize("members", [1, 2, 3, 10])
 def test_one_positive_number_a_site(bandwidth, members):
     h2 = bandwidth(distances(cloud(members, sites=4)), everyone(members))
-    assert h2.shape == (4, 1, 1)
+    assert h2.shape == (4, 1, members if isinstance(bandwidth, MemberMedian) else 1)
     assert (h2 > 0).all() and h2.isfinite().all()
 
 
@@ -70,6 +70,7 @@ def test_dead_members_are_not_counted(bandwidth):
     alive = torch.tensor([True, False, True, True, False, True])
     z = cloud(6, sites=2)
     h2 = bandwidth(distances(z), alive)
+    h2 = h2[..., alive] if isinstance(bandwidth, MemberMedian) else h2
     torch.testing.assert_close(h2, bandwidth(distances(z[alive]), everyone(4)))
 
 
@@ -129,3 +130,13 @@ def test_fixed_bandwidth_must_be_positive(h2):
 def test_scale_of_the_median_is_one_of_two():
     with pytest.raises(ConfigError, match="'log' or 'unit', not 'square'"):
         Median(scale="square")
+
+
+def test_a_median_for_each_member():
+    z = cloud(5, sites=2)
+    d2 = distances(z)
+    h2 = MemberMedian()(d2, everyone(5))
+    for s in range(2):
+        for j in range(5):
+            middle = statistics.median(d2[s, :, j].tolist())  # its own zero is one of the five
+            assert math.isclose(h2[s, 0, j], middle / (2 * math.log(5)))

@@ -7,7 +7,8 @@ import pytest
 import shoal
 from shoal.core.bibliography import BIBLIOGRAPHY
 from shoal.core.errors import ConfigError
-from shoal.interaction.bandwidths import Median
+from shoal.interaction.bandwidths import Median, MemberMedian
+from shoal.interaction.spaces import innermost
 
 methods = shoal.methods
 NAMES = list(methods.METHODS)
@@ -27,7 +28,47 @@ def test_function_space_methods_begin_with_f(name):
     assert (repulsion is not None and repulsion.space.base == "outputs") == name.startswith("f-")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "ensemble"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("forde")])
+def test_published_form_of_input_gradients(name):
+    method, corrected = methods.get(name, legacy=True), methods.get(name)
+    assert method.legacy and not method.functional_prior
+    assert method.repulsion.bandwidth == MemberMedian()
+    assert method.repulsion.per == corrected.repulsion.per == "batch"
+    rotated = name in ("forde", "forde-tuned")
+    assert ("pca-uncentred" in repr(method.repulsion)) == rotated
+    assert "uncentred" not in repr(corrected.repulsion)
+
+
+def test_settings_reach_into_the_space():
+    method = methods.get("forde-tuned", fraction=0.25, alpha=0.4)
+    assert method.repulsion.space.alpha == 0.4
+    assert innermost(method.repulsion.space).fraction == 0.25
+    assert method.settings == (("alpha", 0.4), ("fraction", 0.25))
+    with pytest.raises(ConfigError, match="'forde' has no setting 'fractoin'; did you mean 'frac"):
+        methods.get("forde", fractoin=0.5)
+    with pytest.raises(ConfigError, match="'ensemble' has no setting 'alpha'"):
+        methods.get("ensemble", alpha=0.5)
+    with pytest.raises(ConfigError, match="method.fraction must be a number"):
+        methods.get("forde", fraction="half")
+    with pytest.raises(ConfigError, match="fraction is a share above 0 and up to 1"):
+        methods.get("forde", fraction=0.0)
+    with pytest.raises(ConfigError, match="alpha must lie between 0 and 1"):
+        methods.get("forde-tuned", alpha=2.0)
+    with pytest.raises(ConfigError, match="no target 'logits'; did you mean 'logit'"):
+        methods.get("forde", target="logits")
+
+
+def test_repulsion_is_counted_per_data_or_per_batch():
+    with pytest.raises(ConfigError, match="per 'data' or per 'batch', not 'epoch'"):
+        shoal.Repulsion(per="epoch")
+    with pytest.raises(ConfigError, match="weights do not lie in a batch"):
+        shoal.Repulsion(shoal.spaces.Weights(), per="batch")
+
+
+PUBLISHED = [name for name in NAMES if name != "ensemble" and not name.startswith("forde")]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_form(name):
     method = methods.get(name, legacy=True)
     assert method.legacy and not methods.get(name).legacy

@@ -12,12 +12,14 @@ BASES = {
     "weights": {"weight": (4, 3, 2), "bias": (4, 3), "scale": (4,)},
     "one": {"weight": (4, 3, 2)},
     "outputs": {"outputs": (4, 5, 3)},
+    "gradients": {"gradients": (4, 5, 3, 2)},
 }
+GRADIENTS = spaces.InputGradients()
 
 
 def every_space():
     """Each entry by itself, and each wrapper around each space of one leaf."""
-    inner = {"outputs": spaces.Outputs(), "one": spaces.Weights()}
+    inner = {"outputs": spaces.Outputs(), "one": spaces.Weights(), "gradients": GRADIENTS}
     for name in spaces.registry:
         entry = spaces.registry[name]
         space = entry()
@@ -28,6 +30,8 @@ def every_space():
     noise = torch.randn(15, 15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     U = torch.linalg.qr(noise).Q[:, :4]
     factor = torch.linspace(1, 2, 15, dtype=torch.float64)
+    turned = spaces.Rotated(spaces.Normalised(GRADIENTS), torch.linalg.qr(noise[:6, :6]).Q)
+    yield pytest.param(turned, "gradients", id="rotated directions")
     yield pytest.param(spaces.Outputs(probabilities=True), "outputs", id="probabilities")
     yield pytest.param(spaces.Rotated(spaces.Outputs(), U), "outputs", id="rotated")
     yield pytest.param(spaces.Scaled(spaces.Outputs(), factor), "outputs", id="scaled")
@@ -45,7 +49,7 @@ def tensors(kind, seed=0):
 
 @pytest.mark.parametrize(("space", "kind"), SPACES)
 def test_leaves_are_members_by_sites_by_coordinates(space, kind):
-    assert space.base == ("outputs" if kind == "outputs" else "weights")
+    assert space.base == ("weights" if kind == "one" else kind)
     for leaf in space(tensors(kind)):
         assert leaf.ndim == 3
         assert len(leaf) == 4
@@ -107,12 +111,20 @@ def test_outputs_are_one_vector_a_member():
     torch.testing.assert_close(leaf[:, 0], target.reshape(4, 15))
 
 
-@pytest.mark.parametrize("kind", BASES)
+@pytest.mark.parametrize("kind", [kind for kind in BASES if kind != "gradients"])
 def test_normalised_members_have_length_one_over_all_leaves(kind):
     inner = spaces.Outputs() if kind == "outputs" else spaces.Weights()
     leaves = spaces.Normalised(inner)(tensors(kind))
     squares = sum(leaf.square().sum(-1) for leaf in leaves)
     torch.testing.assert_close(squares, torch.ones(4, 1))
+
+
+def test_every_point_is_a_site_of_the_input_gradients():
+    base = tensors("gradients")
+    (leaf,) = GRADIENTS(base)
+    assert torch.equal(leaf, base["gradients"].reshape(4, 5, 6))
+    (unit,) = spaces.Normalised(GRADIENTS)(base)
+    torch.testing.assert_close(unit.norm(dim=-1), torch.ones(4, 5))
 
 
 def test_a_vanishing_vector_stays_at_zero():

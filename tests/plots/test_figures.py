@@ -41,6 +41,12 @@ EXAMPLES = {
     "loss": (HISTORY, "kde"),
     "forces": (HISTORY, "kde"),
     "bandwidth": (HISTORY, "kde"),
+    "bandwidths": ({"forde": [HISTORY, HISTORY[:4]], "kde": [HISTORY]},),
+    "attention": (
+        torch.randint(256, (1, 4, 4), dtype=torch.uint8),
+        {"4x4": torch.randint(256, (3, 4, 4), dtype=torch.uint8)},
+        {"4x4": 0.5},
+    ),
     "reliability": ({"kde": metrics.reliability(PRED, Y)},),
     "coverage": ({"kde": torch.rand(50, generator=RANDOM)},),
     "uncertainty": (PRED.entropy(), {"letters": PRED.entropy() + 0.1}, "kde"),
@@ -64,7 +70,24 @@ EXAMPLES = {
     "contact-sheet": ({"fog": torch.rand(5, 3, 4, 4), "snow": torch.rand(5, 3, 4, 4)},),
     "particles": (Mixture(), torch.randn(9, 2, generator=RANDOM), None, "kde"),
 }
-UNLABELLED = {"gallery"}
+UNLABELLED = {"gallery", "attention"}
+
+
+def test_bandwidths_show_every_seed_and_their_mean():
+    doubled = [{**row, "h2": 3 * row["h2"]} for row in HISTORY]
+    figure = plots.bandwidths({"forde": [HISTORY, doubled]})
+    one, other, mean = (line.get_ydata() for line in figure.axes[0].get_lines())
+    np.testing.assert_allclose(one, [row["h2"] for row in HISTORY])
+    np.testing.assert_allclose(mean, (np.asarray(one) + other) / 2)
+
+
+def test_attention_has_a_column_for_every_member_and_a_row_for_every_depth():
+    maps = {"8x8": torch.zeros(3, 8, 8), "4x4": torch.zeros(3, 4, 4)}
+    image = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    figure = plots.attention(image, maps, {"8x8": 0.25, "4x4": 1.0})
+    assert len(figure.axes) == 2 * (1 + 3)
+    assert figure.axes[0].get_ylabel() == "8x8\n0.25"
+    assert figure.axes[4].get_ylabel() == "4x4\n1.00"
 
 
 @pytest.mark.parametrize("name", plots.registry.names())

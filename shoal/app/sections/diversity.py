@@ -16,6 +16,7 @@ __all__ = ["differ"]
 _PANELS = 4
 _PAIRS = "test/pairwise"
 _ALIKE = "test/affinity"
+_GRADIENTS = "test/gradient_similarity"
 
 
 @section("diversity", order=50)
@@ -23,7 +24,7 @@ def differ(story: Story) -> Section | None:
     """How alike the members are."""
     if story.lead.members < 2:
         return None
-    blocks = [*_matrices(story), *_members(story)]
+    blocks = [*_matrices(story), *_members(story), *_features(story), *_attention(story)]
     return Section("Do the members differ?", answer(story), blocks) if blocks else None
 
 
@@ -85,4 +86,35 @@ def _members(story: Story) -> Iterator[Block]:
             "Diversity against accuracy",
             "One dot a member; up and to the right is what a good ensemble wants. On the dotted "
             "line a member differs from the others as often as it errs.",
+        )
+
+
+def _features(story: Story) -> Iterator[Block]:
+    for label, group in list(story.peers().items())[:_PANELS]:
+        samples = group.first.assessment.samples if group.first.assessment else {}
+        matrix = samples.get(_GRADIENTS)
+        if matrix is not None and len(matrix) > 1:
+            mean = float(_others(matrix).mean())
+            yield Picture(
+                plots.pairwise(matrix.clamp(min=0), "cosine of input gradients (%)", 1.0),
+                f"Features in common: {label}",
+                f"Two members use the same pixels or columns of an input where this is bright; "
+                f"0 is nothing in common, 100 the same features. The mean is {percent(mean)}.",
+            )
+
+
+def _attention(story: Story) -> Iterator[Block]:
+    kept = story.assessment.part("attention")
+    if "images" not in kept:
+        return
+    depths = [f"{int(h)}x{int(w)}" for h, w in kept["sides"]]
+    spread = dict(zip(depths, kept["diversity"].tolist(), strict=True))
+    for index, image in enumerate(kept["images"]):
+        maps = {depth: kept[depth][:, index] for depth in depths}
+        yield Picture(
+            plots.attention(image, maps, spread),
+            f"Where the members look: test image {index + 1}",
+            "One column a member, one row a depth of the network, bright where the true class was "
+            "seen. The number of a row is 0 if all members look at the same places on all images, "
+            "1 if they share none.",
         )

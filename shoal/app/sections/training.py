@@ -28,7 +28,7 @@ def went(story: Story) -> Section | None:
         for entry in others
     ]
     if len(told) > 1:
-        blocks.append(_table(told))
+        blocks += [*_seeds(told), _table(told)]
     return Section("Did training go well?", answer(first), blocks)
 
 
@@ -88,6 +88,21 @@ def _pictures(entry: Entry) -> Iterator[Block]:
         "Above: how far members see each other. Below: how many of them the kernel tells apart; "
         "near one they are too alike, near their number they hardly meet.",
     )
+
+
+def _seeds(entries: list[Entry]) -> Iterator[Block]:
+    """Bandwidth of methods that repel, where one of them was trained from several seeds."""
+    runs: dict[str, list[list]] = {}
+    for entry in entries:
+        if any((row.get("push") or 0) > 0 for row in entry.history):
+            runs.setdefault(entry.method, []).append(entry.history)
+    if any(len(histories) > 1 for histories in runs.values()):
+        yield Picture(
+            plots.bandwidths(runs),
+            "Bandwidth from every seed",
+            "A thin line a run, a thick one for the mean of a method. Lines that stay together say "
+            "that what members see of each other does not depend on chance.",
+        )
 
 
 def _table(entries: list[Entry]) -> Table:

@@ -1,0 +1,234 @@
+"""Questions that the paper on repelled input gradients leaves open, answered by one table of runs.
+
+    python benchmarks/forde_study.py --quick                      digits and tables on a CPU
+    python benchmarks/forde_study.py --data cifar10 --device cuda  ResNet18 on corrupted CIFAR-10
+
+Which axes (principal components, cosines, pixels as they are), how much of their eigenvalues
+(alpha), how much of each batch (fraction), at what cost beside every other method, and whether any
+of it helps on tables. Every cell is trained from every seed on the same data; what is compared is
+paired by seed. Writes runs.csv, study.json and figures into the folder of --out.
+"""
+
+import csv
+import io
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import options, parser, say, title
+from study_data import corrupted_digits, tables
+
+import shoal
+from shoal.core.files import write_bytes, write_json, write_text
+from shoal.models import MLP, Blueprint, SmallCNN
+from shoal.models import registry as models
+from shoal.plots import Curve, comparison, severity
+from shoal.prediction.statistics import mean_and_error, paired_difference
+
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "results" / "forde"
+SGD = {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
+BASES = {"forde": {}, "forde-identity": {}, "forde-dct": {}}
+ALPHAS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)
+FRACTIONS = (0.5, 0.25)
+OTHERS = ("ensemble", "kde", "svgd", "f-kde", "f-svgd")
+
+
+def cells() -> dict[str, Any]:
+    """Everything that is trained, by the label it has in tables and figures."""
+    found: dict[str, Any] = {name: name for name in (*OTHERS, *BASES)}
+    for alpha in ALPHAS[1:-1]:
+        found[f"forde-tuned alpha={alpha}"] = {"name": "forde-tuned", "alpha": alpha}
+    for fraction in FRACTIONS:
+        found[f"forde fraction={fraction}"] = {"name": "forde", "fraction": fraction}
+    return found
+
+
+def judged(run: shoal.Run, data: shoal.Dataset) -> dict[str, Any]:
+    """Scores on the test data, their mean over the shifts, and accuracy at each severity."""
+    assert data.test is not None, "a study needs a test part"
+    row: dict[str, Any] = dict(_scores(run, data.test))
+    shifts = {name: _scores(run, split) for name, split in data.shifts.items()}
+    for metric in list(row):
+        values = [scores[metric] for scores in shifts.values()]
+        if values:
+            row[f"corrupted_{metric}"] = statistics.fmean(values)
+    levels: dict[str, list[dict[str, float]]] = {}
+    for name, scores in shifts.items():
+        levels.setdefault(name.rpartition("-")[2], []).append(scores)
+    row["severity"] = {
+        level: {m: statistics.fmean(s[m] for s in scores) for m in scores[0]}
+        for level, scores in levels.items()
+    }
+    return row
+
+
+def _scores(run: shoal.Run, split: shoal.Split) -> dict[str, float]:
+    assert split.y is not None, "a study needs labels"
+    found = shoal.evaluate(shoal.predict(run, split.x), split.y)
+    wanted = ("accuracy", "nll", "ece", "rmse", "crps")
+    return {name: float(found[name]) for name in wanted if name in found}
+
+
+def trained(data: shoal.Dataset, method: Any, seed: int, build: Any, how: dict[str, Any]) -> dict:
+    """One run: its scores, and the milliseconds of a step after the first epoch."""
+    likelihood = how.get("likelihood") or shoal.likelihoods.Categorical()
+    blueprint = Blueprint(build, data.input_shape, likelihood.width(data.outputs))
+    ensemble = shoal.Ensemble.init(blueprint, how["members"], seed=seed)
+    settings = {key: value for key, value in how.items() if key != "members"}
+    run = shoal.fit(ensemble, data, method=method, seed=seed, progress=False, **settings)
+    steps = -(-len(data.train) // settings["batch_size"])
+    later = [row["seconds"] for row in run.history[1:]] or [run.history[0]["seconds"]]
+    last = run.history[-1]
+    return judged(run, data) | {
+        "ms_per_step": 1000 * statistics.median(later) / steps,
+        "push_over_drive": last["ratio"],
+        "h2": [row["h2"] for row in run.history],
+    }
+
+
+def study(name: str, data: Any, build: Any, how: dict, seeds: int, methods: dict) -> list[dict]:
+    """Every cell from every seed; `data` is a data set, or a function of the seed."""
+    rows = []
+    for seed in range(seeds):
+        given: Any = data(seed) if callable(data) else data
+        for label, method in methods.items():
+            row = trained(given, method, seed, build, how)
+            rows.append({"data": name, "method": label, "seed": seed, **row})
+            shown = {k: round(v, 4) for k, v in row.items() if isinstance(v, float)}
+            say(f"{name} {label} seed {seed}: {shown}")
+    return rows
+
+
+def summary(rows: list[dict]) -> dict[str, dict[str, Any]]:
+    """Mean and standard error of every number, and its difference from the plain ensemble."""
+    found: dict[str, dict[str, Any]] = {}
+    plain = {row["seed"]: row for row in rows if row["method"] == "ensemble"}
+    for label in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == label]
+        numbers = [key for key, value in own[0].items() if isinstance(value, float)]
+        entry: dict[str, Any] = {}
+        for key in numbers:
+            mean, error = mean_and_error([row[key] for row in own])
+            entry[key] = {"mean": mean, "error": error}
+            if label != "ensemble" and len(own) > 1 and plain:
+                base = [plain[row["seed"]][key] for row in own]
+                difference = paired_difference([row[key] for row in own], base)
+                entry[key]["difference"] = difference._asdict()
+        found[label] = entry
+    return found
+
+
+def figures(rows: list[dict], out: Path) -> None:
+    """Robustness of each choice, accuracy against severity, and cost."""
+    told = summary(rows)
+
+    def bars(labels: list[str], metric: str, name: str, words: str, share: bool) -> None:
+        values = {k: (told[k][metric]["mean"], told[k][metric]["error"]) for k in labels}
+        _save(comparison(values, words, share=share), out / name)
+
+    bases = ["ensemble", *BASES]
+    bars(bases, "corrupted_accuracy", "bases.png", "accuracy under corruption", True)
+    bars(list(told), "ms_per_step", "cost.png", "ms per step", False)
+    ends = {0.0: "forde-identity", 1.0: "forde"}
+    labels = [ends.get(alpha, f"forde-tuned alpha={alpha}") for alpha in ALPHAS]
+    curves = {
+        words: Curve(
+            list(ALPHAS),
+            [told[label][metric]["mean"] for label in labels],
+            [told[label][metric]["error"] for label in labels],
+        )
+        for metric, words in (("accuracy", "clean"), ("corrupted_accuracy", "corrupted"))
+    }
+    _save(severity(curves, "accuracy", "alpha", share=True), out / "alpha.png")
+    for metric in ("accuracy", "ece"):
+        _save(_by_severity(rows, ["ensemble", "f-kde", *BASES], metric), out / f"{metric}.png")
+
+
+def _by_severity(rows: list[dict], labels: list[str], metric: str) -> Any:
+    curves = {}
+    for label in labels:
+        own = [row for row in rows if row["method"] == label]
+        levels = sorted(own[0]["severity"], key=int)
+        told = [mean_and_error([row["severity"][level][metric] for row in own]) for level in levels]
+        start = mean_and_error([row[metric] for row in own])
+        points = [start, *told]
+        places = [0.0, *map(float, levels)]
+        curves[label] = Curve(places, [mean for mean, _ in points], [e for _, e in points])
+    return severity(curves, metric, share=metric == "accuracy")
+
+
+def _save(figure: Any, path: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, facecolor="white")
+    write_bytes(path, buffer.getvalue())
+
+
+def _csv(rows: list[dict]) -> str:
+    text = io.StringIO()
+    keys = list(dict.fromkeys(k for row in rows for k, v in row.items() if _flat(v)))
+    writer = csv.DictWriter(text, keys, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def settings(found: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Data, architecture and training of the study of images."""
+    how: dict[str, Any] = {"optimizer": SGD, "prior": "flat", "schedule": "flat-then-linear"}
+    how |= {"members": found.members, "epochs": found.epochs, "device": str(found.device)}
+    if found.data == "digits":
+        build = SmallCNN((8, 16), norm="batch")
+        return corrupted_digits, build, how | {"lr": 0.05, "batch_size": 64}
+    data = shoal.data.load({"name": found.data, "subset": found.subset, "corruptions": "all"})
+    how |= {"lr": 0.1, "batch_size": 128, "augment": "crop-flip", "precision": "bfloat16"}
+    return data, models.make(found.model), how
+
+
+def of_tables(found: Any, seeds: int) -> list[dict]:
+    """The same question on rows of features, for classes and for real targets."""
+    rows = []
+    methods = {name: name for name in ("ensemble", "f-kde", *BASES)}
+    for name, make in tables().items():
+        real = make(0).task == "regression"
+        noise = shoal.likelihoods.HeteroscedasticGaussian() if real else None
+        how = {"members": found.members, "epochs": 40, "batch_size": 32, "lr": 3e-3}
+        how |= {"likelihood": noise, "device": str(found.device), "schedule": "cosine"}
+        rows += study(name, make, MLP((50,)), how, seeds, methods)
+    return rows
+
+
+def main() -> None:
+    """Train every cell, and write what came out."""
+    made = parser(__doc__ or "")
+    made.add_argument("--data", default="digits", help="digits, or a set of images by name")
+    made.add_argument("--subset", type=int, default=25000, help="training images of a large set")
+    made.add_argument("--model", default="resnet18", help="architecture for a large set")
+    made.add_argument("--members", type=int, default=5)
+    made.add_argument("--epochs", type=int)
+    made.add_argument("--seeds", type=int, default=3)
+    found = options(made)
+    found.epochs = found.epochs or (10 if found.data == "digits" else 36)
+    if found.quick:
+        found.members = min(found.members, 4)
+    out = Path(found.out) if found.out else DOCS / found.data
+    out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(found.threads or torch.get_num_threads())
+    images = study(found.data, *settings(found), found.seeds, cells())
+    beside = of_tables(found, found.seeds) if found.data == "digits" else []
+    by_table = {name: [row for row in beside if row["data"] == name] for name in tables()}
+    write_text(out / "runs.csv", _csv(images + beside))
+    figures(images, out)
+    told = {found.data: summary(images)} | {
+        n: summary(rows) for n, rows in by_table.items() if rows
+    }
+    asked = {key: str(value) for key, value in vars(found).items()}
+    write_json(out / "study.json", title(found.device) | {"options": asked, "results": told})
+
+
+if __name__ == "__main__":
+    main()

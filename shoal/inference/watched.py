@@ -1,0 +1,98 @@
+"""Inputs whose influence on every member is recorded, once or twice differentiable.
+
+Fused attention has no second derivative, a compiled network has none, and some layers have a slow
+one. `twice_differentiable` is the one place that chooses how a network is called when its input
+gradient will be differentiated again.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shoal.core.errors import DataError
+from shoal.core.types import Tree
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.mapping import Mapping
+from shoal.inference.second_order import fast_second_order
+
+__all__ = ["Watched", "twice_differentiable"]
+
+
+@contextmanager
+def twice_differentiable(mapping: Mapping, on_gpu: bool) -> Iterator[Mapping]:
+    """How members are to run inside it, so that their input gradients can be differentiated."""
+    fast = fast_second_order() if on_gpu else nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), fast:
+        yield replace(mapping, compiled=False)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A batch for every member, with the tensors at which gradients are recorded.
+
+    Attributes:
+        x: inputs [M, B, ...], or [B, ...] for all when they are tokens.
+        probes: what is added to the embeddings of each architecture, when they are tokens.
+    """
+
+    x: Tensor
+    probes: list[Tree] | None = None
+
+    @classmethod
+    def of(cls, ensemble: Ensemble, x: Tensor) -> "Watched":
+        """Real inputs as they are, tokens at the embedding that they go through first."""
+        if x.is_floating_point():
+            return cls(x.expand(ensemble.members, *x.shape).detach().requires_grad_())
+        probes = []
+        for group in ensemble.groups:
+            found = group.embedded(x)
+            if found is None:
+                raise DataError(
+                    "the inputs are whole numbers and the network has no nn.Embedding that takes "
+                    "them first, so they have no gradient; convert them to float, or use a method "
+                    "such as 'f-kde'"
+                )
+            name, shape = found
+            zeros = torch.zeros(group.members, *shape, device=x.device, dtype=ensemble.dtype)
+            probes.append({name: zeros.requires_grad_()})
+        shapes = {next(iter(probe.values())).shape[1:] for probe in probes}
+        if len(shapes) > 1:
+            raise DataError(
+                "the architectures embed tokens in different shapes, so that their input "
+                "gradients cannot be compared; give the embeddings one size"
+            )
+        return cls(x, probes)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Where gradients are recorded."""
+        return [self.x] if self.probes is None else [t for p in self.probes for t in p.values()]
+
+    def run(self, ensemble: Ensemble, mapping: Mapping, seed: int, step: int | Tensor) -> Tensor:
+        """Outputs [M, B, C]."""
+        own = self.probes is None
+        with twice_differentiable(mapping, self.x.is_cuda) as chosen:
+            return ensemble(self.x, chosen, own, seed, step, self.probes)
+
+    def gradients(self, scores: Tensor, live: bool) -> Tensor:
+        """Gradient of each member's scores, summed over the batch [M, B, ...].
+
+        Args:
+            scores: [M, B]; member i's depend on member i's inputs alone.
+            live: they will be differentiated again.
+        """
+        leaves = self.leaves
+        found = torch.autograd.grad(
+            scores.sum(), leaves, create_graph=live, retain_graph=live, allow_unused=True
+        )
+        gradients = [gradient for gradient in found if gradient is not None]
+        if len(gradients) < len(leaves):
+            raise DataError(
+                "the outputs of the network do not depend on its inputs in a way that can be "
+                "differentiated; use a method such as 'f-kde'"
+            )
+        return torch.cat(gradients) if len(gradients) > 1 else gradients[0]

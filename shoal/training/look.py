@@ -1,0 +1,99 @@
+"""One look at a batch: what the members say, and what in the inputs makes them say it.
+
+For a space of input gradients z is itself a derivative of the network, so that its J^T needs the
+second derivative: the first is taken with a graph of its own, and one backward pass through both
+carries drive and push together.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.core.random import key, uniform
+from shoal.core.tree import member_norms
+from shoal.core.types import Tree
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.mapping import Mapping
+from shoal.inference.watched import Watched
+from shoal.interaction.space import Space
+from shoal.interaction.spaces import innermost
+
+__all__ = ["Look", "head_lengths", "looked_at", "some_of"]
+
+
+class Look(NamedTuple):
+    """What came out of the networks for one batch.
+
+    Attributes:
+        inputs: what was shown, [B, ...] or [M, B, ...].
+        outputs: [M, B, C].
+        gradients: of each member's scores with respect to the inputs [M, B, ...], where wanted.
+    """
+
+    inputs: Tensor
+    outputs: Tensor
+    gradients: Tensor | None = None
+
+    def still(self) -> "Look":
+        """The numbers alone."""
+        gradients = None if self.gradients is None else self.gradients.detach()
+        return Look(self.inputs.detach(), self.outputs.detach(), gradients)
+
+    @classmethod
+    def joined(cls, looks: Sequence["Look"]) -> "Look":
+        """Of several parts of an ensemble."""
+        gradients = [look.gradients for look in looks if look.gradients is not None]
+        outputs = torch.cat([look.outputs for look in looks])
+        return cls(looks[0].inputs, outputs, torch.cat(gradients) if gradients else None)
+
+
+def looked_at(
+    ensemble: Ensemble,
+    x: Tensor,
+    y: Tensor,
+    likelihood: Likelihood,
+    space: Space,
+    mapping: Mapping,
+    seed: int,
+    step: int | Tensor,
+    live: bool,
+) -> Look:
+    """Outputs and input gradients of every member; `live` ones can be differentiated again."""
+    watched = Watched.of(ensemble, x)
+    outputs = watched.run(ensemble, mapping, seed, step)
+    scores = _scores(innermost(space).target, likelihood, outputs, y)
+    return Look(watched.x, outputs, watched.gradients(scores, live))
+
+
+def some_of(
+    share: float, batch: int, seed: int, step: int | Tensor, device: torch.device
+) -> Tensor:
+    """Rows of a random part of a batch, at least two where there are two; drawn on the device."""
+    count = min(max(math.ceil(share * batch), 2), batch)
+    return uniform(key(seed, "fraction", step, device), (batch,)).topk(count).indices
+
+
+def head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> Tensor:
+    """Lengths of the drive, and of the push that came back with it, at the last layers [2, M].
+
+    Drive and push meet only at the weights. To tell them apart everywhere would take another
+    backward pass; at the last layer it takes next to nothing.
+    """
+    spans = list(ensemble.heads.values())
+    push = {name: velocity[name].detach() - tensor for name, tensor in drive.items()}
+    return torch.stack([member_norms(drive, spans), member_norms(push, spans)])
+
+
+def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
+    """What each member's gradient is taken of, for every point [M, B]."""
+    if target == "log-probability":
+        return likelihood.log_prob(outputs, y)
+    if not y.is_floating_point():
+        index = y.expand(len(outputs), -1).unsqueeze(-1)
+        return outputs.gather(-1, index).squeeze(-1)
+    columns = 1 if y.ndim == 1 else y.shape[-1]
+    return outputs[..., :columns].sum(-1)
