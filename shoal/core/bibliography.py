@@ -165,6 +165,13 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "International Conference on Machine Learning",
         "https://arxiv.org/abs/1506.02142",
     ),
+    "ainsworth2022git": Citation(
+        "Ainsworth, Samuel K. and Hayase, Jonathan and Srinivasa, Siddhartha",
+        "Git Re-Basin: Merging Models modulo Permutation Symmetries",
+        2022,
+        "arXiv",
+        "https://arxiv.org/abs/2209.04836",
+    ),
     "he2016deep": Citation(
         "He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian",
         "Deep Residual Learning for Image Recognition",

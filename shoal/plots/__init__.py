@@ -10,10 +10,13 @@ from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, forces, loss
+from shoal.plots.landscape import diversity_plane, profile, surface
+from shoal.plots.modes import curvature, effective
 from shoal.plots.registry import plot, registry
 from shoal.plots.style import COLOURS, look
 from shoal.plots.svg import svg
 from shoal.plots.toys import band, parity, particles, plane
+from shoal.plots.trajectories import function_map, similarity
 
 __all__ = [
     "COLOURS",
@@ -23,7 +26,11 @@ __all__ = [
     "bandwidth",
     "comparison",
     "coverage",
+    "curvature",
+    "diversity_plane",
+    "effective",
     "forces",
+    "function_map",
     "gallery",
     "look",
     "loss",
@@ -33,10 +40,13 @@ __all__ = [
     "particles",
     "plane",
     "plot",
+    "profile",
     "registry",
     "reliability",
     "severity",
+    "similarity",
     "sizes",
+    "surface",
     "svg",
     "uncertainty",
 ]

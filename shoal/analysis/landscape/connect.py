@@ -30,16 +30,15 @@ def connect(
     lr: float = 0.01,
     places: int = 12,
     batch_size: int = 512,
-    margin: float = 0.1,
     seed: int = 0,
     tick: Callable[[int], None] = lambda count: None,
 ) -> Ensemble:
     r"""The pivots of a curve of low loss between two solutions, ends included.
 
-    Minimises the mean over t of $\max(0, L(\theta(t)) - (1 - m)\, L_{ends}(t))$ with Adam, where
-    $L_{ends}$ goes straight from the loss of one end to that of the other on the same batch: the
-    curve is to be as good as its ends and is not asked for more, so that its loss can stay level.
-    Fort & Jastrzebski (2019), arXiv 1906.04724; Garipov et al. (2018), arXiv 1802.10026.
+    Minimises by Adam the mean of the loss over t; on a constrained curve the mean of
+    $\log^2 (L(\theta(t)) / L_{ends}(t))$, where $L_{ends}$ goes straight from the loss of one end to
+    that of the other on the same batch, so that the loss stays level all the way. Garipov et al.
+    (2018), arXiv 1802.10026; Fort & Jastrzebski (2019), arXiv 1906.04724.
 
     Args:
         pair: the two solutions.
@@ -50,7 +49,6 @@ def connect(
         lr: learning rate, lowered along a cosine.
         places: points of the curve in every step, one at random in each of so many equal parts.
         batch_size: inputs in every step.
-        margin: m, how much below its ends the curve is to go.
         seed: decides places and batches.
         tick: told of every step.
     """
@@ -62,7 +60,8 @@ def connect(
     pivots = combined(pair, line(curve.pivots + 2)).weights
     inner = {name: tensor[1:-1].clone().requires_grad_() for name, tensor in pivots.items()}
     ends = {name: tensor.detach() for name, tensor in only_group(pair).weights.items()}
-    optimizer = torch.optim.Adam(list(inner.values()), lr)
+    # A short memory for the size of gradients, which fall by orders of magnitude on the way.
+    optimizer = torch.optim.Adam(list(inner.values()), lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     random = generator(seed, "connect")
     for _ in range(steps):
@@ -71,9 +70,8 @@ def connect(
         at = torch.cat([torch.tensor([0.0, 1.0]).double(), at])
         coefficients = curve.coefficients(at).to(pair.device)
         losses = _losses(pair, _whole(ends, inner), coefficients, train, batch, likelihood)
-        level = (1 - at).to(losses) * losses[0] + at.to(losses) * losses[1]
         optimizer.zero_grad()
-        (losses - (1 - margin) * level.detach())[2:].clamp_min(0).mean().backward()
+        (_unevenness(losses, at) if curve.constrained else losses[2:].mean()).backward()
         optimizer.step()
         schedule.step()
         if curve.constrained:
@@ -97,6 +95,13 @@ def _losses(
     with using_batch_statistics(points):
         found = points(x)
     return -(likelihood or Categorical()).log_prob(found, y).mean(-1)
+
+
+def _unevenness(losses: Tensor, at: Tensor) -> Tensor:
+    """Mean square of the logarithmic difference from the level of the ends, which come first."""
+    at = at.to(losses)
+    level = ((1 - at) * losses[0] + at * losses[1]).detach()
+    return (losses.clamp_min(1e-12) / level.clamp_min(1e-12))[2:].log().square().mean()
 
 
 def _whole(ends: Tree, inner: Tree) -> Tree:

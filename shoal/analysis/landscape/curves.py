@@ -28,7 +28,7 @@ class Curve(Protocol):
 
     @property
     def constrained(self) -> bool:
-        """Each pivot stays in the hyperplane where it began, across the straight line."""
+        """Pivots stay in the hyperplanes where they began, the loss at the level of the ends."""
         ...
 
     def coefficients(self, t: Tensor) -> Tensor:
@@ -77,8 +77,9 @@ class Polygon:
 class Tunnel(Polygon):
     """A polygon whose pivots move only across the straight line, so that none slides to an end.
 
-    Each pivot minimises the loss in its own hyperplane, theta . (theta_2 - theta_1) fixed; t remains
-    the share of the way from one solution to the other.
+    Each pivot moves in its own hyperplane, theta . (theta_2 - theta_1) fixed, so that t remains the
+    share of the way from one solution to the other, and until the loss is that of the ends: what is
+    found is a level path, not a valley below them.
     """
 
     pivots: int = 9
