@@ -196,8 +196,9 @@ class LowRankGaussian:
         """A few normal numbers a sample."""
         mean, deviations = mode.deviations()
         values, vectors = torch.linalg.eigh(gram(deviations))
-        rank = min(self.rank, len(values) - 1)
-        values, vectors = values[-rank:].clamp_min(1e-300), vectors[:, -rank:]
+        # Centred snapshots span one dimension less than there are, or fewer still.
+        rank = min(self.rank, int((values > 1e-10 * values[-1]).sum()))
+        values, vectors = values[len(values) - rank :], vectors[:, len(values) - rank :]
         z = torch.stack([normal(k, (rank,), torch.float64) for k in keys])
         # A unit component is deviations @ vector / sqrt(value); the deviation along it, over n.
         size = 1 / len(vectors) ** 0.5 if self.scaled else values.rsqrt()
