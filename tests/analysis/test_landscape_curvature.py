@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_runs import assert_one_sentence, normed, plain, points, shoal_of
 from torch import nn
-from torch.func import functional_call, hessian
+from torch.func import functional_call, jacrev
 
 from shoal.analysis.landscape.curvature import hessian_product, top_eigenvalues, trace
 from shoal.analysis.landscape.effective import effective_numbers, gradient_similarity
@@ -44,7 +44,7 @@ def full_hessians(ensemble, x, y):
             return nn.functional.cross_entropy(functional_call(module, tree, (x,)), y)
 
         flat = torch.cat([p.detach().flatten() for p in module.parameters()])
-        yield hessian(loss)(flat)
+        yield jacrev(jacrev(loss))(flat)
 
 
 @pytest.mark.parametrize("build", [plain, normed])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp
+from torch.func import grad
 
 from shoal.analysis.landscape.points import only_group
 from shoal.core.errors import DataError
@@ -43,7 +43,7 @@ def hessian_product(
 ) -> Product:
     """H v for the Hessian of each member's mean negative log likelihood on the data.
 
-    Forward over reverse differentiation, summed over batches.
+    The gradient of <grad L, v>, summed over batches.
     """
     if split.y is None:
         raise DataError("curvature is that of the loss, but these data have no targets")
@@ -55,11 +55,14 @@ def hessian_product(
         found = Mapping()(group.skeleton, tree | group.buffers, x, False)
         return -meaning.log_prob(found, y).sum() / n
 
+    def along(tree: Tree, vectors: Tree, x: Tensor, y: Tensor) -> Tensor:
+        slopes = grad(loss)(tree, x, y)
+        return torch.stack([(slope * vectors[name]).sum() for name, slope in slopes.items()]).sum()
+
     def product(vectors: Tree) -> Tree:
         total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
         for inputs, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
-            slope = grad(lambda tree, i=inputs, t=targets: loss(tree, i, t))
-            _, change = jvp(slope, (weights,), (vectors,))
+            change = grad(along)(weights, vectors, inputs, targets)
             total = {name: tensor + change[name].detach() for name, tensor in total.items()}
         return total
 
