@@ -6,7 +6,7 @@ of the function's own errors. Two models of how errors come about give curves to
 
 - *perturbed reference*: the function is the reference with some labels replaced at random,
   $d = (a^* - a) / (a^* - (1 - a^*)/(C - 1))$. It differs no more than its loss of accuracy demands.
-- *independent errors*: the function errs without regard to the reference, and wrong labels are even,
+- *independent errors*: the function errs without regard to the reference, wrong labels evenly,
   $d = a^*(1-a) + a(1-a^*) + (1-a^*)(1-a)(C-2)/(C-1)$.
 
 Neither is a bound: functions that avoid each other's errors lie above the second. What no pair of

@@ -38,7 +38,9 @@ def _functions(scores: Scores) -> str:
 
 
 def _diversity(scores: Scores) -> str:
-    found = {name: value for name, value in scores["at_equal_accuracy"].items() if value is not None}
+    found = {
+        name: value for name, value in scores["at_equal_accuracy"].items() if value is not None
+    }
     members = found.pop("members", None)
     if members is None or not found:
         return "No samples are as accurate as the members, so that nothing can be compared."
@@ -52,7 +54,10 @@ def _diversity(scores: Scores) -> str:
 def _averaging(scores: Scores) -> str:
     told = []
     for name, table in scores["parts"].items():
-        one, whole = table["solution"]["nll"][0], {key: row["nll"][-1] for key, row in table.items()}
+        one, whole = (
+            table["solution"]["nll"][0],
+            {key: row["nll"][-1] for key, row in table.items()},
+        )
         within = min(row["nll"][0] for row in table.values())
         best = min(whole, key=lambda key: whole[key])
         helps = "more modes help more" if whole["solution"] < within else "averaging helps more"

@@ -61,7 +61,7 @@ def diversity_plane(
     low = max(1 / classes, reference - _ERRORS * (1 - reference))
     high = min(best + 0.1 * (best - low), 0.9995)
     _limits(axes, reference, torch.linspace(low, high, 200).double(), classes)
-    for name, (accuracy, apart) in reversed(points.items()):
+    for name, (accuracy, apart) in reversed(list(points.items())):
         colour, marker = LOOKS.get(name, (INK, "."))
         how = {"color": colour, "marker": marker, "linestyle": "", "alpha": 0.8}
         shown = (accuracy >= low) & (accuracy < 1)
@@ -117,7 +117,10 @@ def profile(paths: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any:
         below.plot(t, apart[0], color=colour)
         below.plot(t, apart[1], color=colour, linestyle="--")
         (spot,) = above.plot([t[len(t) // 2]], [loss[len(t) // 2]], "o", color=colour)
-        tip(spot, f"{name}: loss {float(loss[len(t) // 2]):.3g} half way, {float(loss[0]):.3g} before")
+        tip(
+            spot,
+            f"{name}: loss {float(loss[len(t) // 2]):.3g} half way, {float(loss[0]):.3g} before",
+        )
     for dashes, words in (("-", "from the first"), ("--", "from the second")):
         above.plot([], [], color=INK, linestyle=dashes, label=f"differs {words}")
     above.set(ylabel="training loss", title=title)
@@ -159,7 +162,9 @@ def surface(
     shown = values.double().nan_to_num(nan=high, posinf=high).clamp(max=high).numpy()
     levels = np.linspace(low, max(high, low + 1e-9), 13)
     filled = axes.contourf(across, up, shown, levels=levels, cmap="cividis", extend="max")
-    axes.contour(across, up, shown, levels=levels[1:-1:2], colors="white", linewidths=0.5, alpha=0.6)
+    axes.contour(
+        across, up, shown, levels=levels[1:-1:2], colors="white", linewidths=0.5, alpha=0.6
+    )
     named = [(*mark.tolist(), str(index + 1)) for index, mark in enumerate(marks)]
     for x, y, name in [*named, *([(0.0, 0.0, "0")] if origin else [])]:
         how = {"markerfacecolor": "white", "markeredgecolor": "black", "markersize": 15}

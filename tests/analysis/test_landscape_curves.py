@@ -86,7 +86,9 @@ NETWORKS = [
 
 
 @pytest.mark.parametrize(("network", "shape"), NETWORKS, ids=str)
-def test_permuted_units_are_the_same_function_far_away_and_alignment_brings_them_back(network, shape):
+def test_permuted_units_are_the_same_function_far_away_and_alignment_brings_them_back(
+    network, shape
+):
     ensemble = shoal_of(Blueprint(network, shape, 4), members=1)
     group = ensemble.groups[0]
     state = {name: t.detach()[0] for name, t in (group.weights | group.buffers).items()}

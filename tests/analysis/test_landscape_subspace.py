@@ -44,7 +44,9 @@ def moments(mode):
 
 def assert_covariance(samples, expected, mean):
     noise = 6 * float(expected.diagonal().max()) / math.sqrt(MANY)
-    torch.testing.assert_close(samples.mean(0), mean, rtol=0, atol=6 * math.sqrt(float(expected.diagonal().max()) / MANY))
+    torch.testing.assert_close(
+        samples.mean(0), mean, rtol=0, atol=6 * math.sqrt(float(expected.diagonal().max()) / MANY)
+    )
     torch.testing.assert_close(samples.T.cov(), expected, rtol=0, atol=noise)
 
 
@@ -77,7 +79,9 @@ def test_random_directions_have_the_length_they_claim(mode):
     centre = mode.solution.weights["weight"][0, 0].detach().double()
     lengths = (samples - centre).norm(dim=1)
     torch.testing.assert_close(lengths, (0.3 * centre.norm()).expand(MANY), rtol=1e-5, atol=1e-6)
-    assert float((samples - centre).mean(0).norm()) < 0.3 * float(centre.norm()) * 4 / math.sqrt(MANY)
+    assert float((samples - centre).mean(0).norm()) < 0.3 * float(centre.norm()) * 4 / math.sqrt(
+        MANY
+    )
 
 
 def test_dropout_keeps_the_mean(mode):
@@ -94,7 +98,9 @@ def test_no_reach_is_the_centre_and_the_number_of_samples_changes_none(name, mod
     still = draw(sampler, mode, torch.zeros(2)).weights["weight"]
     torch.testing.assert_close(still, centre.weights["weight"].detach().expand_as(still))
     many = draw(sampler, mode, torch.ones(5)).weights["weight"]
-    torch.testing.assert_close(many[3:], draw(sampler, mode, torch.ones(2), first=3).weights["weight"])
+    torch.testing.assert_close(
+        many[3:], draw(sampler, mode, torch.ones(2), first=3).weights["weight"]
+    )
     assert len(draw(sampler, mode, torch.ones(30)).weights["weight"].unique(dim=0)) > 1
 
 

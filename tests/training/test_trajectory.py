@@ -53,9 +53,7 @@ def test_old_snapshots_make_room(tmp_path):
 def test_a_run_stopped_and_resumed_has_the_same_snapshots(tmp_path):
     whole = quick(both, epochs=5, keep_every=1, out=tmp_path / "whole", schedule=Fuse())
     with pytest.raises(Fuse.Blown):
-        quick(
-            both, epochs=5, keep_every=1, out=tmp_path / "cut", schedule=Fuse(14), save_every=0.0
-        )
+        quick(both, epochs=5, keep_every=1, out=tmp_path / "cut", schedule=Fuse(14), save_every=0.0)
     quick(both, epochs=5, keep_every=1, out=tmp_path / "cut", schedule=Fuse(), resume=True)
     one, other = Trajectory(tmp_path / "whole"), Trajectory(tmp_path / "cut")
     assert one.epochs() == other.epochs() == list(range(6))

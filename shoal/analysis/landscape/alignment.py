@@ -55,7 +55,7 @@ def hidden_layers(module: nn.Module) -> list[Layer]:
         elif own:
             raise ConfigError(f"units cannot be matched across a layer {type(layer).__name__}")
     return [
-        Layer(len(layer.weight), tuple(inner), f"{after}.weight")
+        Layer(len(layer.get_parameter("weight")), tuple(inner), f"{after}.weight")
         for (_, layer, inner), (after, _, _) in zip(found[:-1], found[1:], strict=True)
     ]
 
@@ -71,8 +71,8 @@ def permuted(network: Tree, layer: Layer, order: Tensor) -> Tree:
 def align(pair: Ensemble, rounds: int = 20, seed: int = 0) -> Ensemble:
     r"""The two networks, the units of the second in the order that fits the first best.
 
-    Maximises $\langle\theta_1, P\theta_2\rangle$ layer by layer, each an assignment problem with the
-    other layers fixed, in random order until none changes.
+    Maximises $\langle\theta_1, P\theta_2\rangle$ layer by layer, each an assignment problem with
+    the other layers fixed, in random order until none changes.
 
     Args:
         pair: two members of one architecture.
@@ -92,7 +92,9 @@ def align(pair: Ensemble, rounds: int = 20, seed: int = 0) -> Ensemble:
             gain = _gain(layer, first, second, trained)
             _, columns = solve(gain.cpu().numpy(), maximize=True)
             order = torch.as_tensor(columns, device=pair.device)
-            better = float(gain[torch.arange(layer.units), order].sum() - gain.trace())
+            better = float(
+                gain[torch.arange(layer.units, device=order.device), order].sum() - gain.trace()
+            )
             if better > 1e-9 * float(gain.abs().sum()):
                 second, moved = permuted(second, layer, order), True
         if not moved:

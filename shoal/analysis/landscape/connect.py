@@ -36,9 +36,9 @@ def connect(
     r"""The pivots of a curve of low loss between two solutions, ends included.
 
     Minimises by Adam the mean of the loss over t; on a constrained curve the mean of
-    $\log^2 (L(\theta(t)) / L_{ends}(t))$, where $L_{ends}$ goes straight from the loss of one end to
-    that of the other on the same batch, so that the loss stays level all the way. Garipov et al.
-    (2018), arXiv 1802.10026; Fort & Jastrzebski (2019), arXiv 1906.04724.
+    $\log^2 (L(\theta(t)) / L_{ends}(t))$, where $L_{ends}$ goes straight from the loss of one end
+    to that of the other on the same batch, so that the loss stays level all the way. Garipov et
+    al. (2018), arXiv 1802.10026; Fort & Jastrzebski (2019), arXiv 1906.04724.
 
     Args:
         pair: the two solutions.
@@ -109,7 +109,7 @@ def _whole(ends: Tree, inner: Tree) -> Tree:
 
 
 def _project(inner: Tree, ends: Tree, t: Tensor) -> None:
-    """Put every pivot back into its hyperplane, (theta - theta_1) . e = t |e|² with e the segment."""
+    """Put pivots back into their hyperplanes, (theta - theta_1) . e = t |e|², e the segment."""
     with torch.no_grad():
         along = {name: rows(tensor[1:] - tensor[:1])[0] for name, tensor in ends.items()}
         square = sum(float(e.double().square().sum()) for e in along.values())

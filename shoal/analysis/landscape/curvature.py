@@ -98,7 +98,9 @@ def top_eigenvalues(
     M = len(next(iter(like.values())))
     size = sum(t[0].numel() for t in like.values())
     steps = min(steps, size)
-    basis = [_unit({n: normal(key(seed, n, 0, t.device), t.shape, t.dtype) for n, t in like.items()})]
+    basis = [
+        _unit({n: normal(key(seed, n, 0, t.device), t.shape, t.dtype) for n, t in like.items()})
+    ]
     matrix = torch.zeros(M, steps, steps, dtype=torch.float64)
     for k in range(steps):
         image = product(basis[k])
@@ -107,9 +109,7 @@ def top_eigenvalues(
             for j, vector in enumerate(basis):
                 overlap = _dot(vector, image)
                 matrix[:, j, k] += overlap.cpu()
-                image = {
-                    n: t - per_member(overlap.to(t), t) * vector[n] for n, t in image.items()
-                }
+                image = {n: t - per_member(overlap.to(t), t) * vector[n] for n, t in image.items()}
         if k + 1 < steps:
             basis.append(_unit(image))
     values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2 if steps == 1 else _tridiagonal(matrix))

@@ -17,7 +17,16 @@ from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.group import Group
 
-__all__ = ["chosen", "combined", "cosines", "gram", "joined", "living", "only_group", "with_weights"]
+__all__ = [
+    "chosen",
+    "combined",
+    "cosines",
+    "gram",
+    "joined",
+    "living",
+    "only_group",
+    "with_weights",
+]
 
 
 def only_group(ensemble: Ensemble) -> Group:

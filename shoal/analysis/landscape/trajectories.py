@@ -43,14 +43,15 @@ def tracks(run: Any, members: Sequence[int], most: int | None = None) -> list[Tr
         members: which.
         most: at most so many snapshots of each, evenly spread, the first and the last among them.
     """
-    known = [] if run.folder is None else Trajectory(run.folder).epochs(until=len(run.history))
-    if not known:
+    kept = None if run.folder is None else Trajectory(run.folder)
+    known = [] if kept is None else kept.epochs(until=len(run.history))
+    if kept is None or not known:
         raise ConfigError(
             "this run kept no snapshots along training; train it with keep_every=1 and out=FOLDER"
         )
     epochs = _spread(known, most)
     only_group(run.ensemble)
-    states = [Trajectory(run.folder).state(epoch) for epoch in epochs]
+    states = [kept.state(epoch) for epoch in epochs]
     return [_track(run.ensemble, states, epochs, member) for member in members]
 
 
@@ -90,5 +91,7 @@ def embedded(pred: Predictive, seed: int = 0) -> Tensor:
     values = pred.member_probs() if pred.task == "classification" else pred.moments()[0]
     manifold = require("sklearn.manifold", extra="report")
     perplexity = min(30.0, (pred.size - 1) / 3)
-    tsne = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=derive(seed, "t-SNE") % 2**32)
+    tsne = manifold.TSNE(
+        2, perplexity=perplexity, init="pca", random_state=derive(seed, "t-SNE") % 2**32
+    )
     return torch.from_numpy(tsne.fit_transform(values.flatten(1).double().cpu().numpy())).float()

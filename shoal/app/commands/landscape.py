@@ -41,9 +41,7 @@ def run(options: Namespace) -> Outcome:
     told = {name: finding(name, part) for name, part in parts.items()}
     text = "\n\n".join(f"{name}\n  {sentence}" for name, sentence in told.items())
     where = f"Kept in {options.run}/landscape; for a page type: shoal report {options.run}"
-    value = {
-        name: {"sentence": told[name], **part.scores} for name, part in parts.items()
-    }
+    value = {name: {"sentence": told[name], **part.scores} for name, part in parts.items()}
     return Outcome(f"{text}\n\n{where}", value)
 
 

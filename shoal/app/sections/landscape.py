@@ -76,7 +76,10 @@ def _diversity(study: Study) -> Iterator[Block]:
 
 
 def _planes(study: Study) -> Iterator[Block]:
-    for name, title in (("origin-plane", "two members and the origin"), ("three-plane", "three members")):
+    for name, title in (
+        ("origin-plane", "two members and the origin"),
+        ("three-plane", "three members"),
+    ):
         if name not in study:
             continue
         t, origin = study[name].tensors, name == "origin-plane"
