@@ -1,4 +1,4 @@
-"""Hessians without forming them, against Hessians that are formed; effective numbers in every space."""
+"""Hessians that are never formed against those that are; effective numbers in every space."""
 
 import pytest
 import torch

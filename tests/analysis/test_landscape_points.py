@@ -48,9 +48,7 @@ def test_a_survey_is_what_each_network_does_alone():
     for k, (a, b) in enumerate(t.tolist()):
         module = pair.member(0)
         with torch.no_grad():
-            for (name, p), q in zip(
-                module.named_parameters(), pair.member(1).parameters(), strict=True
-            ):
+            for p, q in zip(module.parameters(), pair.member(1).parameters(), strict=True):
                 p.copy_(a * p + b * q)
             logits = module(X)
         assert float(found.loss[k]) == pytest.approx(float(nn.functional.cross_entropy(logits, Y)))

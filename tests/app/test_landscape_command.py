@@ -65,8 +65,13 @@ def test_the_page_has_the_section_after_the_question_of_difference(page):
     text = page.read_text()
     question = "What lies between the members?"
     assert text.index("Do the members differ?") < text.index(question)
-    for title in ("Equal loss, other functions", "Diverse and accurate?", "Where training led",
-                  "Within a mode or between modes: test", "How many different members?"):  # fmt: skip
+    for title in (
+        "Equal loss, other functions",
+        "Diverse and accurate?",
+        "Where training led",
+        "Within a mode or between modes: test",
+        "How many different members?",
+    ):
         assert title in text
 
 

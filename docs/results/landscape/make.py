@@ -48,7 +48,7 @@ def prepared(options):
 
 
 def trained(options, data, blueprint):
-    """Five independent members; the learning rate falls to a quarter, so that averaging has a point."""
+    """Five independent members whose learning rate never falls below a quarter."""
     epochs = 12 if options.quick else options.epochs
     return shoal.fit(
         shoal.Ensemble.init(blueprint, members=5, seed=options.seed),

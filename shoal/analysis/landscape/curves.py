@@ -1,7 +1,7 @@
 """Curves between two solutions whose inner points are trained until the loss stays low.
 
-A curve is a sum of fixed functions of t times pivots, theta(t) = sum_r c_r(t) P_r; the first and the
-last pivot are the solutions, those between them are trained on the loss at random t.
+A curve is a sum of fixed functions of t times pivots, theta(t) = sum_r c_r(t) P_r; the first and
+the last pivot are the solutions, those between them are trained on the loss at random t.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The whole landscape of a run, part by part, each computed once and kept in the folder of the run."""
+"""The whole landscape of a run, part by part, each computed once and kept in the run's folder."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -160,8 +160,8 @@ def study(
 ) -> dict[str, Part]:
     """Look at the landscape around the members of a run.
 
-    What the folder of the run already holds, at this effort, is not computed again. A part that this
-    run has nothing for says why and does not stop the others.
+    What the folder of the run already holds, at this effort, is not computed again. A part that
+    this run has nothing for says why and does not stop the others.
 
     Args:
         run: what `fit` returned or `load` opened.

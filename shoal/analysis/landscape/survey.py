@@ -1,4 +1,4 @@
-"""How good, and how different, many points of weight space are: one batched forward for them all."""
+"""How good and how different many points of weight space are, in one batched forward."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

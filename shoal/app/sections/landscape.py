@@ -69,8 +69,8 @@ def _diversity(study: Study) -> Iterator[Block]:
         yield Picture(
             plots.diversity_plane(points, scores["reference"], scores["classes"]),  # pyright: ignore
             "Diverse and accurate?",
-            "Accurate functions (right) have little bias, different ones (up) let an average cancel "
-            "more variance. Samples around one member (small) buy difference with errors; other "
+            "Accurate functions (right) have little bias, different ones (up) let an average "
+            "cancel more variance. Samples around one member (small) buy difference with errors; other "
             "members (stars) are different at full accuracy. Nothing can lie above the hard bound.",
         )
 
@@ -163,8 +163,8 @@ def _compared(groups: Mapping[str, list[tuple[Entry, Study]]]) -> Iterator[Block
         yield Picture(
             plots.effective(numbers, members),
             "How many different members?",
-            "1 means that all members are the same, the dotted line that all are different. Weights "
-            "always differ; what counts is whether predictions do. Bars are over seeds.",
+            "1 means that all members are the same, the dotted line that all are different. "
+            "Weights always differ; what counts is whether predictions do. Bars are over seeds.",
         )
     if sharp:
         yield Picture(

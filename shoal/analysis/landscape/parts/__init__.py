@@ -1,4 +1,4 @@
-"""The parts of the landscape, by where they look: along training, around a solution, between two."""
+"""The parts of the landscape: along training, around a solution, between two, at the bottom."""
 
 from shoal.analysis.landscape.parts import along, around, between, curvature
 

@@ -104,7 +104,7 @@ def _refreshed(ensemble: Ensemble, x: Tensor | None) -> Ensemble:
 
 
 def _sampled(scene: Scene, x: Tensor) -> dict[str, Tensor]:
-    """SWAG in each mode, and the networks' own dropout where they have it [modes, samples, B, C]."""
+    """SWAG in each mode, and the networks' own dropout, if any [modes, samples, B, C]."""
     most = max(_SAMPLES)
     swag = multiswag(
         scene.modes, x, most,
