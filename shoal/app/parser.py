@@ -254,8 +254,8 @@ VERBS = {
         "shoal landscape runs/digits --quick\n"
         "shoal landscape runs/digits --parts line,tunnel --fresh",
         _landscape,
-        "\n\nThe results stay in the folder of the run, and shoal report shows them. A run trained\n"
-        "with keep_every=1 has more to show: trajectories, SWAG and averages within a mode.",
+        "\n\nThe results stay in the folder of the run, and shoal report shows them. A run\n"
+        "trained with keep_every=1 has more to show: trajectories, SWAG, averages within a mode.",
     ),
     "data": Verb(
         "list the data sets, load one, or say where data files are kept",

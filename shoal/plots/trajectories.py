@@ -71,6 +71,8 @@ def function_map(points: Tensor, owner: Tensor, title: str = "") -> Any:
         axes.plot([], [], "o-", color=colour, label=f"member {member + 1}")
     axes.plot([], [], "x", color=INK, label="start")
     axes.plot([], [], "*", color=INK, markersize=10, label="end")
-    axes.set(xticks=[], yticks=[], xlabel="map of functions (t-SNE)", ylabel="", title=title)
+    axes.set(
+        xticks=[], yticks=[], xlabel="map of functions (t-SNE)", ylabel="near is alike", title=title
+    )
     legend(figure, axes)
     return figure

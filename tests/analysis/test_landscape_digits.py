@@ -14,7 +14,7 @@ from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import judged, outputs, survey
 from shoal.analysis.landscape.trajectories import embedded, tracks
 from shoal.core.seeds import generator
-from shoal.models import Blueprint, SmallCNN
+from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.prediction import metrics
 
 MEMBERS = 5
@@ -65,9 +65,12 @@ def test_other_initialisations_lie_well_above_every_subspace_at_equal_accuracy(r
             assert theirs > 1.4 * float(mine.mean()), (name, theirs, mine)
 
 
-def test_a_tunnel_keeps_the_loss_while_the_function_changes(run, data):
-    curve, pair = Tunnel(), chosen(run.ensemble, [0, 1])
-    pivots = connect(pair, curve, data.train, likelihood=run.likelihood, steps=250)
+def test_a_tunnel_keeps_the_loss_while_the_function_changes(data):
+    ensemble = shoal.Ensemble.init(Blueprint(MLP((40, 40)), (1, 8, 8), 10), 2)
+    settings = {"method": "ensemble", "temperature": 0.0, "progress": False}
+    run = shoal.fit(ensemble, data, lr=3e-3, epochs=40, batch_size=32, **settings)
+    curve, pair = Tunnel(5), chosen(run.ensemble, [0, 1])
+    pivots = connect(pair, curve, data.train, steps=200, places=8)
     t = torch.linspace(0, 1, 31, dtype=torch.float64)
     ends = outputs(pair, data.test.x)
     along = survey(pivots, curve.coefficients(t), data.train, run.likelihood)
@@ -76,7 +79,7 @@ def test_a_tunnel_keeps_the_loss_while_the_function_changes(run, data):
     apart = survey(pivots, curve.coefficients(t), data.test, run.likelihood, ends).apart
     assert float(apart[0, 0]) == float(apart[1, -1]) == 0
     assert float(apart[0, -1]) > 0.03
-    # Not at once: a quarter of the way it has left the first member, three quarters the second.
+    # Not at once.
     assert float(apart[0, 1]) < 0.7 * float(apart[0, -1])
     straight = survey(pair, torch.tensor([[0.5, 0.5]]), data.train, run.likelihood)
     assert float(straight.loss[0]) > 3 * float(level.max())

@@ -70,8 +70,8 @@ def _diversity(study: Study) -> Iterator[Block]:
             plots.diversity_plane(points, scores["reference"], scores["classes"]),  # pyright: ignore
             "Diverse and accurate?",
             "Accurate functions (right) have little bias, different ones (up) let an average "
-            "cancel more variance. Samples around one member (small) buy difference with errors; other "
-            "members (stars) are different at full accuracy. Nothing can lie above the hard bound.",
+            "cancel more variance. Samples around one member (small) buy difference with errors; "
+            "other members (stars) differ at full accuracy. Nothing can lie above the hard bound.",
         )
 
 
