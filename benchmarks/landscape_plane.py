@@ -21,7 +21,7 @@ from shoal.models import Blueprint, SmallCNN
 BUDGET = 60.0
 
 
-def main():
+def main() -> None:
     """Time one plane."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--points", type=int, default=41)

@@ -6,8 +6,10 @@ from small_runs import assert_one_sentence, normed, plain, points, quick, shoal_
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
+from shoal.analysis.landscape import pooling
 from shoal.analysis.landscape.planes import line, plane_through_origin, plane_through_three
 from shoal.analysis.landscape.points import chosen, combined, cosines, joined, with_weights
+from shoal.analysis.landscape.pooling import Halving
 from shoal.analysis.landscape.statistics import refresh
 from shoal.analysis.landscape.survey import BATCH, apart, judged, outputs, survey
 from shoal.core.errors import ConfigError, DataError
@@ -153,6 +155,21 @@ def test_only_one_architecture():
     with pytest.raises(ConfigError) as caught:
         chosen(mixed, [0])
     assert_one_sentence(caught.value, "one architecture")
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (7, 5), (2, 3)])
+def test_halving_by_comparisons_is_pooling(shape):
+    x = torch.randn(3, 4, *shape, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 0, 0] = torch.nan
+    layers = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(3))
+    pooling.install(layers)
+    assert [type(layer) is Halving for layer in layers] == [True, False, False]
+    expected = nn.functional.max_pool2d(x, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(layers[0](x), expected, rtol=0, atol=0, equal_nan=True)
+    x.requires_grad_()
+    layers[0](x).nansum().backward()
+    assert float(x.grad.sum()) == expected.numel()
 
 
 def test_cosines_of_known_vectors():
