@@ -60,6 +60,7 @@ class Config:
     precision: str | None = None
     engine: str = "auto"
     save_every: float = 30.0
+    keep_every: int | None = None
     out: str | None = None
 
     @property

@@ -30,6 +30,8 @@ _REGISTRIES = {
     "models": "models",
     "metrics": "prediction.metrics",
     "plots": "plots",
+    "samplers": "analysis.landscape.subspace",
+    "curves": "analysis.landscape.curves",
     "targets": "data.targets",
 }
 

@@ -215,6 +215,23 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     _machine(parser)
 
 
+def _landscape(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run")
+    add(
+        "--parts",
+        metavar="A,B",
+        help="trajectories, functions, diversity, averaging, line, tunnel, origin-plane, "
+        "three-plane, curvature (all)",
+    )
+    add("--quick", action="store_true", help="coarse: whether it works, and roughly how it looks")
+    add("--points", type=int, metavar="N", help="along each side of a plane (41)")
+    add("--inputs", type=int, metavar="N", help="of the test and of the training data (2000)")
+    add("--fresh", action="store_true", help="compute again what the folder already holds")
+    add("--data", metavar="SPEC", help="the run's data, where they cannot be loaded by name")
+    _machine(parser)
+
+
 VERBS = {
     "demo": Verb(
         "train, compare and show ensembles on handwritten digits",
@@ -258,6 +275,14 @@ VERBS = {
         "write one page about one or several runs",
         "shoal report runs/digits-f-kde-m5-s0 -o digits.html\nshoal report runs/demo",
         _report,
+    ),
+    "landscape": Verb(
+        "look at what lies around and between the members of a run",
+        "shoal landscape runs/digits --quick\n"
+        "shoal landscape runs/digits --parts line,tunnel --fresh",
+        _landscape,
+        "\n\nThe results stay in the folder of the run, and shoal report shows them. A run\n"
+        "trained with keep_every=1 has more to show: trajectories, SWAG, averages within a mode.",
     ),
     "data": Verb(
         "list the data sets, get some, or say where data files are kept",

@@ -149,6 +149,43 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "British Machine Vision Conference",
         "https://arxiv.org/abs/1605.07146",
     ),
+    "fort2019large": Citation(
+        "Fort, Stanislav and Jastrzebski, Stanislaw",
+        "Large Scale Structure of Neural Network Loss Landscapes",
+        2019,
+        "Advances in Neural Information Processing Systems",
+        "https://arxiv.org/abs/1906.04724",
+    ),
+    "garipov2018loss": Citation(
+        "Garipov, Timur and Izmailov, Pavel and Podoprikhin, Dmitrii and Vetrov, Dmitry and "
+        "Wilson, Andrew Gordon",
+        "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs",
+        2018,
+        "Advances in Neural Information Processing Systems",
+        "https://arxiv.org/abs/1802.10026",
+    ),
+    "maddox2019simple": Citation(
+        "Maddox, Wesley J. and Garipov, Timur and Izmailov, Pavel and Vetrov, Dmitry and "
+        "Wilson, Andrew Gordon",
+        "A Simple Baseline for Bayesian Uncertainty in Deep Learning",
+        2019,
+        "Advances in Neural Information Processing Systems",
+        "https://arxiv.org/abs/1902.02476",
+    ),
+    "gal2016dropout": Citation(
+        "Gal, Yarin and Ghahramani, Zoubin",
+        "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning",
+        2016,
+        "International Conference on Machine Learning",
+        "https://arxiv.org/abs/1506.02142",
+    ),
+    "ainsworth2022git": Citation(
+        "Ainsworth, Samuel K. and Hayase, Jonathan and Srinivasa, Siddhartha",
+        "Git Re-Basin: Merging Models modulo Permutation Symmetries",
+        2022,
+        "arXiv",
+        "https://arxiv.org/abs/2209.04836",
+    ),
     "he2016deep": Citation(
         "He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian",
         "Deep Residual Learning for Image Recognition",

@@ -12,11 +12,14 @@ from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty, uncertainty_by_size
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, bandwidths, forces, loss
+from shoal.plots.landscape import diversity_plane, profile, surface
+from shoal.plots.modes import curvature, effective
 from shoal.plots.registry import plot, registry
 from shoal.plots.strength import strength
 from shoal.plots.style import COLOURS, look
 from shoal.plots.svg import svg
 from shoal.plots.toys import band, parity, particles, plane
+from shoal.plots.trajectories import function_map, similarity
 
 __all__ = [
     "COLOURS",
@@ -31,7 +34,11 @@ __all__ = [
     "contact_sheet",
     "corrupted",
     "coverage",
+    "curvature",
+    "diversity_plane",
+    "effective",
     "forces",
+    "function_map",
     "gallery",
     "heatmap",
     "look",
@@ -42,11 +49,14 @@ __all__ = [
     "particles",
     "plane",
     "plot",
+    "profile",
     "registry",
     "reliability",
     "severity",
+    "similarity",
     "sizes",
     "strength",
+    "surface",
     "svg",
     "uncertainty",
     "uncertainty_by_size",

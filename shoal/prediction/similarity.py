@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.prediction.metric import BOTH, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["affinity", "effective_functions", "pairwise_disagreement"]
+__all__ = ["affinity", "effective_functions", "effective_number", "pairwise_disagreement"]
 
 
 def pairwise_disagreement(pred: Predictive) -> Tensor:
@@ -51,8 +51,15 @@ def effective_functions(pred: Predictive, y: ArrayLike | None = None) -> float:
     unless given: the eigenvalues sum to 1, and M members that exclude each other give 1/M each.
     Friedman & Dieng (2022), arXiv 2210.02410, with that affinity as the similarity.
     """
-    S = affinity(pred)
-    weights = torch.full_like(S[0], 1 / pred.size) if pred.weights is None else pred.weights
-    root = weights.to(S).sqrt()
+    return effective_number(affinity(pred), pred.weights)
+
+
+def effective_number(S: Tensor, weights: Tensor | None = None) -> float:
+    """exp of the entropy of the spectrum of a similarity matrix [M, M] with ones on its diagonal.
+
+    >>> round(effective_number(torch.eye(4)), 6), round(effective_number(torch.ones(4, 4)), 6)
+    (4.0, 1.0)
+    """
+    root = (torch.full_like(S[0], 1 / len(S)) if weights is None else weights.to(S)).sqrt()
     spectrum = torch.linalg.eigvalsh(root[:, None] * S * root).clamp_min(0)
     return float(torch.special.entr(spectrum / spectrum.sum()).sum().exp())

@@ -50,6 +50,7 @@ def fit(
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = 30.0,
+    keep_every: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> Run:
@@ -85,6 +86,8 @@ def fit(
         engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run, never what they do.
         resume: continue the run in `out`, if there is one.
         save_every: seconds between checkpoints; 0 saves after every step.
+        keep_every: epochs between snapshots of the members along training, which `shoal landscape`
+            looks at; they stay in `out`, thinned to at most 60. None keeps none.
         callbacks: called with the run after every epoch.
         progress: show a bar, or a line an epoch.
 
@@ -113,6 +116,7 @@ def fit(
         seed=seed,
         precision=precision,
         engine=engine,
+        keep_every=keep_every,
     )
     check_targets(ensemble, settings.likelihood, batches)
     Trainer(ensemble, settings, batches)  # what cannot be trained says so before it is moved

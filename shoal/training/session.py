@@ -27,6 +27,7 @@ from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
+from shoal.training.trajectory import Trajectory, frozen
 
 __all__ = ["Callback", "Session"]
 
@@ -54,6 +55,10 @@ class Session:
         self.config = {"data": source, **model_config(ensemble), **settings.config()}
         self.notes: list[str] = []
         self.interruption = Interruption()
+        if settings.keep_every is not None and self.folder is None:
+            raise ConfigError(
+                "keep_every keeps snapshots in the folder of the run; say where with out='FOLDER'"
+            )
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
@@ -72,6 +77,8 @@ class Session:
             if folder is not None and steps(folder.checkpoints):
                 expected = {"ensemble": layout(ensemble.state)}
                 trainer.restore(load_checkpoint(folder.checkpoints, expected))
+            if self.settings.keep_every is not None and trainer.step == 0:
+                self.beginning = frozen(ensemble)
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.try_out())
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
@@ -133,6 +140,9 @@ class Session:
         """A folder becomes a run once a step has shown that it can be trained."""
         if self.folder is not None and not self.begun:
             keep(self.folder, self.axes)
+            if self.settings.keep_every is not None:
+                # Before the config: a folder that holds a run holds its beginning.
+                Trajectory(self.folder.path).keep(0, self.settings.keep_every, self.beginning)
             self.folder.begin(self.config, self.provenance)
             self.begun = True
 
@@ -140,9 +150,15 @@ class Session:
         row = self.trainer.close_epoch(started)
         self.provenance["seconds"] += row["seconds"]
         progress.epoch(row)
+        self._keep_snapshot()
         self._warn_of_deaths()
         for callback in self.callbacks:
             callback(self._result())
+
+    def _keep_snapshot(self) -> None:
+        epoch, every = len(self.trainer.rows), self.settings.keep_every
+        if self.folder is not None and every is not None and epoch % every == 0:
+            Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.state)
 
     def _warn_of_deaths(self) -> None:
         deaths = self.trainer.tracker.deaths(self.trainer.step)

@@ -51,6 +51,7 @@ class Settings:
     seed: int
     precision: str | None
     engine: str
+    keep_every: int | None
 
     @classmethod
     def resolve(
@@ -136,6 +137,7 @@ class Settings:
             "seed": self.seed,
             "precision": self.precision,
             "engine": self.engine,
+            "keep_every": self.keep_every,
         }
         return {name: _plain(value) for name, value in table.items()}
 
@@ -256,4 +258,5 @@ _PLAIN: dict[str, Callable[[str, Any], Any]] = {
     "seed": _seed,
     "precision": lambda _, value: value,
     "engine": lambda _, value: str(value),
+    "keep_every": _or_none(_whole),
 }

@@ -70,6 +70,21 @@ EXAMPLES = {
     "contact-sheet": ({"fog": torch.rand(5, 3, 4, 4), "snow": torch.rand(5, 3, 4, 4)},),
     "particles": (Mixture(), torch.randn(9, 2, generator=RANDOM), None, "kde"),
 }
+SNAPSHOTS = torch.tensor([0, 0, 0, 1, 1, 1])
+EXAMPLES |= {
+    "similarity": (torch.eye(6), SNAPSHOTS, "cosine"),
+    "function-map": (torch.randn(6, 2, generator=RANDOM), SNAPSHOTS),
+    "diversity-plane": (
+        {"members": (torch.tensor([0.9, 0.88]), torch.tensor([0.08, 0.1])),
+         "swag": (torch.tensor([0.89, 0.5]), torch.tensor([0.02, 0.5]))},
+        0.9,
+        10,
+    ),
+    "profile": ({"tunnel": (torch.ones(5), torch.rand(2, 5, generator=RANDOM))},),
+    "surface": (GRID, GRID, torch.rand(8, 8, generator=RANDOM), torch.rand(3, 2, generator=RANDOM)),
+    "curvature": ({"kde": torch.rand(3, 4, generator=RANDOM) + 0.1, "sge": -torch.ones(3, 4)},),
+    "effective": ({"kde": {"weights": (2.9, 0.1), "labels": (1.4, math.nan)}}, 3),
+}  # fmt: skip
 UNLABELLED = {"gallery", "attention"}
 
 

@@ -17,7 +17,7 @@ from shoal.data import Dataset
 from shoal.data import load as load_data
 from shoal.training.run import load
 
-__all__ = ["run"]
+__all__ = ["own_data", "run"]
 
 
 def run(options: Namespace) -> Outcome:
@@ -28,7 +28,7 @@ def run(options: Namespace) -> Outcome:
     if options.device is not None:
         found.ensemble.to(options.device)
     if options.data is None:
-        data = _own_data(found.config.get("data"), options.run)
+        data = own_data(found.config.get("data"), options.run)
     else:
         data = load_data(parse_value(options.data, "--data"))
         found = replace(found, folder=None)
@@ -43,7 +43,8 @@ def run(options: Namespace) -> Outcome:
     )
 
 
-def _own_data(spec: Any, folder: str) -> Dataset:
+def own_data(spec: Any, folder: str) -> Dataset:
+    """The data that a run was trained on, loaded again."""
     try:
         return load_data(spec)
     except ConfigError as error:

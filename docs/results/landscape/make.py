@@ -1,0 +1,148 @@
+"""The landscape of a deep ensemble: python docs/results/landscape/make.py --out FOLDER
+
+Trains five independent members with snapshots along training, then looks at everything that
+`shoal landscape` looks at, and writes one JSON file, one CSV file and the figures as PNG and SVG.
+By default CIFAR-10 with the network of Fort et al. (2019) on a GPU; --quick takes digits and a few
+minutes of one core. A part that fails is recorded in parts.json and does not stop the others.
+"""
+
+import argparse
+import csv
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import shoal
+from shoal.analysis.landscape.parts import along  # noqa: F401  # registers the parts
+from shoal.analysis.landscape.study import Effort, registry, study
+from shoal.app.blocks import Fold, Picture
+from shoal.app.findings import finding
+from shoal.app.sections.landscape import between
+from shoal.app.story import tell
+from shoal.core.files import write_json, write_text
+from shoal.data.shifts import rotated
+from shoal.models import Blueprint, SmallCNN
+from shoal.models import registry as models
+
+
+def prepared(options):
+    """The data, with shifts of our own where they bring none, and the network."""
+    data = shoal.data.load("digits" if options.quick else options.data)
+    if not data.shifts:
+        x, y = data.test.x, data.test.y
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+        spread = float(x.std())
+        shifts = {f"noise {s}": shoal.Split(x + s * spread * noise, y) for s in (0.2, 0.5)}
+        shifts |= {f"rotated {a}": shoal.Split(rotated(x, float(a)), y) for a in (15, 30)}
+        data = replace(data, shifts=shifts)
+    if options.quick:
+        network = SmallCNN()
+    elif "medium-cnn" in models:
+        network = models.make("medium-cnn")
+    else:
+        network = SmallCNN((64, 128, 256, 256), dropout=0.1)
+    return data, Blueprint(network, data.input_shape, data.outputs)
+
+
+def trained(options, data, blueprint):
+    """Five independent members whose learning rate never falls below a quarter."""
+    epochs = 12 if options.quick else options.epochs
+    return shoal.fit(
+        shoal.Ensemble.init(blueprint, members=5, seed=options.seed),
+        data,
+        method="ensemble",
+        temperature=0.0,
+        lr=3e-3 if options.quick else 1.6e-3,
+        schedule=lambda step, steps: 0.5 ** min(int(4 * step / steps), 2),
+        epochs=epochs,
+        batch_size=64 if options.quick else 128,
+        seed=options.seed,
+        device=options.device,
+        precision=options.precision,
+        keep_every=1,
+        out=options.out / "run",
+        resume=True,
+    )
+
+
+def parts_of(run, data, effort, names):
+    """Every part with the seconds it took, or what went wrong."""
+    for name in names:
+        start = time.monotonic()
+        try:
+            part = study(run, data, [name], effort=effort)[name]
+            row = {"sentence": finding(name, part), **part.scores}
+        except Exception as error:
+            traceback.print_exc()
+            row = {"failed": f"{type(error).__name__}: {error}"}
+        row["seconds"] = round(time.monotonic() - start, 2)
+        print(f"{name}: {row['seconds']} s: {row.get('sentence', row.get('failed'))}", flush=True)
+        yield name, row
+
+
+def pictures(folder):
+    """Every figure of the section of the page."""
+    section = between(tell([folder]))
+    blocks = [] if section is None else section.blocks
+    yield from (block for block in blocks if isinstance(block, Picture))
+    for fold in (block for block in blocks if isinstance(block, Fold)):
+        yield from (block for block in fold.blocks if isinstance(block, Picture))
+
+
+def draw(folder, out):
+    """Each figure as PNG and as SVG, named after its title."""
+    for index, picture in enumerate(pictures(folder), 1):
+        words = "".join(c if c.isalnum() else " " for c in picture.title.lower()).split()
+        name = f"{index:02d}-{'-'.join(words)}"
+        picture.figure.savefig(out / f"{name}.png", dpi=110, facecolor="white")
+        write_text(out / f"{name}.svg", shoal.plots.svg(picture.figure, name, picture.title))
+
+
+def flat(value, path=()):
+    """Numbers of nested tables, each with its path."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from flat(inner, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from flat(inner, (*path, str(index)))
+    else:
+        yield "/".join(path), value
+
+
+def main():
+    """Train, look, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--precision", default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--parts", help="such as line,tunnel; all by default")
+    options = parser.parse_args()
+    if options.device is None:
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    options.out.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    data, blueprint = prepared(options)
+    run = trained(options, data, blueprint)
+    seconds = {"training": round(time.monotonic() - start, 2)}
+    effort = Effort.quick() if options.quick else Effort(inputs=5000)
+    names = options.parts.split(",") if options.parts else registry.names()
+    found = dict(parts_of(run, data, effort, names))
+    seconds |= {"everything": round(time.monotonic() - start, 2)}
+    write_json(options.out / "parts.json", {"seconds": seconds, "device": str(run.ensemble.device),
+                                            "config": run.config, "parts": found})  # fmt: skip
+    with open(options.out / "numbers.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("number", "value"), *flat(found)])
+    draw(run.folder, options.out)
+    print(f"{seconds}, written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How different the members are, and what lies between them."""

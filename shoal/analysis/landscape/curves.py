@@ -1,0 +1,86 @@
+"""Curves between two solutions whose inner points are trained until the loss stays low.
+
+A curve is a sum of fixed functions of t times pivots, theta(t) = sum_r c_r(t) P_r; the first and
+the last pivot are the solutions, those between them are trained on the loss at random t.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.core.registry import Registry
+
+__all__ = ["Bezier", "Curve", "Polygon", "Tunnel", "registry"]
+
+registry = Registry("curve")
+
+
+class Curve(Protocol):
+    """How positions depend on the pivots."""
+
+    @property
+    def pivots(self) -> int:
+        """How many pivots lie between the ends."""
+        ...
+
+    @property
+    def constrained(self) -> bool:
+        """Pivots stay in the hyperplanes where they began, the loss at the level of the ends."""
+        ...
+
+    def coefficients(self, t: Tensor) -> Tensor:
+        """c [K, pivots + 2] at places t [K] in [0, 1]."""
+        ...
+
+
+@registry.register("bezier", cite=("garipov2018loss",))
+@dataclass(frozen=True)
+class Bezier:
+    r"""A Bezier curve, $c_r(t) = {n \choose r} t^r (1 - t)^{n - r}$.
+
+    Attributes:
+        pivots: between the ends; one makes a parabola.
+    """
+
+    pivots: int = 1
+    constrained: bool = False
+
+    def coefficients(self, t: Tensor) -> Tensor:
+        """Bernstein polynomials."""
+        n = self.pivots + 1
+        return torch.stack([math.comb(n, r) * t**r * (1 - t) ** (n - r) for r in range(n + 1)], -1)
+
+
+@registry.register("polygon", cite=("garipov2018loss",))
+@dataclass(frozen=True)
+class Polygon:
+    """Straight pieces between neighbouring pivots, c_r(t) = max(0, 1 - |n t - r|).
+
+    Attributes:
+        pivots: between the ends.
+    """
+
+    pivots: int = 3
+    constrained: bool = False
+
+    def coefficients(self, t: Tensor) -> Tensor:
+        """Hat functions."""
+        n = self.pivots + 1
+        return (1 - (n * t[:, None] - torch.arange(n + 1).to(t)).abs()).clamp_min(0)
+
+
+@registry.register("tunnel", cite=("fort2019large",))
+@dataclass(frozen=True)
+class Tunnel(Polygon):
+    """A polygon whose pivots move only across the straight line, so that none slides to an end.
+
+    Each pivot moves in its own hyperplane, theta . (theta_2 - theta_1) fixed, so that t remains the
+    share of the way from one solution to the other, and until the loss is that of the ends: what is
+    found is a level path, not a valley below them.
+    """
+
+    pivots: int = 9
+    constrained: bool = True

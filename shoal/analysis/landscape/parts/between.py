@@ -1,0 +1,107 @@
+"""Between solutions: the straight line, planes, and curves along which the loss stays low."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.analysis.landscape import curves
+from shoal.analysis.landscape.alignment import align
+from shoal.analysis.landscape.connect import connect
+from shoal.analysis.landscape.planes import Plane, line, plane_through_origin, plane_through_three
+from shoal.analysis.landscape.study import Part, Scene, registry
+from shoal.analysis.landscape.survey import Survey, survey
+from shoal.core.errors import ConfigError
+from shoal.inference.ensemble import Ensemble
+
+__all__ = ["lines", "origin_plane", "three_plane", "tunnel"]
+
+_PLACES = 41
+
+
+@registry.register("line", cite=("fort2019deep", "ainsworth2022git"))
+def lines(scene: Scene) -> Part:
+    """The straight line between two members, as they are and with their units matched."""
+    pair = scene.first(2)
+    found, notes = {"straight": _profile(scene, pair, line(_PLACES))}, {}
+    try:
+        found["aligned"] = _profile(scene, align(pair), line(_PLACES))
+    except ConfigError as error:
+        notes["aligned"] = str(error)
+    return _profiles(found, notes)
+
+
+@registry.register("tunnel", cite=("fort2019large", "garipov2018loss"))
+def tunnel(scene: Scene) -> Part:
+    """Curves between two members along which the loss stays low while the function changes."""
+    pair, found = scene.first(2), {}
+    t = torch.linspace(0, 1, _PLACES, dtype=torch.float64)
+    for name in ("tunnel", "bezier"):
+        curve = curves.registry.make(name)
+        pivots = connect(
+            pair,
+            curve,
+            scene.train,
+            likelihood=scene.run.likelihood,
+            steps=scene.effort.steps,
+            seed=scene.seed,
+            tick=scene.tick,
+        )
+        found[name] = _profile(scene, pivots, curve.coefficients(t))
+    return _profiles(found, {})
+
+
+@registry.register("origin-plane", cite=("fort2019deep",))
+def origin_plane(scene: Scene) -> Part:
+    """Loss, accuracy and difference on the plane through the origin and two members."""
+    pair = scene.first(2)
+    return _surface(scene, pair, plane_through_origin(pair, scene.effort.points))
+
+
+@registry.register("three-plane", cite=("garipov2018loss",))
+def three_plane(scene: Scene) -> Part:
+    """Loss, accuracy and difference on the plane through three members."""
+    three = scene.first(3)
+    return _surface(scene, three, plane_through_three(three, scene.effort.points))
+
+
+def _profile(scene: Scene, basis: Ensemble, coefficients: Tensor) -> tuple[Survey, Survey]:
+    """On the training data, whose loss a curve minimises, and on the test data."""
+    meaning, statistics = scene.run.likelihood, scene.statistics
+    ends = scene.outputs[:2]
+    trained = survey(basis, coefficients, scene.train, meaning, train=statistics, tick=scene.tick)
+    tested = survey(basis, coefficients, scene.test, meaning, ends, statistics, scene.tick)
+    return trained, tested
+
+
+def _profiles(found: dict[str, tuple[Survey, Survey]], notes: dict[str, str]) -> Part:
+    scores: dict[str, Any] = {"paths": {}, "notes": notes}
+    tensors = {}
+    for name, (train, test) in found.items():
+        t = torch.linspace(0, 1, len(train.loss), dtype=torch.float64)
+        level = (1 - t) * train.loss[0] + t * train.loss[-1]
+        scores["paths"][name] = {
+            "barrier": float((train.loss - level).max()),
+            "uneven": float((train.loss / level.clamp_min(1e-12) - 1).abs().max()),
+            "ends": [float(train.loss[0]), float(train.loss[-1])],
+            "apart": float(test.apart[0, -1]),
+            "most_apart": float(test.apart[0].max()),
+        }
+        tensors |= {f"{name}/t": t, f"{name}/loss": train.loss, f"{name}/test_loss": test.loss}
+        tensors |= {f"{name}/accuracy": test.accuracy, f"{name}/apart": test.apart}
+    return Part(scores, tensors)
+
+
+def _surface(scene: Scene, basis: Ensemble, plane: Plane) -> Part:
+    found = survey(
+        basis,
+        plane.coefficients,
+        scene.test,
+        scene.run.likelihood,
+        scene.outputs[: basis.members],
+        scene.statistics,
+        scene.tick,
+    )
+    tensors = {"across": plane.across, "up": plane.up, "marks": plane.marks.contiguous()}
+    tensors |= {name: plane.image(values).float() for name, values in found._asdict().items()}
+    return Part({"points": len(plane.up), "inputs": len(scene.test)}, tensors)

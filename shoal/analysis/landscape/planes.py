@@ -1,0 +1,96 @@
+"""Straight lines and planes through solutions, as coefficients of the solutions themselves."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.analysis.landscape.points import gram, only_group
+from shoal.core.errors import ConfigError
+from shoal.inference.ensemble import Ensemble
+
+__all__ = ["Plane", "line", "plane_through_origin", "plane_through_three"]
+
+
+class Plane(NamedTuple):
+    """A rectangle of weight space.
+
+    Attributes:
+        across: distances along the first axis [W], in units of weight.
+        up: distances along the second axis [H].
+        coefficients: of the basis at the points [H W, R], row after row.
+        marks: where the members of the basis lie [R, 2].
+    """
+
+    across: Tensor
+    up: Tensor
+    coefficients: Tensor
+    marks: Tensor
+
+    def image(self, values: Tensor) -> Tensor:
+        """Values [..., H W] as images [..., H, W]."""
+        return values.reshape(*values.shape[:-1], len(self.up), len(self.across))
+
+
+def line(count: int = 21, beyond: float = 0.0) -> Tensor:
+    """Coefficients [count, 2] of points from one solution to another, and a share beyond both.
+
+    >>> line(3)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000],
+            [0.0000, 1.0000]], dtype=torch.float64)
+    """
+    t = torch.linspace(-beyond, 1 + beyond, count, dtype=torch.float64)
+    return torch.stack([1 - t, t], -1)
+
+
+def plane_through_origin(pair: Ensemble, points: int = 41, margin: float = 0.25) -> Plane:
+    """The plane that holds the origin and two solutions; the first axis points at the first.
+
+    Fort et al. (2019), arXiv 1912.02757.
+
+    Args:
+        pair: two solutions.
+        points: along each side.
+        margin: how far the plane goes beyond what it is spanned by.
+    """
+    _check(pair, 2)
+    return _plane(gram(only_group(pair).weights).cpu(), torch.zeros(2).double(), points, margin)
+
+
+def plane_through_three(three: Ensemble, points: int = 41, margin: float = 0.25) -> Plane:
+    """The plane through three solutions; the first axis points from the first to the second."""
+    _check(three, 3)
+    products = gram(only_group(three).weights).cpu()
+    # Inner products of the two edges that leave the first solution.
+    edges = torch.tensor([[-1.0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
+    found = _plane(edges @ products @ edges.T, torch.zeros(2).double(), points, margin)
+    first = torch.tensor([1.0, 0, 0], dtype=torch.float64)
+    marks = torch.cat([torch.zeros(1, 2, dtype=torch.float64), found.marks])
+    return found._replace(coefficients=first + found.coefficients @ edges, marks=marks)
+
+
+def _plane(products: Tensor, start: Tensor, points: int, margin: float) -> Plane:
+    """A grid around the origin and two vectors with these inner products.
+
+    By Gram and Schmidt the vectors are (l, 0) and (p, q); a point (a, b) is c of the vectors with
+    c [[l, 0], [p, q]] = (a, b).
+    """
+    factor = torch.linalg.cholesky_ex(products)
+    if int(factor.info):
+        raise ConfigError("the solutions lie on one line, so that there is no plane through them")
+    corners = torch.cat([start[None], factor.L])
+    low, high = corners.amin(0), corners.amax(0)
+    reach = margin * (high - low).max()
+    across, up = (
+        torch.linspace(float(a - reach), float(b + reach), points, dtype=torch.float64)
+        for a, b in zip(low, high, strict=True)
+    )
+    grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).reshape(-1, 2)
+    coefficients = torch.linalg.solve_triangular(factor.L, grid, upper=False, left=False)
+    return Plane(across, up, coefficients, factor.L)
+
+
+def _check(ensemble: Ensemble, wanted: int) -> None:
+    if ensemble.members != wanted:
+        raise ConfigError(f"this plane goes through {wanted} members, not {ensemble.members}")

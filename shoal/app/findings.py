@@ -1,0 +1,116 @@
+"""What each part of the landscape says, in a sentence made from its numbers."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.analysis.landscape.study import Part
+from shoal.app.words import joined, number, percent
+
+__all__ = ["finding"]
+
+Scores = Mapping[str, Any]
+
+
+def finding(name: str, part: Part) -> str:
+    """One or two sentences about a part; why there is nothing, where there is nothing."""
+    if "missing" in part.scores:
+        return f"Not looked at: {part.scores['missing']}."
+    return _SENTENCES[name](part.scores)
+
+
+def _trajectories(scores: Scores) -> str:
+    within, between = scores.get("last_snapshots"), scores.get("between_ends")
+    if within is None or between is None:
+        return "There are too few snapshots or members to compare trajectories."
+    return (
+        f"Two trained members differ by {_apart(between)}, the last two snapshots of one member "
+        f"by {_apart(within)}."
+    )
+
+
+def _apart(value: float) -> str:
+    return percent(value) if value <= 1 else number(value)
+
+
+def _functions(scores: Scores) -> str:
+    spaces = [f"{number(value, 0.05)} by {space}" for space, value in scores["effective"].items()]
+    return f"The {scores['members']} members count as {joined(spaces)}."
+
+
+def _diversity(scores: Scores) -> str:
+    found = {
+        name: value for name, value in scores["at_equal_accuracy"].items() if value is not None
+    }
+    members = found.pop("members", None)
+    if members is None or not found:
+        return "No samples are as accurate as the members, so that nothing can be compared."
+    best = max(found, key=lambda name: found[name])
+    return (
+        f"At the accuracy of the members, another member differs by {number(members, 0.05)} of its "
+        f"errors, the best of the other ways ({best}) by {number(found[best], 0.05)}."
+    )
+
+
+def _averaging(scores: Scores) -> str:
+    told = []
+    for name, table in scores["parts"].items():
+        one, whole = (
+            table["solution"]["nll"][0],
+            {key: row["nll"][-1] for key, row in table.items()},
+        )
+        within = min(row["nll"][0] for row in table.values())
+        best = min(whole, key=lambda key: whole[key])
+        helps = "more modes help more" if whole["solution"] < within else "averaging helps more"
+        told.append(f"{name}: {helps}; best of all is {best} in every mode ({number(whole[best])}, "
+                    f"one solution {number(one)})")  # fmt: skip
+    return f"NLL on {'. On '.join(told)}."
+
+
+def _paths(scores: Scores) -> str:
+    told = []
+    for name, path in scores["paths"].items():
+        ends = sum(path["ends"]) / 2
+        if name == "tunnel":
+            told.append(
+                f"along the tunnel the loss stays within {percent(path['uneven'])} of its ends "
+                f"while up to {_apart(path['most_apart'])} of the predictions change"
+            )
+        else:
+            told.append(
+                f"{_ROUTES.get(name, name)} rises by at most {number(max(path['barrier'], 0.0))} "
+                f"above its ends ({number(ends)})"
+            )
+    text = "; ".join(told)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+_ROUTES = {
+    "straight": "the loss on the straight line",
+    "aligned": "with units matched it",
+    "bezier": "along the Bezier curve it",
+}
+
+
+def _plane(scores: Scores) -> str:
+    side = scores["points"]
+    return f"{side} x {side} networks, each judged on {scores['inputs']} test inputs."
+
+
+def _curvature(scores: Scores) -> str:
+    return (
+        f"The steepest direction at a member has a curvature of {number(scores['top'])}, all "
+        f"{scores['weights']:,} directions together {number(scores['trace'])}."
+    )
+
+
+_SENTENCES: dict[str, Callable[[Scores], str]] = {
+    "trajectories": _trajectories,
+    "functions": _functions,
+    "diversity": _diversity,
+    "averaging": _averaging,
+    "line": _paths,
+    "tunnel": _paths,
+    "origin-plane": _plane,
+    "three-plane": _plane,
+    "curvature": _curvature,
+}

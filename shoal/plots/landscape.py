@@ -1,0 +1,177 @@
+"""What lies around and between the members: diversity against accuracy, paths, and maps of loss."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.analysis.diversity import (
+    diversity,
+    hard_bound,
+    hard_floor,
+    independent_errors,
+    perturbed_reference,
+)
+from shoal.plots.registry import plot
+from shoal.plots.style import INK, blank, legend, percent, tip
+
+__all__ = ["diversity_plane", "profile", "surface"]
+
+LOOKS = {
+    "members": ("#c03c00", "*"),
+    "swa": ("#a83c78", "P"),
+    "random": ("#848484", "x"),
+    "dropout": ("#6c54cc", "s"),
+    "diagonal": ("#0078a8", "^"),
+    "low-rank": ("#00a854", "v"),
+    "low-rank-scaled": ("#24783c", "D"),
+    "swag": ("#d87800", "o"),
+}
+"""Colour and marker of each way to find another function; colours are those of the methods."""
+
+_ERRORS = 4
+
+PATHS = {
+    "straight": "#848484",
+    "aligned": "#0078a8",
+    "tunnel": "#c03c00",
+    "bezier": "#24783c",
+}
+"""One colour for each kind of path."""
+
+
+@plot("diversity-plane", cite=("fort2019deep",))
+def diversity_plane(
+    points: Mapping[str, tuple[Tensor, Tensor]], reference: float, classes: int, title: str = ""
+) -> Any:
+    """Diversity of functions against their accuracy, beside what chance would give.
+
+    Functions that err more than five times as often as the reference lie to the left of the figure.
+
+    Args:
+        points: accuracy [K] and difference from the reference [K] of each kind of function.
+        reference: accuracy of the reference.
+        classes: how many classes.
+        title: written above.
+    """
+    figure, axes = blank(height=1.25)
+    best = max([reference, *(float(right.max()) for right, _ in points.values() if len(right))])
+    low = max(1 / classes, reference - _ERRORS * (1 - reference))
+    high = min(best + 0.1 * (best - low), 0.9995)
+    _limits(axes, reference, torch.linspace(low, high, 200).double(), classes)
+    for name, (accuracy, apart) in reversed(list(points.items())):
+        colour, marker = LOOKS.get(name, (INK, "."))
+        how = {"color": colour, "marker": marker, "linestyle": "", "alpha": 0.8}
+        shown = (accuracy >= low) & (accuracy < 1)
+        right, differs = accuracy[shown], diversity(apart[shown], accuracy[shown])
+        big = 11 if name == "members" else 5
+        axes.plot([], [], label=_words(name), markersize=min(big, 8), **how)
+        (spots,) = axes.plot(right, differs, markersize=big, **how)
+        tip(spots, f"{_words(name)}: {len(accuracy)} functions")
+    percent(axes.xaxis)
+    axes.xaxis.get_major_locator().set_params(nbins=5)
+    axes.set_xlim(low, high)
+    axes.set_ylim(0, 1.15 * float(_bound(reference, high, classes)))
+    axes.set(xlabel="accuracy", ylabel="differs from the first member / errs", title=title)
+    legend(figure, axes)
+    return figure
+
+
+def _bound(reference: float, accuracy: float, classes: int) -> Tensor:
+    a = torch.tensor(min(accuracy, reference), dtype=torch.float64)
+    return diversity(hard_bound(reference, a, classes), a).clamp_max(2.5)
+
+
+def _limits(axes: Any, reference: float, a: Tensor, classes: int) -> None:
+    curves = {
+        "hard bound": (hard_bound(reference, a, classes), "-"),
+        "independent errors": (independent_errors(reference, a, classes), "--"),
+        "perturbed at random": (perturbed_reference(reference, a, classes).clamp_min(0), ":"),
+    }
+    for name, (apart, dashes) in curves.items():
+        shown = a <= reference if name.startswith("perturbed") else a < 1
+        line = diversity(apart, a)[shown]
+        axes.plot(a[shown], line, color=INK, linestyle=dashes, linewidth=1.2, label=name)
+    floor = diversity(hard_floor(reference, a), a)
+    axes.fill_between(a, 0, floor, color=INK, alpha=0.12, linewidth=0)
+
+
+def _words(name: str) -> str:
+    return {"members": "other members", "low-rank-scaled": "low-rank, scaled"}.get(name, name)
+
+
+@plot("profile", cite=("fort2019large", "garipov2018loss"))
+def profile(paths: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any:
+    """Loss along paths between two members, and how far the function has moved from both.
+
+    Args:
+        paths: for each path the loss [K] and the difference from the two ends [2, K].
+        title: written above.
+    """
+    figure, (above, below) = blank(2, 1.5, sharex=True)
+    for name, (loss, apart) in paths.items():
+        t, colour = np.linspace(0, 1, len(loss)), PATHS.get(name, INK)
+        above.plot(t, loss, color=colour, label=name)
+        below.plot(t, apart[0], color=colour)
+        below.plot(t, apart[1], color=colour, linestyle="--")
+        (spot,) = above.plot([t[len(t) // 2]], [loss[len(t) // 2]], "o", color=colour)
+        tip(
+            spot,
+            f"{name}: loss {float(loss[len(t) // 2]):.3g} half way, {float(loss[0]):.3g} before",
+        )
+    for dashes, words in (("-", "from the first"), ("--", "from the second")):
+        above.plot([], [], color=INK, linestyle=dashes, label=f"differs {words}")
+    above.set(ylabel="training loss", title=title)
+    above.set_ylim(bottom=0)
+    percent(below.yaxis)
+    below.set_ylim(bottom=0)
+    below.set_xticks([0, 0.5, 1], ["first member", "half way", "second member"])
+    for label, side in zip(below.get_xticklabels(), ("left", "center", "right"), strict=True):
+        label.set_horizontalalignment(side)
+    below.set(xlabel="place on the path", ylabel="other labels")
+    legend(figure, above)
+    return figure
+
+
+@plot("surface", cite=("fort2019deep", "garipov2018loss"))
+def surface(
+    across: Tensor,
+    up: Tensor,
+    values: Tensor,
+    marks: Tensor,
+    words: str = "loss",
+    origin: bool = False,
+    title: str = "",
+) -> Any:
+    """A number over a plane of weight space, with the members that span it.
+
+    Args:
+        across: first coordinate of the grid [W].
+        up: second coordinate of the grid [H].
+        values: at the points of the grid [H, W]; the highest twentieth shares one colour.
+        marks: where the members are [R, 2].
+        words: what the number is.
+        origin: also mark where all weights are zero.
+        title: written above.
+    """
+    figure, axes = blank(height=1.2)
+    finite = values[values.isfinite()].double()
+    low, high = float(finite.min()), float(finite.quantile(0.95))
+    shown = values.double().nan_to_num(nan=high, posinf=high).clamp(max=high).numpy()
+    levels = np.linspace(low, max(high, low + 1e-9), 13)
+    filled = axes.contourf(across, up, shown, levels=levels, cmap="cividis", extend="max")
+    axes.contour(
+        across, up, shown, levels=levels[1:-1:2], colors="white", linewidths=0.5, alpha=0.6
+    )
+    named = [(*mark.tolist(), str(index + 1)) for index, mark in enumerate(marks)]
+    for x, y, name in [*named, *([(0.0, 0.0, "0")] if origin else [])]:
+        how = {"markerfacecolor": "white", "markeredgecolor": "black", "markersize": 15}
+        axes.plot([x], [y], "o", **how)
+        axes.text(x, y, name, color="black", ha="center", va="center_baseline", fontsize=11)
+    axes.grid(visible=False)
+    axes.set_aspect("equal")
+    axes.set(xlabel="weights, first direction", ylabel="weights, second direction", title=title)
+    figure.colorbar(filled, ax=axes, label=words).outline.set_visible(False)
+    return figure
