@@ -266,13 +266,6 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "International Conference on Machine Learning",
         "https://arxiv.org/abs/1502.05336",
     ),
-    "gal2016dropout": Citation(
-        "Gal, Yarin and Ghahramani, Zoubin",
-        "Dropout as a Bayesian Approximation: Representing Model Uncertainty in Deep Learning",
-        2016,
-        "International Conference on Machine Learning",
-        "https://arxiv.org/abs/1506.02142",
-    ),
     "hendrycks2019benchmarking": Citation(
         "Hendrycks, Dan and Dietterich, Thomas",
         "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
