@@ -39,6 +39,8 @@ class Expansion:
         layer: which layer each coordinate belongs to [d].
         layers: names of the layers.
         basis: eigenvectors [d, d] of the last layer; None when coordinates are the weights.
+        at_mode: take the member for the maximum of its posterior, whatever the gradient is. A
+            diagonal curvature has no valid Newton step: every weight would take the whole of it.
     """
 
     module: nn.Module
@@ -49,6 +51,7 @@ class Expansion:
     layer: Tensor
     layers: tuple[str, ...]
     basis: Tensor | None = None
+    at_mode: bool = False
 
     def outputs(self, x: Tensor, steps: Tensor) -> Tensor:
         """Linearised outputs f(x) + J δ [S, B, C] for steps δ [S, d]."""
@@ -63,21 +66,29 @@ class Expansion:
 
 
 def diagonal(
-    module: nn.Module, likelihood: Likelihood, data: Split, log_likelihood: float
+    module: nn.Module,
+    likelihood: Likelihood,
+    data: Split,
+    log_likelihood: float,
+    factor: float = 1.0,
 ) -> Expansion:
-    """All weights of a member, each on its own."""
+    """All weights of a member, each on its own; the data stand for `factor` times as many."""
     weights = {name: p.detach() for name, p in module.named_parameters()}
     gradient, curvature = _summed_rows(module, weights, likelihood, data)
     names = [name.rpartition(".")[0] or name for name in weights]
     layers = tuple(dict.fromkeys(names))
     sizes = [weight.numel() for weight in weights.values()]
     layer = [torch.full((n,), layers.index(a)) for a, n in zip(names, sizes, strict=True)]
-    flat = (_flat(weights), _flat(gradient), _flat(curvature))
-    return Expansion(module, log_likelihood, *flat, torch.cat(layer), layers)
+    flat = (_flat(weights), factor * _flat(gradient), factor * _flat(curvature))
+    return Expansion(module, log_likelihood, *flat, torch.cat(layer), layers, None, True)
 
 
 def last_layer(
-    module: nn.Module, likelihood: Likelihood, data: Split, log_likelihood: float
+    module: nn.Module,
+    likelihood: Likelihood,
+    data: Split,
+    log_likelihood: float,
+    factor: float = 1.0,
 ) -> Expansion:
     """The last layer of a member, with every covariance: H = sum_n Λ_n ⊗ φ_n φ_n^T."""
     name, layer = last_linear(module, data.x[:1])
@@ -91,7 +102,7 @@ def last_layer(
     H, gradient = H[order][:, order], gradient.flatten()[order]
     theta = torch.cat([p.detach().flatten() for p in layer.parameters()])
     eigenvalues, Q = torch.linalg.eigh(H)
-    rotated = (theta @ Q, gradient @ Q, eigenvalues.clamp_min(0))
+    rotated = (theta @ Q, factor * gradient @ Q, factor * eigenvalues.clamp_min(0))
     one = torch.zeros(len(theta), dtype=torch.int64)
     return Expansion(module, log_likelihood, *rotated, one, (name,), Q)
 

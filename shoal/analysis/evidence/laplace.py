@@ -5,8 +5,8 @@ weights is known. With $a = θ - μ$, $P = H + σ^{-2}$ and $b = g - σ^{-2} a$,
 
 $$ \log Z = \log L(θ) - \tfrac12 \log|1 + σ^2 H| + \tfrac12 b^T P^{-1} b - \tfrac12 a^T σ^{-2} a, $$
 
-and the posterior is $N(θ + P^{-1} b, P^{-1})$. The expansion point need not be the maximum. Two
-places for the prior: at the member itself, $μ = θ$, which is a point mass at scale zero, and at
+and the posterior is $N(θ + P^{-1} b, P^{-1})$. The expansion point need not be the maximum where H
+is whole; with a diagonal H it is taken for one, b = 0. Two places for the prior: at the member itself, $μ = θ$, which is a point mass at scale zero, and at
 zero, the usual prior of a Bayesian network. The members are the components of a mixture of equal
 masses, so that $Z = \frac1M \sum_m Z_m$; for the prior at zero, where every member is one mode of
 the same integral, this counts one mode's worth and is at most log M below the sum of all found.
@@ -57,14 +57,19 @@ class Laplace:
             zip(self.expansions[0].layers, self.log_scales.exp().tolist(), strict=True)
         )
 
+    def posteriors(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each component, in its basis, both [M, d]."""
+        terms = [_terms(e, self.log_scales, self.centre) for e in self.expansions]
+        pairs = list(zip(self.expansions, terms, strict=True))
+        means = [e.theta + pull / precision for e, (_, pull, precision) in pairs]
+        return torch.stack(means), torch.stack([p.rsqrt() for _, _, p in terms])
+
     def draws(self, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
         """Linearised outputs of draws from each component [M * count, B, C], member by member."""
         found = []
-        for expansion in self.expansions:
-            _, pull, precision = _terms(expansion, self.log_scales, self.centre)
-            shape = (count, len(precision))
-            noise = torch.randn(shape, generator=generator, dtype=precision.dtype)
-            found.append(expansion.outputs(x, (pull / precision + noise / precision.sqrt())))
+        for expansion, mean, std in zip(self.expansions, *self.posteriors(), strict=True):
+            noise = torch.randn((count, len(std)), generator=generator, dtype=std.dtype)
+            found.append(expansion.outputs(x, mean - expansion.theta + std * noise))
         return torch.cat(found)
 
 
@@ -113,4 +118,6 @@ def _terms(
     inverse = (-2 * log_scales)[expansion.layer].exp()
     theta = expansion.theta
     offset = torch.zeros_like(theta) if centre == "members" else theta
-    return offset, expansion.gradient - inverse * offset, expansion.curvature + inverse
+    pull = expansion.gradient - inverse * offset
+    pull = torch.zeros_like(pull) if expansion.at_mode else pull
+    return offset, pull, expansion.curvature + inverse
