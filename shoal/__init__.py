@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.prediction.predictive import Predictive
     from shoal.training.adversarial import Adversarial
     from shoal.training.fit import fit
+    from shoal.training.grow import grow
     from shoal.training.run import Run, load
     from shoal.training.sample import sample
     from shoal.training.step import StepInfo, forces
@@ -43,6 +44,7 @@ _HOMES = {
     # Train
     "Ensemble": "inference.ensemble",
     "fit": "training.fit",
+    "grow": "training.grow",
     "Run": "training.run",
     "load": "training.run",
     "Adversarial": "training.adversarial",
@@ -85,6 +87,7 @@ _HOMES = {
 __all__ = [  # noqa: RUF022
     "Ensemble",
     "fit",
+    "grow",
     "Run",
     "load",
     "Adversarial",

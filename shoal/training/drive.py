@@ -22,7 +22,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.backward import pull_back
 from shoal.training.functional_prior import functional_score
-from shoal.training.stages import Answer, Stages, judge
+from shoal.training.stages import Answer, Company, Stages, judge
 
 __all__ = ["Drive"]
 
@@ -41,6 +41,7 @@ class Drive:
         seed: of dropout and of a functional prior's draws.
         step: of the same.
         stages: the arithmetic between the networks.
+        frozen: members that push the others and stay where they are, in evaluation mode.
     """
 
     posterior: Posterior
@@ -52,6 +53,7 @@ class Drive:
     seed: int
     step: int | Tensor
     stages: Stages
+    frozen: Ensemble | None = None
 
     @property
     def weight(self) -> float | Tensor:
@@ -88,7 +90,8 @@ class Drive:
         for part in parts:
             shown, live = whole._forward(part, x)
             outputs.append(live.detach())
-            mine = whole._answer(part, x, outputs[-1]) if answer is None else _of(part, answer)
+            first = part.first - ensemble.first
+            mine = whole._answer(part, x, outputs[-1]) if answer is None else _of(answer, first, part)
             velocities.append(whole._back(part, shown, live, mine))
         if answer is None:
             answer = whole._answer(ensemble, x, torch.cat(outputs))
@@ -121,7 +124,19 @@ class Drive:
         prior = functional_score(ensemble, self.posterior, outputs, x, self.seed, self.step)
         prior = None if prior is None else self.annealing * prior
         context = self.posterior, self.repulsion
-        return self.stages.respond(*context, outputs, self.y, ensemble.alive, self.weight, prior)
+        here = outputs, self.y, ensemble.alive, self.weight, prior, self._company(x)
+        return self.stages.respond(*context, *here)
+
+    @torch.no_grad()
+    def _company(self, x: Tensor) -> Company | None:
+        """The frozen members' outputs, where these are what repels."""
+        if self.frozen is None or self.repulsion is None or self.repulsion.space.base != "outputs":
+            return None
+        outputs, alive = self.frozen(x, self.mapping), self.frozen.alive
+        if not isinstance(self.repulsion.flow, Stein):
+            return Company({"outputs": outputs}, alive, None)
+        _, alive, gradient = judge(self.posterior, outputs, self.y, alive)
+        return Company({"outputs": outputs}, alive, {"outputs": self.weight * gradient})
 
     def _back(self, ensemble: Ensemble, shown: Tensor, outputs: Tensor, answer: Answer) -> Tree:
         weights, adversarial = ensemble.weights, self.adversarial
@@ -136,7 +151,7 @@ class Drive:
         return add_scaled(velocity, pull_back(again, drive, weights), self.weight)
 
 
-def _of(part: Ensemble, answer: Answer) -> Answer:
-    rows = slice(part.first, part.first + part.members)
+def _of(answer: Answer, first: int, part: Ensemble) -> Answer:
+    rows = slice(first, first + part.members)
     loss, alive, gradient, cotangent = (tensor[rows] for tensor in answer[:4])
     return Answer(loss, alive, gradient, cotangent, answer.mix, answer.measures)

@@ -51,6 +51,7 @@ class Settings:
     seed: int
     precision: str | None
     engine: str
+    frozen: int = 0
 
     @classmethod
     def resolve(
@@ -119,6 +120,7 @@ class Settings:
             "seed": self.seed,
             "precision": self.precision,
             "engine": self.engine,
+            "frozen": self.frozen or None,
         }
         return {name: _plain(value) for name, value in table.items()}
 
@@ -230,4 +232,5 @@ _PLAIN: dict[str, Callable[[str, Any], Any]] = {
     "seed": _seed,
     "precision": lambda _, value: value,
     "engine": lambda _, value: str(value),
+    "frozen": lambda name, value: 0 if value == 0 else _whole(name, value),
 }

@@ -17,11 +17,34 @@ from shoal.core.differentiate import with_pullback
 from shoal.core.tree import member_norms, mixed, per_member
 from shoal.core.types import Tree
 from shoal.inference.posterior import Posterior
-from shoal.interaction.repulsion import Repulsion, repel
+from shoal.interaction.repulsion import Push, Repulsion, repel
 
-__all__ = ["Answer", "Settled", "Stages", "compiled_stages", "judge", "respond", "settle"]
+__all__ = [
+    "Answer",
+    "Company",
+    "Settled",
+    "Stages",
+    "compiled_stages",
+    "judge",
+    "respond",
+    "settle",
+]
 
 Factor = float | Tensor
+
+
+class Company(NamedTuple):
+    """Members that push the others and stay where they are, as the repulsion's space sees them.
+
+    Attributes:
+        base: their tensors where the space lives [F, ...].
+        alive: which of them are finite [F].
+        drive: what would drive them, for flows in which members share drives; None for others.
+    """
+
+    base: Tree
+    alive: Tensor
+    drive: Tree | None
 
 
 class Answer(NamedTuple):
@@ -79,13 +102,14 @@ def respond(
     alive: Tensor,
     weight: Factor,
     prior: Tensor | None,
+    company: Company | None = None,
 ) -> Answer:
     """The likelihood's gradient times `weight`, a functional prior's, and the push on outputs."""
     loss, alive, gradient = judge(posterior, outputs, y, alive)
     drive = weight * gradient
     drive = drive if prior is None else drive + prior
     here = {"outputs": drive}, {"outputs": outputs}
-    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive)
+    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive, company)
     if repulsion is None:
         measures = _measures(member_norms(here[0]), None, alive)
     return Answer(loss, alive, gradient, velocity["outputs"], mix, measures)
@@ -100,12 +124,14 @@ def settle(
     annealing: Factor,
     mix: Tensor | None,
     spans: Sequence[slice] | None,
+    company: Company | None = None,
 ) -> Settled:
     """The weight prior's gradient and the push on weights, added to what came back."""
     # A weight prior has no gradient at the outputs to be mixed: it is scaled as the drives are.
     balance = annealing if mix is None else annealing * mix.sum(-1)
     velocity = posterior.add_prior(velocity, weights, balance, spans)
-    velocity, alive, _, measures = _act(posterior, repulsion, "weights", velocity, weights, alive)
+    here = velocity, weights, alive, company
+    velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here)
     return Settled(velocity, alive, measures)
 
 
@@ -135,19 +161,41 @@ def _act(
     drive: Tree,
     base: Tree,
     alive: Tensor,
+    company: Company | None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
     """Mix the drives and add the push, if the repulsion's space lives here."""
     if repulsion is None or repulsion.space.base != where:
         return drive, alive, None, None
-    push = repel(repulsion, base, alive)
+    push, own = _pushed(repulsion, base, alive, company)
     interaction, mix = push.interaction, push.interaction.mix
-    alive = interaction.cloud.alive
+    everyone, alive = interaction.cloud.alive, interaction.cloud.alive[own]
     if mix is not None:
-        drive = mixed(mix, _of_living(drive, alive & member_norms(drive).isfinite()))
+        mix, drive = mix[own], _joined(drive, company)
+        drive = mixed(mix, _of_living(drive, everyone & member_norms(drive).isfinite()))
     scale = -posterior.push_scale * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale)
     kernel = torch.stack([interaction.h2.mean(), interaction.effective.to(interaction.h2.dtype)])
     return velocity, alive, mix, _measures(driven, pushed, alive, kernel)
+
+
+def _pushed(
+    repulsion: Repulsion, base: Tree, alive: Tensor, company: Company | None
+) -> tuple[Push, slice]:
+    """The push on the members that move, and which of all members they are."""
+    if company is None:
+        return repel(repulsion, base, alive), slice(None)
+    own = slice(len(company.alive), len(company.alive) + len(alive))
+    others = iter(repulsion.space(company.base))
+    everyone = torch.cat([company.alive, alive])
+    gather = lambda leaf: torch.cat([next(others).to(leaf), leaf])  # noqa: E731
+    return repel(repulsion, base, everyone, gather, own), own
+
+
+def _joined(drive: Tree, company: Company | None) -> Tree:
+    """The drives of all members, those that stay first."""
+    if company is None or company.drive is None:
+        return drive
+    return {name: torch.cat([company.drive[name].to(t), t]) for name, t in drive.items()}
 
 
 def _of_living(tree: Tree, alive: Tensor) -> Tree:

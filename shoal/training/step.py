@@ -16,10 +16,11 @@ from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
+from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.drive import Drive
-from shoal.training.stages import Stages
+from shoal.training.stages import Company, Stages
 
 __all__ = ["Batch", "StepInfo", "forces"]
 
@@ -78,6 +79,7 @@ def forces(
     seed: int = 0,
     step: int | Tensor = 0,
     stages: Stages = Stages(),  # noqa: B008
+    frozen: Ensemble | None = None,
 ) -> tuple[Tree, StepInfo]:
     """The velocity of every member, in the direction of ascent, and what there is to know of it.
 
@@ -92,22 +94,41 @@ def forces(
         seed: of dropout and of a functional prior's draws.
         step: of the same.
         stages: the arithmetic between the networks, when it has been compiled.
+        frozen: members, in evaluation mode, that push those of `ensemble` and stay where they are;
+            the velocity is then that of the last members of the whole.
 
     Returns:
         Tensors [M, ...] named like the module's parameters, and a `StepInfo`.
     """
     _check_space(ensemble, repulsion)
     x, y = batch
-    drive = Drive(posterior, repulsion, y, annealing, adversarial, mapping, seed, step, stages)
-    answer, velocity = drive(ensemble, x)
+    how = annealing, adversarial, mapping, seed, step, stages
+    answer, velocity = Drive(posterior, repulsion, y, *how, frozen)(ensemble, x)
+    company = None if frozen is None else _company(frozen, posterior, repulsion, batch, annealing)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
     settled = stages.settle(
-        posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans
+        posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans, company
     )
     measures = answer.measures if settled.measures is None else settled.measures
     assert measures is not None, "a space lives at the outputs or at the weights"
     return settled.velocity, StepInfo(answer.loss, settled.alive, measures)
+
+
+def _company(
+    frozen: Ensemble,
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    batch: Batch,
+    annealing: float | Tensor,
+) -> Company | None:
+    """The frozen members' weights, where these are what repels."""
+    if repulsion is None or repulsion.space.base != "weights":
+        return None
+    weights = {name: tensor.detach() for name, tensor in frozen.weights.items()}
+    shared = isinstance(repulsion.flow, Stein)
+    drive = forces(frozen, posterior, None, batch, annealing=annealing)[0] if shared else None
+    return Company(weights, frozen.alive, drive)
 
 
 def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:

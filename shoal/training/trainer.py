@@ -18,6 +18,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.training.engine import has_convolutions, parse
+from shoal.training.frozen import divided
 from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
 from shoal.training.memory import within_memory
@@ -38,6 +39,8 @@ class Trainer:
 
     Attributes:
         ensemble: the members, changed in place.
+        moving: those that are trained, on the same memory.
+        frozen: those that are not, None when all are.
         settings: every choice of the run.
         batches: the training data.
         steps: how many steps the run has.
@@ -53,15 +56,16 @@ class Trainer:
         self.posterior = Posterior(
             settings.likelihood, settings.prior, batches.n, settings.temperature
         )
-        self.optimizer = make_optimizer(settings.optimizer, ensemble.weights, settings.lr)
-        self.spans = ensemble.spans if len(ensemble.groups) > 1 else None
+        self.moving, self.frozen = divided(ensemble, settings)
+        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
+        self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
         self.mapping = self.plan.mapping or Mapping()
         self.stages = compiled_stages() if self.plan.compiled else Stages()
         self.step = 0
         self.rows: list[dict[str, Any]] = []
-        self.tracker = Tracker(ensemble.members, ensemble.device)
+        self.tracker = Tracker(self.moving.members, ensemble.device)
         self.captured = self._capture()
 
     @property
@@ -110,21 +114,21 @@ class Trainer:
             x = settings.augment(x, key(settings.seed, "augment", step, x.device))
         (velocity, info), self.mapping = within_memory(
             lambda mapping: self._forces(x, y, annealing, step, mapping),
-            self.ensemble,
+            self.moving,
             self.mapping,
         )
         velocity = clip_members(velocity, settings.clip, self.spans)
-        for name, weight in self.ensemble.weights.items():
+        for name, weight in self.moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
-        self.ensemble.alive.copy_(info.alive)
+        self.moving.alive.copy_(info.alive)
         self.tracker.add(info)
 
     def _forces(
         self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor, mapping: Mapping
     ) -> tuple[Tree, StepInfo]:
         return forces(
-            self.ensemble,
+            self.moving,
             self.posterior,
             self.settings.method.repulsion,
             (x, y),
@@ -134,6 +138,7 @@ class Trainer:
             seed=self.settings.seed,
             step=step,
             stages=self.stages,
+            frozen=self.frozen,
         )
 
     def try_out(self) -> int:
@@ -182,9 +187,9 @@ class Trainer:
 
     def _bury(self) -> None:
         """Members that the last step made infinite have no later step to be found out by."""
-        alive = self.ensemble.alive
+        alive = self.moving.alive
         before = alive.clone()
-        for weight, span in zip(self.ensemble.weights.values(), self.ensemble.spans, strict=True):
+        for weight, span in zip(self.moving.weights.values(), self.moving.spans, strict=True):
             alive[span] &= rows(weight.detach()).isfinite().all(1)
         self.tracker.bury(before & ~alive)
 

@@ -107,8 +107,8 @@ def evidence(
     data: Any,
     *,
     priors: bool = True,
-    points: int = 1000,
-    flow_steps: int = 300,
+    points: int = 500,
+    flow_steps: int = 200,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Evidence:
     """Evidence, weights, exactness, optimality, degeneracy, and richer learned priors.

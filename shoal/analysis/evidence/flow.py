@@ -27,8 +27,8 @@ __all__ = ["FlowFit", "fit_flow"]
 LogLikelihood = Callable[[Tensor, int | None], Tensor]
 """From weights [S, M, d] and a step, None for all data, to log likelihoods [S, M]."""
 
-COUPLINGS = 4
-HIDDEN = 64
+HIDDEN = 32
+"""Units between the halves of a coupling."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,11 @@ def fit_flow(
     prior_scale: float,
     *,
     learn_prior: bool = True,
-    steps: int = 300,
-    draws: int = 4,
-    lr: float = 1e-3,
+    steps: int = 200,
+    draws: int = 2,
+    lr: float = 2e-3,
     final_draws: int = 64,
+    couplings: int = 2,
     seed: int = 0,
 ) -> FlowFit:
     """Ascend the bound over the posterior flow and, unless told otherwise, the prior flow.
@@ -88,11 +89,12 @@ def fit_flow(
         draws: from q in each step.
         lr: learning rate.
         final_draws: with which the bound is measured in the end.
+        couplings: of each flow.
         seed: of everything random.
     """
     with seeded(derive(seed, "flow")):
         at_zero = torch.zeros_like(loc), torch.full_like(loc, prior_scale)
-        q, prior = _made(loc, scale), _made(*at_zero)
+        q, prior = _made(loc, scale, couplings), _made(*at_zero, couplings)
         learned = [*q.flow.parameters(), *(prior.flow.parameters() if learn_prior else [])]
         optimizer = torch.optim.Adam(learned, lr=lr)
         for step in range(steps):
@@ -117,11 +119,11 @@ def _bound(
     return log_likelihood(c, step) + prior.log_prob(c) - log_q
 
 
-def _made(loc: Tensor, scale: Tensor) -> _Affine:
+def _made(loc: Tensor, scale: Tensor, couplings: int) -> _Affine:
     """A flow that begins as the identity."""
     members, size = loc.shape
     flows = require("zuko.flows", extra="evidence")
-    flow = flows.NICE(size, members, transforms=COUPLINGS, hidden_features=(HIDDEN,)).to(loc)
+    flow = flows.NICE(size, members, transforms=couplings, hidden_features=(HIDDEN,)).to(loc)
     for coupling in flow.transform.transforms:
         torch.nn.init.zeros_(coupling.hyper[-1].weight)
         torch.nn.init.zeros_(coupling.hyper[-1].bias)

@@ -8,6 +8,7 @@ last layer; and Gaussians at zero, the usual prior, with one scale a layer chose
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +67,9 @@ class Ladder:
     train: Split
     judged: Split | None
     log_likelihoods: Tensor
-    points: int = 1000
+    points: int = 500
     draws: int = 20
-    flow_steps: int = 300
+    flow_steps: int = 200
     seed: int = 0
 
     def point_masses(self) -> list[Rung]:
@@ -79,7 +80,7 @@ class Ladder:
 
     def last_layer(self) -> list[Rung]:
         """The last layer as a Gaussian with all covariances, at the members and at zero."""
-        return self._gaussians("last layer", self._expanded(last_layer))
+        return self._gaussians("last layer", self._last)
 
     def diagonal(self) -> list[Rung]:
         """All layers as Gaussians of independent weights, at the members and at zero."""
@@ -87,7 +88,7 @@ class Ladder:
 
     def flow(self) -> list[Rung]:
         """The last layer with a learned flow as prior."""
-        expansions = self._expanded(last_layer)
+        expansions = self._last
         zero = fit_laplace(expansions, "zero")
         target = LastLayerLikelihood.of(expansions, self.likelihood, self.train, self.seed)
         loc, scale = (tensor.float() for tensor in zero.posteriors())
@@ -95,6 +96,10 @@ class Ladder:
         fit = fit_flow(target, loc, scale, begin, steps=self.flow_steps, seed=self.seed)
         judged = None if self.judged is None else self._flow_outputs(expansions, fit.draw)
         return [self._rung("flow, last layer", fit.elbo, judged)]
+
+    @cached_property
+    def _last(self) -> list[Expansion]:
+        return self._expanded(last_layer)
 
     def _flow_outputs(self, expansions: Sequence[Expansion], draw: Callable) -> Tensor:
         assert self.judged is not None

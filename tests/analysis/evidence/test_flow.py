@@ -38,7 +38,7 @@ def fitted():
     log_likelihood, evidence, Φ, y = conjugate()
     found = fit_flow(
         log_likelihood, *prior_start(), SCALE, learn_prior=False, steps=500, draws=16, lr=1e-2,
-        final_draws=2048,
+        final_draws=2048, couplings=4,
     )  # fmt: skip
     return found, evidence, Φ, y
 
