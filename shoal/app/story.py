@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.analysis.evidence import Evidence, load_evidence
 from shoal.app.assessment import Assessment, load_assessment
 from shoal.app.flatten import flat, plain
 from shoal.core.errors import ConfigError, StorageError
@@ -30,6 +31,7 @@ class Entry:
         notes: sentences from the training.
         provenance: versions, device, data digest, wall time.
         assessment: None until `assess` has judged it.
+        evidence: None until `shoal evidence` has been there.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Entry:
     notes: list[str]
     provenance: Mapping[str, Any]
     assessment: Assessment | None
+    evidence: Evidence | None = None
 
     @property
     def method(self) -> str:
@@ -179,7 +182,8 @@ def _entry(run: Any) -> Entry:
     config = run.config
     name = Path(folder).name if folder is not None else f"seed {config.get('seed', 0)}"
     notes = list(getattr(run, "notes", []))
-    return Entry(name, config, list(run.history), notes, dict(run.provenance), given)
+    told = None if folder is None else load_evidence(folder)
+    return Entry(name, config, list(run.history), notes, dict(run.provenance), given, told)
 
 
 def _opened(folder: Path) -> Entry:
@@ -189,7 +193,8 @@ def _opened(folder: Path) -> Entry:
     notes = provenance.pop("notes", [])
     history = _history(folder / "history.jsonl")
     name = folder.resolve().name
-    return Entry(name, config, history, notes, provenance, load_assessment(folder))
+    found = load_assessment(folder), load_evidence(folder)
+    return Entry(name, config, history, notes, provenance, *found)
 
 
 def _history(path: Path) -> list[dict[str, Any]]:

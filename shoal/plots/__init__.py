@@ -8,6 +8,7 @@ from shoal.plots.calibration import coverage, reliability
 from shoal.plots.comparison import Curve, comparison, severity, sizes
 from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty
+from shoal.plots.evidence import ladder, likelihoods, weights
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, forces, loss
 from shoal.plots.registry import plot, registry
@@ -25,6 +26,8 @@ __all__ = [
     "coverage",
     "forces",
     "gallery",
+    "ladder",
+    "likelihoods",
     "look",
     "loss",
     "members",
@@ -39,4 +42,5 @@ __all__ = [
     "sizes",
     "svg",
     "uncertainty",
+    "weights",
 ]

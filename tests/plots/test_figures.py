@@ -54,6 +54,9 @@ EXAMPLES = {
     "band": (GRID, GRID, GRID.abs() + 0.1, (GRID, GRID), "kde"),
     "parity": (GRID, GRID, GRID.abs(), "kde"),
     "plane": (GRID, GRID, torch.rand(8, 8, generator=RANDOM), (torch.rand(4, 2), torch.arange(4))),
+    "weights": ({"posterior": [0.9, 0.1], "stacking": [0.4, 0.6], "uniform": [0.5, 0.5]},),
+    "likelihoods": ([-50.0, -53.0, -51.0], -50.9),
+    "ladder": ([("point masses", -50.0, 0.1), ("Gaussians at zero, last layer", -900.0, 0.2)],),
     "particles": (Mixture(), torch.randn(9, 2, generator=RANDOM), None, "kde"),
 }
 UNLABELLED = {"gallery"}
