@@ -24,8 +24,8 @@ def evidence_sentence(told: Evidence) -> str:
     """The evidence of equal point masses and the bounds around it."""
     return (
         f"With equal point masses at its members as the prior, the log evidence is "
-        f"{told.log_evidence:.2f} nats, between {told.lower:.2f} and {told.upper:.2f} as it must."
-    )
+        f"{told.log_evidence:.2f} nats, between {told.lower:.2f} and {told.upper:.2f} as it must be."
+    ).replace("-", "−")
 
 
 def tied(told: Evidence) -> str:
@@ -35,7 +35,7 @@ def tied(told: Evidence) -> str:
         return "A single member has all the weight there is."
     text = (
         f"The members' log likelihoods spread over {told.spread:.3g} nats "
-        f"({told.spread / told.points:.2g} a point), where {told.tolerance:.2g} a point would be a "
+        f"({told.spread / told.points:.2g} a data point), where {told.tolerance:.2g} would be a "
         f"tie: the exact posterior counts {number(posterior, 0.05)} of {len(told.living)} members"
     )
     if told.half_temperature == 0:
@@ -78,8 +78,8 @@ def optimal(told: Evidence) -> str:
     """How far the members are from the top of their posterior."""
     norms = told.gradient_norms
     return (
-        f"The gradient of the log posterior, a point, has a length of {min(norms):.2g} to "
-        f"{max(norms):.2g} at the members; at a maximum it would be 0."
+        f"Divided by the number of data, the gradient of the log posterior has a length of "
+        f"{min(norms):.2g} to {max(norms):.2g} at the members; at a maximum it would be 0."
     )
 
 

@@ -71,25 +71,30 @@ def likelihoods(log_likelihoods: Sequence[float], evidence: float, title: str = 
 
 @plot("ladder", cite=("loaizaganem2025deep",))
 def ladder(rungs: Sequence[tuple[str, float, float]], title: str = "") -> Any:
-    """Log evidence of every learned prior, and beside it the loss on judged data.
+    """How much evidence each learned prior gives up, with the loss on judged data written beside.
 
     Args:
         rungs: name, log evidence and loss of each prior, the largest evidence first.
         title: written above.
     """
-    figure, (left, right) = blank(height=0.45 + 0.16 * len(rungs), ncols=2, sharey=True)
-    places = np.arange(len(rungs))
+    figure, axes = blank(height=0.5 + 0.13 * len(rungs))
+    best = rungs[0][1]
+    for place, (name, value, loss) in enumerate(rungs):
+        axes.hlines(place, 0, best - value, color=COLOURS["kde"], linewidth=2, alpha=0.5)
+        (spot,) = axes.plot([best - value], [place], "o", color=COLOURS["kde"], clip_on=False)
+        tip(spot, f"{name}: {value:.2f} nats")
+        words = "–" if np.isnan(loss) else f"{loss:.3f}"
+        axes.annotate(words, (1.02, place), xycoords=axes.get_yaxis_transform(), va="center")
+    axes.annotate("loss", (1.02, -0.75), xycoords=axes.get_yaxis_transform(), weight="bold")
+    axes.set_xscale("symlog", linthresh=1.0)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.1)
+    decades = range(1 + int(np.log10(max(best - rungs[-1][1], 1.0))))
+    ticks = [0, *(10**k for k in decades)]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
+    axes.set_xticks([], minor=True)
     names = [name.replace(", ", ",\n", 1) for name, _, _ in rungs]
-    shown = ((left, [-r[1] for r in rungs], "− log evidence (nats)"), (right, [r[2] for r in rungs], "loss (nats)"))
-    for axes, values, words in shown:
-        axes.plot(values, places, "o", color=COLOURS["kde"], clip_on=False)
-        axes.set(xlabel=words)
-        finite = [value for value in values if np.isfinite(value) and value > 0]
-        if len(finite) == len(values) and max(finite) > 20 * min(finite):
-            axes.set_xscale("log")
-        axes.margins(x=0.15)
-    left.set_yticks(places, names)
-    left.tick_params(axis="y", labelsize=9.5)
-    left.set_ylim(len(rungs) - 0.5, -0.5)
-    left.set(ylabel="prior", title=title)
+    axes.set_yticks(range(len(rungs)), names, fontsize=10)
+    axes.set_ylim(len(rungs) - 0.5, -0.5)
+    axes.set(xlabel="evidence given up (nats)", title=title)
     return figure

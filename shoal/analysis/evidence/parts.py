@@ -46,7 +46,7 @@ def parts_of(data: Any) -> Parts:
         return Parts(train, validation, test, "the validation data", "the test data")
     if test is None or len(test) < 2:
         return Parts(train, None, test, "", "the test data")
-    halves = "every second test point", "the test points between them"
+    halves = "every second test point", "the other half of the test data"
     return Parts(train, _every_second(test, 0), _every_second(test, 1), *halves)
 
 

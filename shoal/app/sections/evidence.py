@@ -46,8 +46,8 @@ def _pictures(told: Evidence) -> Iterator[Block]:
         yield Picture(
             plots.ladder([(rung.name, rung.log_evidence, rung.nll) for rung in told.rungs]),
             "From point masses to a Bayesian network",
-            "Left: the more a prior may follow the data, the larger its evidence, so points stand "
-            "above. Right: what it means for new data, where lower is better.",
+            "The more a prior may follow the data, the larger its evidence, so points stand near "
+            "the top. On the right, the loss on new data in nats: lower is better.",
         )
 
 
@@ -76,9 +76,12 @@ def _rungs(told: Evidence) -> Table:
             Cell(number(rung.log_evidence, 0.05), rung.log_evidence),
             Cell(number(rung.nll), rung.nll),
             Cell(number(rung.nll_posterior), rung.nll_posterior),
-            Cell(", ".join(f"{value:.2g}" for value in rung.scales.values()) or "–"),
         ]
         for rung in told.rungs
     ]
     columns = ["learned prior", "log evidence (nats)", "loss (nats)", "loss by evidence"]
-    return Table("Learned priors", [*columns, "scales, layer by layer"], rows)
+    reading = (
+        "A flow's evidence is a lower bound. The last column weighs the members by their evidence "
+        "under the prior, the one before weighs all alike."
+    )
+    return Table("Learned priors", columns, rows, reading)
