@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import data, models
+    from shoal.analysis.evidence import evidence
     from shoal.app.api import predict, report
     from shoal.core.errors import (
         CheckpointCorrupt,
@@ -54,6 +55,7 @@ _HOMES = {
     "evaluate": "prediction.metrics",
     "metrics": "prediction",
     "report": "app.api",
+    "evidence": "analysis.evidence",
     # Compose a repulsion
     "Repulsion": "interaction.repulsion",
     "Method": "interaction.methods",
@@ -96,6 +98,7 @@ __all__ = [  # noqa: RUF022
     "evaluate",
     "metrics",
     "report",
+    "evidence",
     "Repulsion",
     "Method",
     "methods",

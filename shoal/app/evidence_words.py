@@ -2,7 +2,7 @@
 
 import math
 
-from shoal.analysis.evidence.evidence import Evidence
+from shoal.analysis.evidence.whole import Evidence
 from shoal.app.outcome import counted
 from shoal.app.words import joined, number, percent
 

@@ -91,7 +91,9 @@ class Drive:
             shown, live = whole._forward(part, x)
             outputs.append(live.detach())
             first = part.first - ensemble.first
-            mine = whole._answer(part, x, outputs[-1]) if answer is None else _of(answer, first, part)
+            mine = (
+                whole._answer(part, x, outputs[-1]) if answer is None else _of(answer, first, part)
+            )
             velocities.append(whole._back(part, shown, live, mine))
         if answer is None:
             answer = whole._answer(ensemble, x, torch.cat(outputs))

@@ -36,7 +36,9 @@ class Degeneracy:
         return len(self.in_function)
 
 
-def degeneracy(pred: Predictive, weights: Tree | None = None, tolerance: float = 1e-3) -> Degeneracy:
+def degeneracy(
+    pred: Predictive, weights: Tree | None = None, tolerance: float = 1e-3
+) -> Degeneracy:
     """Members that are the same, in weights (equal architectures) or in what they predict.
 
     Args:

@@ -103,9 +103,7 @@ def fit_flow(
             torch.nn.utils.clip_grad_norm_(learned, 100.0 * len(loc))
             optimizer.step()
         with torch.no_grad():
-            parts = [
-                _bound(log_likelihood, q, prior, 8, None) for _ in range(-(-final_draws // 8))
-            ]
+            parts = [_bound(log_likelihood, q, prior, 8, None) for _ in range(-(-final_draws // 8))]
     bound = torch.cat(parts).double()
     error = bound.std(0) / math.sqrt(len(bound))
     return FlowFit(bound.mean(0), error, lambda count: q.draw(count)[0].detach())

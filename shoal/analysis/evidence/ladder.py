@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from shoal.analysis.evidence.curvature import Expansion, diagonal, last_layer
 from shoal.analysis.evidence.flow import fit_flow
-from shoal.analysis.evidence.laplace import Laplace, fit_laplace
 from shoal.analysis.evidence.flow_target import LastLayerLikelihood
+from shoal.analysis.evidence.laplace import Laplace, fit_laplace
 from shoal.analysis.evidence.pointmass import log_evidence
 from shoal.core.errors import ConfigError
 from shoal.core.seeds import generator
@@ -130,7 +130,11 @@ class Ladder:
         return rungs
 
     def _rung(
-        self, name: str, each: Tensor, outputs: Tensor | None, scales: dict[str, float] | None = None
+        self,
+        name: str,
+        each: Tensor,
+        outputs: Tensor | None,
+        scales: dict[str, float] | None = None,
     ) -> Rung:
         """A rung from the evidence of each component [M] and its draws [M * S, B, C]."""
         losses = (math.nan, math.nan)

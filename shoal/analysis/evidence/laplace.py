@@ -53,9 +53,7 @@ class Laplace:
     @property
     def scales(self) -> dict[str, float]:
         """Standard deviation of the prior in each layer."""
-        return dict(
-            zip(self.expansions[0].layers, self.log_scales.exp().tolist(), strict=True)
-        )
+        return dict(zip(self.expansions[0].layers, self.log_scales.exp().tolist(), strict=True))
 
     def posteriors(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each component, in its basis, both [M, d]."""

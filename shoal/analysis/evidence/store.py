@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.analysis.evidence.evidence import Evidence, Weighting, evidence, step_of
 from shoal.analysis.evidence.ladder import Rung
+from shoal.analysis.evidence.whole import Evidence, Weighting, evidence, step_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.files import read_json, write_json
 from shoal.core.registry import nearest

@@ -3,8 +3,8 @@
 from argparse import Namespace
 from dataclasses import asdict
 
-from shoal.analysis.evidence.evidence import Evidence, evidence
 from shoal.analysis.evidence.store import save_evidence
+from shoal.analysis.evidence.whole import Evidence, evidence
 from shoal.app.evidence_words import answers
 from shoal.app.outcome import Outcome, table
 from shoal.app.overrides import parse_value

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from shoal import plots
-from shoal.analysis.evidence.evidence import Evidence
+from shoal.analysis.evidence.whole import Evidence
 from shoal.app.blocks import Block, Cell, Picture, Remark, Section, Table, section
 from shoal.app.evidence_words import answers, tied
 from shoal.app.story import Story

@@ -186,9 +186,7 @@ def _norms(run: Any, train: Split) -> Tensor:
     return gradient_norms(run.ensemble, posterior, train)
 
 
-def _weightings(
-    run: Any, parts: Parts, each: Tensor, living: list[int]
-) -> dict[str, Weighting]:
+def _weightings(run: Any, parts: Parts, each: Tensor, living: list[int]) -> dict[str, Weighting]:
     found = each[living]
     weights = {
         "uniform": torch.full_like(found, 1 / len(found)),
