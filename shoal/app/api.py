@@ -42,7 +42,7 @@ def predict(
     """
     options = {"batch_size": batch_size, "device": device, "likelihood": likelihood}
     if isinstance(weights, str) and weights != "uniform":
-        source = load(source) if isinstance(source, str | os.PathLike) else source
+        source = load(Path(source)) if isinstance(source, str | os.PathLike) else source
         chosen = _named_weights(source, weights, data)
     else:
         chosen = None if isinstance(weights, str) else weights

@@ -47,7 +47,7 @@ def grow(
     """
     if isinstance(more, bool) or not isinstance(more, int) or more < 1:
         raise ConfigError(f"an ensemble grows by one member or more, not by {more!r}")
-    run = load(run) if isinstance(run, str | os.PathLike) else run
+    run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
     given = _settings(run, settings)
     whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
     return fit(

@@ -92,6 +92,7 @@ def last_layer(
 ) -> Expansion:
     """The last layer of a member, with every covariance: H = sum_n Λ_n ⊗ φ_n φ_n^T."""
     name, layer = last_linear(module, data.x[:1])
+    assert data.y is not None, "there is no likelihood of data without targets"
     phi, f = features_of(module, data.x)
     slope, Λ = _at_outputs(likelihood, f, data.y)
     inner = phi if layer.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
@@ -113,7 +114,7 @@ def _weights_then_biases(C: int, F: int, biased: bool) -> Tensor:
     return torch.cat([index[:, :-1].flatten(), index[:, -1]]) if biased else index.flatten()
 
 
-def _at_outputs(likelihood: Likelihood, f: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+def _at_outputs(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Gradient [B, C] and curvature [B, C, C] of the log likelihood at the outputs."""
 
     def log_prob(outputs: Tensor, target: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ def _summed_rows(
     buffers = dict(module.named_buffers())
 
     def one(x: Tensor, slope: Tensor, root: Tensor) -> tuple[Tree, Tree]:
-        _, back = vjp(lambda w: functional_call(module, (w, buffers), (x[None],))[0], weights)
+        _, back, *_ = vjp(lambda w: functional_call(module, (w, buffers), (x[None],))[0], weights)
         columns = vmap(back)(root.mT)[0]
         return back(slope)[0], {name: column.square().sum(0) for name, column in columns.items()}
 
@@ -149,7 +150,7 @@ def _summed_rows(
 
 
 def _chunks(data: Split) -> Iterator[tuple[Tensor, Tensor]]:
-    assert data.y is not None
+    assert data.y is not None, "there is no likelihood of data without targets"
     yield from zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True)
 
 
@@ -158,8 +159,8 @@ def _pushed_forward(module: nn.Module, x: Tensor, steps: Tensor) -> Tensor:
     weights = {name: p.detach() for name, p in module.named_parameters()}
     buffers = dict(module.named_buffers())
     sizes = [weight.numel() for weight in weights.values()]
-    f, back = vjp(lambda w: functional_call(module, (w, buffers), (x,)), weights)
-    _, push = vjp(lambda cotangent: back(cotangent)[0], torch.zeros_like(f))
+    f, back, *_ = vjp(lambda w: functional_call(module, (w, buffers), (x,)), weights)
+    _, push, *_ = vjp(lambda cotangent: back(cotangent)[0], torch.zeros_like(f))
 
     def one(step: Tensor) -> Tensor:
         pieces = zip(weights.items(), step.split(sizes), strict=True)

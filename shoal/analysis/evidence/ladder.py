@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoal.analysis.evidence.curvature import Expansion, diagonal, last_layer
 from shoal.analysis.evidence.flow import fit_flow
 from shoal.analysis.evidence.flow_target import LastLayerLikelihood
-from shoal.analysis.evidence.laplace import Laplace, fit_laplace
+from shoal.analysis.evidence.laplace import Centre, fit_laplace
 from shoal.analysis.evidence.pointmass import log_evidence
 from shoal.core.errors import ConfigError
 from shoal.core.seeds import generator
@@ -119,8 +119,9 @@ class Ladder:
 
     def _gaussians(self, where: str, expansions: list[Expansion]) -> list[Rung]:
         rungs = []
-        for centre, words in (("members", "at the members"), ("zero", "at zero")):
-            fitted: Laplace = fit_laplace(expansions, centre)
+        places: dict[Centre, str] = {"members": "at the members", "zero": "at zero"}
+        for centre, words in places.items():
+            fitted = fit_laplace(expansions, centre)
             outputs = None
             if self.judged is not None:
                 source = generator(self.seed, "draws", where, centre)

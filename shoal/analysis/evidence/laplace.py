@@ -1,15 +1,19 @@
 r"""Gaussian priors on the weights and their evidence, by Laplace's method.
 
-For a quadratic log likelihood and a prior $N(μ, σ_l^2)$ with one scale a layer the integral over the
-weights is known. With $a = θ - μ$, $P = H + σ^{-2}$ and $b = g - σ^{-2} a$,
+For a quadratic log likelihood and a prior $N(μ, σ_l^2)$ with one scale a layer the integral over
+the weights is known. With $a = θ - μ$, $P = H + σ^{-2}$ and $b = g - σ^{-2} a$,
 
 $$ \log Z = \log L(θ) - \tfrac12 \log|1 + σ^2 H| + \tfrac12 b^T P^{-1} b - \tfrac12 a^T σ^{-2} a, $$
 
 and the posterior is $N(θ + P^{-1} b, P^{-1})$. The expansion point need not be the maximum where H
-is whole; with a diagonal H it is taken for one, b = 0. Two places for the prior: at the member itself, $μ = θ$, which is a point mass at scale zero, and at
-zero, the usual prior of a Bayesian network. The members are the components of a mixture of equal
-masses, so that $Z = \frac1M \sum_m Z_m$; for the prior at zero, where every member is one mode of
-the same integral, this counts one mode's worth and is at most log M below the sum of all found.
+is whole; with a diagonal H it is taken for one, b = 0. Two places for the prior: at the member
+itself, $μ = θ$, which is a point mass at scale zero, and at zero, the usual prior of a Bayesian
+network. The members are the components of a mixture of equal masses, so that
+$Z = \frac1M \sum_m Z_m$; for the prior at zero, where every member is one mode of the same
+integral, this counts one mode's worth and is at most log M below the sum of all found.
+
+Libraries for it expand around the maximum under a prior at zero, one network at a time; here the
+prior may sit at the members, its scales are shared by all of them, and the gradient counts.
 MacKay (1992); Daxberger et al. (2021), arXiv 2106.14806.
 """
 

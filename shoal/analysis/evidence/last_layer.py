@@ -1,5 +1,7 @@
 """The last layer of a network: what it multiplies, and that it is what makes the outputs."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -10,9 +12,9 @@ __all__ = ["features_of", "last_linear"]
 
 def last_linear(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
     """Name and module of the linear layer whose outputs are those of the network."""
-    made: dict[str, Tensor] = {}
+    made: dict[str, Any] = {}
     hooks = [
-        layer.register_forward_hook(lambda _, __, out, name=name: made.__setitem__(name, out))
+        layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out}))
         for name, layer in module.named_modules()
         if isinstance(layer, nn.Linear)
     ]

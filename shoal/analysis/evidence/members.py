@@ -30,7 +30,7 @@ def log_probs(run: Any, data: Split) -> Tensor:
 
 
 def log_likelihoods(run: Any, data: Split) -> Tensor:
-    """log L_m = sum_b log p(y_b | x_b, theta_m) [M]: clean data, without augmentation or dropout."""
+    """log L_m = sum_b log p(y_b | x_b, theta_m) [M], without augmentation or dropout."""
     return log_probs(run, data).sum(-1)
 
 

@@ -4,6 +4,8 @@ Point masses maximise the evidence only at maximisers of the likelihood, and a p
 ends at maximisers of the posterior. The check is the length of $∇ \log p(θ_m | D) / N$.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from shoal.core.types import Tree
 from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import Posterior
-from shoal.training.step import forces
+from shoal.training.step import Batch, forces
 
 __all__ = ["gradient_norms"]
 
@@ -47,7 +49,7 @@ def gradient_norms(
     return member_norms(total, ensemble.spans).cpu()
 
 
-def _batches(ensemble: Ensemble, data: Split, batch_size: int):  # noqa: ANN202
+def _batches(ensemble: Ensemble, data: Split, batch_size: int) -> Iterator[Batch]:
     assert data.y is not None, "the evidence of data without targets is not asked for"
     for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
         x = x.to(ensemble.device, ensemble.dtype if x.is_floating_point() else None)

@@ -65,7 +65,7 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
 
 
 def _data_of(run: Any) -> Any:
-    spec = getattr(run, "config", {}).get("data")
+    spec = getattr(run, "config", {}).get("data") or ""
     try:
         return load_data(spec)
     except ConfigError as error:
