@@ -120,7 +120,7 @@ class Settings:
             "seed": self.seed,
             "precision": self.precision,
             "engine": self.engine,
-            "frozen": self.frozen or None,
+            "frozen": self.frozen,
         }
         return {name: _plain(value) for name, value in table.items()}
 

@@ -52,6 +52,7 @@ FULL = {
     "seed": 12,
     "precision": "float64",
     "engine": "chunk:2",
+    "frozen": 1,
 }
 """Every setting away from its default."""
 
