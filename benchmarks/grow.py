@@ -83,7 +83,7 @@ def measure(seeds: int, epochs: int) -> dict[str, dict[str, dict[str, list[float
 
 def text(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     """A table in Markdown, and growing less the others, paired by seed."""
-    columns = (*MEASURES, "seconds")
+    columns = MEASURES
     lines = ["| method | way | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 2) + "|"]
     for name, per_way in found.items():
         for way, kept in per_way.items():
