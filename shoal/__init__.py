@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import data, models
+    from shoal.analysis.evidence import evidence
     from shoal.app.api import predict, report
     from shoal.core.errors import (
         CheckpointCorrupt,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.prediction.predictive import Predictive
     from shoal.training.adversarial import Adversarial
     from shoal.training.fit import fit
+    from shoal.training.grow import grow
     from shoal.training.run import Run, load
     from shoal.training.sample import sample
     from shoal.training.step import StepInfo, forces
@@ -43,6 +45,7 @@ _HOMES = {
     # Train
     "Ensemble": "inference.ensemble",
     "fit": "training.fit",
+    "grow": "training.grow",
     "Run": "training.run",
     "load": "training.run",
     "Adversarial": "training.adversarial",
@@ -52,6 +55,7 @@ _HOMES = {
     "evaluate": "prediction.metrics",
     "metrics": "prediction",
     "report": "app.api",
+    "evidence": "analysis.evidence",
     # Compose a repulsion
     "Repulsion": "interaction.repulsion",
     "Method": "interaction.methods",
@@ -85,6 +89,7 @@ _HOMES = {
 __all__ = [  # noqa: RUF022
     "Ensemble",
     "fit",
+    "grow",
     "Run",
     "load",
     "Adversarial",
@@ -93,6 +98,7 @@ __all__ = [  # noqa: RUF022
     "evaluate",
     "metrics",
     "report",
+    "evidence",
     "Repulsion",
     "Method",
     "methods",

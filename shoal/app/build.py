@@ -25,7 +25,7 @@ from shoal.training import annealing
 from shoal.training.adversarial import Adversarial
 from shoal.training.fit import fit
 from shoal.training.optim import schedules
-from shoal.training.run import Run
+from shoal.training.run import Run, RunFolder
 
 __all__ = ["check_device", "check_names", "default_folder", "make_data", "make_ensemble", "train"]
 
@@ -60,6 +60,11 @@ def train(
     """
     check_names(config)
     check_device(config.device)
+    if config.frozen and not (resume and out is not None and RunFolder(Path(out)).holds_run):
+        raise ConfigError(
+            f"the first {config.frozen} members of this run were trained before it, so a config "
+            f"cannot repeat it; type: shoal grow RUN, with the run that they come from"
+        )
     ensemble = make_ensemble(config, data)
     prepare(ensemble)
     settings = {f.name: getattr(config, f.name) for f in fields(config)}

@@ -59,6 +59,7 @@ class Config:
     device: str | None = None
     precision: str | None = None
     engine: str = "auto"
+    frozen: int = 0
     save_every: float = 30.0
     keep_every: int | None = None
     out: str | None = None

@@ -180,6 +180,28 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     _machine(parser)
 
 
+def _evidence(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run")
+    add("--data", metavar="SPEC", help="the training data, where the run cannot load them again")
+    add("--no-priors", action="store_true", help="leave out the richer priors, which take longest")
+    add("--points", type=int, default=500, metavar="N", help="training data of the curvature (500)")
+    add("--flow-steps", type=int, default=200, metavar="N", help="of the flow prior (200)")
+    _machine(parser, device=False)
+
+
+def _grow(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "changes", metavar="key=value", nargs="*", help="settings other than the run's own"
+    )
+    parser.add_argument("--more", type=int, default=5, metavar="M", help="new members (5)")
+    parser.add_argument("--data", metavar="SPEC", help="where the run cannot load its own again")
+    parser.add_argument("-o", "--out", metavar="FOLDER", help="of the grown run (RUN-grown-M)")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
+    _machine(parser)
+
+
 def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or of many runs")
     parser.add_argument("-o", "--out", metavar="FILE", help="the page (report.html)")
@@ -283,6 +305,20 @@ VERBS = {
         _landscape,
         "\n\nThe results stay in the folder of the run, and shoal report shows them. A run\n"
         "trained with keep_every=1 has more to show: trajectories, SWAG, averages within a mode.",
+    ),
+    "evidence": Verb(
+        "tell in what sense a run is Bayesian: evidence, weights of members, learned priors",
+        "shoal evidence runs/digits-f-kde-m5-s0\n"
+        "shoal evidence runs/digits-f-kde-m5-s0 --no-priors --json",
+        _evidence,
+        "\n\nKept in the folder of the run, for its page and for weighted predictions.",
+    ),
+    "grow": Verb(
+        "train more members for a run, repelled by those it has",
+        "shoal grow runs/digits-f-kde-m5-s0 --more 5\n"
+        "shoal grow runs/digits-f-kde-m5-s0 --more 5 epochs=30 strength=100 -o runs/larger",
+        _grow,
+        "\n\nThe old members stay as they are; the new folder has all of them.",
     ),
     "data": Verb(
         "list the data sets, get some, or say where data files are kept",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.analysis.evidence import Evidence, load_evidence
 from shoal.app.assessment import Assessment, load_assessment
 from shoal.app.flatten import flat, plain
 from shoal.core.errors import ConfigError, StorageError
@@ -31,6 +32,7 @@ class Entry:
         provenance: versions, device, data digest, wall time.
         assessment: None until `assess` has judged it.
         folder: where it is kept, None when it is not.
+        evidence: None until `shoal evidence` has been there.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Entry:
     provenance: Mapping[str, Any]
     assessment: Assessment | None
     folder: Path | None = None
+    evidence: Evidence | None = None
 
     @property
     def method(self) -> str:
@@ -184,7 +187,8 @@ def _entry(run: Any) -> Entry:
     name = Path(folder).name if folder is not None else f"seed {config.get('seed', 0)}"
     notes = list(getattr(run, "notes", []))
     where = None if folder is None else Path(folder)
-    return Entry(name, config, list(run.history), notes, dict(run.provenance), given, where)
+    told = None if where is None else load_evidence(where)
+    return Entry(name, config, list(run.history), notes, dict(run.provenance), given, where, told)
 
 
 def _opened(folder: Path) -> Entry:
@@ -194,7 +198,8 @@ def _opened(folder: Path) -> Entry:
     notes = provenance.pop("notes", [])
     history = _history(folder / "history.jsonl")
     name = folder.resolve().name
-    return Entry(name, config, history, notes, provenance, load_assessment(folder), folder)
+    found = load_assessment(folder), folder, load_evidence(folder)
+    return Entry(name, config, history, notes, provenance, *found)
 
 
 def _history(path: Path) -> list[dict[str, Any]]:

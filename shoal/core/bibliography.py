@@ -273,4 +273,18 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "International Conference on Learning Representations",
         "https://arxiv.org/abs/1903.12261",
     ),
+    "loaizaganem2025deep": Citation(
+        "Loaiza-Ganem, Gabriel and Villecroze, Valentin and Wang, Yixin",
+        "Deep Ensembles Secretly Perform Empirical Bayes",
+        2025,
+        "arXiv",
+        "https://arxiv.org/abs/2501.17917",
+    ),
+    "yao2018stacking": Citation(
+        "Yao, Yuling and Vehtari, Aki and Simpson, Daniel and Gelman, Andrew",
+        "Using Stacking to Average Bayesian Predictive Distributions",
+        2018,
+        "Bayesian Analysis",
+        "https://arxiv.org/abs/1704.02030",
+    ),
 }

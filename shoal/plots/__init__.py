@@ -10,6 +10,7 @@ from shoal.plots.comparison import Curve, comparison, heatmap, severity, sizes
 from shoal.plots.corruptions import Spread, contact_sheet, corrupted
 from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty, uncertainty_by_size
+from shoal.plots.evidence import ladder, likelihoods, weights
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, bandwidths, forces, loss
 from shoal.plots.landscape import diversity_plane, profile, surface
@@ -41,6 +42,8 @@ __all__ = [
     "function_map",
     "gallery",
     "heatmap",
+    "ladder",
+    "likelihoods",
     "look",
     "loss",
     "members",
@@ -60,4 +63,5 @@ __all__ = [
     "svg",
     "uncertainty",
     "uncertainty_by_size",
+    "weights",
 ]

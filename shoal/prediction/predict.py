@@ -16,9 +16,9 @@ from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.data.arrays import as_inputs
 from shoal.data.dataset import Split
 from shoal.inference.likelihoods import Categorical, Likelihood
-from shoal.prediction.predictive import Predictive
+from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["predict"]
+__all__ = ["member_outputs", "predict"]
 
 
 def predict(
@@ -28,6 +28,7 @@ def predict(
     batch_size: int = 1024,
     device: str | torch.device | None = None,
     likelihood: Likelihood | None = None,
+    weights: ArrayLike | None = None,
     load: Callable[[Path], Any] | None = None,
     keep: bool = False,
 ) -> Predictive:
@@ -42,6 +43,7 @@ def predict(
         batch_size: how many inputs go through the members at once; a loader brings its own.
         device: where to compute; None stays where the ensemble is.
         likelihood: what the outputs mean; None takes the run's, or `Categorical` for an ensemble.
+        weights: of all members [M], those that are left out included; None weighs all alike.
         load: how to open a run folder when `source` is a path.
         keep: leave the prediction on the GPU that made it, where its metrics are computed sooner.
 
@@ -57,12 +59,42 @@ def predict(
             f"predict needs an Ensemble, a Run or a run folder, not {type(source).__name__}"
         )
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
+    members = member_outputs(ensemble, x, batch_size, device, keep)
+    sound = _sound(members, ensemble.alive)
+    return Predictive(members[sound], meaning, _of_sound(weights, sound))
+
+
+def member_outputs(
+    ensemble: Any,
+    x: Any,
+    batch_size: int = 1024,
+    device: str | torch.device | None = None,
+    keep: bool = False,
+) -> Tensor:
+    """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`."""
     with torch.no_grad(), _ready(ensemble, device, keep) as call:
         outputs = [call(batch) for batch in _batches(x, batch_size, ensemble.dtype)]
     if not outputs:
         raise DataError("there is nothing to predict: x holds no inputs")
-    members = torch.cat(outputs, dim=1)
-    return Predictive(members[_sound(members, ensemble.alive)], meaning)
+    return torch.cat(outputs, dim=1)
+
+
+def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
+    """The weights of the members that take part, as shares of what they have together."""
+    if weights is None:
+        return None
+    given, sound = torch.as_tensor(weights, dtype=torch.float64), sound.cpu()
+    if given.shape != sound.shape:
+        raise DataError(
+            f"weights must be one number for each of the {len(sound)} members, "
+            f"not of shape {list(given.shape)}"
+        )
+    if bool(sound.all()):
+        return given
+    kept = given[sound]
+    if not kept.sum() > 0:
+        raise DataError("all the weight lies on members that are no longer alive; weigh others")
+    return kept / kept.sum()
 
 
 def _opened(source: Any, load: Callable[[Path], Any] | None) -> Any:

@@ -30,7 +30,8 @@ class Predictive:
     Attributes:
         members: outputs of the members [M, B, C], before the likelihood's softmax or softplus.
         likelihood: what the outputs mean.
-        weights: weights of the members [M], which sum to 1; None weighs all alike.
+        weights: weights of the members [M], which sum to 1; None weighs all alike, and equal
+            weights become None, so that they give the same bits.
 
     >>> from shoal.inference.likelihoods import Categorical
     >>> pred = Predictive(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]), Categorical())
@@ -232,7 +233,7 @@ class Predictive:
             raise ConfigError(f"there are no {what} in {self.task}; use {instead} instead")
 
 
-def _checked_weights(weights: Tensor, members: Tensor) -> Tensor:
+def _checked_weights(weights: Tensor, members: Tensor) -> Tensor | None:
     weights = torch.as_tensor(weights).to(members)
     fits = weights.shape == members.shape[:1] and bool((weights >= 0).all())
     if not fits or abs(float(weights.sum()) - 1) > 1e-4:
@@ -240,7 +241,8 @@ def _checked_weights(weights: Tensor, members: Tensor) -> Tensor:
             f"weights must be {len(members)} numbers, none negative, that sum to 1, "
             f"not {weights.tolist()}; divide them by their sum"
         )
-    return weights / weights.sum()
+    alike = bool((weights == weights[0]).all())
+    return None if alike else weights / weights.sum()
 
 
 def _same_weights(a: Predictive, b: Predictive) -> bool:

@@ -23,7 +23,7 @@ from shoal.training.adversarial import Adversarial
 from shoal.training.backward import pull_back
 from shoal.training.functional_prior import functional_score
 from shoal.training.look import Look, head_lengths, looked_at
-from shoal.training.stages import Answer, Stages, judge, measured
+from shoal.training.stages import Answer, Company, Stages, judge, measured
 
 __all__ = ["Drive"]
 
@@ -43,6 +43,7 @@ class Drive:
         step: of the same.
         stages: the arithmetic between the networks.
         own_inputs: every member has inputs of its own [M, B, ...].
+        frozen: members that push the others and stay where they are, in evaluation mode.
     """
 
     posterior: Posterior
@@ -55,6 +56,7 @@ class Drive:
     step: int | Tensor
     stages: Stages
     own_inputs: bool = False
+    frozen: Ensemble | None = None
 
     @property
     def weight(self) -> float | Tensor:
@@ -96,9 +98,11 @@ class Drive:
         answer = whole._answer(ensemble, x, whole._peek(parts, x)) if needs_all else None
         looks, velocities, lengths = [], [], []
         for part in parts:
-            look = whole._forward(part, self._seen_by(part, x))
+            first = part.first - ensemble.first
+            rows = slice(first, first + part.members)
+            look = whole._forward(part, x[rows] if self.own_inputs else x)
             looks.append(look.still())
-            mine = whole._answer(part, x, looks[-1]) if answer is None else _of(part, answer)
+            mine = whole._answer(part, x, looks[-1]) if answer is None else _of(answer, rows)
             velocity, own = whole._back(part, look, mine)
             velocities.append(velocity)
             lengths.append(own)
@@ -120,9 +124,6 @@ class Drive:
         shown = self.adversarial.watch(x, ensemble.members) if self.adversarial else x
         return Look(shown, self._run(ensemble, shown, own))
 
-    def _seen_by(self, part: Ensemble, x: Tensor) -> Tensor:
-        return x[part.first : part.first + part.members] if self.own_inputs else x
-
     def _run(self, ensemble: Ensemble, x: Tensor, own_inputs: bool) -> Tensor:
         return ensemble(x, self.mapping, own_inputs, self.seed, self.step)
 
@@ -138,10 +139,28 @@ class Drive:
         prior = functional_score(ensemble, self.posterior, outputs, x, self.seed, self.step)
         prior = None if prior is None else self.annealing * prior
         context = self.posterior, self.repulsion
-        answer = self.stages.respond(*context, outputs, self.y, ensemble.alive, self.weight, prior)
+        company = self._company(x)
+        here = outputs, self.y, ensemble.alive, self.weight, prior, company
+        answer = self.stages.respond(*context, *here)
         if look.gradients is None:
             return answer
-        return self.stages.part(*context, answer, look.gradients)
+        return self.stages.part(*context, answer, look.gradients, company)
+
+    def _company(self, x: Tensor) -> Company | None:
+        """What the frozen members make of the batch, where this is what repels."""
+        if self.frozen is None or self.repulsion is None:
+            return None
+        base = self.repulsion.space.base
+        if base == "weights":
+            return None
+        plain = replace(self, adversarial=None)
+        with torch.set_grad_enabled(self.at_gradients):
+            look = plain._forward(self.frozen, x, live=False).still()
+        shown = look.outputs if look.gradients is None else look.gradients
+        if not isinstance(self.repulsion.flow, Stein):
+            return Company({base: shown}, self.frozen.alive, None)
+        _, alive, gradient = judge(self.posterior, look.outputs, self.y, self.frozen.alive)
+        return Company({base: shown}, alive, {"outputs": self.weight * gradient})
 
     def _back(self, ensemble: Ensemble, look: Look, answer: Answer) -> tuple[Tree, Tensor | None]:
         """J^T at the weights; and where the push comes back with it, the lengths of both [2, M]."""
@@ -176,8 +195,7 @@ def _with_lengths(answer: Answer, lengths: Tensor | None) -> Answer:
     return answer._replace(measures=measured(lengths[0], lengths[1], answer.alive, answer.measures))
 
 
-def _of(part: Ensemble, answer: Answer) -> Answer:
-    rows = slice(part.first, part.first + part.members)
+def _of(answer: Answer, rows: slice) -> Answer:
     loss, alive, gradient, cotangent = (tensor[rows] for tensor in answer[:4])
     push = None if answer.push is None else answer.push[rows]
     return Answer(loss, alive, gradient, cotangent, answer.mix, answer.measures, push)

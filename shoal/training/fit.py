@@ -47,6 +47,7 @@ def fit(
     device: torch.device | str | None = None,
     precision: str | None = None,
     engine: str = "auto",
+    frozen: int = 0,
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = 30.0,
@@ -84,6 +85,8 @@ def fit(
         precision: "float32", "float64", or "tf32", or "bfloat16" for the networks with weights,
             distances and states in float32; by default the ensemble's.
         engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run, never what they do.
+        frozen: how many of the first members are already trained: they repel the others and stay
+            where they are; see `shoal.grow`.
         resume: continue the run in `out`, if there is one.
         save_every: seconds between checkpoints; 0 saves after every step.
         keep_every: epochs between snapshots of the members along training, which `shoal landscape`
@@ -117,6 +120,7 @@ def fit(
         precision=precision,
         engine=engine,
         keep_every=keep_every,
+        frozen=frozen,
     )
     check_targets(ensemble, settings.likelihood, batches)
     Trainer(ensemble, settings, batches)  # what cannot be trained says so before it is moved

@@ -163,11 +163,12 @@ class Session:
     def _warn_of_deaths(self) -> None:
         deaths = self.trainer.tracker.deaths(self.trainer.step)
         for member, step in deaths.items():
+            member += self.settings.frozen
             note = f"Member {member} stopped being finite at step {step} and is left out."
             if note not in self.notes:
                 self.notes.append(note)
                 warnings.warn(note, ShoalWarning, stacklevel=6)
-        if len(deaths) == self.trainer.ensemble.members:
+        if len(deaths) == self.trainer.moving.members:
             raise DataError(
                 f"no member is finite after step {max(deaths.values())}; "
                 f"lower the learning rate or set clip"

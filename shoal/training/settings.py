@@ -52,6 +52,7 @@ class Settings:
     precision: str | None
     engine: str
     keep_every: int | None
+    frozen: int = 0
 
     @classmethod
     def resolve(
@@ -138,6 +139,7 @@ class Settings:
             "precision": self.precision,
             "engine": self.engine,
             "keep_every": self.keep_every,
+            "frozen": self.frozen,
         }
         return {name: _plain(value) for name, value in table.items()}
 
@@ -259,4 +261,5 @@ _PLAIN: dict[str, Callable[[str, Any], Any]] = {
     "precision": lambda _, value: value,
     "engine": lambda _, value: str(value),
     "keep_every": _or_none(_whole),
+    "frozen": lambda name, value: 0 if value == 0 else _whole(name, value),
 }

@@ -18,10 +18,11 @@ from shoal.core.differentiate import with_pullback
 from shoal.core.tree import member_norms, mixed, per_member
 from shoal.core.types import Tree
 from shoal.inference.posterior import Posterior
-from shoal.interaction.repulsion import Interaction, Repulsion, repel
+from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel
 
 __all__ = [
     "Answer",
+    "Company",
     "Settled",
     "Stages",
     "compiled_stages",
@@ -33,6 +34,20 @@ __all__ = [
 ]
 
 Factor = float | Tensor
+
+
+class Company(NamedTuple):
+    """Members that push the others and stay where they are, as the repulsion's space sees them.
+
+    Attributes:
+        base: their tensors where the space lives [F, ...].
+        alive: which of them are finite [F].
+        drive: what would drive them, for flows in which members share drives; None for others.
+    """
+
+    base: Tree
+    alive: Tensor
+    drive: Tree | None
 
 
 class Answer(NamedTuple):
@@ -92,35 +107,43 @@ def respond(
     alive: Tensor,
     weight: Factor,
     prior: Tensor | None,
+    company: Company | None = None,
 ) -> Answer:
     """The likelihood's gradient times `weight`, a functional prior's, and the push on outputs."""
     loss, alive, gradient = judge(posterior, outputs, y, alive)
     drive = weight * gradient
     drive = drive if prior is None else drive + prior
     here = {"outputs": drive}, {"outputs": outputs}
-    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive)
+    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive, company)
     if repulsion is None:
         measures = measured(member_norms(here[0]), None, alive)
     return Answer(loss, alive, gradient, velocity["outputs"], mix, measures)
 
 
-def part(posterior: Posterior, repulsion: Repulsion, answer: Answer, gradients: Tensor) -> Answer:
+def part(
+    posterior: Posterior,
+    repulsion: Repulsion,
+    answer: Answer,
+    gradients: Tensor,
+    company: Company | None = None,
+) -> Answer:
     """The push on input gradients, and the drives at the outputs mixed if the flow mixes them.
 
     Of the measures only bandwidth and effective members are known here: drive and push meet at the
     weights.
     """
-    push = repel(repulsion, {"gradients": gradients}, answer.alive)
-    interaction = push.interaction
-    alive = interaction.cloud.alive
+    push, own = _pushed(repulsion, {"gradients": gradients}, answer.alive, company)
+    interaction, mix = push.interaction, push.interaction.mix
+    everyone = interaction.cloud.alive
     scale = -_push_scale(posterior, repulsion, gradients.shape[1]) * repulsion.strength
     drive = {"outputs": answer.cotangent}
-    if interaction.mix is not None:
-        drive = mixed(interaction.mix, _of_living(drive, alive & member_norms(drive).isfinite()))
+    if mix is not None:
+        mix, drive = mix[own], _joined(drive, company)
+        drive = mixed(mix, _of_living(drive, everyone & member_norms(drive).isfinite()))
     return answer._replace(
-        alive=alive,
+        alive=everyone[own],
         cotangent=drive["outputs"],
-        mix=interaction.mix,
+        mix=mix,
         measures=_kernel(interaction),
         push=scale * push.tree()["gradients"],
     )
@@ -135,12 +158,14 @@ def settle(
     annealing: Factor,
     mix: Tensor | None,
     spans: Sequence[slice] | None,
+    company: Company | None = None,
 ) -> Settled:
     """The weight prior's gradient and the push on weights, added to what came back."""
     # A weight prior has no gradient at the outputs to be mixed: it is scaled as the drives are.
     balance = annealing if mix is None else annealing * mix.sum(-1)
     velocity = posterior.add_prior(velocity, weights, balance, spans)
-    velocity, alive, _, measures = _act(posterior, repulsion, "weights", velocity, weights, alive)
+    here = velocity, weights, alive, company
+    velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here)
     return Settled(velocity, alive, measures)
 
 
@@ -171,15 +196,17 @@ def _act(
     drive: Tree,
     base: Tree,
     alive: Tensor,
+    company: Company | None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
     """Mix the drives and add the push, if the repulsion's space lives here."""
     if repulsion is None or repulsion.space.base != where:
         return drive, alive, None, None
-    push = repel(repulsion, base, alive)
+    push, own = _pushed(repulsion, base, alive, company)
     interaction, mix = push.interaction, push.interaction.mix
-    alive = interaction.cloud.alive
+    everyone, alive = interaction.cloud.alive, interaction.cloud.alive[own]
     if mix is not None:
-        drive = mixed(mix, _of_living(drive, alive & member_norms(drive).isfinite()))
+        mix, drive = mix[own], _joined(drive, company)
+        drive = mixed(mix, _of_living(drive, everyone & member_norms(drive).isfinite()))
     points = base["outputs"].shape[1] if where == "outputs" else 1
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale)
@@ -196,6 +223,26 @@ def _kernel(interaction: Interaction) -> Tensor:
         h2 = torch.where(alive, h2, 0.0).sum(-1) / alive.sum().clamp(min=1)
     h2 = h2.mean()
     return torch.stack([h2, interaction.effective.to(h2.dtype)])
+
+
+def _pushed(
+    repulsion: Repulsion, base: Tree, alive: Tensor, company: Company | None
+) -> tuple[Push, slice]:
+    """The push on the members that move, and which of all members they are."""
+    if company is None:
+        return repel(repulsion, base, alive), slice(None)
+    own = slice(len(company.alive), len(company.alive) + len(alive))
+    others = iter(repulsion.space(company.base))
+    everyone = torch.cat([company.alive, alive])
+    gather = lambda leaf: torch.cat([next(others).to(leaf), leaf])  # noqa: E731
+    return repel(repulsion, base, everyone, gather, own), own
+
+
+def _joined(drive: Tree, company: Company | None) -> Tree:
+    """The drives of all members, those that stay first."""
+    if company is None or company.drive is None:
+        return drive
+    return {name: torch.cat([company.drive[name].to(t), t]) for name, t in drive.items()}
 
 
 def _of_living(tree: Tree, alive: Tensor) -> Tree:

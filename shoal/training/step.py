@@ -22,7 +22,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.drive import Drive
 from shoal.training.fraction import share_of, with_part_repelled
-from shoal.training.stages import Stages
+from shoal.training.stages import Company, Stages
 
 __all__ = ["Batch", "StepInfo", "forces"]
 
@@ -83,6 +83,7 @@ def forces(
     step: int | Tensor = 0,
     stages: Stages = Stages(),  # noqa: B008
     own_inputs: bool = False,
+    frozen: Ensemble | None = None,
 ) -> tuple[Tree, StepInfo]:
     """The velocity of every member, in the direction of ascent, and what there is to know of it.
 
@@ -98,25 +99,43 @@ def forces(
         step: of the same.
         stages: the arithmetic between the networks, when it has been compiled.
         own_inputs: the inputs are [M, B, ...], every member's its own.
+        frozen: members, in evaluation mode, that push those of `ensemble` and stay where they are;
+            the velocity is then that of the last members of the whole.
 
     Returns:
         Tensors [M, ...] named like the module's parameters, and a `StepInfo`.
     """
     _check_space(ensemble, repulsion)
     x, y = batch
-    drive = Drive(
-        posterior, repulsion, y, annealing, adversarial, mapping, seed, step, stages, own_inputs
-    )
+    how = annealing, adversarial, mapping, seed, step, stages, own_inputs, frozen
+    drive = Drive(posterior, repulsion, y, *how)
     partial = repulsion is not None and share_of(repulsion) < 1
     answer, velocity = with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x)
+    company = None if frozen is None else _company(frozen, posterior, repulsion, batch, annealing)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
     settled = stages.settle(
-        posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans
+        posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans, company
     )
     measures = answer.measures if settled.measures is None else settled.measures
     assert measures is not None, "a space lives at the outputs or at the weights"
     return settled.velocity, StepInfo(answer.loss, settled.alive, measures)
+
+
+def _company(
+    frozen: Ensemble,
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    batch: Batch,
+    annealing: float | Tensor,
+) -> Company | None:
+    """The frozen members' weights, where these are what repels."""
+    if repulsion is None or repulsion.space.base != "weights":
+        return None
+    weights = {name: tensor.detach() for name, tensor in frozen.weights.items()}
+    shared = isinstance(repulsion.flow, Stein)
+    drive = forces(frozen, posterior, None, batch, annealing=annealing)[0] if shared else None
+    return Company(weights, frozen.alive, drive)
 
 
 def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:

@@ -21,6 +21,7 @@ from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.engine import has_convolutions, parse
+from shoal.training.frozen import divided
 from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
 from shoal.training.memory import within_memory
@@ -41,6 +42,8 @@ class Trainer:
 
     Attributes:
         ensemble: the members, changed in place.
+        moving: those that are trained, on the same memory.
+        frozen: those that are not, None when all are.
         settings: every choice of the run.
         batches: the training data.
         repulsion: that of the method, with what it takes from the training data filled in.
@@ -62,15 +65,16 @@ class Trainer:
         self.posterior = Posterior(
             settings.likelihood, settings.prior, batches.n, settings.temperature
         )
-        self.optimizer = make_optimizer(settings.optimizer, ensemble.weights, settings.lr)
-        self.spans = ensemble.spans if len(ensemble.groups) > 1 else None
+        self.moving, self.frozen = divided(ensemble, settings)
+        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
+        self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
         self.mapping = self.plan.mapping or Mapping()
         self.stages = compiled_stages() if self.plan.compiled else Stages()
         self.step = 0
         self.rows: list[dict[str, Any]] = []
-        self.tracker = Tracker(ensemble.members, ensemble.device)
+        self.tracker = Tracker(self.moving.members, ensemble.device)
         self.captured = self._capture()
 
     @property
@@ -117,19 +121,19 @@ class Trainer:
         settings = self.settings
         if settings.augment is not None:
             own = key(settings.seed, "augment", step, x.device)
-            x = augmented(settings.augment, x, own, self.ensemble.members)
+            x = augmented(settings.augment, x, own, self.moving.members)
         (velocity, info), self.mapping = within_memory(
             lambda mapping: self._forces(
                 x, y, annealing, step, mapping, is_per_member(settings.augment)
             ),
-            self.ensemble,
+            self.moving,
             self.mapping,
         )
         velocity = clip_members(velocity, settings.clip, self.spans)
-        for name, weight in self.ensemble.weights.items():
+        for name, weight in self.moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
-        self.ensemble.alive.copy_(info.alive)
+        self.moving.alive.copy_(info.alive)
         self.tracker.add(info)
 
     def _forces(
@@ -142,7 +146,7 @@ class Trainer:
         own_inputs: bool = False,
     ) -> tuple[Tree, StepInfo]:
         return forces(
-            self.ensemble,
+            self.moving,
             self.posterior,
             self.repulsion,
             (x, y),
@@ -153,6 +157,7 @@ class Trainer:
             step=step,
             stages=self.stages,
             own_inputs=own_inputs,
+            frozen=self.frozen,
         )
 
     def try_out(self) -> int:
@@ -202,9 +207,9 @@ class Trainer:
 
     def _bury(self) -> None:
         """Members that the last step made infinite have no later step to be found out by."""
-        alive = self.ensemble.alive
+        alive = self.moving.alive
         before = alive.clone()
-        for weight, span in zip(self.ensemble.weights.values(), self.ensemble.spans, strict=True):
+        for weight, span in zip(self.moving.weights.values(), self.moving.spans, strict=True):
             alive[span] &= rows(weight.detach()).isfinite().all(1)
         self.tracker.bury(before & ~alive)
 

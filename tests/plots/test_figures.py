@@ -68,6 +68,9 @@ EXAMPLES = {
     "plane": (GRID, GRID, torch.rand(8, 8, generator=RANDOM), (torch.rand(4, 2), torch.arange(4))),
     "corrupted": ({"kde": plots.Spread([0, 1, 2], *[[0.9, 0.8, 0.6]] * 3)}, "accuracy", True),
     "contact-sheet": ({"fog": torch.rand(5, 3, 4, 4), "snow": torch.rand(5, 3, 4, 4)},),
+    "weights": ({"posterior": [0.9, 0.1], "stacking": [0.4, 0.6], "uniform": [0.5, 0.5]},),
+    "likelihoods": ([-50.0, -53.0, -51.0], -50.9),
+    "ladder": ([("point masses", -50.0, 0.1), ("Gaussians at zero, last layer", -900.0, 0.2)],),
     "particles": (Mixture(), torch.randn(9, 2, generator=RANDOM), None, "kde"),
 }
 SNAPSHOTS = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -53,6 +53,7 @@ FULL = {
     "precision": "float64",
     "engine": "chunk:2",
     "keep_every": 2,
+    "frozen": 1,
 }
 """Every setting away from its default."""
 

@@ -1,0 +1,173 @@
+r"""The likelihood around a member, to second order.
+
+$$ \log L(θ + δ) ≈ \log L(θ) + g^T δ - \tfrac12 δ^T H δ $$
+
+with the generalised Gauss-Newton curvature $H = \sum_n J_n^T Λ_n J_n$, where $J_n$ is the Jacobian
+of the outputs and $Λ_n = -∂^2 \log p(y_n | f) / ∂f^2$, its negative eigenvalues set to zero. It is
+kept as numbers in a basis where it is diagonal: the weights themselves for `diagonal`, which leaves
+out how weights interact, or the eigenvectors of the exact H of the last layer for `last_layer`.
+Immer, Korzepa & Bauer (2021), arXiv 2008.08171.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vjp, vmap
+
+from shoal.analysis.evidence.last_layer import features_of, last_linear
+from shoal.core.types import Tree
+from shoal.data.dataset import Split
+from shoal.inference.likelihoods import Likelihood
+
+__all__ = ["Expansion", "diagonal", "last_layer"]
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """A quadratic log likelihood around a member, in a basis where its curvature is diagonal.
+
+    Attributes:
+        module: the member, in double precision.
+        log_likelihood: of all data at the member.
+        theta: where the member is [d].
+        gradient: g [d].
+        curvature: diagonal of H [d], none negative.
+        layer: which layer each coordinate belongs to [d].
+        layers: names of the layers.
+        basis: eigenvectors [d, d] of the last layer; None when coordinates are the weights.
+        at_mode: take the member for the maximum of its posterior, whatever the gradient is. A
+            diagonal curvature has no valid Newton step: every weight would take the whole of it.
+    """
+
+    module: nn.Module
+    log_likelihood: float
+    theta: Tensor
+    gradient: Tensor
+    curvature: Tensor
+    layer: Tensor
+    layers: tuple[str, ...]
+    basis: Tensor | None = None
+    at_mode: bool = False
+
+    def outputs(self, x: Tensor, steps: Tensor) -> Tensor:
+        """Linearised outputs f(x) + J δ [S, B, C] for steps δ [S, d]."""
+        if self.basis is None:
+            return _pushed_forward(self.module, x, steps)
+        phi, f = features_of(self.module, x)
+        moved = steps @ self.basis.mT
+        size = f.shape[1] * phi.shape[1]
+        W = moved[:, :size].reshape(len(steps), f.shape[1], -1)
+        found = f + phi @ W.mT
+        return found + moved[:, None, size:] if moved.shape[1] > size else found
+
+
+def diagonal(
+    module: nn.Module,
+    likelihood: Likelihood,
+    data: Split,
+    log_likelihood: float,
+    factor: float = 1.0,
+) -> Expansion:
+    """All weights of a member, each on its own; the data stand for `factor` times as many."""
+    weights = {name: p.detach() for name, p in module.named_parameters()}
+    gradient, curvature = _summed_rows(module, weights, likelihood, data)
+    names = [name.rpartition(".")[0] or name for name in weights]
+    layers = tuple(dict.fromkeys(names))
+    sizes = [weight.numel() for weight in weights.values()]
+    layer = [torch.full((n,), layers.index(a)) for a, n in zip(names, sizes, strict=True)]
+    flat = (_flat(weights), factor * _flat(gradient), factor * _flat(curvature))
+    return Expansion(module, log_likelihood, *flat, torch.cat(layer), layers, None, True)
+
+
+def last_layer(
+    module: nn.Module,
+    likelihood: Likelihood,
+    data: Split,
+    log_likelihood: float,
+    factor: float = 1.0,
+) -> Expansion:
+    """The last layer of a member, with every covariance: H = sum_n Λ_n ⊗ φ_n φ_n^T."""
+    name, layer = last_linear(module, data.x[:1])
+    assert data.y is not None, "there is no likelihood of data without targets"
+    phi, f = features_of(module, data.x)
+    slope, Λ = _at_outputs(likelihood, f, data.y)
+    inner = phi if layer.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
+    C, F = f.shape[1], inner.shape[1]
+    H = torch.einsum("ncd,na,nb->cadb", Λ, inner, inner).reshape(C * F, C * F)
+    gradient = slope.mT @ inner
+    order = _weights_then_biases(C, F, layer.bias is not None)
+    H, gradient = H[order][:, order], gradient.flatten()[order]
+    theta = torch.cat([p.detach().flatten() for p in layer.parameters()])
+    eigenvalues, Q = torch.linalg.eigh(H)
+    rotated = (theta @ Q, factor * gradient @ Q, factor * eigenvalues.clamp_min(0))
+    one = torch.zeros(len(theta), dtype=torch.int64)
+    return Expansion(module, log_likelihood, *rotated, one, (name,), Q)
+
+
+def _weights_then_biases(C: int, F: int, biased: bool) -> Tensor:
+    """From rows (w_c, b_c) of each output to the order of the layer's parameters."""
+    index = torch.arange(C * F).reshape(C, F)
+    return torch.cat([index[:, :-1].flatten(), index[:, -1]]) if biased else index.flatten()
+
+
+def _at_outputs(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient [B, C] and curvature [B, C, C] of the log likelihood at the outputs."""
+
+    def log_prob(outputs: Tensor, target: Tensor) -> Tensor:
+        return likelihood.log_prob(outputs[None], target[None])[0]
+
+    slope = vmap(grad(log_prob))(f, y)
+    eigenvalues, V = torch.linalg.eigh(-vmap(jacrev(grad(log_prob)))(f, y))
+    return slope, V * eigenvalues.clamp_min(0).unsqueeze(-2) @ V.mT
+
+
+def _summed_rows(
+    module: nn.Module, weights: Tree, likelihood: Likelihood, data: Split
+) -> tuple[Tree, Tree]:
+    """g and the diagonal of H, from the columns of J^T R with R R^T = Λ, point by point."""
+    buffers = dict(module.named_buffers())
+
+    def one(x: Tensor, slope: Tensor, root: Tensor) -> tuple[Tree, Tree]:
+        _, back, *_ = vjp(lambda w: functional_call(module, (w, buffers), (x[None],))[0], weights)
+        columns = vmap(back)(root.mT)[0]
+        return back(slope)[0], {name: column.square().sum(0) for name, column in columns.items()}
+
+    gradient = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    with torch.no_grad():
+        for x, y in _chunks(data):
+            slope, Λ = _at_outputs(likelihood, module(x), y)
+            eigenvalues, V = torch.linalg.eigh(Λ)
+            root = V * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
+            for total, part in zip((gradient, squares), vmap(one)(x, slope, root), strict=True):
+                for name, rows in part.items():
+                    total[name] += rows.sum(0)
+    return gradient, squares
+
+
+def _chunks(data: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    assert data.y is not None, "there is no likelihood of data without targets"
+    yield from zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True)
+
+
+def _pushed_forward(module: nn.Module, x: Tensor, steps: Tensor) -> Tensor:
+    """f(x) + J δ; J is the pullback of the pullback, which is linear in its cotangent."""
+    weights = {name: p.detach() for name, p in module.named_parameters()}
+    buffers = dict(module.named_buffers())
+    sizes = [weight.numel() for weight in weights.values()]
+    f, back, *_ = vjp(lambda w: functional_call(module, (w, buffers), (x,)), weights)
+    _, push, *_ = vjp(lambda cotangent: back(cotangent)[0], torch.zeros_like(f))
+
+    def one(step: Tensor) -> Tensor:
+        pieces = zip(weights.items(), step.split(sizes), strict=True)
+        return push({name: piece.view_as(weight) for (name, weight), piece in pieces})[0]
+
+    return f + torch.stack([one(step) for step in steps])
+
+
+def _flat(tree: Tree) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tree.values()])

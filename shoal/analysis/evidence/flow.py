@@ -1,0 +1,128 @@
+r"""A prior on the last layer that is a normalising flow, learned by the evidence lower bound.
+
+For each member, with its features fixed, over weights c of the last layer,
+
+$$ \log p(D | π) \ge E_{q(c)} [ \log L(c) + \log π(c) - \log q(c) ], $$
+
+and both π and q are flows that ascend this bound. They begin at the Gaussian prior and the Laplace
+posterior of a Bayesian last layer. Left to itself the ascent ends at a point mass at the maximum of
+the likelihood, the ensemble (any π loses to it); where it stands after a number of steps is a prior
+between the two. The flows are affine couplings (Dinh, Sohl-Dickstein & Bengio 2017), of the library
+zuko, conditioned on the member. Villecroze et al. (2025), arXiv 2505.15888.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.optional import require
+from shoal.core.seeds import derive, seeded
+
+__all__ = ["FlowFit", "fit_flow"]
+
+LogLikelihood = Callable[[Tensor, int | None], Tensor]
+"""From weights [S, M, d] and a step, None for all data, to log likelihoods [S, M]."""
+
+HIDDEN = 32
+"""Units between the halves of a coupling."""
+
+
+@dataclass(frozen=True)
+class FlowFit:
+    """The posterior of the last layer of each member, and its bound.
+
+    Attributes:
+        elbo: bound on the log evidence of each member [M], a mean over draws.
+        error: standard error of that mean [M].
+        draw: draws of the weights from q [count, M, d].
+    """
+
+    elbo: Tensor
+    error: Tensor
+    draw: Callable[[int], Tensor]
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """A flow of numbers of unit size, moved and scaled for each member."""
+
+    flow: Any
+    loc: Tensor
+    scale: Tensor
+    who: Tensor
+
+    def draw(self, count: int) -> tuple[Tensor, Tensor]:
+        u, log_q = self.flow(self.who).rsample_and_log_prob((count,))
+        return self.loc + self.scale * u, log_q - self.scale.log().sum(-1)
+
+    def log_prob(self, c: Tensor) -> Tensor:
+        return self.flow(self.who).log_prob((c - self.loc) / self.scale) - self.scale.log().sum(-1)
+
+
+def fit_flow(
+    log_likelihood: LogLikelihood,
+    loc: Tensor,
+    scale: Tensor,
+    prior_scale: float,
+    *,
+    learn_prior: bool = True,
+    steps: int = 200,
+    draws: int = 2,
+    lr: float = 2e-3,
+    final_draws: int = 64,
+    couplings: int = 2,
+    seed: int = 0,
+) -> FlowFit:
+    """Ascend the bound over the posterior flow and, unless told otherwise, the prior flow.
+
+    Args:
+        log_likelihood: of the last layer's weights [S, M, d] at a step; see `LogLikelihood`.
+        loc: where q begins [M, d].
+        scale: how wide it begins [M, d].
+        prior_scale: standard deviation of the prior that π begins at, or stays at.
+        learn_prior: let π ascend the bound too.
+        steps: of Adam.
+        draws: from q in each step.
+        lr: learning rate.
+        final_draws: with which the bound is measured in the end.
+        couplings: of each flow.
+        seed: of everything random.
+    """
+    with seeded(derive(seed, "flow")):
+        at_zero = torch.zeros_like(loc), torch.full_like(loc, prior_scale)
+        q, prior = _made(loc, scale, couplings), _made(*at_zero, couplings)
+        learned = [*q.flow.parameters(), *(prior.flow.parameters() if learn_prior else [])]
+        optimizer = torch.optim.Adam(learned, lr=lr)
+        for step in range(steps):
+            optimizer.zero_grad()
+            (-_bound(log_likelihood, q, prior, draws, step).mean(0).sum()).backward()
+            torch.nn.utils.clip_grad_norm_(learned, 100.0 * len(loc))
+            optimizer.step()
+        with torch.no_grad():
+            parts = [_bound(log_likelihood, q, prior, 8, None) for _ in range(-(-final_draws // 8))]
+    bound = torch.cat(parts).double()
+    error = bound.std(0) / math.sqrt(len(bound))
+    return FlowFit(bound.mean(0), error, lambda count: q.draw(count)[0].detach())
+
+
+def _bound(
+    log_likelihood: LogLikelihood, q: _Affine, prior: _Affine, draws: int, step: int | None
+) -> Tensor:
+    """One term of the bound for each draw and member [draws, M]."""
+    c, log_q = q.draw(draws)
+    return log_likelihood(c, step) + prior.log_prob(c) - log_q
+
+
+def _made(loc: Tensor, scale: Tensor, couplings: int) -> _Affine:
+    """A flow that begins as the identity."""
+    members, size = loc.shape
+    flows = require("zuko.flows", extra="evidence")
+    flow = flows.NICE(size, members, transforms=couplings, hidden_features=(HIDDEN,)).to(loc)
+    for coupling in flow.transform.transforms:
+        torch.nn.init.zeros_(coupling.hyper[-1].weight)
+        torch.nn.init.zeros_(coupling.hyper[-1].bias)
+    return _Affine(flow, loc, scale, torch.eye(members).to(loc))

@@ -1,0 +1,80 @@
+"""Evidence beside the run it is about, and the weights that predictions take from it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.analysis.evidence.ladder import Rung
+from shoal.analysis.evidence.whole import Evidence, Weighting, evidence, step_of
+from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
+from shoal.core.files import read_json, write_json
+from shoal.core.registry import nearest
+from shoal.data.load import load as load_data
+
+__all__ = ["FILE", "load_evidence", "member_weights", "save_evidence"]
+
+FILE = "evidence.json"
+NAMED = ("uniform", "posterior", "stacking")
+
+
+def save_evidence(found: Evidence, folder: Path | str) -> None:
+    """Write it into the folder of the run."""
+    write_json(Path(folder) / FILE, asdict(found))
+
+
+def load_evidence(folder: Path | str) -> Evidence | None:
+    """What `shoal evidence` left in the folder of a run; None when it has not been there."""
+    path = Path(folder) / FILE
+    if not path.exists():
+        return None
+    value = read_json(path)
+    try:
+        rungs = [Rung(**_numbers(rung)) for rung in value.pop("rungs")]
+        weightings = {k: Weighting(**_numbers(w)) for k, w in value.pop("weightings").items()}
+        return Evidence(rungs=rungs, weightings=weightings, **value)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise CheckpointCorrupt(
+            f"{path} is not what `shoal evidence` writes ({error}); "
+            f"type: shoal evidence {path.parent}"
+        ) from None
+
+
+def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
+    """The weights [M] that a name stands for; None for uniform ones.
+
+    They come from the run's folder when `shoal evidence` has been there since the last step of the
+    training; else from `data`, or from the run's data set when it can be loaded again.
+    """
+    if kind not in NAMED:
+        raise ConfigError(f"there are no weights called '{kind}'; {nearest(str(kind), NAMED)}")
+    if kind == "uniform":
+        return None
+    folder = getattr(run, "folder", None)
+    kept = None if folder is None or data is not None else load_evidence(folder)
+    if kept is None or kept.step != step_of(run):
+        kept = evidence(run, _data_of(run) if data is None else data, priors=False)
+    if kind not in kept.weightings:
+        raise DataError(
+            "stacking weights are fitted on held-out data, and there are none; "
+            "pass data=Dataset(..., test=Split(x, y))"
+        )
+    return torch.tensor(kept.weightings[kind].weights, dtype=torch.float64)
+
+
+def _data_of(run: Any) -> Any:
+    spec = getattr(run, "config", {}).get("data") or ""
+    try:
+        return load_data(spec)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the weights of members follow from the data, which cannot be loaded again: {error}; "
+            f"pass data=(x, y)"
+        ) from error
+
+
+def _numbers(table: dict[str, Any]) -> dict[str, Any]:
+    """Null, which stands for a number that is not finite, as NaN."""
+    return {name: float("nan") if value is None else value for name, value in table.items()}

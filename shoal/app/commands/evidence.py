@@ -1,0 +1,73 @@
+"""`shoal evidence`: in what sense is a run Bayesian?"""
+
+from argparse import Namespace
+from dataclasses import asdict
+
+from shoal.analysis.evidence.store import save_evidence
+from shoal.analysis.evidence.whole import Evidence, evidence
+from shoal.app.evidence_words import answers
+from shoal.app.outcome import Outcome, table
+from shoal.app.overrides import parse_value
+from shoal.app.threads import set_threads
+from shoal.app.ticker import Ticker
+from shoal.app.words import number
+from shoal.core.errors import ConfigError
+from shoal.data import Dataset
+from shoal.data import load as load_data
+from shoal.training.run import Run, load
+
+__all__ = ["run"]
+
+
+def run(options: Namespace) -> Outcome:
+    """Compute everything, keep it in the folder of the run, and tell it in sentences."""
+    if options.points < 1 or options.flow_steps < 0:
+        raise ConfigError("--points must be 1 or more, and --flow-steps 0 or more")
+    found = load(options.run)
+    data = _data(found, options.data)
+    set_threads(options.threads, found.ensemble, 1024)
+    with Ticker(3 if options.no_priors else 7, show=not options.quiet) as ticker:
+        told = evidence(
+            found,
+            data,
+            priors=not options.no_priors,
+            points=options.points,
+            flow_steps=options.flow_steps,
+            tell=ticker.tick,
+        )
+    save_evidence(told, options.run)
+    text = [
+        f"{options.run}: {told.members} members, {told.points:,} training points",
+        "\n".join(answers(told)),
+        _weightings(told),
+        *([_rungs(told)] if told.rungs else []),
+        f"Kept in {options.run}/evidence.json; `shoal report {options.run}` shows it",
+    ]
+    return Outcome("\n\n".join(text), asdict(told))
+
+
+def _data(found: Run, spec: str | None) -> Dataset:
+    if spec is not None:
+        return load_data(parse_value(spec, "--data"))
+    try:
+        return load_data(found.config.get("data", ""))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the data of {found.folder} cannot be loaded again: {error}; say which with --data"
+        ) from error
+
+
+def _weightings(told: Evidence) -> str:
+    rows = [
+        [name, number(w.effective, 0.005), number(w.nll), number(w.total_variation)]
+        for name, w in told.weightings.items()
+    ]
+    return table(rows, ["weights", "members that count", "nll", "distance from uniform"])
+
+
+def _rungs(told: Evidence) -> str:
+    rows = [
+        [rung.name, number(rung.log_evidence, 0.05), number(rung.nll), number(rung.nll_posterior)]
+        for rung in told.rungs
+    ]
+    return table(rows, ["learned prior", "log evidence", "nll", "nll by evidence"])

@@ -1,0 +1,69 @@
+"""`shoal grow`: more members for a run that is already trained."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from shoal.app.assess import assess
+from shoal.app.build import check_device
+from shoal.app.config import KEYS
+from shoal.app.outcome import Outcome, counted
+from shoal.app.overrides import apply_override, parse_value
+from shoal.app.show import scores_text
+from shoal.app.threads import set_threads
+from shoal.app.words import seconds
+from shoal.core.errors import ConfigError
+from shoal.data import load as load_data
+from shoal.training.grow import grow
+from shoal.training.run import Run, RunFolder, load
+
+__all__ = ["run"]
+
+_FIXED = {"data", "model", "members", "out", "init_seed", "frozen"}
+
+
+def run(options: Namespace) -> Outcome:
+    """Train the new members, judge the whole, and say where it is kept."""
+    check_device(options.device)
+    source = load(options.run)
+    folder = Path(options.out or f"{options.run.rstrip('/')}-grown-{_size(source, options.more)}")
+    if RunFolder(folder).holds_run and not options.resume:
+        raise ConfigError(
+            f"{folder} already holds a run; add --resume to continue it, "
+            f"or -o FOLDER to keep this one elsewhere"
+        )
+    spec = source.config.get("data") if options.data is None else options.data
+    data = load_data(parse_value(spec, "--data") if isinstance(spec, str) else spec or "")
+    changes = _changes(options.changes)
+    if options.device is not None:
+        changes["device"] = options.device
+    set_threads(options.threads, source.ensemble, int(source.config.get("batch_size", 128)))
+    kept = {"out": folder, "resume": options.resume, "progress": not options.quiet}
+    grown = grow(source, options.more, data=data, **changes, **kept)
+    scores = None if data.test is None else assess(grown, data).scores
+    return _outcome(source, grown, scores)
+
+
+def _size(source: Run, more: int) -> int:
+    return source.ensemble.members + more
+
+
+def _changes(typed: list[str]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    allowed = {key: None for key in KEYS if key not in _FIXED}
+    for change in typed:
+        table = apply_override(table, change, allowed)
+    return table
+
+
+def _outcome(source: Run, grown: Run, scores: dict[str, Any] | None) -> Outcome:
+    old, new = source.ensemble.members, grown.ensemble.members - source.ensemble.members
+    spent = float(grown.provenance.get("seconds", 0.0))
+    text = [
+        f"{counted(new, 'new member')} beside {counted(old, 'old one')}: "
+        f"{counted(len(grown.history), 'epoch')} in {seconds(spent)}",
+        scores_text(scores) if scores else "The data have no test part to judge it by.",
+        f"Kept in {grown.folder}; for a page about it type: shoal report {grown.folder}",
+    ]
+    value = {"folder": str(grown.folder), "config": grown.config, "scores": scores}
+    return Outcome("\n\n".join(text), value | {"notes": grown.notes, "seconds": spent})

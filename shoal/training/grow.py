@@ -1,0 +1,105 @@
+"""Growing: more members for an ensemble that is already trained."""
+
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.core.errors import ConfigError
+from shoal.data.load import load as load_data
+from shoal.inference.ensemble import Ensemble
+from shoal.training.fit import fit
+from shoal.training.run import Run, load
+
+__all__ = ["grow"]
+
+_OWN = {"ensemble", "data", "frozen", "resume", "out", "callbacks", "progress", "likelihood"}
+_BELONGS = {"epochs": {"steps"}, "steps": {"epochs"}, "method": {"strength", "legacy"}}
+"""What a change takes with it: the run's own number of steps, or the strength of another method."""
+
+
+def grow(
+    run: Run | str | os.PathLike,
+    more: int = 5,
+    *,
+    data: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train new members that the old ones repel, in whatever space the method has.
+
+    The old members stay exactly as they are: their coordinates are in the kernel, and only the new
+    members move, with the velocity that they would have in the whole ensemble. The result is a run
+    of all members, the old ones first. New members are drawn from the run's own seed, as if the
+    ensemble had been larger from the start, and are of its last architecture.
+
+    Args:
+        run: a run or its folder.
+        more: how many new members.
+        data: what to train on; by default the run's data set, where it can be loaded again.
+        out: a folder to keep the grown run in.
+        resume: continue the grown run in `out`, if there is one.
+        settings: of `shoal.fit`, in place of the run's own.
+    """
+    if isinstance(more, bool) or not isinstance(more, int) or more < 1:
+        raise ConfigError(f"an ensemble grows by one member or more, not by {more!r}")
+    run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
+    given = _settings(run, settings)
+    whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
+    return fit(
+        whole,
+        _data(run) if data is None else data,
+        **{"likelihood": run.likelihood, **given},
+        frozen=run.ensemble.members,
+        out=out,
+        resume=resume,
+    )
+
+
+def _settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the run that `fit` takes and a folder can remember, but for the changes."""
+    known = inspect.signature(fit).parameters.keys() - _OWN - changes.keys()
+    for key in changes:
+        known -= _BELONGS.get(key, set())
+    given = {key: value for key, value in run.config.items() if key in known and value is not None}
+    for key, value in given.items():
+        if isinstance(value, dict) and "custom" in value:
+            raise ConfigError(
+                f"the {key} of this run was your own '{value['custom']}', which a run cannot "
+                f"remember; type: shoal.grow(run, {key}={value['custom']})"
+            )
+    return {**given, **changes}
+
+
+def _data(run: Run) -> Any:
+    try:
+        return load_data(run.config.get("data", ""))
+    except ConfigError as error:
+        raise ConfigError(
+            f"the data of this run cannot be loaded again: {error}; pass data=(x, y)"
+        ) from error
+
+
+def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
+    """The same members, bit for bit, and new ones after them."""
+    pairs = [
+        (build, group.members)
+        for build, group in zip(ensemble.builds, ensemble.groups, strict=True)
+        if build is not None
+    ]
+    if len(pairs) < len(ensemble.groups):
+        raise ConfigError(
+            "it is not known what made these networks; open the run with shoal.load(folder, build)"
+        )
+    build, count = pairs.pop()
+    whole = Ensemble.init([*pairs, (build, count + more)], seed=seed)
+    whole.to(ensemble.device, ensemble.dtype)
+    with torch.no_grad():
+        known = ensemble.state
+        for name, tensor in whole.state.items():
+            tensor[: len(known[name])] = known[name]
+    return whole

@@ -1,0 +1,190 @@
+"""Laplace's method where it is exact, and where theorems bound it."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import MultivariateNormal
+
+from shoal.analysis.evidence.curvature import diagonal, last_layer
+from shoal.analysis.evidence.laplace import Laplace, fit_laplace, log_evidences
+from shoal.analysis.evidence.last_layer import features_of, last_linear
+from shoal.core.errors import ConfigError
+from shoal.data.dataset import Split
+from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+
+pytestmark = pytest.mark.usefixtures("double")
+
+NOISE, SCALE = 0.5, 0.8
+
+
+def line(points=12, inputs=3, outputs=1, bias=True, seed=0):
+    torch.manual_seed(seed)
+    x, y = torch.randn(points, inputs), torch.randn(points, outputs)
+    return nn.Linear(inputs, outputs, bias=bias), Split(x, y)
+
+
+def expanded(build, module, likelihood, data):
+    outputs = module(data.x).detach()
+    return build(module, likelihood, data, float(likelihood.log_prob(outputs, data.y).sum()))
+
+
+def marginal(data, scale, noise, mean=None, bias=True):
+    """log N(y; Φ μ, noise² + scale² Φ Φ^T), column by column."""
+    ones = torch.ones(len(data.x), 1)
+    Φ = torch.cat([data.x, ones], 1) if bias else data.x
+    covariance = noise**2 * torch.eye(len(Φ)) + scale**2 * Φ @ Φ.T
+    centre = torch.zeros_like(data.y) if mean is None else Φ @ mean
+    return sum(
+        float(MultivariateNormal(centre[:, c], covariance).log_prob(data.y[:, c]))
+        for c in range(data.y.shape[1])
+    )
+
+
+def to_maximum(module, data):
+    """The weights where likelihood times prior is largest: where a diagonal expansion is made."""
+    inverse = NOISE**2 / SCALE**2 * torch.eye(data.x.shape[1])
+    solution = torch.linalg.solve(data.x.T @ data.x + inverse, data.x.T @ data.y)
+    with torch.no_grad():
+        module.weight.copy_(solution.T)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+def test_evidence_of_a_linear_model_is_its_marginal_likelihood(outputs, bias):
+    """Wherever the expansion is made: these weights are nowhere near the maximum."""
+    module, data = line(outputs=outputs, bias=bias)
+    expansion = expanded(last_layer, module, Gaussian(NOISE), data)
+    scales = torch.tensor([math.log(SCALE)])
+    found = log_evidences([expansion], scales, "zero")
+    assert float(found) == pytest.approx(marginal(data, SCALE, NOISE, bias=bias), abs=1e-9)
+    weights = module.weight.T if not bias else torch.cat([module.weight.T, module.bias[None]])
+    found = log_evidences([expansion], scales, "members")
+    expected = marginal(data, SCALE, NOISE, weights.detach(), bias)
+    assert float(found) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_diagonal_is_exact_where_inputs_do_not_overlap():
+    module, data = line(points=3, inputs=3, bias=False)
+    data = Split(torch.diag(torch.tensor([1.0, 2.0, 3.0])), data.y)
+    to_maximum(module, data)
+    expansion = expanded(diagonal, module, Gaussian(NOISE), data)
+    found = log_evidences([expansion], torch.tensor([math.log(SCALE)]), "zero")
+    assert float(found) == pytest.approx(marginal(data, SCALE, NOISE, bias=False), abs=1e-9)
+
+
+def test_the_diagonal_is_that_of_the_whole_curvature():
+    module, data = line(points=9, outputs=3)
+    data = Split(data.x, torch.randint(3, (9,)))
+    whole = expanded(last_layer, module, Categorical(), data)
+    assert whole.basis is not None
+    H = whole.basis @ torch.diag(whole.curvature) @ whole.basis.T
+    alone = expanded(diagonal, module, Categorical(), data)
+    torch.testing.assert_close(alone.curvature, H.diagonal())
+    torch.testing.assert_close(alone.gradient, whole.basis @ whole.gradient)
+    torch.testing.assert_close(alone.theta, whole.basis @ whole.theta)
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(), Gaussian(0.3)])
+def test_the_curvature_of_a_linear_model_is_the_hessian(likelihood):
+    """Gauss-Newton leaves out the curvature of the network, of which a linear one has none."""
+    module, data = line(points=7, outputs=2)
+    y = torch.randint(2, (7,)) if likelihood.task == "classification" else module(data.x).detach()
+    expansion = expanded(last_layer, module, likelihood, Split(data.x, y))
+    size = module.weight.numel()
+
+    def log_likelihood(flat):
+        f = data.x @ flat[:size].view(2, 3).T + flat[size:]
+        return likelihood.log_prob(f, y).sum()
+
+    flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+    H = -torch.autograd.functional.hessian(log_likelihood, flat)
+    assert expansion.basis is not None
+    found = expansion.basis @ torch.diag(expansion.curvature) @ expansion.basis.T
+    torch.testing.assert_close(found, H)
+
+
+def test_directions_in_which_the_likelihood_bends_upwards_count_as_flat():
+    """At no residual a learned noise wants to shrink without end: no Gaussian has that shape."""
+    module, data = line(points=7, outputs=2)
+    y = module(data.x).detach()[:, :1]
+    expansion = expanded(last_layer, module, HeteroscedasticGaussian(), Split(data.x, y))
+    assert bool((expansion.curvature >= 0).all()) and float(expansion.curvature[0]) < 1e-12
+    assert float(expansion.curvature[-1]) > 0.1
+
+
+def test_scales_maximise_the_evidence():
+    module, data = line(points=30, inputs=2)
+    data = Split(data.x, data.x @ torch.tensor([[0.7], [-1.1]]) + NOISE * data.y)
+    expansion = expanded(last_layer, module, Gaussian(NOISE), data)
+    fitted = fit_laplace([expansion], "zero")
+    best = marginal(data, float(fitted.log_scales.exp()), NOISE)
+    for factor in (0.8, 0.95, 1.05, 1.25):
+        assert marginal(data, factor * float(fitted.log_scales.exp()), NOISE) < best
+    assert fitted.scales.keys() == {"outputs"}
+
+
+def test_at_a_maximum_no_width_beats_the_point_mass():
+    """T1: the evidence of a Gaussian at a maximiser falls with its width, from the likelihood."""
+    module, data = line(points=20)
+    Φ = torch.cat([data.x, torch.ones(20, 1)], 1)
+    solution = torch.linalg.lstsq(Φ, data.y).solution
+    with torch.no_grad():
+        module.weight.copy_(solution[:3].T)
+        module.bias.copy_(solution[3:].flatten())
+    expansion = expanded(last_layer, module, Gaussian(NOISE), data)
+    scales = torch.linspace(-12, 2, 30)
+    found = torch.stack([log_evidences([expansion], s[None], "members")[0] for s in scales])
+    assert bool((found.diff() < 0).all())
+    assert float(found[0]) == pytest.approx(expansion.log_likelihood, abs=1e-5)
+    fitted = fit_laplace([expansion], "members")
+    assert float(fitted.log_evidences) == pytest.approx(expansion.log_likelihood, abs=1e-4)
+
+
+@pytest.mark.parametrize("build", [diagonal, last_layer])
+def test_draws_have_the_mean_and_covariance_of_the_posterior(build):
+    """On a linear model: m = S Φ^T y / noise² with S = (Φ^T Φ / noise² + 1 / s²)^-1."""
+    module, data = line(points=4, inputs=2, bias=False)
+    x = torch.diag(torch.tensor([1.0, 2.0])).repeat(2, 1)
+    data = Split(x, data.y)
+    to_maximum(module, data)
+    expansion = expanded(build, module, Gaussian(NOISE), data)
+    laplace = Laplace([expansion], torch.tensor([math.log(SCALE)]), "zero")
+    draws = laplace.draws(torch.eye(2), 40_000, torch.Generator().manual_seed(0))[..., 0]
+    S = torch.linalg.inv(x.T @ x / NOISE**2 + torch.eye(2) / SCALE**2)
+    mean = (S @ x.T @ data.y / NOISE**2).flatten()
+    torch.testing.assert_close(draws.mean(0), mean, atol=0.02, rtol=0)
+    torch.testing.assert_close(draws.T.cov(), S, atol=0.01, rtol=0.05)
+
+
+def test_draws_of_a_deep_network_are_linearised():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    data = Split(torch.randn(6, 2), torch.randint(3, (6,)))
+    x, small = torch.randn(4, 2), 1e-5
+    whole = expanded(diagonal, module, Categorical(), data)
+    step = torch.randn(1, len(whole.theta))
+    moved = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    nn.utils.vector_to_parameters(whole.theta + small * step[0], moved.parameters())
+    torch.testing.assert_close(whole.outputs(x, small * step)[0], moved(x).detach())
+    last = expanded(last_layer, module, Categorical(), data)
+    assert last.basis is not None
+    nn.utils.vector_to_parameters(whole.theta, moved.parameters())
+    big = torch.randn(1, len(last.theta))
+    nn.utils.vector_to_parameters(last.basis @ (last.theta + big[0]), moved[2].parameters())
+    torch.testing.assert_close(last.outputs(x, big)[0], moved(x).detach())
+
+
+def test_the_last_layer_is_found_by_what_it_makes():
+    module = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3))
+    x = torch.randn(5, 2)
+    name, layer = last_linear(module, x)
+    assert name == "2" and layer is module[2]
+    phi, outputs = features_of(module, x, batch_size=2)
+    torch.testing.assert_close(layer(phi), outputs)
+
+
+def test_a_network_without_a_linear_end_is_refused():
+    with pytest.raises(ConfigError, match="ends with a linear layer"):
+        last_linear(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.randn(1, 2))

@@ -1,0 +1,211 @@
+"""Growing: new members move as they would in the whole, old ones not at all."""
+
+import pytest
+import torch
+from small_runs import (
+    assert_equal_trees,
+    assert_one_sentence,
+    assert_same_folder,
+    assert_same_run,
+    both,
+    differ,
+    frozen,
+    normed,
+    plain,
+    points,
+    quick,
+    shoal_of,
+)
+
+import shoal
+from shoal.core.errors import ConfigError
+from shoal.inference.likelihoods import Categorical
+from shoal.inference.mapping import Mapping
+from shoal.inference.posterior import Posterior
+from shoal.inference.priors import Gaussian
+from shoal.interaction.bandwidths import Fixed
+from shoal.interaction.methods import METHODS
+from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.spaces import Normalised, Weights
+from shoal.models import MLP, Blueprint
+from shoal.training.fit import fit
+from shoal.training.grow import grow
+from shoal.training.run import load
+from shoal.training.step import forces
+
+OLD, NEW = 3, 2
+COMPOSITIONS = {name: method.repulsion for name, method in METHODS.items()} | {
+    "normalised weights": Repulsion(Normalised(Weights())),
+    "fixed bandwidth": Repulsion(Weights(), bandwidth=Fixed(4.0)),
+}
+
+
+def rows_of(ensemble, start, stop):
+    return {name: tensor[start:stop] for name, tensor in ensemble.items()}
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("name", COMPOSITIONS)
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_new_members_move_as_in_the_whole_ensemble(name, chunk):
+    """The velocity beside frozen members is, row for row, that of the whole ensemble."""
+    whole = shoal_of(members=OLD + NEW)
+    posterior = Posterior(Categorical(), Gaussian(0.7), 40)
+    x, y = points()
+    batch, repulsion = (x.double(), y), COMPOSITIONS[name]
+    expected, about = forces(whole, posterior, repulsion, batch, annealing=0.6)
+    old, new = whole.part(0, OLD), whole.part(OLD, OLD + NEW)
+    options = {"annealing": 0.6, "frozen": old, "mapping": Mapping(chunk=chunk)}
+    found, info = forces(new, posterior, repulsion, batch, **options)
+    for parameter, velocity in found.items():
+        torch.testing.assert_close(velocity, expected[parameter][OLD:], rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(info.loss, about.loss[OLD:])
+    if repulsion is not None:
+        torch.testing.assert_close(info.h2, about.h2)
+        torch.testing.assert_close(info.effective, about.effective)
+
+
+def test_frozen_members_push_at_all():
+    whole = shoal_of(members=OLD + NEW)
+    posterior, repulsion = Posterior(Categorical(), Gaussian(), 40), METHODS["f-kde"].repulsion
+    new = whole.part(OLD, OLD + NEW)
+    beside, _ = forces(new, posterior, repulsion, points(), frozen=whole.part(0, OLD))
+    alone, _ = forces(new, posterior, repulsion, points())
+    assert differ(beside, alone)
+
+
+def test_a_dead_frozen_member_pushes_nobody():
+    whole = shoal_of(members=OLD + NEW)
+    posterior, repulsion = Posterior(Categorical(), Gaussian(), 40), METHODS["kde"].repulsion
+    old, new = whole.part(0, OLD), whole.part(OLD, OLD + NEW)
+    old.alive[:] = False
+    beside, _ = forces(new, posterior, repulsion, points(), frozen=old)
+    alone, _ = forces(new, posterior, repulsion, points())
+    for name, velocity in beside.items():
+        torch.testing.assert_close(velocity, alone[name])
+
+
+@pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "f-svgd"])
+@pytest.mark.parametrize("build", [plain, normed])
+def test_old_members_stay_bit_for_bit_and_new_ones_learn(method, build):
+    run = quick(build, method=method)
+    before = frozen(run.ensemble)
+    grown = grow(run, NEW, data=points(), progress=False)
+    assert grown.ensemble.members == OLD + NEW
+    state = frozen(grown.ensemble)
+    assert_equal_trees(rows_of(state, 0, OLD), before)
+    assert_equal_trees(frozen(run.ensemble), before)
+    fresh = frozen(shoal_of(build, OLD + NEW))
+    assert differ(rows_of(state, OLD, OLD + NEW), rows_of(fresh, OLD, OLD + NEW))
+    assert len(grown.history[-1]["member_loss"]) == NEW
+    assert grown.history[-1]["loss"] < grown.history[0]["loss"]
+
+
+def test_new_members_begin_as_those_of_a_larger_ensemble():
+    run = quick(shoal_of(seed=7))
+    grown = grow(run, NEW, data=points(), lr=1e-30, progress=False)
+    fresh = frozen(shoal_of(members=OLD + NEW, seed=7))
+    assert_equal_trees(
+        rows_of(frozen(grown.ensemble), OLD, OLD + NEW), rows_of(fresh, OLD, OLD + NEW)
+    )
+
+
+BLUEPRINT = Blueprint(MLP((8,)), (3,), 4)
+
+
+def test_the_folder_loads_predicts_and_grows_again(tmp_path):
+    first = quick(shoal_of(BLUEPRINT), out=tmp_path / "a")
+    grown = grow(tmp_path / "a", NEW, data=points(), out=tmp_path / "b", progress=False)
+    opened = load(tmp_path / "b")
+    assert_same_run(opened, grown)
+    assert opened.config["members"] == OLD + NEW and opened.config["frozen"] == OLD
+    assert opened.config["method"] == first.config["method"]
+    x = points()[0]
+    both_parts = shoal.predict(tmp_path / "b", x).members[:OLD]
+    torch.testing.assert_close(both_parts, shoal.predict(first, x).members)
+    again = grow(tmp_path / "b", 1, data=points(), method="kde", steps=3, progress=False)
+    assert again.ensemble.members == OLD + NEW + 1
+    assert again.config["frozen"] == OLD + NEW and again.config["method"] == "kde"
+    assert_equal_trees(rows_of(frozen(again.ensemble), 0, OLD + NEW), frozen(opened.ensemble))
+
+
+class Stop(Exception):
+    pass
+
+
+def stop(run):
+    raise Stop
+
+
+def test_a_grown_run_that_was_stopped_goes_on_as_any_other(tmp_path):
+    quick(shoal_of(both), out=tmp_path / "a")
+    run = load(tmp_path / "a", both)
+    options = {"data": points(), "epochs": 4, "progress": False, "save_every": 0.0}
+    grow(run, NEW, out=tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        grow(run, NEW, out=tmp_path / "stopped", callbacks=[stop], **options)
+    resumed = grow(run, NEW, out=tmp_path / "stopped", resume=True, **options)
+    assert resumed.history[-1]["epoch"] == 4
+    assert_same_folder(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_fit_resumes_a_grown_run_from_its_folder_alone(tmp_path):
+    quick(shoal_of(BLUEPRINT), out=tmp_path / "a")
+    options = {"epochs": 4, "progress": False, "save_every": 0.0}
+    grow(tmp_path / "a", NEW, data=points(), out=tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        grow(tmp_path / "a", NEW, data=points(), out=tmp_path / "b", callbacks=[stop], **options)
+    members = shoal_of(BLUEPRINT, OLD + NEW)
+    fit(members, points(), frozen=OLD, batch_size=10, out=tmp_path / "b", resume=True, **options)
+    assert_same_folder(tmp_path / "whole", tmp_path / "b")
+
+
+def test_members_of_several_architectures_grow_by_the_last():
+    ensemble = shoal.Ensemble.init([(plain, 2), (normed, 1)])
+    run = quick(ensemble)
+    grown = grow(run, NEW, data=points(), progress=False)
+    assert [group.members for group in grown.ensemble.groups] == [2, 1 + NEW]
+    x = points()[0]
+    torch.testing.assert_close(grown.ensemble(x)[:3], run.ensemble(x))
+
+
+@pytest.mark.parametrize("more", [0, -1, 1.5, True])
+def test_growing_by_nothing_is_refused(more):
+    with pytest.raises(ConfigError) as error:
+        grow(quick(), more, data=points())
+    assert_one_sentence(error.value, "one member or more")
+
+
+def test_data_that_cannot_be_loaded_again_must_be_given():
+    with pytest.raises(ConfigError) as error:
+        grow(quick())
+    assert_one_sentence(error.value, "cannot be loaded again", "data=(x, y)")
+
+
+def test_settings_of_the_users_own_must_be_given_again():
+    run = quick(schedule=lambda step, steps: 1.0)
+    with pytest.raises(ConfigError) as error:
+        grow(run, data=points())
+    assert_one_sentence(error.value, "schedule", "your own")
+
+
+def test_networks_of_unknown_origin_are_refused():
+    run = quick()
+    run.ensemble.builds = [None]
+    with pytest.raises(ConfigError) as error:
+        grow(run, data=points())
+    assert_one_sentence(error.value, "what made these networks")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"frozen": 3}, "leave none of 3"),
+        ({"frozen": -1}, "frozen must be a whole number"),
+        ({"frozen": 1, "method": "svgd", "adversarial": 0.1}, "Wasserstein flow"),
+    ],
+)
+def test_what_cannot_be_frozen_is_refused(options, words):
+    with pytest.raises(ConfigError) as error:
+        quick(**options)
+    assert_one_sentence(error.value, words)
