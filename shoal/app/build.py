@@ -116,7 +116,7 @@ def check_names(config: Config) -> None:
     method = _method(config)
     if isinstance(method, Mapping) and not methods.known(method.get("name")):
         check_spec("method", {"name": "repulsion", **method}, repulsions.registry)
-    else:
+    elif isinstance(method, str):
         methods.get(method)
     if isinstance(config.optimizer, Mapping):
         check_value("optimizer.name", config.optimizer.get("name", "adam"), str)
