@@ -119,11 +119,9 @@ def check_names(config: Config) -> None:
     if isinstance(config.adversarial, Mapping):
         check_settings("adversarial", Adversarial, config.adversarial)
     method = _method(config)
-    if isinstance(method, Mapping) and method["name"] in methods.METHODS:
-        methods.get(**method)
-    elif isinstance(method, Mapping):
+    if isinstance(method, Mapping) and not methods.known(method.get("name")):
         check_spec("method", {"name": "repulsion", **method}, repulsions.registry)
-    else:
+    elif isinstance(method, str):
         methods.get(method)
     if isinstance(config.optimizer, Mapping):
         check_value("optimizer.name", config.optimizer.get("name", "adam"), str)
@@ -146,7 +144,7 @@ def check_device(device: str | None) -> None:
 def default_folder(config: Config) -> Path:
     """Where a run is kept when nobody says where."""
     method = config.method if isinstance(config.method, str) else config.method.get("name")
-    method = method if method in methods.METHODS else "custom"
+    method = method if methods.known(method) else "custom"
     return Path("runs") / f"{config.name}-{method}-m{config.members}-s{config.seed}"
 
 
@@ -161,9 +159,9 @@ def _method(config: Config) -> str | dict[str, Any]:
     own = {field.name for field in fields(Repulsion)}
     parts = {key: value for key, value in config.method.items() if key in own}
     changes = {key: v for key, v in config.method.items() if key not in own | {"name"}}
+    repulsion = methods.changed(methods.get(name, config.legacy), changes).repulsion
     if not parts:
         return config.method
-    repulsion = methods.get(name, config.legacy, **changes).repulsion
     if repulsion is None:
         raise ConfigError(f"method '{name}' has no parts that could be changed; take another one")
     return repulsions.registry.spec(repulsion) | {**parts, "name": "repulsion"}

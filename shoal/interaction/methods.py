@@ -15,6 +15,7 @@ estimates the score of a given sample better, but as a flow it lets particles ga
 which a smooth score does not see; so the methods keep the narrow kernel.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from shoal.interaction.spaces import (
     Weights,
 )
 
-__all__ = ["METHODS", "Method", "get"]
+__all__ = ["METHODS", "Method", "changed", "get", "known"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,16 @@ def get(name: str, legacy: bool = False, **settings: Any) -> Method:
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
-    method = _form(METHODS[name], legacy)
+    return changed(_form(METHODS[name], legacy), settings)
+
+
+def known(name: object) -> bool:
+    """There is a method called so."""
+    return isinstance(name, str) and name in METHODS
+
+
+def changed(method: Method, settings: Mapping[str, Any]) -> Method:
+    """The method with other settings inside its space."""
     for setting, value in settings.items():
         method = _changed(method, setting, value)
     return replace(method, settings=tuple(sorted(settings.items())))

@@ -153,9 +153,9 @@ def _method(method: Any, legacy: bool) -> Method:
         return methods.get(method, legacy)
     if isinstance(method, Method):
         return method
-    if isinstance(method, Mapping) and method.get("name") in methods.METHODS:
+    if isinstance(method, Mapping) and methods.known(method.get("name")):
         changes = {key: value for key, value in method.items() if key != "name"}
-        return methods.get(str(method["name"]), legacy, **changes)
+        return methods.changed(methods.get(method["name"], legacy), changes)
     if isinstance(method, Mapping):
         method = repulsions.registry.make({"name": "repulsion", **method})
     if isinstance(method, Repulsion):
