@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from shoal.app.config import experiments
-from shoal.app.parser import VERBS, overview, parse
+from shoal.app.parser import overview, parse
+from shoal.app.verbs import VERBS
 
 WITHOUT_TORCH = """
 import sys

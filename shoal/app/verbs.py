@@ -1,0 +1,119 @@
+"""The verbs of the command line, with an example of each."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.app import arguments
+
+__all__ = ["VERBS", "Verb"]
+
+Add = Callable[[argparse.ArgumentParser], None]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing that the command line can do.
+
+    Attributes:
+        summary: what it does, in a line.
+        example: what to type, one command a line.
+        add: declares its arguments.
+        about: more to know.
+    """
+
+    summary: str
+    example: str
+    add: Add
+    about: str = ""
+
+
+VERBS = {
+    "demo": Verb(
+        "train, compare and show ensembles on handwritten digits",
+        "shoal demo\nshoal demo --open",
+        arguments.demo,
+        "\n\nTakes a minute or two; nothing is downloaded. Ends with one page to look at.",
+    ),
+    "fit": Verb(
+        "train one ensemble and judge it",
+        "shoal fit digits\n"
+        "shoal fit digits method=kde members=10 model.hidden=[50,50] seed=1\n"
+        "shoal fit runs/digits-f-kde-m5-s0/config.toml -o runs/again",
+        arguments.fit,
+        "\n\nCtrl-C saves first; --resume goes on. The keys are the arguments of shoal.fit, and\n"
+        "data, model, members and out.",
+    ),
+    "evaluate": Verb(
+        "judge a run on test data, shifted data and foreign data",
+        "shoal evaluate runs/digits-f-kde-m5-s0\n"
+        'shoal evaluate runs/mine --data \'{name = "file", train = "a.npz", test = "b.npz"}\'',
+        arguments.evaluate,
+    ),
+    "predict": Verb(
+        "predict for the inputs in a file, with how sure each prediction is",
+        "shoal predict runs/digits-f-kde-m5-s0 new.csv -o predictions.csv",
+        arguments.predict,
+        "\n\nColumns: class, probability, entropy and disagreement; or mean and stddev.",
+    ),
+    "compare": Verb(
+        "train methods, sizes and seeds, and compare them with error bars",
+        "shoal compare digits --methods ensemble,kde,f-kde --sizes 1,5 --seeds 5\n"
+        "shoal compare digits --methods ensemble,kde,kde:300 epochs=20 --report page.html\n"
+        "shoal compare digits --methods ensemble,kde,f-kde --strengths 1,10,100 --jobs 2\n"
+        "shoal compare mnist --methods all --sizes 1,5,9,13,17 --seeds 5 --device cuda --jobs 6",
+        arguments.compare,
+        "\n\nRuns that are done are skipped and one that was stopped goes on, so the same command\n"
+        "can be typed again at any time. results.csv has every run, summary.csv means over the\n"
+        "seeds with standard errors and paired differences to the plain ensemble.",
+    ),
+    "report": Verb(
+        "write one page about one or several runs",
+        "shoal report runs/digits-f-kde-m5-s0 -o digits.html\nshoal report runs/demo",
+        arguments.report,
+    ),
+    "landscape": Verb(
+        "look at what lies around and between the members of a run",
+        "shoal landscape runs/digits --quick\n"
+        "shoal landscape runs/digits --parts line,tunnel --fresh",
+        arguments.landscape,
+        "\n\nThe results stay in the folder of the run, and shoal report shows them. A run\n"
+        "trained with keep_every=1 has more to show: trajectories, SWAG, averages within a mode.",
+    ),
+    "evidence": Verb(
+        "tell in what sense a run is Bayesian: evidence, weights of members, learned priors",
+        "shoal evidence runs/digits-f-kde-m5-s0\n"
+        "shoal evidence runs/digits-f-kde-m5-s0 --no-priors --json",
+        arguments.evidence,
+        "\n\nKept in the folder of the run, for its page and for weighted predictions.",
+    ),
+    "grow": Verb(
+        "train more members for a run, repelled by those it has",
+        "shoal grow runs/digits-f-kde-m5-s0 --more 5\n"
+        "shoal grow runs/digits-f-kde-m5-s0 --more 5 epochs=30 strength=100 -o runs/larger",
+        arguments.grow,
+        "\n\nThe old members stay as they are; the new folder has all of them.",
+    ),
+    "data": Verb(
+        "list the data sets, get some, or say where data files are kept",
+        "shoal data list\nshoal data get mnist fashion-mnist\nshoal data path mnist",
+        arguments.data,
+        "\n\nFiles are looked for in the folder that SHOAL_DATA names, then in the user's cache,\n"
+        "and downloaded into the cache when they are in neither; every file is checked.",
+    ),
+    "list": Verb(
+        "list everything that has a name, such as methods, kernels and models",
+        "shoal list\nshoal list methods",
+        arguments.list,
+    ),
+    "bench": Verb(
+        "time training on this machine, beside a plain loop over modules",
+        "shoal bench --quick\n"
+        "shoal bench --device cuda --check --train-mnist-like -o gpu.json\n"
+        "shoal bench --models mlp --methods ensemble,svgd --engines vmap,vmap+compile",
+        arguments.bench,
+        "\n\nRandom inputs. What cannot run here is shown with the reason. Every line is timed in\n"
+        "turns with the others, so that a busy machine disturbs all of them alike.",
+    ),
+}
+"""Every verb; `shoal.app.commands` has a file for each."""
