@@ -72,7 +72,7 @@ def assess(
         samples |= _pooled(name, test, known.y, pred)
         after(part)
     samples |= _training_points(dataset) | _plane(run, dataset)
-    samples |= gradient_samples(run, dataset.test) | attention_samples(run, dataset.test)
+    samples |= gradient_samples(run, known) | attention_samples(run, known)
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
     samples = {name: tensor.cpu() for name, tensor in samples.items()}
