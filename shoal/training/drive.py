@@ -44,6 +44,7 @@ class Drive:
         stages: the arithmetic between the networks.
         own_inputs: every member has inputs of its own [M, B, ...].
         frozen: members that push the others and stay where they are, in evaluation mode.
+        elsewhere: what other points ask of the last layers, which is counted with the drive.
     """
 
     posterior: Posterior
@@ -57,6 +58,7 @@ class Drive:
     stages: Stages
     own_inputs: bool = False
     frozen: Ensemble | None = None
+    elsewhere: Tree | None = None
 
     @property
     def weight(self) -> float | Tensor:
@@ -179,7 +181,9 @@ class Drive:
             )
         else:
             velocity = pull_back(values, cotangents, weights)
-        lengths = None if drive is None else head_lengths(ensemble, drive, velocity)
+        lengths = None
+        if drive is not None:
+            lengths = head_lengths(ensemble, drive, velocity, self.elsewhere)
         if adversarial is None or at_inputs is None:
             return velocity, lengths
         worst = adversarial.neighbours(look.inputs, at_inputs, answer.alive)

@@ -71,20 +71,27 @@ def looked_at(
 
 def some_of(
     share: float, batch: int, seed: int, step: int | Tensor, device: torch.device
-) -> Tensor:
-    """Rows of a random part of a batch, at least two where there are two; drawn on the device."""
+) -> tuple[Tensor, Tensor]:
+    """Rows of a random part of a batch, at least two where there are two, and the other rows."""
     count = min(max(math.ceil(share * batch), 2), batch)
-    return uniform(key(seed, "fraction", step, device), (batch,)).topk(count).indices
+    order = uniform(key(seed, "fraction", step, device), (batch,)).argsort(descending=True)
+    return order[:count], order[count:]
 
 
-def head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> Tensor:
+def head_lengths(
+    ensemble: Ensemble, drive: Tree, velocity: Tree, elsewhere: Tree | None = None
+) -> Tensor:
     """Lengths of the drive, and of the push that came back with it, at the last layers [2, M].
+
+    What drives the members `elsewhere` is counted with the drive.
 
     Drive and push meet only at the weights. To tell them apart everywhere would take another
     backward pass; at the last layer it takes next to nothing.
     """
     spans = list(ensemble.heads.values())
     push = {name: velocity[name].detach() - tensor for name, tensor in drive.items()}
+    if elsewhere is not None:
+        drive = {name: tensor + elsewhere[name] for name, tensor in drive.items()}
     return torch.stack([member_norms(drive, spans), member_norms(push, spans)])
 
 

@@ -148,7 +148,8 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(network, engine):
         ensemble, posterior(), prepared(method, x), batch,
         annealing=GAMMA, mapping=ENGINES[engine], seed=5, step=9,
     )  # fmt: skip
-    rows = some_of(0.5, BATCH, 5, 9, x.device)
+    rows, rest = some_of(0.5, BATCH, 5, 9, x.device)
+    assert sorted([*rows.tolist(), *rest.tolist()]) == list(range(BATCH))
     assert len(set(rows.tolist())) == 3
     axes = by_numpy("forde", False, x)
     target = textbook(modules, batch).gradient_space(False, *axes, rows=rows) / N
@@ -158,13 +159,13 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(network, engine):
 
 def test_the_part_is_drawn_anew_at_each_step_and_evenly():
     device = torch.device("cpu")
-    draws = torch.stack([some_of(0.25, 16, 0, step, device) for step in range(400)])
+    draws = torch.stack([some_of(0.25, 16, 0, step, device)[0] for step in range(400)])
     assert draws.shape == (400, 4)
     assert (draws.sort(1).values.diff(dim=1) > 0).all()
     counts = torch.bincount(draws.flatten(), minlength=16)
     assert (counts - 100).abs().max() < 45  # about five standard deviations of a binomial
-    same = some_of(0.25, 16, 0, torch.tensor(7), device)
-    assert torch.equal(same, some_of(0.25, 16, 0, 7, device))
+    same = some_of(0.25, 16, 0, torch.tensor(7), device)[0]
+    assert torch.equal(same, some_of(0.25, 16, 0, 7, device)[0])
 
 
 @pytest.mark.parametrize("target", ["logit", "log-probability"])
