@@ -50,7 +50,10 @@ def test_idx(save, pack):
         (idx(IMAGES) + b"!", "goes on after the 24 bytes"),
         (idx(IMAGES, shape=(2, 3, 0)), "claims 0 bytes, which it cannot hold"),
         (idx(IMAGES, shape=(2**32 - 1,) * 3), "which it cannot hold"),
-        (gzip.compress(idx(IMAGES, shape=(2**31, 2, 2))), "claims 8,589,934,592 bytes, which it"),
+        (
+            gzip.compress(idx(IMAGES, shape=(2**31, 2, 2)), mtime=0),
+            "claims 8,589,934,592 bytes, which it",
+        ),
         (gzip.compress(idx(IMAGES), mtime=0)[:-12], "is not a sound (gzip|IDX) file"),
         (gzip.compress(idx(IMAGES), mtime=0)[:-8] + b"12345678", "is not a sound gzip file"),
         (b"\x1f\x8bnonsense", "is not a sound gzip file"),
