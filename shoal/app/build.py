@@ -116,7 +116,7 @@ def check_names(config: Config) -> None:
     if isinstance(method, Mapping):
         check_spec("method", {"name": "repulsion", **method}, repulsions.registry)
     else:
-        methods.get(method)
+        methods.get(method, config.legacy, config.calibrated)
     if isinstance(config.optimizer, Mapping):
         check_value("optimizer.name", config.optimizer.get("name", "adam"), str)
 
@@ -149,7 +149,7 @@ def _method(config: Config) -> str | dict[str, Any]:
     name = config.method.get("name", "repulsion")
     if name == "repulsion" or not isinstance(name, str):
         return config.method
-    repulsion = methods.get(name, config.legacy).repulsion
+    repulsion = methods.get(name, config.legacy, config.calibrated).repulsion
     if repulsion is None:
         raise ConfigError(f"method '{name}' has no parts that could be changed; take another one")
     return repulsions.registry.spec(repulsion) | {**config.method, "name": "repulsion"}

@@ -1,14 +1,17 @@
 """Methods by name: each a cited composition of space, kernel, bandwidth and flow, not a class.
 
-Every name has two forms. The corrected one, the default, takes the median over pairs of different
+Every name has three forms. The corrected one, the default, takes the median over pairs of different
 members, cuts the spectrum of the spectral estimator off as its paper does, and takes the prior on
 the weights. `legacy=True` is what the released code of D'Angelo & Fortuin (2021) does: the median
 with the zeros of the diagonal, all eigenpairs, and in function space a functional prior estimated
-from M draws instead of the weight prior.
+from M draws instead of the weight prior. `calibrated=True` compares whitened members and gives the
+push the size that the posterior asks for (`shoal.interaction.calibration`), with the Stein
+estimators as in their own papers, and in function space with the Gaussian process that has the
+moments of the weight prior's functions.
 
 The Stein estimators have papers of their own, with a wider kernel (`Median(scale="unit")`). It
 estimates the score of a given sample better, but as a flow it lets particles gather in clumps,
-which a smooth score does not see; so the methods keep the narrow kernel.
+which a smooth score does not see; so the corrected forms keep the narrow kernel.
 """
 
 from dataclasses import dataclass, replace
@@ -36,6 +39,7 @@ class Method:
         cite: keys of the bibliography.
         functional_prior: the weight prior is turned into one on the outputs, by draws.
         legacy: this is the published form.
+        calibrated: this is the form whose push has the size that the posterior asks for.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Method:
     cite: tuple[str, ...]
     functional_prior: bool = False
     legacy: bool = False
+    calibrated: bool = False
 
     def with_strength(self, strength: float | None) -> "Method":
         """The same method with another strength; None leaves it."""
@@ -82,8 +87,8 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
-def get(name: str, legacy: bool = False) -> Method:
-    """The method called `name`, corrected or as published.
+def get(name: str, legacy: bool = False, calibrated: bool = False) -> Method:
+    """The method called `name`: corrected, as published, or calibrated.
 
     >>> get("sge").repulsion.bandwidth, get("sge", legacy=True).repulsion.bandwidth
     (Median(scale='log', legacy=False), Median(scale='log', legacy=True))
@@ -91,6 +96,10 @@ def get(name: str, legacy: bool = False) -> Method:
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
     method = METHODS[name]
+    if legacy and calibrated:
+        raise ConfigError("a method is as published or calibrated; give legacy or calibrated")
+    if calibrated:
+        return _calibrated(method)
     if not legacy:
         return method
     if method.repulsion is None:
@@ -102,3 +111,17 @@ def get(name: str, legacy: bool = False) -> Method:
     repulsion = replace(method.repulsion, bandwidth=Median(legacy=True), flow=flow)
     functional = method.repulsion.space.base == "outputs"
     return replace(method, repulsion=repulsion, functional_prior=functional, legacy=True)
+
+
+def _calibrated(method: Method) -> Method:
+    """Whitened members, a push of its true size, and the Stein estimators' own settings."""
+    repulsion = method.repulsion
+    if repulsion is None:
+        return replace(method, calibrated=True)
+    flow, bandwidth = repulsion.flow, repulsion.bandwidth
+    if isinstance(flow, Wasserstein) and not isinstance(flow.estimator, KDE):
+        own = SGE(eta=1.0) if isinstance(flow.estimator, SGE) else flow.estimator
+        flow, bandwidth = Wasserstein(own), Median(scale="unit")
+    repulsion = replace(repulsion, bandwidth=bandwidth, flow=flow, calibrated=True)
+    functional = repulsion.space.base == "outputs"
+    return replace(method, repulsion=repulsion, functional_prior=functional, calibrated=True)

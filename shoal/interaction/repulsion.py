@@ -23,6 +23,7 @@ from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Leaves, Tree
 from shoal.interaction import bandwidths, flows, kernels, spaces
 from shoal.interaction.bandwidths import Bandwidth, Median
+from shoal.interaction.calibration import Whitening, stein_factor
 from shoal.interaction.cloud import Cloud
 from shoal.interaction.flows import Flow, Stein, Wasserstein
 from shoal.interaction.kernels import RBF, Kernel, Linear, RadialKernel
@@ -44,6 +45,7 @@ class Repulsion:
         bandwidth: the unit of distance.
         flow: how similarity becomes motion.
         strength: factor of the push; 1 is what the posterior asks for.
+        calibrated: compare whitened members and give the push its true size, see `calibration`.
     """
 
     space: Space = part(spaces.registry, Outputs)
@@ -51,10 +53,13 @@ class Repulsion:
     bandwidth: Bandwidth = part(bandwidths.registry, Median)
     flow: Flow = part(flows.registry, Wasserstein)
     strength: float = 1.0
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.kernel, Linear) and not isinstance(self.flow, Stein):
             raise ConfigError("the linear kernel is no density: use it with the Stein flow")
+        if isinstance(self.kernel, Linear) and self.calibrated:
+            raise ConfigError("the linear kernel needs no calibration: leave calibrated out")
 
 
 @dataclass(frozen=True)
@@ -87,16 +92,19 @@ def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction
     kernel = repulsion.kernel
     cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, Linear))
     gram, alive = cloud.gram, cloud.alive
-    pair = alive[:, None] & alive
+    pair, whitening = alive[:, None] & alive, None
     if isinstance(kernel, Linear):
         K, L = kernel.matrices(gram, alive.sum())
         L, h2 = torch.where(pair, L, 0.0), torch.ones_like(K[:, :1, :1])
     else:
-        d2 = _squared_distances(gram)
+        whitening = Whitening.of(gram, alive) if repulsion.calibrated else None
+        d2 = _squared_distances(gram if whitening is None else whitening.gram)
         h2 = repulsion.bandwidth(d2, alive)
         K, L = kernel.value(d2 / h2), _laplacian(kernel, d2, h2, pair)
     K = torch.where(pair, K, 0.0).mean(0)
     mix, B = repulsion.flow(K, L, alive.sum().clamp(min=1))
+    if whitening is not None:
+        B = stein_factor(mix, B, whitening.gram) * B @ whitening.inverse
     return Interaction(mix, B, K, h2, cloud)
 
 

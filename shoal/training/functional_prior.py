@@ -7,7 +7,7 @@ from shoal.core.random import hashed, key
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
-from shoal.inference.priors import FunctionSpace, WeightPrior
+from shoal.inference.priors import FunctionalPrior, WeightPrior
 
 __all__ = ["functional_score"]
 
@@ -22,7 +22,7 @@ def functional_score(
 ) -> Tensor | None:
     """Gradient of log p(f) / N at the outputs [M, B, C]; None when the prior is on the weights."""
     prior = posterior.prior
-    if not isinstance(prior, FunctionSpace):
+    if not isinstance(prior, FunctionalPrior):
         return None
     start = key(seed, "prior", step, ensemble.device)
     draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x, start)

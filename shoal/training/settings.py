@@ -14,7 +14,7 @@ from shoal.data import augment as augmentations
 from shoal.data.augment import Augmentation
 from shoal.inference import likelihoods, priors
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.priors import FunctionSpace, WeightPrior
+from shoal.inference.priors import FunctionalPrior, FunctionSpace, GaussianProcess, WeightPrior
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.bandwidths import Median
@@ -36,7 +36,7 @@ class Settings:
 
     method: Method
     likelihood: Likelihood
-    prior: WeightPrior | FunctionSpace
+    prior: WeightPrior | FunctionalPrior
     optimizer: Mapping[str, Any]
     lr: float
     schedule: Schedule | None
@@ -59,14 +59,15 @@ class Settings:
         legacy: bool,
         strength: float | None,
         prior: Any,
+        calibrated: bool = False,
         **rest: Any,
     ) -> "Settings":
         """From names, tables or objects to objects, with a clear sentence for what is wrong."""
         factor = None if strength is None else _number("strength", strength)
-        resolved = _method(method, legacy).with_strength(factor)
+        resolved = _method(method, legacy, calibrated).with_strength(factor)
         prior = _fitting("prior", priors.registry.make(prior), "draw", "score_outputs")
-        if resolved.functional_prior and not isinstance(prior, FunctionSpace):
-            prior = _functional(prior)
+        if resolved.functional_prior and not isinstance(prior, FunctionalPrior):
+            prior = _functional(prior, resolved)
         optimizer, likelihood = rest.pop("optimizer"), rest.pop("likelihood")
         table = {"name": optimizer} if isinstance(optimizer, str) else optimizer
         settings = cls(
@@ -102,6 +103,7 @@ class Settings:
         table = {
             "method": method.name if _is_known(method) else _spec(repulsions.registry, repulsion),
             "legacy": method.legacy,
+            "calibrated": method.calibrated,
             "strength": None if repulsion is None else repulsion.strength,
             "likelihood": _spec(likelihoods.registry, self.likelihood),
             "prior": _spec(priors.registry, self.prior),
@@ -127,9 +129,9 @@ _ADVERSARIAL = Registry("adversarial training")
 _ADVERSARIAL.register("fgsm", cite=("goodfellow2015explaining",))(Adversarial)
 
 
-def _method(method: Any, legacy: bool) -> Method:
+def _method(method: Any, legacy: bool, calibrated: bool) -> Method:
     if isinstance(method, str):
-        return methods.get(method, legacy)
+        return methods.get(method, legacy, calibrated)
     if isinstance(method, Method):
         return method
     if isinstance(method, Mapping):
@@ -147,11 +149,14 @@ def _is_known(method: Method) -> bool:
     if method.name not in methods.METHODS:
         return False
     strength = None if method.repulsion is None else method.repulsion.strength
-    return method == methods.get(method.name, method.legacy).with_strength(strength)
+    known = methods.get(method.name, method.legacy, method.calibrated)
+    return method == known.with_strength(strength)
 
 
-def _functional(prior: WeightPrior) -> FunctionSpace:
-    """The functional prior of released code: M draws, all eigenpairs, a median for each kernel."""
+def _functional(prior: WeightPrior, method: Method) -> FunctionalPrior:
+    """A Gaussian process, or that of released code: M draws, all pairs, a median a kernel."""
+    if method.calibrated:
+        return GaussianProcess(prior)
     return FunctionSpace(prior, None, SSGE(share=1.0, eta=0.01), Median(legacy=True), legacy=True)
 
 
