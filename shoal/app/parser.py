@@ -191,6 +191,18 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     _machine(parser)
 
 
+def _fidelity(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--problems", metavar="A,B", help="linear, regression, classification, digits (all)")
+    add("--methods", metavar="A,B", help="each as NAME, NAME:legacy or NAME:calibrated (all)")
+    add("--seeds", type=int, metavar="N", help="runs of each (5; quick: 1)")
+    add("--quick", action="store_true", help="two problems, few methods and steps")
+    add("--reference", action="store_true", help="sample the true posteriors again; needs numpyro")
+    add("--no-figures", action="store_true", help="the table alone")
+    add("-o", "--out", metavar="FOLDER", help="where to keep it (runs/fidelity)")
+    _machine(parser, device=False)
+
+
 VERBS = {
     "demo": Verb(
         "train, compare and show ensembles on handwritten digits",
@@ -231,6 +243,15 @@ VERBS = {
         "write one page about one or several runs",
         "shoal report runs/digits-f-kde-m5-s0 -o digits.html\nshoal report runs/demo",
         _report,
+    ),
+    "fidelity": Verb(
+        "measure how far each method is from the true posterior",
+        "shoal fidelity --quick\n"
+        "shoal fidelity --methods ensemble,f-kde:legacy,f-kde:calibrated --seeds 3 -o runs/mine\n"
+        "shoal fidelity --reference",
+        _fidelity,
+        "\n\nSmall problems whose posterior is known in closed form or from long Markov chains. Rows\n"
+        "that are done are skipped, so the same command can be typed again at any time.",
     ),
     "data": Verb(
         "list the data sets, load one, or say where data files are kept",

@@ -10,14 +10,20 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from shoal.core.errors import ConfigError
+from shoal.core.random import hashed, key, normal
 from shoal.core.registry import Registry, part
 from shoal.core.tree import rows
 from shoal.core.types import Leaves, Tree
 
 __all__ = [
+    "LastLayer",
+    "Layerwise",
     "Normalised",
     "Outputs",
+    "Projected",
     "Rotated",
     "Scaled",
     "Space",
@@ -166,3 +172,79 @@ class Scaled:
         if isinstance(factor, Tensor):
             return [leaf * factor.to(leaf) for leaf in leaves]
         return [leaf * factor for leaf in leaves]
+
+
+@registry.register("last-layer")
+@dataclass(frozen=True)
+class LastLayer:
+    """The weights of the last layer alone, S = 1: few enough for a score to be estimated.
+
+    Attributes:
+        tensors: how many parameter tensors, from the last one on; a weight and a bias are two.
+    """
+
+    tensors: int = 2
+    base: Base = field(default="weights", init=False, repr=False)
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.tensors < 1:
+            raise ConfigError(f"a last layer has at least one tensor, not {self.tensors}")
+
+    def __call__(self, base: Tree) -> Leaves:
+        """The last tensors, flattened behind their member axis."""
+        return [rows(tensor).unsqueeze(1) for tensor in list(base.values())[-self.tensors :]]
+
+
+@registry.register("layerwise")
+@dataclass(frozen=True)
+class Layerwise:
+    """Every parameter tensor by itself: S = the number of tensors, each with its own bandwidth."""
+
+    base: Base = field(default="weights", init=False, repr=False)
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    def __call__(self, base: Tree) -> Leaves:
+        """One leaf [M, S, D]; tensors smaller than the largest end in zeros."""
+        flat = [rows(tensor) for tensor in base.values()]
+        widest = max(matrix.shape[1] for matrix in flat)
+        return [torch.stack([F.pad(matrix, (0, widest - matrix.shape[1])) for matrix in flat], 1)]
+
+
+@registry.register("projected")
+@dataclass(frozen=True)
+class Projected:
+    """A few random directions of a space: z R with R normal and fixed, which keeps distances.
+
+    |z R|² is |z|² on average when the entries of R have variance 1 / directions (Johnson &
+    Lindenstrauss).
+
+    Attributes:
+        space: the space inside.
+        directions: how many.
+        seed: chooses R.
+    """
+
+    space: Space = part(registry, Weights)
+    directions: int = 32
+    seed: int = 0
+
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.directions < 1:
+            raise ConfigError(f"a projection needs at least one direction, not {self.directions}")
+
+    @property
+    def base(self) -> Base:
+        """That of the space inside."""
+        return self.space.base
+
+    def __call__(self, base: Tree) -> Leaves:
+        """One leaf [M, S, directions]: the projections of all leaves, summed."""
+        total = []
+        for index, leaf in enumerate(self.space(base)):
+            start = hashed(key(self.seed, "projection", 0, leaf.device) + index)
+            R = normal(start, (leaf.shape[-1], self.directions), leaf.dtype)
+            total.append(leaf @ (R / self.directions**0.5))
+        return [torch.stack(total).sum(0)]
