@@ -250,8 +250,8 @@ VERBS = {
         "shoal fidelity --methods ensemble,f-kde:legacy,f-kde:calibrated --seeds 3 -o runs/mine\n"
         "shoal fidelity --reference",
         _fidelity,
-        "\n\nSmall problems whose posterior is known in closed form or from long Markov chains. Rows\n"
-        "that are done are skipped, so the same command can be typed again at any time.",
+        "\n\nSmall problems whose posterior is known, in closed form or from long Markov chains.\n"
+        "Rows that are done are skipped, so the same command can be typed again at any time.",
     ),
     "data": Verb(
         "list the data sets, load one, or say where data files are kept",

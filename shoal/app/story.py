@@ -30,6 +30,7 @@ class Entry:
         notes: sentences from the training.
         provenance: versions, device, data digest, wall time.
         assessment: None until `assess` has judged it.
+        folder: where it is kept, if it is.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Entry:
     notes: list[str]
     provenance: Mapping[str, Any]
     assessment: Assessment | None
+    folder: Path | None = None
 
     @property
     def method(self) -> str:
@@ -180,7 +182,8 @@ def _entry(run: Any) -> Entry:
     config = run.config
     name = Path(folder).name if folder is not None else f"seed {config.get('seed', 0)}"
     notes = list(getattr(run, "notes", []))
-    return Entry(name, config, list(run.history), notes, dict(run.provenance), given)
+    place = None if folder is None else Path(folder)
+    return Entry(name, config, list(run.history), notes, dict(run.provenance), given, place)
 
 
 def _opened(folder: Path) -> Entry:
@@ -190,7 +193,7 @@ def _opened(folder: Path) -> Entry:
     notes = provenance.pop("notes", [])
     history = _history(folder / "history.jsonl")
     name = folder.resolve().name
-    return Entry(name, config, history, notes, provenance, load_assessment(folder))
+    return Entry(name, config, history, notes, provenance, load_assessment(folder), folder)
 
 
 def _history(path: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from shoal.plots.calibration import coverage, reliability
 from shoal.plots.comparison import Curve, comparison, severity, sizes
 from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty
+from shoal.plots.fidelity import distances, posterior_bands, score_law, stein_growth
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, forces, loss
 from shoal.plots.registry import plot, registry
@@ -23,6 +24,7 @@ __all__ = [
     "bandwidth",
     "comparison",
     "coverage",
+    "distances",
     "forces",
     "gallery",
     "look",
@@ -33,10 +35,13 @@ __all__ = [
     "particles",
     "plane",
     "plot",
+    "posterior_bands",
     "registry",
     "reliability",
+    "score_law",
     "severity",
     "sizes",
+    "stein_growth",
     "svg",
     "uncertainty",
 ]

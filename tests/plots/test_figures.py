@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal import plots
+from shoal.analysis.fidelity import law
 from shoal.core.errors import DataError
 from shoal.data.targets import Mixture, StandardGaussian
 from shoal.inference.likelihoods import Categorical
@@ -54,6 +55,10 @@ EXAMPLES = {
     "band": (GRID, GRID, GRID.abs() + 0.1, (GRID, GRID), "kde"),
     "parity": (GRID, GRID, GRID.abs(), "kde"),
     "plane": (GRID, GRID, torch.rand(8, 8, generator=RANDOM), (torch.rand(4, 2), torch.arange(4))),
+    "posterior-bands": (GRID, (GRID, GRID.abs()), {"kde": (GRID, GRID.abs())}, (GRID, GRID)),
+    "fidelity-distances": ({"kde": {"linear": 0.1, "digits": 0.2}, "f-kde": {"linear": 0.3}},),
+    "stein-growth": ({"kde": [(2, 1.0), (8, 0.5)], "ensemble": [(2, 1.0), (8, 1.0)]},),
+    "score-law": (law.measure(members=5, dimensions=(3, 10)),),
     "particles": (Mixture(), torch.randn(9, 2, generator=RANDOM), None, "kde"),
 }
 UNLABELLED = {"gallery"}

@@ -136,7 +136,11 @@ def regression() -> Problem:
 
     x, on = places(12), places(20)
     off = torch.cat(
-        [torch.linspace(-3, -2.05, 13), torch.linspace(-0.75, 0.55, 14), torch.linspace(1.85, 3, 13)]
+        [
+            torch.linspace(-3, -2.05, 13),
+            torch.linspace(-0.75, 0.55, 14),
+            torch.linspace(1.85, 3, 13),
+        ]
     )
     y, truth = curve(x), curve(on)
     network = MLP((16,), "tanh")

@@ -129,7 +129,8 @@ def load(problem: Problem) -> Reference:
     path = home() / f"{problem.name}.safetensors"
     if not path.is_file():
         raise StorageError(
-            f"there is no reference for '{problem.name}' at {path}; type: shoal fidelity --reference"
+            f"there is no reference for '{problem.name}' at {path}; "
+            f"type: shoal fidelity --reference"
         )
     return read(path)
 
@@ -138,6 +139,4 @@ def read(path: Path) -> Reference:
     """What `save` wrote."""
     tensors, diagnostics = read_tensors(path), read_json(path.with_suffix(".json"))
     draws = tensors["draws"].float()
-    return Reference(
-        draws, tensors["mean"], tensors["std"], tensors.get("quantiles"), diagnostics
-    )
+    return Reference(draws, tensors["mean"], tensors["std"], tensors.get("quantiles"), diagnostics)

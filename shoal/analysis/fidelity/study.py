@@ -1,4 +1,4 @@
-"""The study: every method on every problem with several seeds, and how far each is from the truth."""
+"""The study: every method on every problem, with several seeds, and its distance to the truth."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.analysis.fidelity.contestants import Budget
-from shoal.analysis.fidelity.study import ALWAYS, Row, Study, summarise
+from shoal.analysis.fidelity.study import ALWAYS, Row, summarise
 from shoal.app.outcome import table
 from shoal.core.errors import ConfigError
 from shoal.core.files import read_json, write_json
@@ -50,7 +50,7 @@ def results_csv(rows: Sequence[Row]) -> str:
 
 
 def results_text(rows: Sequence[Row], distance: str = "tv") -> str:
-    """Methods by problems: mean and standard error over seeds of one distance, the closest first."""
+    """Methods by problems: mean and standard error of one distance, the closest method first."""
     summary = summarise(rows)
     problems = list(dict.fromkeys(problem for problem, _ in summary))
     methods = list(dict.fromkeys(method for _, method in summary))
