@@ -91,7 +91,7 @@ def test_forces_cancel_and_the_dead_do_not_count(name):
 @pytest.mark.parametrize("x", [torch.ones(1, 3), torch.ones(4, 3)], ids=["one", "coincident"])
 def test_members_that_are_one_exert_no_force(name, x):
     push, _ = score(name, x.double())
-    assert (push == 0).all()
+    assert push.abs().max() < 1e-12
 
 
 # Posteriors of linear models.
@@ -125,13 +125,13 @@ def correlated_model(dimension=3):
     return log_density, mean, S
 
 
-@pytest.mark.parametrize("name", ["kde", "sge", "svgd"])
-def test_calibrated_members_have_the_moments_of_the_linear_posterior(name):
+@pytest.mark.parametrize(("name", "pace"), [("kde", 0.4), ("sge", 0.4), ("svgd", 3.0)])
+def test_calibrated_members_have_the_moments_of_the_linear_posterior(name, pace):
     """Mean and covariance within 5 % at M = 100."""
     log_density, mean, S = correlated_model()
     start = mean + cloud(100, 3) @ torch.linalg.cholesky(S).mT * 0.5
     method = shoal.methods.get(name, calibrated=True)
-    lr = 0.4 * float(torch.linalg.eigvalsh(S)[0])
+    lr = pace * float(torch.linalg.eigvalsh(S)[0])
     x = shoal.sample(log_density, start, method=method, lr=lr, steps=300)
     spread = S.trace().sqrt()
     assert (x.mean(0) - mean).norm() < 0.05 * spread

@@ -2,7 +2,8 @@ r"""The law of the score that is too small, and its measurement.
 
 For M members drawn from $N(μ, s² 1)$ in d dimensions, and the median bandwidth, the estimated score
 is a share of the true one: $\ln(M + 1) / 2d$ for KDE, $\ln(M + 1) / d$ for the Stein estimates. A
-calibrated estimate has the share 1 in the directions that the members span, min(d, M - 1) of d.
+calibrated estimate is right in the directions that the members span, min(d, M - 1) of d, but for
+the factor M / (M - 1) by which M points look narrower than their law.
 """
 
 import math
@@ -27,7 +28,7 @@ class Measurement(NamedTuple):
         members: M.
         dimension: d.
         share: estimated score over the true one, by projection on the true one.
-        predicted: by the law; None for calibrated estimates in the directions they span.
+        predicted: the share by the law.
     """
 
     label: str
@@ -40,7 +41,7 @@ class Measurement(NamedTuple):
 def predicted(name: str, form: str, members: int, dimension: int) -> float:
     """What the law says of the share."""
     if form == "calibrated":
-        return min(1.0, (members - 1) / dimension)
+        return members / (members - 1) * min(1.0, (members - 1) / dimension)
     return _FACTOR[name] * math.log(members + 1) / dimension
 
 
@@ -54,6 +55,7 @@ def measure(
     for dimension in dimensions:
         random = torch.Generator().manual_seed(seed)
         x = torch.randn(members, dimension, generator=random, dtype=torch.float64)
+        x = x - x.mean(0)
         alive = torch.ones(members, dtype=torch.bool)
         for form in ("legacy", "calibrated"):
             for name in _FACTOR:

@@ -65,7 +65,7 @@ def test_total_variation_of_two_normal_laws():
     """2 Φ(m / 2s) - 1."""
     found = total_variation_of_mixtures(torch.zeros(1, 2), torch.tensor([[0.6, 0.0]]), 0.5)
     target = math.erf(0.6 / (2 * 0.5) / math.sqrt(2))
-    torch.testing.assert_close(found, torch.tensor([target, 0.0]), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found, torch.tensor([target, 0.0]), rtol=5e-3, atol=1e-6)
 
 
 def test_mixtures_that_exclude_each_other():
@@ -84,5 +84,7 @@ def test_many_draws_of_the_reference_are_at_the_reference(name):
     assert found["mean/on"] < 0.2 and found["mean/off"] < 0.2
     assert found["std/on"] < 0.25 and found["std/off"] < 0.2
     assert found["agreement/on"] > 0.95
-    one = function_distances(problem, reference, reference.mean.new_zeros(2, len(reference.draws[0])))
+    one = function_distances(
+        problem, reference, reference.mean.new_zeros(2, len(reference.draws[0]))
+    )
     assert one["std/on"] > 0.9 and one["tv/on"] > 4 * found["tv/on"]
