@@ -30,6 +30,7 @@ _REGISTRIES = {
     "metrics": "prediction.metrics",
     "plots": "plots",
     "targets": "data.targets",
+    "problems": "analysis.fidelity.problems",
 }
 
 KINDS = ("experiments", "methods", "schedules", "optimizers", *_REGISTRIES)

@@ -34,13 +34,17 @@ def posterior_bands(
     """
     figure, grid = blank(len(found), height=0.62 * len(found), sharex=True, squeeze=False)
     order = x.flatten().argsort()
-    x, mean, std = (t.flatten()[order].numpy() for t in (x, *truth))
+    places, mean, std = (t.flatten()[order].numpy() for t in (x, *truth))
     for axes, (label, style) in zip(grid[:, 0], looks(found).items(), strict=True):
-        axes.fill_between(x, mean - 2 * std, mean + 2 * std, color=INK, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            places, mean - 2 * std, mean + 2 * std, color=INK, alpha=0.15, linewidth=0
+        )
         own, spread = (t.flatten()[order].numpy() for t in found[label])
-        axes.plot(x, own, color=style.colour)
+        axes.plot(places, own, color=style.colour)
         for side in (-2, 2):
-            axes.plot(x, own + side * spread, color=style.colour, linestyle="--", linewidth=1.2)
+            axes.plot(
+                places, own + side * spread, color=style.colour, linestyle="--", linewidth=1.2
+            )
         if data is not None:
             axes.plot(*(t.flatten() for t in data), ".", color=INK, alpha=0.7, markersize=4)
         axes.set(ylabel="y", title=label)

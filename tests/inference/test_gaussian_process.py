@@ -28,7 +28,7 @@ def test_the_score_of_given_draws():
 
 @pytest.mark.parametrize("points", [3, 12])
 def test_a_linear_model_has_its_weight_prior(points):
-    """J^T S^-1 f = w / std², whether the process sees all points or as many as there are weights."""
+    """J^T S^-1 f = w / std², on as many points as there are weights, whichever they are."""
     ensemble = shoal.Ensemble.init(lambda: nn.Linear(3, 1, bias=False), members=2, seed=0)
     prior = GaussianProcess(shoal.priors.Gaussian(0.7), draws=20000, ridge=1e-9)
     posterior = shoal.Posterior(shoal.likelihoods.Gaussian(), prior, n=1)

