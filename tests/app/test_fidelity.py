@@ -12,7 +12,19 @@ from shoal.app.sections.fidelity import faithful
 from shoal.app.story import Entry, Story
 from shoal.core.errors import ConfigError
 
-NAMES = ("tv/on", "tv/off", "mean/on", "std/on", "mean/off", "std/off", "ksd2", "tv")
+NAMES = (
+    "frechet/on",
+    "frechet/off",
+    "frechet",
+    "tv/on",
+    "tv/off",
+    "mean/on",
+    "std/on",
+    "mean/off",
+    "std/off",
+    "ksd2",
+    "tv",
+)
 
 
 def row(problem, method, seed, value):
@@ -68,7 +80,9 @@ def test_the_command_from_end_to_end(tmp_path, capsys, monkeypatch):
     found = json.loads(capsys.readouterr().out)
     assert found["closest"]["linear"]["calibrated"] == "kde:calibrated"
     assert (tmp_path / "results.csv").read_text().startswith("problem,method,seed,distance,value\n")
-    assert {"law.png", "distances.png", "growth.png"} <= {p.name for p in tmp_path.iterdir()}
+    assert {"law.png", "frechet.png", "tv.png", "growth.png"} <= {
+        p.name for p in tmp_path.iterdir()
+    }
 
 
 @pytest.mark.parametrize(

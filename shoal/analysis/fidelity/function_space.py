@@ -25,8 +25,9 @@ def function_distances(problem: Problem, reference: Reference, flat: Tensor) -> 
     `tv`: total variation of the predictive distributions. `agreement`: share of inputs with the
     same most probable class, or whose predicted mean lies within the posterior's own standard
     deviation. `mean` and `std`: error of mean and standard deviation over members, as a share of
-    the posterior's standard deviation. `calibration`: mean error of the share of the posterior that
-    the members' central intervals hold (regression alone).
+    the posterior's standard deviation. `frechet`: both together, √(mean² + std²), which is the
+    Wasserstein distance of the Gaussians with these moments. `calibration`: mean error of the share
+    of the posterior that the members' central intervals hold (regression alone).
     """
     found = {}
     places = {"on": slice(0, len(problem.on)), "off": slice(len(problem.on), None)}
@@ -47,10 +48,9 @@ def _moments(problem: Problem, reference: Reference, outputs: Tensor) -> dict[st
     values = outputs.softmax(-1) if problem.classes else outputs
     scale = reference.std.square().mean().sqrt()
     std = values.std(0) if len(values) > 1 else torch.zeros_like(values[0])
-    return {
-        "mean": float((values.mean(0) - reference.mean).square().mean().sqrt() / scale),
-        "std": float((std - reference.std).square().mean().sqrt() / scale),
-    }
+    mean = float((values.mean(0) - reference.mean).square().mean().sqrt() / scale)
+    spread = float((std - reference.std).square().mean().sqrt() / scale)
+    return {"mean": mean, "std": spread, "frechet": math.hypot(mean, spread)}
 
 
 def _classes(reference: Reference, outputs: Tensor) -> dict[str, float]:

@@ -96,7 +96,8 @@ class Study:
 def judge(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
     """Every distance of members given as flat weights [M, D]."""
     found = function_distances(problem, reference, flat)
-    found["tv"] = (found["tv/on"] + found["tv/off"]) / 2
+    for name in ("frechet", "tv"):
+        found[name] = (found[f"{name}/on"] + found[f"{name}/off"]) / 2
     found["ksd"], found["ksd2"] = discrepancy(problem, flat), discrepancy(problem, flat, True)
     found |= _quality(problem, flat)
     if not problem.network.hidden:

@@ -79,7 +79,7 @@ def _study(study: Study, folder: Path, options: Namespace) -> Outcome:
         def tell(row: Row) -> None:
             rows.append(row)
             write_rows(folder, study.budget, rows)
-            distance = f"total variation {row.distances['tv']:.3f}"
+            distance = f"distance {row.distances['frechet']:.3f}"
             ticker.tick(f"{row.problem}, {row.method}, seed {row.seed}: {distance}")
 
         found = study.run(tell, done)
@@ -87,8 +87,11 @@ def _study(study: Study, folder: Path, options: Namespace) -> Outcome:
     figures = [] if options.no_figures else write_figures(found, folder, study.budget)
     best = closest(found)
     text = [
-        "Total variation between predictive distributions and the posterior's, on and off the data",
+        "Fréchet distance of the members' predictions to the posterior's, on and off the data, in\n"
+        "standard deviations of the posterior",
         results_text(found),
+        "Total variation between the predictive distributions",
+        results_text(found, "tv"),
         "\n".join(_verdict(problem, facts) for problem, facts in best.items()),
         f"results  {folder / 'results.csv'}",
     ]

@@ -20,11 +20,13 @@ __all__ = ["heat_map", "write_figures"]
 _SHOWN = ("ensemble", "f-kde:legacy", "f-kde:calibrated")
 _GROWING = ("ensemble", "kde:legacy", "kde:calibrated", "svgd:legacy")
 _SIZES = (2, 4, 8, 16, 32)
+_NAMES = {"frechet": "Fréchet distance", "tv": "total variation"}
 
 
 def write_figures(rows: Sequence[Row], folder: Path, budget: Budget) -> list[Path]:
     """Draw what the rows tell, and what the law, the bands and the growth add to it."""
-    figures = {"distances": heat_map(rows), "law": plots.score_law(measure())}
+    figures = {name: heat_map(rows, name) for name in _NAMES}
+    figures["law"] = plots.score_law(measure())
     names = {row.problem for row in rows}
     if "regression" in names:
         figures["bands"] = _bands(budget)
@@ -33,12 +35,12 @@ def write_figures(rows: Sequence[Row], folder: Path, budget: Budget) -> list[Pat
     return [_write(figure, folder / f"{name}.png") for name, figure in figures.items()]
 
 
-def heat_map(rows: Sequence[Row], distance: str = "tv") -> Any:
-    """Total variation of every method on every problem, in the order they came."""
+def heat_map(rows: Sequence[Row], distance: str = "frechet") -> Any:
+    """One distance of every method on every problem, in the order they came."""
     table: dict[str, dict[str, float]] = {}
     for (problem, method), found in summarise(rows).items():
         table.setdefault(method, {})[problem] = found[distance][0]
-    return plots.distances(table)
+    return plots.distances(table, _NAMES[distance])
 
 
 def _bands(budget: Budget) -> Any:

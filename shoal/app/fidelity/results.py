@@ -49,7 +49,7 @@ def results_csv(rows: Sequence[Row]) -> str:
     return stream.getvalue()
 
 
-def results_text(rows: Sequence[Row], distance: str = "tv") -> str:
+def results_text(rows: Sequence[Row], distance: str = "frechet") -> str:
     """Methods by problems: mean and standard error of one distance, the closest method first."""
     summary = summarise(rows)
     problems = list(dict.fromkeys(problem for problem, _ in summary))
@@ -77,7 +77,7 @@ def _overall(summary: Mapping, problems: Sequence[str], method: str, distance: s
     return sum(shares) / len(shares)
 
 
-def closest(rows: Sequence[Row], distance: str = "tv") -> dict[str, dict[str, Any]]:
+def closest(rows: Sequence[Row], distance: str = "frechet") -> dict[str, dict[str, Any]]:
     """For each problem, the closest calibrated method and the closest of all the others."""
     summary = summarise(rows)
     found = {}
