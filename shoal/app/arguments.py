@@ -9,6 +9,7 @@ __all__ = [
     "demo",
     "evaluate",
     "evidence",
+    "fidelity",
     "fit",
     "grow",
     "landscape",
@@ -199,3 +200,16 @@ def landscape(parser: argparse.ArgumentParser) -> None:
     add("--fresh", action="store_true", help="compute again what the folder already holds")
     add("--data", metavar="SPEC", help="the run's data, where they cannot be loaded by name")
     _machine(parser)
+
+
+def fidelity(parser: argparse.ArgumentParser) -> None:
+    """Of `shoal fidelity`."""
+    add = parser.add_argument
+    add("--problems", metavar="A,B", help="linear, regression, classification, digits (all)")
+    add("--methods", metavar="A,B", help="each as NAME, NAME:legacy or NAME:calibrated (all)")
+    add("--seeds", type=int, metavar="N", help="runs of each (5; quick: 1)")
+    add("--quick", action="store_true", help="two problems, few methods and steps")
+    add("--reference", action="store_true", help="sample the true posteriors again; needs numpyro")
+    add("--no-figures", action="store_true", help="the table alone")
+    add("-o", "--out", metavar="FOLDER", help="where to keep it (runs/fidelity)")
+    _machine(parser, device=False)

@@ -122,7 +122,7 @@ def check_names(config: Config) -> None:
     if isinstance(method, Mapping) and not methods.known(method.get("name")):
         check_spec("method", {"name": "repulsion", **method}, repulsions.registry)
     elif isinstance(method, str):
-        methods.get(method)
+        methods.get(method, config.legacy, config.calibrated)
     if isinstance(config.optimizer, Mapping):
         check_value("optimizer.name", config.optimizer.get("name", "adam"), str)
 
@@ -159,7 +159,8 @@ def _method(config: Config) -> str | dict[str, Any]:
     own = {field.name for field in fields(Repulsion)}
     parts = {key: value for key, value in config.method.items() if key in own}
     changes = {key: v for key, v in config.method.items() if key not in own | {"name"}}
-    repulsion = methods.changed(methods.get(name, config.legacy), changes).repulsion
+    known = methods.get(name, config.legacy, config.calibrated)
+    repulsion = methods.changed(known, changes).repulsion
     if not parts:
         return config.method
     if repulsion is None:

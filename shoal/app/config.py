@@ -40,6 +40,7 @@ class Config:
     members: int = 5
     method: Spec = "f-kde"
     legacy: bool = False
+    calibrated: bool = False
     likelihood: Spec | None = None
     prior: Spec = "gaussian"
     optimizer: Spec = "adam"

@@ -33,6 +33,7 @@ _REGISTRIES = {
     "samplers": "analysis.landscape.subspace",
     "curves": "analysis.landscape.curves",
     "targets": "data.targets",
+    "problems": "analysis.fidelity.problems",
 }
 
 KINDS = ("experiments", "methods", "schedules", "optimizers", *_REGISTRIES)

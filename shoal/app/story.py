@@ -17,7 +17,7 @@ from shoal.training.run import RunFolder
 __all__ = ["Entry", "Group", "Story", "flat", "plain", "tell"]
 
 _USUAL = ("strength", "1")
-_OWN = {"method", "legacy", "members", "seed", "init_seed", "engine"}
+_OWN = {"method", "legacy", "calibrated", "members", "seed", "init_seed", "engine"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,8 @@ class Entry:
         """Name of the method, as figures and tables show it."""
         method = self.config.get("method", "custom")
         name = method if isinstance(method, str) else _told(method)
-        return f"{name} (legacy)" if self.config.get("legacy") else name
+        form = next((form for form in ("legacy", "calibrated") if self.config.get(form)), None)
+        return f"{name} ({form})" if form else name
 
     @property
     def members(self) -> int:

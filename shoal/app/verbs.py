@@ -94,6 +94,15 @@ VERBS = {
         arguments.grow,
         "\n\nThe old members stay as they are; the new folder has all of them.",
     ),
+    "fidelity": Verb(
+        "measure how far each method is from the true posterior",
+        "shoal fidelity --quick\n"
+        "shoal fidelity --methods ensemble,f-kde:legacy,f-kde:calibrated --seeds 3 -o runs/mine\n"
+        "shoal fidelity --reference",
+        arguments.fidelity,
+        "\n\nSmall problems whose posterior is known, in closed form or from long Markov chains.\n"
+        "Rows that are done are skipped, so the same command can be typed again at any time.",
+    ),
     "data": Verb(
         "list the data sets, get some, or say where data files are kept",
         "shoal data list\nshoal data get mnist fashion-mnist\nshoal data path mnist",

@@ -19,7 +19,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.priors import FanIn, FunctionSpace, Gaussian, WeightPrior
+from shoal.inference.priors import FanIn, FunctionalPrior, Gaussian, WeightPrior
 
 __all__ = ["Posterior"]
 
@@ -30,13 +30,13 @@ class Posterior:
 
     Attributes:
         likelihood: what the outputs say of the targets.
-        prior: on the weights, or on the outputs (`priors.FunctionSpace`).
+        prior: on the weights, or on the outputs (`priors.FunctionalPrior`).
         n: number of training data points.
         temperature: T; the members sample p(theta | D)^(1/T).
     """
 
     likelihood: Likelihood
-    prior: WeightPrior | FunctionSpace
+    prior: WeightPrior | FunctionalPrior
     n: int
     temperature: float = 1.0
 
@@ -63,7 +63,7 @@ class Posterior:
     ) -> Tree:
         """drive + factor * gradient of log p(theta) / N; a functional prior has none here."""
         prior = self.prior
-        if isinstance(prior, FunctionSpace):
+        if isinstance(prior, FunctionalPrior):
             return drive
         if isinstance(prior, (Gaussian, FanIn)) and not isinstance(factor, Tensor):
             # The score is a multiple of the weights: one pass over them is enough.

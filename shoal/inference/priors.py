@@ -20,7 +20,16 @@ from shoal.interaction.kernels import RBF
 from shoal.interaction.repulsion import Repulsion, interact
 from shoal.interaction.spaces import Outputs
 
-__all__ = ["FanIn", "Flat", "FunctionSpace", "Gaussian", "WeightPrior", "registry"]
+__all__ = [
+    "FanIn",
+    "Flat",
+    "FunctionSpace",
+    "FunctionalPrior",
+    "Gaussian",
+    "GaussianProcess",
+    "WeightPrior",
+    "registry",
+]
 
 registry = Registry("prior")
 
@@ -39,6 +48,25 @@ class WeightPrior(Protocol):
 
     def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
         """`count` draws [count, ...] shaped like the weights of one member."""
+        ...
+
+
+@runtime_checkable
+class FunctionalPrior(Protocol):
+    """A density on the outputs, known by the outputs of networks drawn from a weight prior."""
+
+    @property
+    def weights(self) -> WeightPrior:
+        """What the networks are drawn from."""
+        ...
+
+    @property
+    def draws(self) -> int | None:
+        """How many at each step; None for as many as there are members."""
+        ...
+
+    def score_outputs(self, outputs: Tensor, draws: Tensor, alive: Tensor | None = None) -> Tensor:
+        """Gradient of the log prior with respect to outputs [M, B, C], from draws [P, B, C]."""
         ...
 
 
@@ -163,10 +191,7 @@ class FunctionSpace:
     legacy: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.weights, Flat):
-            raise ConfigError("a functional prior cannot be drawn from a flat one; use 'gaussian'")
-        if self.draws is not None and self.draws < 2:
-            raise ConfigError(f"a functional prior needs at least two draws, not {self.draws}")
+        _check_draws(self)
 
     def score_outputs(self, outputs: Tensor, draws: Tensor, alive: Tensor | None = None) -> Tensor:
         """Gradient of the log prior with respect to outputs [M, B, C], from draws [P, B, C]."""
@@ -188,3 +213,45 @@ class FunctionSpace:
             living = (sound if alive is None else sound & alive)[:, None].expand_as(d2)
             h2 = masked_median(d2.flatten()[None], living.flatten()) / (2 * math.log(len(F) + 1))
         return RBF().value(d2.clamp(min=0) / h2.squeeze())
+
+
+@registry.register("gaussian-process", cite=("wang2019function",))
+@dataclass(frozen=True)
+class GaussianProcess:
+    """The Gaussian process with the moments of networks drawn from a weight prior.
+
+    The columns of the outputs are independent and alike, as they are for every prior whose last
+    layer is: f_c ~ N(0, S) with S = mean over draws and columns of f_c f_c^T, plus a ridge, and the
+    score is -S^-1 f. Wide networks have this prior in the limit. With B points in a batch there
+    should be several B draws times columns. Wang et al. (2019), arXiv 1902.09754.
+
+    Attributes:
+        weights: the prior the networks are drawn from.
+        draws: how many at each step.
+        ridge: added to the diagonal of S, as a share of its mean.
+    """
+
+    weights: WeightPrior = part(registry, Gaussian)
+    draws: int = 500
+    ridge: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_draws(self)
+        if not self.ridge > 0:
+            raise ConfigError(f"the ridge of a covariance must be positive, not {self.ridge}")
+
+    def score_outputs(self, outputs: Tensor, draws: Tensor, alive: Tensor | None = None) -> Tensor:
+        """-S^-1 f for outputs [M, B, C], with S from draws [P, B, C]."""
+        f, F = outputs.detach(), draws.detach()
+        S = torch.einsum("pbc,pac->ba", F, F) / (F.shape[0] * F.shape[2])
+        S = S + self.ridge * S.diagonal().mean() * torch.eye(len(S), dtype=S.dtype, device=S.device)
+        columns = f.permute(1, 0, 2).reshape(len(S), -1)
+        score = torch.linalg.solve_ex(S, -columns).result
+        return score.reshape(len(S), len(f), -1).permute(1, 0, 2)
+
+
+def _check_draws(prior: "FunctionSpace | GaussianProcess") -> None:
+    if isinstance(prior.weights, Flat):
+        raise ConfigError("a functional prior cannot be drawn from a flat one; use 'gaussian'")
+    if prior.draws is not None and prior.draws < 2:
+        raise ConfigError(f"a functional prior needs at least two draws, not {prior.draws}")

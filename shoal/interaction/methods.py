@@ -1,10 +1,13 @@
 """Methods by name: each a cited composition of space, kernel, bandwidth and flow, not a class.
 
-Every name has two forms. The corrected one, the default, takes the median over pairs of different
+Every name has three forms. The corrected one, the default, takes the median over pairs of different
 members, cuts the spectrum of the spectral estimator off as its paper does, and takes the prior on
 the weights. `legacy=True` is what the released code of D'Angelo & Fortuin (2021) does: the median
 with the zeros of the diagonal, all eigenpairs, and in function space a functional prior estimated
-from M draws instead of the weight prior.
+from M draws instead of the weight prior. `calibrated=True` compares whitened members and gives the
+push the size that the posterior asks for (`shoal.interaction.calibration`), with the Stein
+estimators as in their own papers, and in function space with the Gaussian process that has the
+moments of the weight prior's functions.
 
 Repulsion of input gradients (`forde` and its kin) is counted against the B points of a batch, as
 its authors do. Its `legacy=True` is their released code: a bandwidth for each member, with the zero
@@ -12,7 +15,7 @@ on the diagonal, and components of the second moments of the data instead of the
 
 The Stein estimators have papers of their own, with a wider kernel (`Median(scale="unit")`). It
 estimates the score of a given sample better, but as a flow it lets particles gather in clumps,
-which a smooth score does not see; so the methods keep the narrow kernel.
+which a smooth score does not see; so the corrected forms keep the narrow kernel.
 """
 
 from collections.abc import Mapping
@@ -52,6 +55,7 @@ class Method:
         functional_prior: the weight prior is turned into one on the outputs, by draws.
         legacy: this is the published form.
         settings: what was changed in the space, by name.
+        calibrated: this is the form whose push has the size that the posterior asks for.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Method:
     functional_prior: bool = False
     legacy: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
+    calibrated: bool = False
 
     def with_strength(self, strength: float | None) -> "Method":
         """The same method with another strength; None leaves it."""
@@ -113,8 +118,8 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
-def get(name: str, legacy: bool = False, **settings: Any) -> Method:
-    """The method called `name`, corrected or as published.
+def get(name: str, legacy: bool = False, calibrated: bool = False, **settings: Any) -> Method:
+    """The method called `name`: corrected, as published, or calibrated.
 
     >>> get("sge").repulsion.bandwidth, get("sge", legacy=True).repulsion.bandwidth
     (Median(scale='log', legacy=False), Median(scale='log', legacy=True))
@@ -126,7 +131,7 @@ def get(name: str, legacy: bool = False, **settings: Any) -> Method:
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
-    return changed(_form(METHODS[name], legacy), settings)
+    return changed(_form(METHODS[name], legacy, calibrated), settings)
 
 
 def known(name: object) -> bool:
@@ -162,8 +167,12 @@ def _changed(method: Method, setting: str, value: Any) -> Method:
     return replace(method, repulsion=replace(method.repulsion, space=space))
 
 
-def _form(method: Method, legacy: bool) -> Method:
-    """Corrected or published."""
+def _form(method: Method, legacy: bool, calibrated: bool) -> Method:
+    """Corrected, published or calibrated."""
+    if legacy and calibrated:
+        raise ConfigError("a method is as published or calibrated; give legacy or calibrated")
+    if calibrated:
+        return _calibrated(method)
     if not legacy:
         return method
     if method.repulsion is None:
@@ -186,3 +195,17 @@ def _uncentred(space: Space) -> Space:
         basis = "pca-uncentred" if space.basis == "pca" else space.basis
         return replace(space, basis=basis)
     return replace(space, space=_uncentred(space.space)) if isinstance(space, Scaled) else space
+
+
+def _calibrated(method: Method) -> Method:
+    """Whitened members, a push of its true size, and the Stein estimators' own settings."""
+    repulsion = method.repulsion
+    if repulsion is None:
+        return replace(method, calibrated=True)
+    flow, bandwidth = repulsion.flow, repulsion.bandwidth
+    if isinstance(flow, Wasserstein) and not isinstance(flow.estimator, KDE):
+        own = SGE(eta=1.0) if isinstance(flow.estimator, SGE) else flow.estimator
+        flow, bandwidth = Wasserstein(own), Median(scale="unit")
+    repulsion = replace(repulsion, bandwidth=bandwidth, flow=flow, calibrated=True)
+    functional = repulsion.space.base == "outputs"
+    return replace(method, repulsion=repulsion, functional_prior=functional, calibrated=True)

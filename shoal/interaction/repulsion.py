@@ -23,6 +23,7 @@ from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Leaves, Tree
 from shoal.interaction import bandwidths, flows, kernels, spaces
 from shoal.interaction.bandwidths import Bandwidth, Median
+from shoal.interaction.calibration import Whitening, stein_factor
 from shoal.interaction.cloud import Cloud
 from shoal.interaction.flows import Flow, Stein, Wasserstein
 from shoal.interaction.kernels import RBF, Kernel, Linear, RadialKernel
@@ -46,6 +47,7 @@ class Repulsion:
         strength: factor of the push; 1 is what the posterior asks for.
         per: the push is weighed as one of all N `data`, as the posterior asks for, or as one of the
             B points of a `batch`, which makes it N / B times stronger.
+        calibrated: compare whitened members and give the push its true size, see `calibration`.
     """
 
     space: Space = part(spaces.registry, Outputs)
@@ -54,6 +56,7 @@ class Repulsion:
     flow: Flow = part(flows.registry, Wasserstein)
     strength: float = 1.0
     per: str = "data"
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         if self.per not in ("data", "batch"):
@@ -62,6 +65,8 @@ class Repulsion:
             raise ConfigError("weights do not lie in a batch; count their repulsion per 'data'")
         if isinstance(self.kernel, Linear) and not isinstance(self.flow, Stein):
             raise ConfigError("the linear kernel is no density: use it with the Stein flow")
+        if isinstance(self.kernel, Linear) and self.calibrated:
+            raise ConfigError("the linear kernel needs no calibration: leave calibrated out")
 
 
 @dataclass(frozen=True)
@@ -94,16 +99,19 @@ def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction
     kernel = repulsion.kernel
     cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, Linear))
     gram, alive = cloud.gram, cloud.alive
-    pair = alive[:, None] & alive
+    pair, whitening = alive[:, None] & alive, None
     if isinstance(kernel, Linear):
         K, L = kernel.matrices(gram, alive.sum())
         L, h2 = torch.where(pair, L, 0.0), torch.ones_like(K[:, :1, :1])
     else:
-        d2 = _squared_distances(gram)
+        whitening = Whitening.of(gram, alive) if repulsion.calibrated else None
+        d2 = _squared_distances(gram if whitening is None else whitening.gram)
         h2 = repulsion.bandwidth(d2, alive)
         K, L = kernel.value(d2 / h2), _laplacian(kernel, d2, h2, pair)
     K = torch.where(pair, K, 0.0).mean(0)
     mix, B = repulsion.flow(K, L, alive.sum().clamp(min=1))
+    if whitening is not None:
+        B = stein_factor(mix, B, whitening.gram) * B @ whitening.inverse
     return Interaction(mix, B, K, h2, cloud)
 
 

@@ -14,12 +14,16 @@ from shoal.core.registry import nearest
 from shoal.core.tree import rows
 from shoal.core.types import Leaves, Tree
 from shoal.interaction.space import Base, Space, registry
-from shoal.interaction.wrappers import Normalised, Rotated, Scaled, innermost
+from shoal.interaction.weight_spaces import LastLayer, Layerwise
+from shoal.interaction.wrappers import Normalised, Projected, Rotated, Scaled, innermost
 
 __all__ = [
     "InputGradients",
+    "LastLayer",
+    "Layerwise",
     "Normalised",
     "Outputs",
+    "Projected",
     "Rotated",
     "Scaled",
     "Space",

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.core.random import hashed, key, normal
 from shoal.core.registry import nearest, part
 from shoal.core.types import Leaves, Tree
 from shoal.interaction.space import Base, Space, registry
 
-__all__ = ["BASES", "FACTORS", "Normalised", "Rotated", "Scaled", "innermost"]
+__all__ = ["BASES", "FACTORS", "Normalised", "Projected", "Rotated", "Scaled", "innermost"]
 
 BASES = ("identity", "pca", "pca-uncentred", "dct")
 """Axes by name: as they are, principal components, those of the second moments, cosines."""
@@ -26,6 +27,10 @@ FACTORS = ("identity", "eigenvalues", "tuned")
 
 def _outputs() -> Space:
     return registry.make("outputs")
+
+
+def _weights() -> Space:
+    return registry.make("weights")
 
 
 def innermost(space: Any) -> Any:
@@ -151,3 +156,42 @@ def _unfitted(name: str) -> Leaves:
         f"'{name}' comes from the training data: train with shoal.fit, or give the space to "
         f"shoal.interaction.fitting.fitted first"
     )
+
+
+@registry.register("projected")
+@dataclass(frozen=True)
+class Projected:
+    """A few random directions of a space: z R with R normal and fixed, which keeps distances.
+
+    |z R|² is |z|² on average when the entries of R have variance 1 / directions (Johnson &
+    Lindenstrauss).
+
+    Attributes:
+        space: the space inside.
+        directions: how many.
+        seed: chooses R.
+    """
+
+    space: Space = part(registry, _weights)
+    directions: int = 32
+    seed: int = 0
+
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.directions < 1:
+            raise ConfigError(f"a projection needs at least one direction, not {self.directions}")
+
+    @property
+    def base(self) -> Base:
+        """That of the space inside."""
+        return self.space.base
+
+    def __call__(self, base: Tree) -> Leaves:
+        """One leaf [M, S, directions]: the projections of all leaves, summed."""
+        total = []
+        for index, leaf in enumerate(self.space(base)):
+            start = hashed(key(self.seed, "projection", 0, leaf.device) + index)
+            R = normal(start, (leaf.shape[-1], self.directions), leaf.dtype)
+            total.append(leaf @ (R / self.directions**0.5))
+        return [torch.stack(total).sum(0)]

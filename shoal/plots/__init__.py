@@ -11,6 +11,7 @@ from shoal.plots.corruptions import Spread, contact_sheet, corrupted
 from shoal.plots.diversity import members, pairwise
 from shoal.plots.doubt import accuracy_confidence, uncertainty, uncertainty_by_size
 from shoal.plots.evidence import ladder, likelihoods, weights
+from shoal.plots.fidelity import distances, posterior_bands, score_law, stein_growth
 from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, bandwidths, forces, loss
 from shoal.plots.landscape import diversity_plane, profile, surface
@@ -36,6 +37,7 @@ __all__ = [
     "corrupted",
     "coverage",
     "curvature",
+    "distances",
     "diversity_plane",
     "effective",
     "forces",
@@ -52,12 +54,15 @@ __all__ = [
     "particles",
     "plane",
     "plot",
+    "posterior_bands",
     "profile",
     "registry",
     "reliability",
+    "score_law",
     "severity",
     "similarity",
     "sizes",
+    "stein_growth",
     "strength",
     "surface",
     "svg",

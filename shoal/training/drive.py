@@ -16,7 +16,7 @@ from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
-from shoal.inference.priors import FunctionSpace
+from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
@@ -69,7 +69,7 @@ class Drive:
     def at_outputs(self) -> bool:
         """More than the likelihood acts on the outputs."""
         repelled = self.repulsion is not None and self.repulsion.space.base == "outputs"
-        return repelled or isinstance(self.posterior.prior, FunctionSpace)
+        return repelled or isinstance(self.posterior.prior, FunctionalPrior)
 
     @property
     def at_gradients(self) -> bool:

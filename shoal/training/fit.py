@@ -9,7 +9,7 @@ import torch
 from shoal.data.sources import batches_of
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.priors import FunctionSpace, WeightPrior
+from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
@@ -29,8 +29,9 @@ def fit(
     *,
     method: str | Method | Repulsion | Mapping[str, Any] = "f-kde",
     legacy: bool = False,
+    calibrated: bool = False,
     likelihood: Likelihood | str | Mapping[str, Any] | None = None,
-    prior: WeightPrior | FunctionSpace | str | Mapping[str, Any] = GaussianPrior(1.0),  # noqa: B008
+    prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = GaussianPrior(1.0),  # noqa: B008
     optimizer: str | Mapping[str, Any] = "adam",
     lr: float = 1e-3,
     schedule: Any = None,
@@ -66,6 +67,7 @@ def fit(
 
     Other arguments:
         legacy: the method as published, with its known faults.
+        calibrated: the method with a push of the size that the posterior asks for.
         likelihood: by default Categorical for whole-number targets; for real ones Gaussian with
             unit noise, or a learned noise when the network has two outputs for each target.
         prior: on the weights, or on the outputs.
@@ -104,6 +106,7 @@ def fit(
         legacy,
         strength,
         prior,
+        calibrated=calibrated,
         likelihood=likelihood or default_likelihood(ensemble, batches),
         optimizer=optimizer,
         lr=lr,

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.priors import Flat, FunctionSpace
+from shoal.inference.priors import Flat, FunctionalPrior
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.drive import Drive
@@ -75,4 +75,4 @@ def _points_are_separate(drive: Drive, ensemble: Ensemble) -> bool:
     """No layer, and no prior on functions, looks at several points at once."""
     layers = [layer for group in ensemble.groups for layer in group.skeleton.modules()]
     coupled = any(isinstance(layer, _BatchNorm) for layer in layers)
-    return not (coupled or ensemble.buffers or isinstance(drive.posterior.prior, FunctionSpace))
+    return not (coupled or ensemble.buffers or isinstance(drive.posterior.prior, FunctionalPrior))

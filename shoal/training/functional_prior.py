@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from shoal.core.random import hashed, key
+from shoal.core.random import hashed, key, uniform
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
-from shoal.inference.priors import FunctionSpace, WeightPrior
+from shoal.inference.priors import FunctionalPrior, GaussianProcess, WeightPrior
 
 __all__ = ["functional_score"]
 
@@ -22,11 +22,32 @@ def functional_score(
 ) -> Tensor | None:
     """Gradient of log p(f) / N at the outputs [M, B, C]; None when the prior is on the weights."""
     prior = posterior.prior
-    if not isinstance(prior, FunctionSpace):
+    if not isinstance(prior, FunctionalPrior):
         return None
     start = key(seed, "prior", step, ensemble.device)
-    draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x, start)
-    return prior.score_outputs(outputs, draws, ensemble.alive) / posterior.n
+    seen = _places(ensemble, prior, outputs, start)
+    draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x[seen], start)
+    score = prior.score_outputs(outputs[:, seen], draws, ensemble.alive) / posterior.n
+    if isinstance(seen, slice):
+        return score
+    return torch.zeros_like(outputs).index_copy(1, seen, score)
+
+
+def _places(
+    ensemble: Ensemble, prior: FunctionalPrior, outputs: Tensor, start: Tensor
+) -> Tensor | slice:
+    """Which points of the batch a Gaussian process sees: no more than the weights can fill.
+
+    A network of D weights with C outputs fills no more than D / C points freely. On more points a
+    process of full rank would count the same weights again and again; on any D / C of them it is
+    the weight prior itself, when the network is linear.
+    """
+    _, B, C = outputs.shape
+    weights = [sum(t[0].numel() for t in group.weights.values()) for group in ensemble.groups]
+    points = max(min(weights) // C, 1)
+    if not isinstance(prior, GaussianProcess) or points >= B:
+        return slice(None)
+    return uniform(hashed(start - 1), (B,)).argsort()[:points]
 
 
 @torch.no_grad()

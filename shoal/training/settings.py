@@ -14,7 +14,7 @@ from shoal.data import augment as augmentations
 from shoal.data.augment import Augmentation
 from shoal.inference import likelihoods, priors
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.priors import FunctionSpace, WeightPrior
+from shoal.inference.priors import FunctionalPrior, FunctionSpace, GaussianProcess, WeightPrior
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.bandwidths import Median
@@ -36,7 +36,7 @@ class Settings:
 
     method: Method
     likelihood: Likelihood
-    prior: WeightPrior | FunctionSpace
+    prior: WeightPrior | FunctionalPrior
     optimizer: Mapping[str, Any]
     lr: float
     schedule: Schedule | None
@@ -61,14 +61,15 @@ class Settings:
         legacy: bool,
         strength: float | None,
         prior: Any,
+        calibrated: bool = False,
         **rest: Any,
     ) -> "Settings":
         """From names, tables or objects to objects, with a clear sentence for what is wrong."""
         factor = None if strength is None else _number("strength", strength)
-        resolved = _method(method, legacy).with_strength(factor)
+        resolved = _method(method, legacy, calibrated).with_strength(factor)
         prior = _fitting("prior", priors.registry.make(prior), "draw", "score_outputs")
-        if resolved.functional_prior and not isinstance(prior, FunctionSpace):
-            prior = _functional(prior)
+        if resolved.functional_prior and not isinstance(prior, FunctionalPrior):
+            prior = _functional(prior, resolved)
         optimizer, likelihood = rest.pop("optimizer"), rest.pop("likelihood")
         table = {"name": optimizer} if isinstance(optimizer, str) else optimizer
         settings = cls(
@@ -97,7 +98,7 @@ class Settings:
     def _check_own_inputs(self) -> None:
         repulsion = self.method.repulsion
         compared = repulsion is not None and repulsion.space.base != "weights"
-        if compared or isinstance(self.prior, FunctionSpace):
+        if compared or isinstance(self.prior, FunctionalPrior):
             raise ConfigError(
                 "members that see crops of their own cannot be compared by what they make of them; "
                 "leave per_member out, or take a method in weight space such as 'kde'"
@@ -121,6 +122,7 @@ class Settings:
             if _is_known(method)
             else _spec(repulsions.registry, repulsion),
             "legacy": method.legacy,
+            "calibrated": method.calibrated,
             "strength": None if repulsion is None else repulsion.strength,
             "likelihood": _spec(likelihoods.registry, self.likelihood),
             "prior": _spec(priors.registry, self.prior),
@@ -148,14 +150,14 @@ _ADVERSARIAL = Registry("adversarial training")
 _ADVERSARIAL.register("fgsm", cite=("goodfellow2015explaining",))(Adversarial)
 
 
-def _method(method: Any, legacy: bool) -> Method:
+def _method(method: Any, legacy: bool, calibrated: bool) -> Method:
     if isinstance(method, str):
-        return methods.get(method, legacy)
+        return methods.get(method, legacy, calibrated)
     if isinstance(method, Method):
         return method
     if isinstance(method, Mapping) and methods.known(method.get("name")):
         changes = {key: value for key, value in method.items() if key != "name"}
-        return methods.changed(methods.get(method["name"], legacy), changes)
+        return methods.changed(methods.get(method["name"], legacy, calibrated), changes)
     if isinstance(method, Mapping):
         method = repulsions.registry.make({"name": "repulsion", **method})
     if isinstance(method, Repulsion):
@@ -171,7 +173,7 @@ def _is_known(method: Method) -> bool:
     if method.name not in methods.METHODS:
         return False
     strength = None if method.repulsion is None else method.repulsion.strength
-    known = methods.get(method.name, method.legacy, **dict(method.settings))
+    known = methods.get(method.name, method.legacy, method.calibrated, **dict(method.settings))
     return method == known.with_strength(strength)
 
 
@@ -180,8 +182,10 @@ def _named(method: Method) -> str | dict[str, Any]:
     return {"name": method.name, **dict(method.settings)} if method.settings else method.name
 
 
-def _functional(prior: WeightPrior) -> FunctionSpace:
-    """The functional prior of released code: M draws, all eigenpairs, a median for each kernel."""
+def _functional(prior: WeightPrior, method: Method) -> FunctionalPrior:
+    """A Gaussian process, or that of released code: M draws, all pairs, a median a kernel."""
+    if method.calibrated:
+        return GaussianProcess(prior)
     return FunctionSpace(prior, None, SSGE(share=1.0, eta=0.01), Median(legacy=True), legacy=True)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal import plots
+from shoal.analysis.fidelity import law
 from shoal.core.errors import DataError
 from shoal.data.targets import Mixture, StandardGaussian
 from shoal.inference.likelihoods import Categorical
@@ -71,6 +72,10 @@ EXAMPLES = {
     "weights": ({"posterior": [0.9, 0.1], "stacking": [0.4, 0.6], "uniform": [0.5, 0.5]},),
     "likelihoods": ([-50.0, -53.0, -51.0], -50.9),
     "ladder": ([("point masses", -50.0, 0.1), ("Gaussians at zero, last layer", -900.0, 0.2)],),
+    "posterior-bands": (GRID, (GRID, GRID.abs()), {"kde": (GRID, GRID.abs())}, (GRID, GRID)),
+    "fidelity-distances": ({"kde": {"linear": 0.1, "digits": 0.2}, "f-kde": {"linear": 0.3}},),
+    "stein-growth": ({"kde": [(2, 1.0), (8, 0.5)], "ensemble": [(2, 1.0), (8, 1.0)]},),
+    "score-law": (law.measure(members=5, dimensions=(3, 10)),),
     "particles": (Mixture(), torch.randn(9, 2, generator=RANDOM), None, "kde"),
 }
 SNAPSHOTS = torch.tensor([0, 0, 0, 1, 1, 1])

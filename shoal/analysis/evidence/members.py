@@ -11,7 +11,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Split
 from shoal.inference import priors
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.priors import FunctionSpace, WeightPrior
+from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.prediction.predict import member_outputs
 
 __all__ = ["log_likelihoods", "log_priors", "log_probs", "modules_of", "prior_of"]
@@ -34,7 +34,7 @@ def log_likelihoods(run: Any, data: Split) -> Tensor:
     return log_probs(run, data).sum(-1)
 
 
-def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionSpace | None:
+def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionalPrior | None:
     """The prior that a run was trained with; None when it was the user's own."""
     try:
         return priors.registry.make(config.get("prior", "gaussian"))
@@ -45,7 +45,7 @@ def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionSpace | None:
 def log_priors(run: Any) -> Tensor | None:
     """log density of the weight prior at each member [M], of one architecture; None without one."""
     prior = prior_of(run.config)
-    if prior is None or isinstance(prior, FunctionSpace) or len(run.ensemble.groups) > 1:
+    if prior is None or isinstance(prior, FunctionalPrior) or len(run.ensemble.groups) > 1:
         return None
     weights = {name: t.detach().double().cpu() for name, t in run.ensemble.weights.items()}
     return prior.log_prob(weights)

@@ -1,0 +1,68 @@
+r"""The law of the score that is too small, and its measurement.
+
+For M members drawn from $N(μ, s² 1)$ in d dimensions, and the median bandwidth, the estimated score
+is a share of the true one: $\ln(M + 1) / 2d$ for KDE, $\ln(M + 1) / d$ for the Stein estimates. A
+calibrated estimate is right in the directions that the members span, min(d, M - 1) of d, but for
+the factor M / (M - 1) by which M points look narrower than their law.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from shoal.interaction.methods import get
+from shoal.interaction.repulsion import interact
+
+__all__ = ["Measurement", "measure", "predicted"]
+
+_FACTOR = {"kde": 0.5, "sge": 1.0, "ssge": 1.0}
+
+
+class Measurement(NamedTuple):
+    """One point of the law.
+
+    Attributes:
+        label: method and form.
+        members: M.
+        dimension: d.
+        share: estimated score over the true one, by projection on the true one.
+        predicted: the share by the law.
+    """
+
+    label: str
+    members: int
+    dimension: int
+    share: float
+    predicted: float
+
+
+def predicted(name: str, form: str, members: int, dimension: int) -> float:
+    """What the law says of the share."""
+    if form == "calibrated":
+        return members / (members - 1) * min(1.0, (members - 1) / dimension)
+    return _FACTOR[name] * math.log(members + 1) / dimension
+
+
+def measure(
+    members: int = 20,
+    dimensions: Sequence[int] = (10, 30, 100, 300, 1000, 3000, 10000),
+    seed: int = 0,
+) -> list[Measurement]:
+    """Shares of KDE, SGE and SSGE, as published and calibrated, at growing dimension."""
+    found = []
+    for dimension in dimensions:
+        random = torch.Generator().manual_seed(seed)
+        x = torch.randn(members, dimension, generator=random, dtype=torch.float64)
+        x = x - x.mean(0)
+        alive = torch.ones(members, dtype=torch.bool)
+        for form in ("legacy", "calibrated"):
+            for name in _FACTOR:
+                repulsion = get(name, form == "legacy", form == "calibrated").repulsion
+                assert repulsion is not None
+                B = interact(repulsion, [x.unsqueeze(1)], alive).B[0]
+                share = float(-(B @ x * x).sum() / x.square().sum())
+                law = predicted(name, form, members, dimension)
+                found.append(Measurement(f"{name} ({form})", members, dimension, share, law))
+    return found

@@ -1,0 +1,142 @@
+"""The true posterior of each problem, kept small: what it predicts, and a few of its draws.
+
+The linear problem has it in closed form. For the others it comes from several Markov chains, and is
+refused where these disagree: where R-hat of any predicted value reaches 1.01.
+"""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.analysis.fidelity.chains import sample_chains
+from shoal.analysis.fidelity.diagnostics import effective_draws, split_rhat
+from shoal.analysis.fidelity.problems import Problem
+from shoal.core.errors import DataError, StorageError
+from shoal.core.files import read_json, read_tensors, write_json, write_tensors
+from shoal.inference.likelihoods import Gaussian
+from shoal.inference.priors import FanIn
+
+__all__ = ["Reference", "closed_form", "home", "load", "make", "moments", "read", "save"]
+
+LIMIT = 1.01
+"""Largest R-hat of a predicted value that is believed."""
+
+_QUANTILES, _KEPT = 64, 300
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The posterior of one problem.
+
+    Attributes:
+        draws: some of its flat weights [R, D].
+        mean: of the outputs, or of the probabilities, at the inputs on and off the data [A + B, C].
+        std: their standard deviation over the posterior [A + B, C].
+        quantiles: evenly spaced ones of the outputs, for a regression [Q, A + B, C].
+        diagnostics: how it was found, and how well.
+    """
+
+    draws: Tensor
+    mean: Tensor
+    std: Tensor
+    quantiles: Tensor | None
+    diagnostics: dict[str, Any]
+
+
+def moments(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Mean [D] and covariance [D, D] of a linear problem's Gaussian posterior.
+
+    S = (ΦᵀΦ / σ² + P)^-1 and m = S Φᵀ y / σ², with the prior's precisions P on the diagonal.
+    """
+    likelihood, prior = problem.likelihood, problem.prior
+    assert isinstance(likelihood, Gaussian) and isinstance(prior, FanIn)
+    ones = torch.ones(len(problem.x), 1)
+    design = torch.cat([problem.x, ones], 1).double()
+    widths = [prior.width(torch.empty(1, *shape)) for shape in problem.shapes]
+    precision = torch.tensor([*[widths[0] ** -2] * problem.x.shape[1], widths[1] ** -2])
+    noise = likelihood.noise_std**2
+    covariance = torch.linalg.inv(design.mT @ design / noise + precision.double().diag())
+    return covariance @ design.mT @ problem.y.double() / noise, covariance
+
+
+def closed_form(problem: Problem, draws: int = 20000) -> Reference:
+    """The linear problem's posterior, from independent draws of its exact law."""
+    mean, covariance = moments(problem)
+    random = torch.Generator().manual_seed(0)
+    noise = torch.randn(draws, len(mean), generator=random, dtype=torch.float64)
+    flat = (mean + noise @ torch.linalg.cholesky(covariance).mT).float()
+    return _summary(problem, flat, {"method": "closed form", "draws": draws})
+
+
+def make(
+    problem: Problem, warmup: int = 600, draws: int = 1500, chains: int = 4, seed: int = 0
+) -> Reference:
+    """The posterior by the exact law where there is one, else by Markov chains that agree."""
+    if not problem.network.hidden:
+        return closed_form(problem)
+    found = sample_chains(problem, warmup, draws, chains, seed)
+    values = _values(problem, found.draws.flatten(0, 1)).flatten(1)
+    grouped = values.reshape(chains, draws, -1)
+    rhat, effective = float(split_rhat(grouped).max()), float(effective_draws(grouped).min())
+    if not rhat < LIMIT:
+        raise DataError(
+            f"the chains on '{problem.name}' disagree: R-hat is {rhat:.3f} and must be below "
+            f"{LIMIT}; take more draws than {draws} in each of the {chains} chains"
+        )
+    diagnostics = {
+        "method": found.sampler, "chains": chains, "warmup": warmup, "draws": draws,
+        "rhat": rhat, "effective": effective, "divergences": found.divergences, "seed": seed,
+    }  # fmt: skip
+    return _summary(problem, found.draws.flatten(0, 1), diagnostics)
+
+
+def _values(problem: Problem, flat: Tensor) -> Tensor:
+    """Outputs, or probabilities, at all inputs [R, A + B, C]."""
+    outputs = problem.apply(flat, torch.cat([problem.on, problem.off]))
+    return outputs.softmax(-1) if problem.classes else outputs
+
+
+def _summary(problem: Problem, flat: Tensor, diagnostics: dict[str, Any]) -> Reference:
+    values = _values(problem, flat)
+    levels = (torch.arange(_QUANTILES) + 0.5) / _QUANTILES
+    quantiles = None if problem.classes else values.quantile(levels, dim=0)
+    kept = flat[torch.linspace(0, len(flat) - 1, _KEPT).long()]
+    return Reference(kept, values.mean(0), values.std(0), quantiles, diagnostics)
+
+
+def save(reference: Reference, path: Path) -> None:
+    """Two files, of tensors and of diagnostics; the draws of the weights in half precision."""
+    tensors = {"draws": reference.draws.half(), "mean": reference.mean, "std": reference.std}
+    if reference.quantiles is not None:
+        tensors["quantiles"] = reference.quantiles
+    write_tensors(path, tensors)
+    write_json(path.with_suffix(".json"), reference.diagnostics)
+
+
+def home() -> Path:
+    """The folder of the references that come with Shoal."""
+    return Path(str(resources.files("shoal.analysis.fidelity") / "references"))
+
+
+def load(problem: Problem) -> Reference:
+    """The reference that comes with Shoal; the linear one is computed."""
+    if not problem.network.hidden:
+        return closed_form(problem)
+    path = home() / f"{problem.name}.safetensors"
+    if not path.is_file():
+        raise StorageError(
+            f"there is no reference for '{problem.name}' at {path}; "
+            f"type: shoal fidelity --reference"
+        )
+    return read(path)
+
+
+def read(path: Path) -> Reference:
+    """What `save` wrote."""
+    tensors, diagnostics = read_tensors(path), read_json(path.with_suffix(".json"))
+    draws = tensors["draws"].float()
+    return Reference(draws, tensors["mean"], tensors["std"], tensors.get("quantiles"), diagnostics)

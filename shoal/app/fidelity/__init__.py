@@ -1,0 +1,1 @@
+"""What `shoal fidelity` writes: rows as they come, one table, and its figures."""

@@ -1,0 +1,56 @@
+"""The contestants, the study's bookkeeping, and the law of the score."""
+
+import pytest
+
+from shoal.analysis.fidelity import law
+from shoal.analysis.fidelity.contestants import EVERY, QUICK, Budget, contestant
+from shoal.analysis.fidelity.study import ALWAYS, Study, summarise
+from shoal.core.errors import ConfigError
+from shoal.interaction.spaces import LastLayer
+
+
+@pytest.mark.parametrize("label", sorted({*EVERY, *QUICK}))
+def test_every_contestant_is_what_it_says(label):
+    method = contestant(label)
+    assert method.name == label.partition(":")[0]
+    assert method.legacy == (":legacy" in label)
+    assert method.calibrated == (":calibrated" in label)
+
+
+def test_a_contestant_in_another_space():
+    assert contestant("kde:calibrated:last-layer").repulsion.space == LastLayer()
+
+
+@pytest.mark.parametrize(
+    ("label", "sentence"),
+    [
+        ("kde:best", "NAME:legacy or NAME:calibrated"),
+        ("kde:calibrated:cellar", "a space of layerwise"),
+        ("f-kde:calibrated:layerwise", "only a method on weights"),
+        ("kdee:legacy", "did you mean 'kde'"),
+    ],
+)
+def test_senseless_contestants_are_refused(label, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        contestant(label)
+
+
+def test_a_study_goes_on_where_it_stopped():
+    study = Study(("linear",), ("ensemble",), 2, Budget(3, 2, 0.1))
+    told = []
+    rows = study.run(told.append)
+    assert len(rows) == study.size == len(told) == 4
+    again = study.run(lambda row: pytest.fail("made again"), done=rows)
+    assert again == rows
+    summary = summarise(rows)
+    assert set(summary) == {("linear", ALWAYS), ("linear", "ensemble")}
+    mean, error = summary["linear", "ensemble"]["tv"]
+    values = [row.distances["tv"] for row in rows if row.method == "ensemble"]
+    assert mean == pytest.approx(sum(values) / 2)
+    assert error == pytest.approx(abs(values[0] - values[1]) / 2)
+
+
+def test_the_law_of_the_score():
+    """Within 4 % from d = 1000 on, as published and calibrated."""
+    for point in law.measure(members=20, dimensions=(1000, 3000)):
+        assert point.share == pytest.approx(point.predicted, rel=0.04)
