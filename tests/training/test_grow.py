@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ready import ready
 from small_runs import (
     assert_equal_trees,
     assert_one_sentence,
@@ -52,7 +53,8 @@ def test_new_members_move_as_in_the_whole_ensemble(name, chunk):
     whole = shoal_of(members=OLD + NEW)
     posterior = Posterior(Categorical(), Gaussian(0.7), 40)
     x, y = points()
-    batch, repulsion = (x.double(), y), COMPOSITIONS[name]
+    x = x.double()
+    batch, repulsion = (x, y), ready(COMPOSITIONS[name], x)
     expected, about = forces(whole, posterior, repulsion, batch, annealing=0.6)
     old, new = whole.part(0, OLD), whole.part(OLD, OLD + NEW)
     options = {"annealing": 0.6, "frozen": old, "mapping": Mapping(chunk=chunk)}
