@@ -21,7 +21,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.training.axes import keep, prepared
 from shoal.training.history import balance_sentence
 from shoal.training.interruption import Interruption
-from shoal.training.numerics import calculating_in
+from shoal.inference.numerics import calculating_in
 from shoal.training.progress import Progress, make_progress
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config

@@ -90,7 +90,7 @@ def trainer(
 ) -> Trainer:
     """A trainer of the case's data; the usual prior on the weights is standard normal."""
     nothing = dict.fromkeys(
-        ("schedule", "epochs", "annealing", "adversarial", "augment", "clip", "keep_every"), None
+        ("schedule", "epochs", "annealing", "adversarial", "augment", "clip"), None
     )
     chosen = parse_method(method, legacy) if isinstance(method, str) else method
     settings = Settings.resolve(
