@@ -127,7 +127,7 @@ def _ready(
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training
     on_gpu = there.type == "cuda" and isinstance(placed, Ensemble)
-    how = {"mapping": suited_mapping(placed)} if on_gpu else {}
+    how: dict[str, Any] = {"mapping": suited_mapping(placed)} if on_gpu else {}
 
     def call(x: Tensor) -> Tensor:
         outputs = placed(x.to(there), **how)
