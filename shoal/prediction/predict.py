@@ -126,7 +126,7 @@ def _ready(
     # moving in place would cut the tensors off from an optimiser that is still at work
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training
-    on_gpu = there.type == "cuda" and isinstance(placed, Ensemble)
+    on_gpu = _on_gpu(placed, there)
     how: dict[str, Any] = {"mapping": suited_mapping(placed)} if on_gpu else {}
 
     def call(x: Tensor) -> Tensor:
@@ -141,6 +141,10 @@ def _ready(
             yield call
     finally:
         placed.train(training)
+
+
+def _on_gpu(ensemble: Any, device: torch.device) -> bool:
+    return device.type == "cuda" and isinstance(ensemble, Ensemble)
 
 
 def _batches(x: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Tensor]:

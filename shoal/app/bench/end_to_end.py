@@ -26,7 +26,8 @@ def train_once(case: Case, method: str, engine: str, epochs: int = EPOCHS) -> di
         start = time.perf_counter()
         run = fit(
             ensemble, data, method=parse_method(method), engine=engine, lr=case.lr,
-            optimizer=case.optimizer, epochs=epochs, batch_size=case.batch_size, precision=case.precision, progress=False,
+            optimizer=case.optimizer, epochs=epochs, batch_size=case.batch_size,
+            precision=case.precision, progress=False,
         )  # fmt: skip
         if case.device.type == "cuda":
             torch.cuda.synchronize(case.device)
