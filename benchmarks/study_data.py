@@ -8,6 +8,7 @@ import torch
 import shoal
 from shoal.core.optional import require
 from shoal.core.seeds import derive, generator
+from shoal.data.corruptions import with_corruptions
 
 __all__ = ["corrupted_digits", "tables"]
 
@@ -16,7 +17,8 @@ LEVELS = (1, 2, 3, 4, 5)
 
 def corrupted_digits(seed: int) -> shoal.Dataset:
     """The digits with every corruption that grey images can have, at five severities."""
-    return shoal.data.load({"name": "digits", "seed": seed, "ood": (), "corruptions": "all"})
+    alone = replace(shoal.data.load({"name": "digits", "seed": seed}), shifts={}, ood={})
+    return with_corruptions(alone, seed=seed)
 
 
 def tables() -> dict[str, Callable[[int], shoal.Dataset]]:
