@@ -4,12 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 import shoal
 from shoal.core.optional import require
 from shoal.core.seeds import derive, generator
+from shoal.data.corruptions import with_corruptions
 
 __all__ = ["corrupted_digits", "tables"]
 
@@ -17,37 +16,22 @@ LEVELS = (1, 2, 3, 4, 5)
 
 
 def corrupted_digits(seed: int) -> shoal.Dataset:
-    """The digits with noise, blur, lost contrast and lost pixels, each at five severities."""
-    data = shoal.data.load({"name": "digits", "seed": seed})
-    assert data.test is not None, "the digits have a test part"
-    x, shifts = data.test.x, {}
-    for level in LEVELS:
-        noise = torch.randn(x.shape, generator=generator(seed, "noise", level))
-        lost = torch.rand(x.shape, generator=generator(seed, "lost", level)) < 0.05 * level
-        shifts[f"noise-{level}"] = (x + 0.08 * level * noise).clamp(0, 1)
-        shifts[f"lost-{level}"] = torch.where(lost, 0.0, x)
-        shifts[f"blur-{level}"] = _blurred(x, 0.2 * level)
-        shifts[f"contrast-{level}"] = (1 - 0.15 * level) * x + 0.075 * level
-    return replace(data, shifts={k: shoal.Split(v, data.test.y) for k, v in shifts.items()}, ood={})
-
-
-def _blurred(x: Tensor, share: float) -> Tensor:
-    """A mixture of the images and their means over 3 x 3 pixels."""
-    return (1 - share) * x + share * F.avg_pool2d(x, 3, stride=1, padding=1)
+    """The digits with every corruption that grey images can have, at five severities."""
+    alone = replace(shoal.data.load({"name": "digits", "seed": seed}), shifts={}, ood={})
+    return with_corruptions(alone, seed=seed)
 
 
 def tables() -> dict[str, Callable[[int], shoal.Dataset]]:
-    """Rows of features by name, each a function of the seed; UCI regression where it is known."""
+    """Rows of features by name, each a function of the seed: classes, and real targets."""
     found: dict[str, Callable[[int], shoal.Dataset]] = {
         "breast-cancer": lambda seed: _table("load_breast_cancer", seed),
         "wine": lambda seed: _table("load_wine", seed),
         "diabetes": lambda seed: _table("load_diabetes", seed),
     }
-    if "uci" in shoal.data.registry:
-        for problem in ("concrete", "energy"):
-            found[f"uci-{problem}"] = lambda seed, problem=problem: _noisy(
-                shoal.data.load({"name": "uci", "problem": problem, "split": seed}), seed
-            )
+    for problem in ("concrete", "energy"):
+        found[f"uci-{problem}"] = lambda seed, problem=problem: _noisy(
+            shoal.data.load({"name": "uci", "problem": problem, "split": seed}), seed
+        )
     return found
 
 

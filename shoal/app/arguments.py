@@ -168,7 +168,7 @@ def bench(parser: argparse.ArgumentParser) -> None:
     """Of `shoal bench`."""
     add = parser.add_argument
     add("--models", metavar="A,B", help="mlp, small-cnn, resnet18 (the last on a GPU), or none")
-    add("--methods", metavar="A,B", help="(ensemble,kde,f-kde)")
+    add("--methods", metavar="A,B", help="as in forde+fraction=0.25 (ensemble,kde,f-kde)")
     add("--engines", metavar="A,B", help="auto, vmap, loop, chunk:4; with +eager or +compile")
     add("--members", type=int, metavar="M", help="(20; resnet18: 10)")
     add("--batch-size", type=int, default=128, metavar="B", help="(128)")

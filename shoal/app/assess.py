@@ -22,6 +22,9 @@ __all__ = ["Assessment", "assess", "load_assessment", "recognised"]
 MEASURES = ("disagreement", "entropy", "confidence")
 """What the images of a gallery are sorted by."""
 
+AT_ONCE = {"cuda": 4096}
+"""Inputs that go through the members at a time: enough that a GPU does not wait for launches."""
+
 GRID = 80
 SHOWN = 2000
 KEPT = 10_000
@@ -85,7 +88,8 @@ def assess(
 
 def _answer(run: Any, split: Split, scaling: Scaling | None) -> Predictive:
     """What the run says about a part, in the units of the targets, where it was computed."""
-    return in_units(predict(run, split, keep=True), scaling)
+    at_once = AT_ONCE.get(run.ensemble.device.type, 1024)
+    return in_units(predict(run, split, batch_size=at_once, keep=True), scaling)
 
 
 def _in_units(split: Split, scaling: Scaling | None) -> Split:

@@ -11,7 +11,7 @@ from shoal.data.dataset import Dataset, Split
 
 __all__ = ["ROOM", "Kept", "resident"]
 
-ROOM = {"cpu": 1 << 30, "cuda": 4 << 30}
+ROOM = {"cpu": 1 << 30, "cuda": 16 << 30}
 """Bytes of shifts that a process keeps; those beyond are made again for each run."""
 
 

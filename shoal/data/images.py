@@ -7,7 +7,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import nearest
 
-__all__ = ["PIXELS", "as_pixels", "fitted", "in_range", "pixel_range"]
+__all__ = ["PIXELS", "as_pixels", "fitted", "in_range", "in_unit", "pixel_range"]
 
 PIXELS = {"unit": (0.0, 1.0), "signed": (-1.0, 1.0)}
 """Ranges of pixel values by name."""
@@ -33,6 +33,16 @@ def in_range(x: Tensor, wanted: tuple[float, float]) -> Tensor:
     """
     low, high = wanted
     return x if (low, high) == (0.0, 1.0) else x * (high - low) + low
+
+
+def in_unit(x: Tensor, found: tuple[float, float]) -> Tensor:
+    """Values of a range as values from 0 to 1; `in_range` undoes it.
+
+    >>> in_unit(torch.tensor([-1.0, 0.0, 1.0]), (-1.0, 1.0))
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+    low, high = found
+    return x if (low, high) == (0.0, 1.0) else (x - low) / (high - low)
 
 
 def fitted(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:

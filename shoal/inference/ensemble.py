@@ -213,8 +213,9 @@ class Ensemble:
     def compute_in(self, dtype: torch.dtype | None) -> "Ensemble":
         """Calculate the networks in another type than that of the weights; None undoes it."""
         for group in self.groups:
-            group.compute = dtype
-            group._proven.clear()
+            if group.compute != dtype:
+                group.compute = dtype
+                group._proven.clear()
         return self
 
     def load_state(self, state: Tree) -> "Ensemble":

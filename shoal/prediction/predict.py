@@ -4,7 +4,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from torch import Tensor
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.data.arrays import as_inputs
 from shoal.data.dataset import Split
+from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.inference.numerics import calculating_in
+from shoal.inference.suited import suited_mapping
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["member_outputs", "predict"]
@@ -36,6 +39,7 @@ def predict(
 
     Members that training gave up on, and members whose outputs are not numbers, are left out with
     a warning that names them. The ensemble comes back in the mode and on the device it was in.
+    On a GPU a run calculates in the precision it was trained in.
 
     Args:
         source: a run (anything with `ensemble` and `likelihood`) or an ensemble.
@@ -59,7 +63,8 @@ def predict(
             f"predict needs an Ensemble, a Run or a run folder, not {type(source).__name__}"
         )
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
-    members = member_outputs(ensemble, x, batch_size, device, keep)
+    precision = (getattr(source, "config", None) or {}).get("precision")
+    members = member_outputs(ensemble, x, batch_size, device, keep, precision)
     sound = _sound(members, ensemble.alive)
     return Predictive(members[sound], meaning, _of_sound(weights, sound))
 
@@ -70,9 +75,10 @@ def member_outputs(
     batch_size: int = 1024,
     device: str | torch.device | None = None,
     keep: bool = False,
+    precision: str | None = None,
 ) -> Tensor:
     """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`."""
-    with torch.no_grad(), _ready(ensemble, device, keep) as call:
+    with torch.no_grad(), _ready(ensemble, device, keep, precision) as call:
         outputs = [call(batch) for batch in _batches(x, batch_size, ensemble.dtype)]
     if not outputs:
         raise DataError("there is nothing to predict: x holds no inputs")
@@ -113,24 +119,32 @@ def _ready(
     ensemble: Any,
     device: str | torch.device | None,
     keep: bool,
+    precision: str | None,
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """The ensemble in evaluation mode, as a function of one batch; its mode comes back after."""
     there = torch.device(ensemble.device if device is None else device)
     # moving in place would cut the tensors off from an optimiser that is still at work
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training
+    on_gpu = _on_gpu(placed, there)
+    how: dict[str, Any] = {"mapping": suited_mapping(placed)} if on_gpu else {}
 
     def call(x: Tensor) -> Tensor:
-        outputs = placed(x.to(there))
+        outputs = placed(x.to(there), **how)
         # metrics sum in double precision, which only this kind of GPU has
         outputs = outputs if keep and there.type == "cuda" else outputs.cpu()
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
     placed.train(False)
     try:
-        yield call
+        with calculating_in(precision, placed) if on_gpu else nullcontext():
+            yield call
     finally:
         placed.train(training)
+
+
+def _on_gpu(ensemble: Any, device: torch.device) -> bool:
+    return device.type == "cuda" and isinstance(ensemble, Ensemble)
 
 
 def _batches(x: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -18,13 +18,12 @@ It can be forced: "vmap", "loop" or "chunk:4", with "+eager" to launch every ker
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.mapping import parse as parse_mapping
 from shoal.inference.priors import FunctionSpace
+from shoal.inference.suited import STREAMS, has_convolutions, suited_mapping
 from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.small import waits_for_host
@@ -33,10 +32,6 @@ if TYPE_CHECKING:
     from shoal.training.settings import Settings
 
 __all__ = ["Plan", "parse"]
-
-STREAMS = 4
-"""Members with convolutions that are under way at a time on a GPU."""
-
 
 LONG = {True: 5_000, False: 50_000}
 """Steps after which compiling has paid for itself, with convolutions and without."""
@@ -60,7 +55,7 @@ class Plan:
     def settled_for(self, ensemble: Ensemble, settings: "Settings", steps: int) -> "Plan":
         """The plan with nothing left open."""
         on_gpu, convolves = ensemble.device.type == "cuda", has_convolutions(ensemble)
-        mapping = self.mapping or Mapping("loop" if on_gpu and convolves else "vmap")
+        mapping = self.mapping or suited_mapping(ensemble)
         compiled = self.compiled
         if compiled is None:
             compiled = on_gpu and steps >= LONG[convolves] and not waits(ensemble, settings)
@@ -84,12 +79,6 @@ def parse(engine: str) -> Plan:
     chosen = None if name == "auto" else mapping
     compiled = True if "compile" in words else False if "eager" in words else None
     return Plan(chosen, graph="eager" not in words, compiled=compiled)
-
-
-def has_convolutions(ensemble: Ensemble) -> bool:
-    """Any member convolves."""
-    kinds = nn.modules.conv._ConvNd
-    return any(isinstance(layer, kinds) for g in ensemble.groups for layer in g.skeleton.modules())
 
 
 def waits(ensemble: Ensemble, settings: "Settings") -> bool:

@@ -18,10 +18,10 @@ from shoal.core.seeds import derive
 from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.numerics import calculating_in
 from shoal.training.axes import keep, prepared
 from shoal.training.history import balance_sentence
 from shoal.training.interruption import Interruption
-from shoal.training.numerics import calculating_in
 from shoal.training.progress import Progress, make_progress
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config

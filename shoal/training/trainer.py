@@ -19,8 +19,9 @@ from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
+from shoal.inference.suited import has_convolutions
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.engine import has_convolutions, parse
+from shoal.training.engine import parse
 from shoal.training.frozen import divided
 from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker

@@ -16,6 +16,7 @@ from shoal.app.bench.contestants import BareProducts, Case, EnsembleSteps, Modul
 from shoal.app.bench.networks import NETWORKS, perceptron
 from shoal.app.bench.plan import Plan
 from shoal.app.bench.timing import Timing, interleave
+from shoal.app.bench.words import parse_method
 from shoal.app.cli import main
 from shoal.app.parser import parse
 from shoal.core.errors import ConfigError
@@ -69,6 +70,37 @@ def test_steps_go_on_when_a_run_is_over():
     steps.trainer.steps = 5
     steps(12)
     assert steps.trainer.step == 2
+
+
+def test_axes_come_from_the_data_that_are_timed():
+    case = tiny(points=12)
+    steps = EnsembleSteps(case, case.make(), "forde+fraction=0.5", "vmap")
+    steps(2)
+    space = steps.trainer.repulsion.space
+    assert space.space.space.space.fraction == 0.5
+    centred = case.data()[0] - case.data()[0].mean(0)
+    along = centred @ space.space.basis
+    factors = along.square().sum(0) / centred.square().sum() * centred.shape[1]
+    torch.testing.assert_close(space.factor.square(), factors, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "word, sentence",
+    [
+        ("forde+fraction", "as in forde\\+fraction=0.25, not 'fraction'"),
+        ("forde+share=0.5", "has no setting 'share'"),
+        ("ford", "there is no method called 'ford'"),
+    ],
+)
+def test_misspelt_methods_are_told(word, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        parse_method(word)
+
+
+def test_a_bare_network_has_no_normalisation():
+    layers = [*NETWORKS["resnet18-bare"].blueprint().modules()]
+    assert any(isinstance(layer, torch.nn.Conv2d) for layer in layers)
+    assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in layers)
 
 
 # Clocks --------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from torch import nn
 import shoal
 from shoal.data.sources import batches_of
 from shoal.inference.mapping import Mapping
+from shoal.inference.suited import has_convolutions
 from shoal.interaction import small
 from shoal.training import trainer as trainer_module
 from shoal.training import trial
-from shoal.training.engine import Plan, has_convolutions, parse
+from shoal.training.engine import Plan, parse
 from shoal.training.engine import waits as engine_waits
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer

@@ -18,8 +18,8 @@ from shoal.app.bench.contestants import Case, trainer
 from shoal.app.bench.networks import Network
 from shoal.core.errors import ShoalWarning
 from shoal.core.types import Tree
+from shoal.inference.numerics import calculating_in
 from shoal.models.mlp import MLP
-from shoal.training.numerics import calculating_in
 
 __all__ = ["COMPARED", "STEPS", "agreement", "deviation"]
 

@@ -17,7 +17,7 @@ from shoal.app.bench.contestants import BareProducts, Case, EnsembleSteps, Modul
 from shoal.app.bench.memory import Peak, floor
 from shoal.app.bench.timing import Timing, Work, interleave, seconds_of
 from shoal.core.errors import ShoalError, ShoalWarning
-from shoal.training.numerics import calculating_in
+from shoal.inference.numerics import calculating_in
 
 __all__ = ["LOOP", "PRODUCTS", "Contestant", "Entry", "Row", "contestants", "measure", "reason"]
 

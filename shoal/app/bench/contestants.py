@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.app.bench.networks import CLASSES, Network, random_data
+from shoal.app.bench.words import parse_method
 from shoal.data.sources import ArrayBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import WeightPrior
 from shoal.interaction.methods import Method
+from shoal.training.axes import prepared
 from shoal.training.checks import destination
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
@@ -90,13 +92,16 @@ def trainer(
     nothing = dict.fromkeys(
         ("schedule", "epochs", "annealing", "adversarial", "augment", "clip"), None
     )
+    chosen = parse_method(method, legacy) if isinstance(method, str) else method
     settings = Settings.resolve(
-        method, legacy, strength, prior, likelihood="categorical", optimizer=case.optimizer,
+        chosen, legacy, strength, prior, likelihood="categorical", optimizer=case.optimizer,
         lr=case.lr, steps=steps, batch_size=case.batch_size, temperature=1.0, seed=0,
         precision=case.precision, engine=engine, **nothing,
     )  # fmt: skip
     ensemble.train()
-    return Trainer(ensemble, settings, case.source())
+    source = case.source()
+    repulsion, _ = prepared(settings.method, source, None, ensemble.dtype)
+    return Trainer(ensemble, settings, source, repulsion)
 
 
 class EnsembleSteps:

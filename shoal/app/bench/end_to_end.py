@@ -7,6 +7,7 @@ import torch
 
 from shoal.app.bench.battery import reason
 from shoal.app.bench.contestants import Case
+from shoal.app.bench.words import parse_method
 from shoal.training.fit import fit
 
 __all__ = ["train_once"]
@@ -24,8 +25,9 @@ def train_once(case: Case, method: str, engine: str, epochs: int = EPOCHS) -> di
         data = case.data()
         start = time.perf_counter()
         run = fit(
-            ensemble, data, method=method, engine=engine, optimizer=case.optimizer, lr=case.lr,
-            epochs=epochs, batch_size=case.batch_size, precision=case.precision, progress=False,
+            ensemble, data, method=parse_method(method), engine=engine, lr=case.lr,
+            optimizer=case.optimizer, epochs=epochs, batch_size=case.batch_size,
+            precision=case.precision, progress=False,
         )  # fmt: skip
         if case.device.type == "cuda":
             torch.cuda.synchronize(case.device)

@@ -57,8 +57,11 @@ NETWORKS = {
     "mlp": perceptron(),
     "small-cnn": Network("small-cnn", SmallCNN(), (1, 28, 28)),
     "resnet18": Network("resnet18", ResNet18(), (3, 32, 32), 10, 20, precision="bfloat16"),
+    "resnet18-bare": Network(
+        "resnet18-bare", ResNet18(norm=None), (3, 32, 32), 10, 20, precision="bfloat16"
+    ),
 }
-"""What `shoal bench` can measure."""
+"""What `shoal bench` can measure; a bare network has no normalisation."""
 
 
 def network(name: str) -> Network:

@@ -13,11 +13,13 @@ from shoal.data.corruptions.corrupt import check_images, check_severity, corrupt
 from shoal.data.corruptions.files import PublishedFiles
 from shoal.data.corruptions.registry import SEVERITIES, registry
 from shoal.data.dataset import Dataset, Split
+from shoal.data.images import in_range, in_unit
 from shoal.data.lazy import LazySplits, sizes
 
 __all__ = ["parse_shift", "selected", "with_corruptions"]
 
 _SETS = ("all", "standard")
+_UNIT = (0.0, 1.0)
 
 
 def parse_shift(shift: str) -> tuple[str, int] | None:
@@ -68,7 +70,8 @@ def with_corruptions(
     on the GPU where there is one, and not kept, so 95 of them take the memory of one.
 
     Args:
-        data: a data set of images in [0, 1] with a test part.
+        data: a data set of images with a test part; their values lie in `pixel_range`, or from 0
+            to 1 where it has none, and so do those of the copies.
         corruptions: "all" nineteen, the fifteen "standard" ones, a name or several.
         severities: some of 1 to 5.
         files: read them from the published files of CIFAR-10-C instead.
@@ -94,11 +97,13 @@ def _computed(data: Dataset, names: Sequence[str], seed: int) -> Source:
     test = data.test
     if test is None:
         raise DataError(f"the data set '{data.name}' has no test part that could be corrupted")
-    check_images(test.x)
+    values = data.pixel_range or _UNIT
+    check_images(in_unit(test.x, values))
     device = "cuda" if torch.cuda.is_available() else None
 
     def make(name: str, severity: int) -> Split:
-        return Split(corrupt(test.x, name, severity, seed, device=device), test.y)
+        worse = corrupt(in_unit(test.x, values), name, severity, seed, device=device)
+        return Split(in_range(worse, values), test.y)
 
     return make, dict.fromkeys(names, len(test))
 
@@ -114,4 +119,10 @@ def _from_files(data: Dataset, names: Sequence[str]) -> Source:
         )
     if first.y is not None:
         check_labels(first.y, data.outputs)
-    return published, counts
+    values = data.pixel_range or _UNIT
+
+    def read(name: str, severity: int) -> Split:
+        found = published(name, severity)
+        return replace(found, x=in_range(found.x, values))
+
+    return read, counts

@@ -47,6 +47,24 @@ def test_nothing_is_made_before_it_is_looked_at(photographs, monkeypatch):
         data.shifts["fog-6"]
 
 
+@pytest.mark.parametrize("name", ["gaussian-noise", "contrast", "pixelate", "fog"])
+def test_copies_have_the_range_of_the_images(photographs, name):
+    around, span = 2 * photographs.test.x - 1, (-1.0, 1.0)
+    signed = Split(around, photographs.test.y)
+    data = Dataset("signed", signed, signed, pixel_range=span)
+    found = with_corruptions(data, [name]).shifts[f"{name}-4"].x
+    wanted = 2 * corrupt(photographs.test.x, name, 4) - 1
+    assert wanted.min() < -0.3
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
+def test_images_beyond_their_own_range_are_refused(photographs):
+    wrong = Split(3 * photographs.test.x, photographs.test.y)
+    data = Dataset("wrong", wrong, wrong, pixel_range=(-1.0, 1.0))
+    with pytest.raises(DataError, match="must lie in"):
+        with_corruptions(data)
+
+
 def test_nothing_is_kept(photographs):
     data = with_corruptions(photographs, ["contrast"])
     first, second = data.shifts["contrast-1"], data.shifts["contrast-1"]

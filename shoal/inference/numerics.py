@@ -19,11 +19,11 @@ def calculating_in(precision: str | None, ensemble: Ensemble) -> Iterator[None]:
     """
     matmul: Any = torch.backends.cuda.matmul
     convolution: Any = torch.backends.cudnn
-    before = matmul.allow_tf32, convolution.allow_tf32
+    before, compute = (matmul.allow_tf32, convolution.allow_tf32), ensemble.groups[0].compute
     matmul.allow_tf32 = convolution.allow_tf32 = precision == "tf32"
     ensemble.compute_in(torch.bfloat16 if precision == "bfloat16" else None)
     try:
         yield
     finally:
         matmul.allow_tf32, convolution.allow_tf32 = before
-        ensemble.compute_in(None)
+        ensemble.compute_in(compute)

@@ -1,0 +1,219 @@
+"""ResNet18 on half of CIFAR-10, clean and under every corruption: members repelled or not.
+
+    python docs/results/cifar10/make.py --epochs 15 --seeds 3 --device cuda --runs FOLDER
+
+The training is that of the experiment `cifar10-forde` with as many epochs as are asked for. Runs
+are kept in the folder of --runs, and a call goes on where the last one stopped. After every run the
+numbers so far are written beside this file, or into the folder of --out: results.csv (every score
+of every run), summary.csv (means, and differences paired by seed), study.json (settings, machine,
+cost), tables.md (the same beside published numbers) and two figures.
+"""
+
+import argparse
+import csv
+import io
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from shoal.app.bench.machine import machine, versions
+from shoal.app.bench.plan import find_device
+from shoal.app.build import make_data
+from shoal.app.comparison import comparison_value, groups_of, results_csv
+from shoal.app.config import load_config
+from shoal.app.grid import Grid, check_grid, run_cell
+from shoal.app.measures import Measure, against_baseline
+from shoal.app.resident import resident
+from shoal.app.story import Group
+from shoal.app.summary import summary_csv
+from shoal.app.variants import parse_variants
+from shoal.core.files import write_bytes, write_json, write_text
+from shoal.core.lock import FolderLock
+from shoal.data.corruptions import SEVERITIES
+from shoal.plots import Curve, severity
+
+HERE = Path(__file__).resolve().parent
+COLUMNS = {
+    "accuracy": ("accuracy, %", Measure("accuracy"), 2),
+    "nll": ("NLL", Measure("nll"), 4),
+    "ece": ("ECE", Measure("ece"), 4),
+    "corrupted_accuracy": ("corrupted accuracy, %", Measure("accuracy", "corrupted:all"), 2),
+    "corrupted_nll": ("corrupted NLL", Measure("nll", "corrupted:all"), 3),
+    "corrupted_ece": ("corrupted ECE", Measure("ece", "corrupted:all"), 4),
+}
+
+
+def options() -> argparse.Namespace:
+    """What was typed."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--epochs", type=int, default=15)
+    made.add_argument("--seeds", type=int, default=3)
+    made.add_argument("--methods", default="ensemble,forde")
+    made.add_argument("--members", type=int, default=5)
+    made.add_argument("--device", help="cpu or cuda; by default a GPU where there is one")
+    made.add_argument("--runs", default="runs/cifar10-study", help="where runs are kept")
+    made.add_argument("--out", default=str(HERE), help="where the numbers are written")
+    made.add_argument("--within", type=float, help="begin no run that would end after so many s")
+    made.add_argument("--quick", action="store_true", help="digits: whether it works")
+    return made.parse_args()
+
+
+def planned(asked: argparse.Namespace) -> Grid:
+    """The grid of runs."""
+    source = "digits-forde" if asked.quick else "cifar10-forde"
+    changes = [f"epochs={asked.epochs}", f"members={asked.members}", "save_every=1e9"]
+    changes += [f"device={find_device(asked.device)}"]
+    if asked.quick:
+        changes += ['data={name="digits", corruptions="all", severities=[1, 5]}']
+    else:
+        changes += ["data.ood=[]"]
+    config = load_config(source, changes)
+    return Grid(
+        config, Path(asked.runs), parse_variants(asked.methods), (config.members,), asked.seeds
+    )
+
+
+def trained(grid: Grid, data: Any, within: float | None, after: Any) -> None:
+    """Every run that is missing, as long as there is time for the longest so far."""
+    begun, longest, queue = time.monotonic(), 0.0, grid.queue
+    with FolderLock(grid.folder):
+        for place, cell in enumerate(queue):
+            started = time.monotonic()
+            if within is not None and started - begun + longest > within:
+                return say(f"{len(queue) - place} runs are left for the next call")
+            run_cell(grid, cell, data)
+            seconds = time.monotonic() - started
+            longest = max(longest, seconds)
+            say(f"{place + 1}/{len(queue)}  {cell.name}: {seconds:.0f} s")
+            after()
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def write(grid: Grid, out: Path, found: dict[str, Any]) -> None:
+    """All that is known so far."""
+    groups = groups_of(grid)
+    if not groups:
+        return
+    write_text(out / "results.csv", results_csv(groups))
+    write_text(out / "summary.csv", summary_csv(groups))
+    costs = {group.label: cost(group) for group in groups}
+    value = found | {"results": comparison_value(groups), "cost": costs}
+    write_json(out / "study.json", value)
+    write_text(out / "tables.md", tables(groups, costs, _published(grid)))
+    for metric, share in (("accuracy", True), ("ece", False)):
+        _save(_by_severity(groups, metric, share), out / f"{metric}.png")
+
+
+def cost(group: Group) -> dict[str, float]:
+    """Seconds of an epoch, without those in which steps are captured, and of a whole run."""
+    epochs = [row["seconds"] for entry in group.entries for row in entry.history[2:]]
+    epochs = epochs or [row["seconds"] for entry in group.entries for row in entry.history]
+    steps = {entry.history[0]["step"] for entry in group.entries}
+    epoch = statistics.median(epochs)
+    whole = [float(entry.provenance["seconds"]) for entry in group.entries]
+    return {
+        "seconds_an_epoch": epoch,
+        "ms_a_step": 1e3 * epoch / statistics.median(steps),
+        "training_seconds": statistics.mean(whole),
+    }
+
+
+def _published(grid: Grid) -> dict[str, dict[str, str]]:
+    """Of the paper by method, where the data are those of the paper."""
+    if grid.config.name != "cifar10-forde":
+        return {}
+    with (HERE / "published.csv").open() as file:
+        return {row["method"]: row for row in csv.DictReader(file)}
+
+
+def tables(
+    groups: list[Group], costs: dict[str, dict[str, float]], known: dict[str, dict[str, str]]
+) -> str:
+    """Means with standard errors, published means in parentheses; then differences; then cost."""
+    header = ["method", "seeds", *(title for title, _, _ in COLUMNS.values())]
+    first = [_means(group, known.get(group.label, {})) for group in groups]
+    second = [cells for group in groups if (cells := _differences(group, groups))]
+    plain = next((costs[g.label]["ms_a_step"] for g in groups if g.label == "ensemble"), None)
+    third = [_cost(label, spent, plain) for label, spent in costs.items()]
+    words = ["method", "seconds an epoch", "ms a step", "times the plain ensemble", "training, s"]
+    blocks = [_table(header, first), _table(header, second), _table(words, third)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _means(group: Group, known: dict[str, str]) -> list[str]:
+    cells = [group.label, str(len(group.entries))]
+    for key, (_, measure, digits) in COLUMNS.items():
+        scale = 100 if key.endswith("accuracy") else 1
+        mean, error = (scale * value for value in measure.summary(group))
+        beside = f" ({known[key]})" if key in known else ""
+        spread = f" ± {error:.{digits}f}" if error == error else ""
+        cells.append(f"{mean:.{digits}f}{spread}{beside}")
+    return cells
+
+
+def _differences(group: Group, groups: list[Group]) -> list[str]:
+    """To the plain ensemble, paired by seed, with the ends of the 95 % interval."""
+    cells = [f"{group.label} − ensemble", str(len(group.entries))]
+    for key, (_, measure, digits) in COLUMNS.items():
+        found = against_baseline(measure, group, groups)
+        if found is None:
+            return []
+        scale = 100 if key.endswith("accuracy") else 1
+        middle, low, high = (scale * value for value in found[0])
+        cells.append(f"{middle:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
+    return cells
+
+
+def _cost(label: str, spent: dict[str, float], plain: float | None) -> list[str]:
+    ratio = "-" if plain is None else f"{spent['ms_a_step'] / plain:.2f}"
+    cells = [f"{spent['seconds_an_epoch']:.2f}", f"{spent['ms_a_step']:.1f}", ratio]
+    return [label, *cells, f"{spent['training_seconds']:.0f}"]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    if not rows:
+        return ""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
+    places = {0.0: Measure(metric)}
+    places |= {float(s): Measure(metric, f"corrupted:severity-{s}") for s in SEVERITIES}
+    curves = {}
+    for group in groups:
+        known = {x: measure for x, measure in places.items() if group.values(measure)}
+        told = [measure.summary(group) for measure in known.values()]
+        curves[group.label] = Curve(list(known), [m for m, _ in told], [e for _, e in told])
+    return severity(curves, metric, share=share)
+
+
+def _save(figure: Any, path: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, facecolor="white")
+    write_bytes(path, buffer.getvalue())
+
+
+def main() -> None:
+    """Train and judge what is missing, and write the numbers after every run."""
+    asked = options()
+    grid, out = planned(asked), Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    grid.folder.mkdir(parents=True, exist_ok=True)
+    data = make_data(grid.config)
+    check_grid(grid, data)
+    device = find_device(asked.device)
+    shared = {key: value for key, value in grid.config.table.items() if key != "out"}
+    found = {"machine": machine(device), "versions": versions(), "settings": shared}
+    trained(grid, resident(data, device), asked.within, lambda: write(grid, out, found))
+    write(grid, out, found)
+
+
+if __name__ == "__main__":
+    main()

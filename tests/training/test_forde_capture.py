@@ -1,0 +1,76 @@
+"""A step that repels input gradients can be captured: nothing in it asks the host for a value."""
+
+import traceback
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shoal.app.bench.agreement import SmoothCNN
+from shoal.app.bench.contestants import Case, trainer
+from shoal.app.bench.networks import Network
+from shoal.inference import watched
+from shoal.inference.numerics import calculating_in
+from shoal.interaction import cloud
+from shoal.models import SmallCNN
+
+ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "linalg_eigh", "unique")
+"""Operations that wait for a device, make sizes of data, or copy numbers from the host."""
+
+
+class Questions(TorchDispatchMode):
+    """Remembers where the host was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        chosen = args[1] if name.startswith("aten.index.") else ()
+        by_mask = any(t is not None and t.dtype == torch.bool for t in chosen)
+        if by_mask or any(word in name for word in ASKS):
+            self.asked.append((name, traceback.format_stack()[-4:-1]))
+        return func(*args, **(kwargs or {}))
+
+
+def as_on_a_gpu(monkeypatch):
+    """Fast second derivatives, and none of the looks that cost nothing on a CPU."""
+    choose = watched.twice_differentiable
+    monkeypatch.setattr(watched, "twice_differentiable", lambda mapping, _: choose(mapping, True))
+
+    def of_living(leaf, alive, centred):
+        leaf = torch.where(alive[:, None, None], leaf, 0.0)
+        return leaf - leaf.sum(0, keepdim=True) / alive.sum().clamp(min=1) if centred else leaf
+
+    monkeypatch.setattr(cloud, "_of_living", of_living)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["forde", "forde+fraction=0.5", "forde-identity"])
+@pytest.mark.parametrize("network", [SmoothCNN(), SmallCNN((4, 8))], ids=["coupled", "separate"])
+def test_the_host_is_asked_nothing(monkeypatch, network, method, precision):
+    as_on_a_gpu(monkeypatch)
+    named = Network("network", network, (3, 8, 8))
+    case = Case(named, 3, 4, precision, "sgd", torch.device("cpu"), 8, 0.1)
+    ensemble = case.make()
+    (x, y), step = case.data(), torch.tensor(3)
+    with calculating_in(precision, ensemble):
+        made = trainer(case, ensemble, method, "loop+eager", 9, strength=10.0)
+        made.move(x[:4], y[:4], 1.0, step)  # what is found out once is found out before a capture
+        before = {name: weight.detach().clone() for name, weight in ensemble.weights.items()}
+        with Questions() as questions:
+            made.move(x[:4], y[:4], 1.0, step)
+    assert questions.asked == []
+    assert not any(torch.equal(before[name], weight) for name, weight in ensemble.weights.items())
+
+
+def test_a_question_would_be_noticed():
+    with Questions() as questions:
+        x = torch.ones(3)
+        x[x > 0]
+        float(x.sum())
+    assert [name for name, _ in questions.asked] == [
+        "aten.index.Tensor",
+        "aten._local_scalar_dense.default",
+    ]
