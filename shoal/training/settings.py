@@ -51,7 +51,7 @@ class Settings:
     seed: int
     precision: str | None
     engine: str
-    keep_every: int | None
+    keep_every: int | None = None
     frozen: int = 0
 
     @classmethod
