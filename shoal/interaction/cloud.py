@@ -3,7 +3,7 @@
 Everything else in a step of repulsion is of size M x M. These two read the coordinates, which can
 be all the weights, so they are made to read them once each: the Gram matrix of the centred points,
 and the sum of a drive and B times the points. On a GPU with Triton each is one kernel, on a CPU it
-goes strip by strip through the cache; where neither fits they are matrix products of centred copies.
+goes strip by strip through the cache; where neither fits they are products of centred copies.
 """
 
 from collections.abc import Sequence
