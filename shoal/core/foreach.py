@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add", "mul"]
+__all__ = ["add", "add_into", "mul"]
 
 _torch: Any = torch
 
@@ -18,6 +18,21 @@ def add(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float = 1.0) ->
     [tensor([3.])]
     """
     return list(_torch._foreach_add(list(ours), list(others), alpha=alpha))
+
+
+def add_into(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float) -> list[Tensor]:
+    """a + alpha b for each pair, in the memory of a: new memory for all the weights is slow.
+
+    What is compiled gets new tensors, which need not exist once the compiler has seen what follows.
+
+    >>> a = torch.ones(1)
+    >>> add_into([a], [torch.ones(1)], alpha=2.0)[0] is a
+    True
+    """
+    if torch.compiler.is_compiling():
+        return add(ours, others, alpha)
+    _torch._foreach_add_(list(ours), list(others), alpha=alpha)
+    return list(ours)
 
 
 def mul(ours: Sequence[Tensor], factor: Tensor | Sequence[float]) -> list[Tensor]:

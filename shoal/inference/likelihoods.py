@@ -43,8 +43,9 @@ class Categorical:
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log probability of the labels y [B] (integers)."""
-        labels = y.expand(outputs.shape[:-1]).unsqueeze(-1)
-        return F.log_softmax(outputs, -1).gather(-1, labels).squeeze(-1)
+        # Networks of matrix products hand over the points side by side, and few classes go fast so.
+        labels = y.expand(outputs.shape[:-1]).unsqueeze(-2)
+        return F.log_softmax(outputs.mT, -2).gather(-2, labels).squeeze(-2)
 
     def probs(self, outputs: Tensor) -> Tensor:
         """Class probabilities [..., B, C]."""

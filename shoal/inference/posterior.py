@@ -61,7 +61,10 @@ class Posterior:
         factor: Tensor | float,
         spans: Sequence[slice] | None = None,
     ) -> Tree:
-        """drive + factor * gradient of log p(theta) / N; a functional prior has none here."""
+        """drive + factor * gradient of log p(theta) / N; a functional prior has none here.
+
+        The drive is used up: the result may lie in its memory.
+        """
         prior = self.prior
         if isinstance(prior, FunctionalPrior):
             return drive
@@ -76,4 +79,4 @@ def _add_multiples(drive: Tree, weights: Tree, scales: list[float]) -> Tree:
     drives, thetas = list(drive.values()), [weights[name] for name in drive]
     if len(set(scales)) > 1:
         thetas, scales = list(foreach.mul(thetas, scales)), [1.0]
-    return dict(zip(drive, foreach.add(drives, thetas, alpha=scales[0]), strict=True))
+    return dict(zip(drive, foreach.add_into(drives, thetas, scales[0]), strict=True))

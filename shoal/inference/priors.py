@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.random import hashed, normal
+from shoal.core.random import hashed, many_normal
 from shoal.core.registry import Registry, part
 from shoal.core.tree import rows
 from shoal.core.types import Tree
@@ -94,7 +94,7 @@ def _normal_score(self: _Wide, weights: Tree) -> Tree:
 def _normal_draw(self: _Wide, weights: Tree, count: int, key: Tensor) -> Tree:
     """Independent normal numbers [count, ...] shaped like the weights of one member."""
     return {
-        name: normal(hashed(key + index), (count, *t.shape[1:]), t.dtype) * self.width(t)
+        name: many_normal(hashed(key + index), (count, *t.shape[1:]), t.dtype).mul_(self.width(t))
         for index, (name, t) in enumerate(weights.items())
     }
 

@@ -2,18 +2,20 @@
 
 Everything else in a step of repulsion is of size M x M. These two read the coordinates, which can
 be all the weights, so they are made to read them once each: the Gram matrix of the centred points,
-and the sum of a drive and B times the points. On a GPU with Triton each is one kernel; elsewhere
-they are matrix products of centred copies.
+and the sum of a drive and B times the points. On a GPU with Triton each is one kernel, on a CPU it
+goes strip by strip through the cache; where neither fits they are products of centred copies.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from shoal.core.tree import member_norms
 from shoal.core.types import Leaves
+from shoal.interaction import cloud_blocks
 
 try:
     from shoal.interaction import cloud_kernels
@@ -31,21 +33,21 @@ class Cloud:
         leaves: [M, S, D]; of the dead they are any finite number.
         gram: inner products between members [S, M, M], zero for the dead.
         alive: who is alive and has finite coordinates [M]; one NaN would make all of K NaN.
-        fused: the leaves are as they came, and the kernels centre them.
+        fused: what centres and multiplies in one go; the leaves are then as they came.
     """
 
     leaves: Leaves
     gram: Tensor
     alive: Tensor
-    fused: bool = False
+    fused: ModuleType | None = None
 
     @classmethod
     def of(cls, leaves: Leaves, alive: Tensor, centred: bool = True) -> "Cloud":
         """From coordinates as they came, of which some may be dead or not finite."""
         leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
-        if cloud_kernels is not None and centred and _can_fuse(leaves):
-            gram, alive = cloud_kernels.gram(leaves, alive)
-            return cls(leaves, gram, alive, fused=True)
+        fused = _fused(leaves) if centred else None
+        if fused is not None:
+            return cls(leaves, *fused.gram(leaves, alive), fused)
         sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
         alive = alive & sums.isfinite().all(0)
         leaves = [_of_living(leaf, alive, centred) for leaf in leaves]
@@ -56,30 +58,38 @@ class Cloud:
     def times(self, B: Tensor) -> list[Tensor]:
         """B z, leaves [m, S, D] for B [S, m, M]."""
         leaves = self.leaves
-        if self.fused:
+        if self.fused is not None:
             leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
         return [torch.einsum("sij,jsd->isd", B, leaf) for leaf in leaves]
 
     def added_to(
         self, drives: Sequence[Tensor], B: Tensor, scale: float
     ) -> tuple[list[Tensor], Tensor]:
-        """drive + scale B z for every leaf, and the lengths of the drives; [m, D], at one site."""
-        single = all(drive.dtype == torch.float32 for drive in drives)
-        if cloud_kernels is not None and self.fused and single:
-            return cloud_kernels.plus_product(drives, B[0], self.leaves, self.alive, scale)
+        """drive + scale B z for every leaf, and the lengths of the drives; [m, D], at one site.
+
+        The drives are used up: the result may lie in their memory.
+        """
+        same = all(drive.dtype == self.gram.dtype for drive in drives)
+        if self.fused is not None and same:
+            return self.fused.plus_product(drives, B[0], self.leaves, self.alive, scale)
         leaves = self.leaves
-        if self.fused:
+        if self.fused is not None:
             leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
         pairs = zip(drives, leaves, strict=True)
         moved = [_plus_product(t, B[0].to(t), leaf[:, 0].to(t), scale) for t, leaf in pairs]
         return moved, member_norms(dict(enumerate(drives)))  # pyright: ignore[reportArgumentType]
 
 
-def _can_fuse(leaves: Leaves) -> bool:
+def _fused(leaves: Leaves) -> ModuleType | None:
+    """What centres and multiplies such leaves in one go, if anything does."""
     first = leaves[0]
-    small = 1 < len(first) <= 64 and first.shape[1] == 1
-    plain = all(leaf.dtype == torch.float32 and leaf.is_contiguous() for leaf in leaves)
-    return first.is_cuda and small and plain
+    if first.shape[1] > 1 or not all(leaf.is_contiguous() for leaf in leaves):
+        return None
+    if first.is_cuda and cloud_kernels is not None:
+        single = all(leaf.dtype == torch.float32 for leaf in leaves)
+        return cloud_kernels if 1 < len(first) <= 64 and single else None
+    plain = not torch.compiler.is_compiling() and not any(leaf.requires_grad for leaf in leaves)
+    return cloud_blocks if first.device.type == "cpu" and plain else None
 
 
 def _of_living(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:

@@ -17,7 +17,10 @@ def pull_back(
     inputs: Tree,
     keep_graph: bool = False,
 ) -> Tree:
-    """J^T cotangent for the tensors the outputs were made of: one backward pass."""
+    """J^T cotangent for the tensors the outputs were made of: one backward pass.
+
+    The result is the caller's to write to.
+    """
     if isinstance(outputs, Tensor) or isinstance(cotangents, Tensor):
         outputs, cotangents = [outputs], [cotangents]  # pyright: ignore
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
@@ -38,4 +41,16 @@ def pull_back(
             f"{reason}; use a method such as 'f-kde'"
         ) from error
     named = zip(inputs.items(), gradients, strict=True)
-    return {name: torch.zeros_like(t) if g is None else g for (name, t), g in named}
+    tree = {name: torch.zeros_like(t) if g is None else g for (name, t), g in named}
+    return _unshared(tree, [cotangent for _, cotangent in pairs])
+
+
+def _unshared(tree: Tree, others: Sequence[Tensor]) -> Tree:
+    """Copies of those that lie in the memory of another, as gradients of a sum do."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in others}
+    own = {}
+    for name, tensor in tree.items():
+        place = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if place in taken else tensor.contiguous()
+        taken.add(place)
+    return own

@@ -134,6 +134,7 @@ class Trainer:
         for name, weight in self.moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
+        self.optimizer.zero_grad()  # the next backward pass gets this memory, still in the cache
         self.moving.alive.copy_(info.alive)
         self.tracker.add(info)
 

@@ -42,12 +42,51 @@ def test_products_of_centred_coordinates(members):
     leaves, drives, B, alive = problem(members)
     z, found = centred(leaves, alive), cloud.Cloud.of(leaves, alive)
     torch.testing.assert_close(found.gram[0].double(), z @ z.mT, rtol=0, atol=2e-3)
-    moved, lengths = found.added_to(drives, B[None], 0.5)
     d = torch.cat(drives, 1).double()
+    moved, lengths = found.added_to(drives, B[None], 0.5)
     torch.testing.assert_close(
         torch.cat(moved, 1).double(), d + 0.5 * B.double() @ z, rtol=0, atol=1e-4
     )
     torch.testing.assert_close(lengths.double(), d.norm(dim=1), rtol=1e-5, atol=0)
+
+
+def test_strips_of_any_width_give_the_same_products(monkeypatch):
+    leaves, drives, B, alive = problem(20)
+    z, d = centred(leaves, alive), torch.cat(drives, 1).double()
+    for numbers in (1, 2_000, 10**9):  # 64 coordinates at least, 100, all
+        monkeypatch.setattr(cloud.cloud_blocks, "STRIP", numbers)
+        gram, found = cloud.cloud_blocks.gram(leaves, alive)
+        assert torch.equal(found, alive)
+        torch.testing.assert_close(gram[0].double(), z @ z.mT, rtol=0, atol=2e-3)
+        own = [drive.clone() for drive in drives]
+        moved, lengths = cloud.cloud_blocks.plus_product(own, B, leaves, alive, 0.5)
+        want = d + 0.5 * B.double() @ z
+        torch.testing.assert_close(torch.cat(moved, 1).double(), want, rtol=0, atol=1e-4)
+        torch.testing.assert_close(lengths.double(), d.norm(dim=1), rtol=1e-5, atol=0)
+
+
+def test_members_that_lie_close_together_keep_their_distances():
+    generator = torch.Generator().manual_seed(0)
+    apart = torch.randn(4, 1, 500, generator=generator, dtype=torch.float64)
+    near = (100 + 1e-3 * apart).float()
+    gram = cloud.Cloud.of([near], torch.ones(4, dtype=torch.bool)).gram[0].double()
+    found = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
+    exact = torch.cdist(near[:, 0].double(), near[:, 0].double()).square()
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_members_that_are_not_finite_are_left_out(value):
+    leaves, drives, B, alive = problem(5)
+    leaves[4][2] = value
+    B[:, 2] = 0.0
+    rest = torch.tensor([True, False, False, True, True])
+    z, found = centred(leaves, rest), cloud.Cloud.of(leaves, alive)
+    assert torch.equal(found.alive, rest)
+    torch.testing.assert_close(found.gram[0].double(), z @ z.mT, rtol=0, atol=2e-3)
+    want = torch.cat(drives, 1).double() + 0.5 * B.double() @ z
+    moved, _ = found.added_to(drives, B[None], 0.5)
+    torch.testing.assert_close(torch.cat(moved, 1).double(), want, rtol=0, atol=1e-4)
 
 
 @kernels
