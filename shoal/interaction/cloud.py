@@ -47,7 +47,8 @@ class Cloud:
         leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
         fused = _fused(leaves) if centred else None
         if fused is not None:
-            return cls(leaves, *fused.gram(leaves, alive), fused)
+            gram, alive = fused.gram(leaves, alive)
+            return cls(leaves, gram, alive, fused)
         sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
         alive = alive & sums.isfinite().all(0)
         leaves = [_of_living(leaf, alive, centred) for leaf in leaves]

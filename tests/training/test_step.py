@@ -490,3 +490,29 @@ def test_every_layout_in_memory(name, mapping):
     )
     target = expected(textbook(modules, batch), name, False)
     torch.testing.assert_close(reference.flat_velocity(velocity, modules), target, **TOLERANCE)
+
+
+class Tied(nn.Module):
+    """The gradients of `left` and `right` are one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Parameter(torch.randn(4, 3)) for _ in range(2))
+
+    def forward(self, x):
+        return x @ (self.left + self.right)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+def test_a_prior_is_added_once_to_gradients_that_share_their_memory(engine):
+    ensemble, members = ensemble_and_members(Tied)
+    batch = classes()
+    velocity, _ = shoal.forces(
+        ensemble, posterior(), None, batch, annealing=GAMMA, mapping=Mapping(engine)
+    )
+    for i, member in enumerate(members):
+        loss = nn.functional.cross_entropy(member(batch[0]), batch[1])
+        for name, parameter in member.named_parameters():
+            (data,) = torch.autograd.grad(loss, parameter, retain_graph=True)
+            wanted = -GAMMA * (data + parameter / PRIOR_STD**2 / N)
+            torch.testing.assert_close(velocity[name][i], wanted.detach(), **TOLERANCE)
