@@ -18,7 +18,7 @@ def parse_method(word: str, legacy: bool = False) -> Method:
         legacy: as published.
     """
     name, *changes = word.split("+")
-    return methods.get(name, legacy, **dict(map(_change, changes)))
+    return methods.changed(methods.get(name, legacy), dict(map(_change, changes)))
 
 
 def _change(text: str) -> tuple[str, float]:
