@@ -155,7 +155,8 @@ def report(parser: argparse.ArgumentParser) -> None:
 
 def data(parser: argparse.ArgumentParser) -> None:
     """Of `shoal data`."""
-    parser.add_argument("action", choices=("list", "get", "path"), help="what to do")
+    actions = ("list", "get", "path")
+    parser.add_argument("action", choices=actions, metavar="list|get|path", help="what to do")
     parser.add_argument("names", nargs="*", metavar="NAME", help="data sets to get, or to find")
 
 

@@ -21,7 +21,8 @@ _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _NO_MEMORY = ("not enough memory", "allocate memory", "out of memory")
 _RESUMABLE = {"fit": "add --resume to go on", "compare": "type the same again to go on"}
-_RESUMABLE["demo"] = _RESUMABLE["compare"]
+_RESUMABLE |= {"grow": _RESUMABLE["fit"]}
+_RESUMABLE |= dict.fromkeys(("demo", "landscape"), _RESUMABLE["compare"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

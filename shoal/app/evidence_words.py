@@ -24,7 +24,8 @@ def evidence_sentence(told: Evidence) -> str:
     """The evidence of equal point masses and the bounds around it."""
     return (
         f"With equal point masses at its members as the prior, the log evidence is "
-        f"{told.log_evidence:.2f} nats, between {told.lower:.2f} and {told.upper:.2f}, as it must."
+        f"{told.log_evidence:.2f} nats, between {told.lower:.2f} and {told.upper:.2f}, "
+        f"as it must be."
     ).replace("-", "−")
 
 

@@ -76,12 +76,15 @@ def _paths(scores: Scores) -> str:
                 f"while up to {_apart(path['most_apart'])} of the predictions change"
             )
         else:
-            told.append(
-                f"{_ROUTES.get(name, name)} rises by at most {number(max(path['barrier'], 0.0))} "
-                f"above its ends ({number(ends)})"
-            )
+            told.append(f"{_ROUTES.get(name, name)} {_climb(path['barrier'])} ({number(ends)})")
     text = "; ".join(told)
     return f"{text[:1].upper()}{text[1:]}."
+
+
+def _climb(barrier: float) -> str:
+    if barrier <= 0:
+        return "nowhere rises above its ends"
+    return f"rises by at most {number(barrier)} above its ends"
 
 
 _ROUTES = {

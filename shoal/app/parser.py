@@ -4,6 +4,7 @@ Nothing here imports torch, so that help is there at once.
 """
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -40,10 +41,20 @@ def overview() -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # Said of everything that has not been given, though changes need not be.
-        message = message.replace("CONFIG, key=value", "CONFIG")
+        # Said of everything that has not been given, though what may be repeated need not be.
+        for action in self._actions:
+            if action.nargs == "*":
+                message = message.replace(f", {action.metavar}", "")
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+        if unknown != message.split(" ")[0] and unknown.startswith("-"):
+            message = f"there is no option '{unknown}'{self._like(unknown)}"
         print(f"shoal: {message}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
+
+    def _like(self, unknown: str) -> str:
+        name = unknown.partition("=")[0]
+        near = difflib.get_close_matches(name, list(self._option_string_actions), 1)
+        return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _parser(name: str) -> _Parser:

@@ -70,7 +70,8 @@ def calibration_sentence(
     gap = says - right
     if abs(gap) <= _SIGMAS * noise:
         return f"{text}: equal within noise."
-    return f"{text}: {'overconfident' if gap > 0 else 'underconfident'} by {percent(abs(gap))}."
+    points = percent(abs(gap)).removesuffix(" %")
+    return f"{text}: {'overconfident' if gap > 0 else 'underconfident'} by {points} points."
 
 
 def coverage_sentence(level: float, found: float, count: int) -> str:

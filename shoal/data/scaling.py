@@ -1,22 +1,18 @@
 """Standardised numbers, and the way back to the units they were measured in."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 __all__ = ["Scaling", "standardise"]
 
-_LENGTHS = ("rmse", "crps", "sharpness")
-
 
 @dataclass(frozen=True)
 class Scaling:
     """Targets standardised as (y - mean) / std.
 
-    >>> Scaling(mean=20.0, std=4.0).scores({"rmse": 0.5, "nll": 1.0, "coverage_90": 0.9})
-    {'rmse': 2.0, 'nll': 2.386294361119891, 'coverage_90': 0.9}
+    >>> Scaling(mean=20.0, std=4.0).original(Tensor([0.5]))
+    tensor([22.])
 
     Attributes:
         mean: of the targets to train on.
@@ -29,20 +25,6 @@ class Scaling:
     def original(self, y: Tensor) -> Tensor:
         """Targets or predictions in their own units."""
         return self.mean + self.std * y
-
-    def scores(self, found: Mapping[str, float]) -> dict[str, float]:
-        """Scores of standardised targets as they are in the targets' own units.
-
-        Lengths grow by the factor std. A density of y is that of the standardised y divided by
-        std, so nll grows by log(std). Shares such as a coverage stay.
-        """
-        told = dict(found)
-        for name in _LENGTHS:
-            if name in told:
-                told[name] *= self.std
-        if "nll" in told:
-            told["nll"] += math.log(self.std)
-        return told
 
 
 def standardise(x: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

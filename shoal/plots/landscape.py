@@ -14,6 +14,7 @@ from shoal.analysis.diversity import (
     independent_errors,
     perturbed_reference,
 )
+from shoal.core.optional import require
 from shoal.plots.registry import plot
 from shoal.plots.style import INK, blank, legend, percent, tip
 
@@ -123,7 +124,7 @@ def profile(paths: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any:
         )
     for dashes, words in (("-", "from the first"), ("--", "from the second")):
         above.plot([], [], color=INK, linestyle=dashes, label=f"differs {words}")
-    above.set(ylabel="training loss", title=title)
+    above.set(ylabel="training loss (nats)", title=title)
     above.set_ylim(bottom=0)
     percent(below.yaxis)
     below.set_ylim(bottom=0)
@@ -156,6 +157,7 @@ def surface(
         origin: also mark where all weights are zero.
         title: written above.
     """
+    MaxNLocator = require("matplotlib.ticker", extra="report").MaxNLocator
     figure, axes = blank(height=1.2)
     finite = values[values.isfinite()].double()
     low, high = float(finite.min()), float(finite.quantile(0.95))
@@ -173,5 +175,6 @@ def surface(
     axes.grid(visible=False)
     axes.set_aspect("equal")
     axes.set(xlabel="weights, first direction", ylabel="weights, second direction", title=title)
-    figure.colorbar(filled, ax=axes, label=words).outline.set_visible(False)
+    bar = figure.colorbar(filled, ax=axes, label=words, ticks=MaxNLocator(6))
+    bar.outline.set_visible(False)
     return figure

@@ -11,9 +11,9 @@ from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 
-__all__ = ["check_targets", "default_likelihood", "destination"]
+__all__ = ["PRECISIONS", "check_targets", "default_likelihood", "destination"]
 
-_PRECISIONS = {
+PRECISIONS = {
     "float32": torch.float32,
     "float64": torch.float64,
     "tf32": torch.float32,
@@ -31,11 +31,11 @@ def destination(
             f"fit trains an Ensemble, not a {type(ensemble).__name__}; "
             f"type: Ensemble.init(build, members=5)"
         )
-    if precision is not None and precision not in _PRECISIONS:
+    if precision is not None and precision not in PRECISIONS:
         raise ConfigError(
-            f"there is no precision '{precision}'; {nearest(str(precision), _PRECISIONS)}"
+            f"there is no precision '{precision}'; {nearest(str(precision), PRECISIONS)}"
         )
-    dtype = ensemble.dtype if precision is None else _PRECISIONS[precision]
+    dtype = ensemble.dtype if precision is None else PRECISIONS[precision]
     return ensemble.device if device is None else _usable(device), dtype
 
 

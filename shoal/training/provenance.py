@@ -1,6 +1,7 @@
 """Provenance: what made a run, for whoever wants to make it again."""
 
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -15,7 +16,10 @@ from torch import Tensor
 from shoal.core.remember import recalled
 from shoal.data.sources import ArrayBatches, LoaderBatches
 
-__all__ = ["digest", "provenance"]
+__all__ = ["COMMAND", "command", "digest", "provenance"]
+
+COMMAND = "SHOAL_COMMAND"
+"""Tells a process in its environment what the user typed."""
 
 
 def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> dict[str, Any]:
@@ -29,11 +33,17 @@ def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> d
         },
         "device": _device_name(device),
         "threads": torch.get_num_threads(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command(),
         "commit": _commit(),
         "data": {"points": batches.n, "sha256": digest(batches)},
         "seconds": 0.0,
     }
+
+
+def command() -> str:
+    """What was typed: for a process that was started by another one, what was typed for that."""
+    own = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return os.environ.get(COMMAND, own)
 
 
 def digest(batches: ArrayBatches | LoaderBatches) -> str | None:

@@ -93,10 +93,14 @@ class RunFolder:
         try:
             return tomllib.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
-            what = "is a file" if self.path.is_file() else "has no config.toml"
-            raise StorageError(f"{self.path} is not a run: it {what}") from None
+            raise StorageError(f"{self.path} is not a run: {self._lack()}") from None
         except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
             raise StorageError(f"{path} cannot be read: {error}") from error
+
+    def _lack(self) -> str:
+        if not self.path.exists():
+            return "there is no such folder"
+        return "it is a file" if self.path.is_file() else "it has no config.toml"
 
 
 def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None = None) -> Run:

@@ -212,6 +212,7 @@ def test_the_table_names_everything(capsys):
         (["--models", "mlpp"], "mlp"),
         (["--members", "0"], "--members must be positive"),
         (["--batch-size", "-1"], "--batch-size must be positive"),
+        (["--precision", "float8"], "there is no precision 'float8'"),
         (["--device", "nowhere"], "nowhere"),
     ],
 )

@@ -52,6 +52,14 @@ def test_two_jobs_give_the_numbers_of_one_bit_for_bit(tmp_path):
         assert mine.read_bytes() == theirs.read_bytes()
 
 
+def test_a_run_of_a_worker_names_what_was_typed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/shoal", "compare", "digits", "--jobs", "2"])
+    grid = grid_of(tmp_path, "steps=5", methods="ensemble", seeds=1)
+    jobs.run_jobs(grid, 2)
+    told = json.loads((grid.place(grid.cells[0]) / "provenance.json").read_text())
+    assert told["command"] == "shoal compare digits --jobs 2"
+
+
 def test_what_is_done_is_not_done_again(tmp_path):
     grid = grid_of(tmp_path, "steps=5", methods="ensemble", seeds=1)
     jobs.run_jobs(grid, 2)

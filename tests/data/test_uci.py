@@ -9,7 +9,7 @@ import torch
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.data import load, uci, uci_text
 from shoal.data.raw import content_digest
-from shoal.data.scaling import Scaling, standardise
+from shoal.data.scaling import standardise
 
 ROWS, SPLITS = 40, 20
 
@@ -171,20 +171,6 @@ def test_a_damaged_file_in_the_cache_is_made_again(published, cache, capsys):
     path.write_bytes(path.read_bytes()[:-100])
     load("uci")
     assert "fetching it again" in capsys.readouterr().err
-
-
-def test_scores_go_back_to_the_units_of_the_targets():
-    """Against scores computed in those units: a normal prediction N(m, s²) of standardised y."""
-    random = np.random.default_rng(0)
-    y, m, s = random.normal(50, 7, 100), random.normal(0, 1, 100), 0.8
-    scaling = Scaling(50.0, 7.0)
-    z = (y - 50) / 7
-    nll = 0.5 * np.log(2 * np.pi * s**2) + (z - m) ** 2 / (2 * s**2)
-    told = scaling.scores({"rmse": np.sqrt(np.mean((z - m) ** 2)), "nll": nll.mean(), "other": 1})
-    mean, std = 50 + 7 * m, 7 * s
-    assert told["rmse"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)))
-    direct = 0.5 * np.log(2 * np.pi * std**2) + (y - mean) ** 2 / (2 * std**2)
-    assert told["nll"] == pytest.approx(direct.mean()) and told["other"] == 1
 
 
 def test_constant_columns_are_only_centred():

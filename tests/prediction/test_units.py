@@ -27,10 +27,9 @@ def targets(columns):
 @pytest.mark.parametrize("likelihood", [Gaussian(0.3), HeteroscedasticGaussian()])
 def test_scores_change_as_lengths_and_densities_do(likelihood):
     pred, z = prediction(likelihood, 1), targets(1)
-    told = evaluate(in_units(pred, SCALING), SCALING.original(z))
-    assert told == pytest.approx(
-        SCALING.scores(evaluate(pred, z)) | {"disagreement": 4 * evaluate(pred, z)["disagreement"]}
-    )
+    told, wanted = evaluate(in_units(pred, SCALING), SCALING.original(z)), evaluate(pred, z)
+    wanted |= {name: 4 * wanted[name] for name in ("rmse", "crps", "sharpness", "disagreement")}
+    assert told == pytest.approx(wanted | {"nll": wanted["nll"] + math.log(4.0)})
 
 
 @pytest.mark.parametrize("columns", [1, 3])

@@ -243,7 +243,7 @@ class TestWhatIsNotARun:
         self.refuse(tmp_path, "is not a run", "config.toml")
 
     def test_no_folder(self, tmp_path):
-        self.refuse(tmp_path / "nowhere", "is not a run", "config.toml")
+        self.refuse(tmp_path / "nowhere", "is not a run", "no such folder")
 
     def test_a_file(self, tmp_path):
         path = tmp_path / "file"

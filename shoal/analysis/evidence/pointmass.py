@@ -12,7 +12,6 @@ Loaiza-Ganem, Villecroze & Wang (2025), arXiv 2501.17917.
 
 import math
 
-import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
@@ -23,7 +22,6 @@ __all__ = [
     "half_temperature",
     "implied_prior",
     "log_evidence",
-    "perplexity",
     "posterior_weights",
     "spread",
     "ties",
@@ -71,11 +69,6 @@ def implied_prior(log_likelihoods: Tensor) -> Tensor:
 def effective_number(weights: Tensor) -> float:
     """1 / sum_m w_m²: M for equal weights, 1 when one member has all of it."""
     return 1 / float(weights.double().square().sum())
-
-
-def perplexity(weights: Tensor) -> float:
-    """exp of the entropy of the weights: another count, at least `effective_number`."""
-    return float(torch.special.entr(weights.double()).sum().exp())
 
 
 def spread(log_likelihoods: Tensor) -> float:

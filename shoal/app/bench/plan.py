@@ -10,6 +10,8 @@ from shoal.app.bench.battery import Contestant, contestants
 from shoal.app.bench.contestants import Case
 from shoal.app.bench.networks import NETWORKS, Network, network
 from shoal.core.errors import ConfigError
+from shoal.core.registry import nearest
+from shoal.training.checks import PRECISIONS
 
 __all__ = ["Plan", "find_device"]
 
@@ -57,6 +59,11 @@ class Plan:
             value = getattr(options, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        for precision in _names(options.precision or ""):
+            if precision not in PRECISIONS:
+                raise ConfigError(
+                    f"there is no precision '{precision}'; {nearest(precision, PRECISIONS)}"
+                )
         return cls(
             str(device),
             () if models == "none" else _names(models),

@@ -20,6 +20,7 @@ from shoal.core.errors import PeerLost, ShoalError, ShoalWarning
 from shoal.core.lock import FolderLock
 from shoal.core.strict_json import parse_json
 from shoal.training.interruption import Interruption
+from shoal.training.provenance import COMMAND, command
 
 __all__ = ["run_jobs"]
 
@@ -225,4 +226,5 @@ def _environment(threads: int) -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),
         "OMP_NUM_THREADS": str(threads),
+        COMMAND: command(),
     }

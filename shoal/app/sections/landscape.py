@@ -85,12 +85,12 @@ def _planes(study: Study) -> Iterator[Block]:
         t, origin = study[name].tensors, name == "origin-plane"
         where = t["across"], t["up"]
         yield Picture(
-            plots.surface(*where, t["loss"], t["marks"], "test loss", origin),
+            plots.surface(*where, t["loss"], t["marks"], "test loss (nats)", origin),
             f"Loss on the plane through {title}",
             "Dark valleys are good networks. Members lie in valleys with a ridge between them.",
         )
         yield Picture(
-            plots.surface(*where, t["apart"][0], t["marks"], "other labels than 1", origin),
+            plots.surface(*where, t["apart"][0], t["marks"], "difference from member 1", origin),
             f"Functions on the plane through {title}",
             "Dark is the function of member 1. The other valleys are bright: as good, but another "
             "function.",

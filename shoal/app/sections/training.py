@@ -21,11 +21,11 @@ def went(story: Story) -> Section | None:
     told = [entry for entry in story.entries if entry.history]
     if not told:
         return None
-    first, others = told[0], _one_a_method(told)[:_FOLDS]
+    first, others = _shown(told, story)
     blocks: list[Block] = [*_notes(told), *_pictures(first)]
     blocks += [
         Fold(f"Training of {entry.method} ({entry.name})", list(_pictures(entry)))
-        for entry in others
+        for entry in others[:_FOLDS]
     ]
     if len(told) > 1:
         blocks += [*_seeds(told), _table(told)]
@@ -49,14 +49,14 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _one_a_method(entries: list[Entry]) -> list[Entry]:
-    seen = {entries[0].method}
-    found = []
-    for entry in entries[1:]:
-        if entry.method not in seen:
-            seen.add(entry.method)
-            found.append(entry)
-    return found
+def _shown(entries: list[Entry], story: Story) -> tuple[Entry, list[Entry]]:
+    """The page's subject and one run of every other method, of its size where there is one."""
+    peers = [group.first for group in story.peers().values()] if story.groups else []
+    chosen: dict[str, Entry] = {}
+    for entry in [*(peer for peer in peers if peer in entries), *entries]:
+        chosen.setdefault(entry.method, entry)
+    first, *others = chosen.values()
+    return first, others
 
 
 def _notes(entries: list[Entry]) -> Iterator[Block]:

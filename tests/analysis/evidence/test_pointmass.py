@@ -39,7 +39,6 @@ def test_equal_likelihoods_have_an_exactly_uniform_posterior(value, members):
     weights = pm.posterior_weights(likelihoods)
     assert torch.allclose(weights, torch.full_like(weights, 1 / members), rtol=1e-14, atol=0)
     assert pm.effective_number(weights) == pytest.approx(members)
-    assert pm.perplexity(weights) == pytest.approx(members)
     assert pm.log_evidence(likelihoods) == pytest.approx(value, abs=1e-9)
     assert pm.half_temperature(likelihoods) == 0 and pm.ties(likelihoods) == members
 
