@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from shoal.app.cli import main
 from shoal.app.report import report
 
 pytestmark = pytest.mark.browser
@@ -32,13 +33,26 @@ def browser():
         opened.close()
 
 
-@pytest.fixture(scope="module", params=["pictures", "line", "unjudged"])
-def address(request, picture_runs, line_runs, tmp_path_factory):
+@pytest.fixture(scope="module")
+def studied_run(tmp_path_factory):
+    """Convolutional members with repelled input gradients, a landscape and evidence."""
+    folder = str(tmp_path_factory.mktemp("studied") / "run")
+    small = ["members=3", "epochs=1", "keep_every=1", "data.test_size=100"]
+    assert main(["fit", "digits-forde", *small, "-o", folder, "-q"]) == 0
+    parts = "trajectories,functions,line,origin-plane"
+    assert main(["landscape", folder, "--quick", "--points", "5", "--parts", parts, "-q"]) == 0
+    assert main(["evidence", folder, "--no-priors", "-q"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module", params=["pictures", "line", "unjudged", "studied"])
+def address(request, tmp_path_factory):
     runs = {
-        "pictures": picture_runs,
-        "line": line_runs,
-        "unjudged": [picture_runs[0][0]],
-    }[request.param]
+        "pictures": lambda: request.getfixturevalue("picture_runs"),
+        "line": lambda: request.getfixturevalue("line_runs"),
+        "unjudged": lambda: [request.getfixturevalue("picture_runs")[0][0]],
+        "studied": lambda: [request.getfixturevalue("studied_run")],
+    }[request.param]()
     return report(runs, tmp_path_factory.mktemp("page") / f"{request.param}.html").as_uri()
 
 
