@@ -128,7 +128,7 @@ def test_units_are_matched_in_chains_only():
     assert_one_sentence(caught.value, "nn.Sequential", "Bilinear")
     with pytest.raises(ConfigError) as caught:
         hidden_layers(ResNet18((4, 4)).build((3, 8, 8), 10))
-    assert_one_sentence(caught.value, "_Block")
+    assert_one_sentence(caught.value, "Block")
 
 
 def test_a_combination_is_linear(pair):

@@ -165,11 +165,7 @@ def test_dead_members_have_no_weight(run):
 
 
 def test_validation_data_fit_the_stacking_weights_and_the_whole_test_judges():
-    class Validated(Dataset):
-        validation = Split(*points(20, seed=3))
-
-    plain_data = dataset()
-    parts = parts_of(Validated("v", plain_data.train, test=plain_data.test))
+    parts = parts_of(replace(dataset(), validation=Split(*points(20, seed=3))))
     assert parts.held_out_words == "the validation data"
     assert parts.held_out is not None and parts.judged is not None
     assert len(parts.held_out) == 20 and len(parts.judged) == 40
