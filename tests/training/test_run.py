@@ -55,7 +55,9 @@ FULL = {
     "keep_every": 2,
     "frozen": 1,
 }
-"""Every setting away from its default."""
+"""Every setting away from its default, but for `calibrated`, which excludes `legacy`."""
+
+CALIBRATED = {"calibrated": True, "epochs": 2}
 
 
 def settings_in(folder):
@@ -147,12 +149,15 @@ class TestTheConfig:
         run = quick(Blueprint(SmallCNN((4,)), (1, 8, 8), 4), IMAGES, out=tmp_path, **FULL)
         assert decisive <= run.config.keys()
         assert decisive - {"epochs"} <= settings_in(tmp_path).keys()
-        assert set(FULL) == decisive - {"epochs"}, "FULL must cover every setting"
+        assert {*FULL, *CALIBRATED} == decisive, "the examples must cover every setting"
 
-    @pytest.mark.parametrize("options", [FULL, {}], ids=["everything", "defaults"])
+    @pytest.mark.parametrize(
+        "options",
+        [FULL, CALIBRATED, {"epochs": 2}],
+        ids=["everything", "calibrated", "defaults"],
+    )
     def test_the_run_can_be_repeated_from_it(self, options, tmp_path):
         build = Blueprint(SmallCNN((4,)), (1, 8, 8), 4)
-        options = options or {"epochs": 2}
         run = shoal.fit(shoal_of(build), IMAGES, out=tmp_path / "one", progress=False, **options)
         config = settings_in(tmp_path / "one")
         again = {

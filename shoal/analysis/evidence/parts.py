@@ -40,7 +40,7 @@ def parts_of(data: Any) -> Parts:
     train = as_split(data)
     if train.y is None:
         raise DataError("the evidence needs the targets of the training data; pass a pair (x, y)")
-    validation = _labelled(data.validation)
+    validation = _labelled(getattr(data, "validation", None))
     test = _labelled(data.test if isinstance(data, Dataset) else None)
     if validation is not None:
         return Parts(train, validation, test, "the validation data", "the test data")
