@@ -31,6 +31,7 @@ __all__ = [
 def log_evidence(log_likelihoods: Tensor, prior: Tensor | None = None) -> float:
     """log sum_m a_m L_m for prior masses a [M], by default 1 / M each.
 
+    >>> import torch
     >>> log_evidence(torch.tensor([0.0, 0.0])) == 0.0
     True
     """
@@ -50,6 +51,7 @@ def posterior_weights(
 ) -> Tensor:
     """w_m proportional to a_m L_m^(1/T) [M].
 
+    >>> import torch
     >>> posterior_weights(torch.tensor([1.0, 3.0]).log())
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
@@ -60,6 +62,7 @@ def posterior_weights(
 def implied_prior(log_likelihoods: Tensor) -> Tensor:
     """The prior masses under which equal posterior weights are exact, a_m proportional to 1 / L_m.
 
+    >>> import torch
     >>> implied_prior(torch.tensor([1.0, 3.0]).log())
     tensor([0.7500, 0.2500], dtype=torch.float64)
     """
