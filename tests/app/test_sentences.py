@@ -13,8 +13,8 @@ from shoal.training.history import NEGLIGIBLE
     ("says", "right", "noise", "end"),
     [
         (0.97, 0.975, 0.006, "equal within noise."),
-        (0.97, 0.957, 0.006, "overconfident by 1.3 %."),
-        (0.95, 0.99, 0.006, "underconfident by 4 %."),
+        (0.97, 0.957, 0.006, "overconfident by 1.3 points."),
+        (0.95, 0.99, 0.006, "underconfident by 4 points."),
         (0.5, 0.5, 0.0, "equal within noise."),
     ],
 )
