@@ -42,7 +42,7 @@ def solve(K: Tensor, L: Tensor) -> Tensor:
 
 def waits_for_host(device: torch.device, dtype: torch.dtype, members: int) -> bool:
     """Eigenpairs of such a matrix come from a routine that waits, so that it cannot be captured."""
-    return small_kernels is None or not _in_registers(device, dtype, members)
+    return not _in_registers(device, dtype, members)
 
 
 def _in_registers(device: torch.device, dtype: torch.dtype, members: int) -> bool:

@@ -2,16 +2,11 @@
 
 import pytest
 import torch
+from triton_ready import runs_kernels
 
 from shoal.interaction import cloud
 
-if cloud.cloud_kernels is None:
-    WHY = "Triton is not installed"
-elif not torch.cuda.is_available() and not cloud.cloud_kernels.triton.knobs.runtime.interpret:
-    WHY = "needs a GPU, or TRITON_INTERPRET=1"
-else:
-    WHY = ""
-kernels = pytest.mark.skipif(bool(WHY), reason=WHY)
+kernels = runs_kernels(cloud.cloud_kernels)
 
 WIDTHS = (784, 100, 10, 16, 1, 7, 129, 256, 64, 2100)
 """More than one launch serves; aligned and not, shorter than a strip and longer."""

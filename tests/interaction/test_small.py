@@ -2,16 +2,11 @@
 
 import pytest
 import torch
+from triton_ready import runs_kernels
 
 from shoal.interaction import small
 
-if small.small_kernels is None:
-    WHY = "Triton is not installed"
-elif not torch.cuda.is_available() and not small.small_kernels.triton.knobs.runtime.interpret:
-    WHY = "needs a GPU, or TRITON_INTERPRET=1"
-else:
-    WHY = ""
-kernels = pytest.mark.skipif(bool(WHY), reason=WHY)
+kernels = runs_kernels(small.small_kernels)
 SIZES = [1, 2, 3, 5, 16, 17, 33]
 
 

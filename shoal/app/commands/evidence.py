@@ -6,15 +6,13 @@ from dataclasses import asdict
 from shoal.analysis.evidence.store import save_evidence
 from shoal.analysis.evidence.whole import Evidence, evidence
 from shoal.app.evidence_words import answers
+from shoal.app.judged_data import judged_data
 from shoal.app.outcome import Outcome, table
-from shoal.app.overrides import parse_value
 from shoal.app.threads import set_threads
 from shoal.app.ticker import Ticker
 from shoal.app.words import number
 from shoal.core.errors import ConfigError
-from shoal.data import Dataset
-from shoal.data import load as load_data
-from shoal.training.run import Run, load
+from shoal.training.run import load
 
 __all__ = ["run"]
 
@@ -24,7 +22,7 @@ def run(options: Namespace) -> Outcome:
     if options.points < 1 or options.flow_steps < 0:
         raise ConfigError("--points must be 1 or more, and --flow-steps 0 or more")
     found = load(options.run)
-    data = _data(found, options.data)
+    data = judged_data(found, options.run, options.data)
     set_threads(options.threads, found.ensemble, 1024)
     with Ticker(3 if options.no_priors else 7, show=not options.quiet) as ticker:
         told = evidence(
@@ -44,17 +42,6 @@ def run(options: Namespace) -> Outcome:
         f"Kept in {options.run}/evidence.json; `shoal report {options.run}` shows it",
     ]
     return Outcome("\n\n".join(text), asdict(told))
-
-
-def _data(found: Run, spec: str | None) -> Dataset:
-    if spec is not None:
-        return load_data(parse_value(spec, "--data"))
-    try:
-        return load_data(found.config.get("data", ""))
-    except ConfigError as error:
-        raise ConfigError(
-            f"the data of {found.folder} cannot be loaded again: {error}; say which with --data"
-        ) from error
 
 
 def _weightings(told: Evidence) -> str:

@@ -6,14 +6,12 @@ from dataclasses import replace
 import shoal.analysis.landscape.parts  # noqa: F401  # registers them
 from shoal.analysis.landscape.study import Effort, registry, study
 from shoal.app.build import check_device
-from shoal.app.commands.evaluate import own_data
 from shoal.app.findings import finding
+from shoal.app.judged_data import judged_data
 from shoal.app.outcome import Outcome
-from shoal.app.overrides import parse_value
 from shoal.app.threads import set_threads
 from shoal.app.ticker import Ticker
 from shoal.core.errors import ConfigError
-from shoal.data import load as load_data
 from shoal.training.run import load
 
 __all__ = ["run"]
@@ -28,10 +26,7 @@ def run(options: Namespace) -> Outcome:
     set_threads(options.threads, found.ensemble, 100 * effort.points)
     if options.device is not None:
         found.ensemble.to(options.device)
-    if options.data is None:
-        data = own_data(found.config.get("data"), options.run)
-    else:
-        data = load_data(parse_value(options.data, "--data"))
+    data = judged_data(found, options.run, options.data)
     with Ticker(len(names), show=not options.quiet) as ticker:
 
         def tell(name: str, kept: bool) -> None:
