@@ -155,6 +155,7 @@ def tried(way: Way, stages: dict[bool, Stage], seconds: float) -> dict[str, Any]
 def errors(case: Case, members: int = 4, batch: int = 32) -> dict[str, float]:
     """Distance of the weights' gradients from those of plain double backward in float32."""
     small = replace(case, members=members, batch_size=batch, precision="float32")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     stage = Stage(small, norm=True)
     mapping = Mapping("loop")
 

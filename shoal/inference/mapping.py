@@ -56,7 +56,7 @@ class Mapping:
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
         inputs = x.unbind(0) if own_inputs else None
         outputs = []
-        with _fork(self.streams, x.device) as lanes:
+        with _fork(self.streams, x.device, [x, *state.values()]) as lanes:
             for i in range(len(next(iter(state.values())))):
                 tensors = {name: parts[i] for name, parts in split.items()}
                 with torch.cuda.stream(lanes[i % len(lanes)]):
@@ -142,7 +142,7 @@ def _compiled(module: nn.Module, mapping: Mapping, own_inputs: bool, run: Run) -
 
 
 @contextmanager
-def _fork(streams: int, device: torch.device) -> Iterator[list]:
+def _fork(streams: int, device: torch.device, read: list[Tensor]) -> Iterator[list]:
     """Side streams that start after what has been queued, and that everything later waits for."""
     if streams == 1 or device.type != "cuda":
         yield [None]
@@ -151,6 +151,10 @@ def _fork(streams: int, device: torch.device) -> Iterator[list]:
     lanes = _lanes(streams, device)
     for lane in lanes:
         lane.wait_stream(here)
+        # Backward passes read these on their lanes after the host has let go of them: without a
+        # note of it, what is made here meanwhile would be given the same memory.
+        for tensor in read:
+            tensor.record_stream(lane)
     yield lanes
     for lane in lanes:
         here.wait_stream(lane)
