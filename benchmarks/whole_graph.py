@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.func import functional_call
 
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import _fork
 from shoal.inference.precision import lowered
 from shoal.inference.second_order import fast_second_order
+from shoal.inference.streams import lanes
 
 __all__ = ["WholeGraph"]
 
@@ -37,9 +37,9 @@ class WholeGraph:
         split = [tensor.unbind(0) for tensor in state.values()]
         found = []
         self._run = self._run or self._compiled()
-        with _fork(self.streams, shown.device) as lanes:
+        with lanes(self.streams, shown.device, [shown]) as side:
             for i in range(group.members):
-                with torch.cuda.stream(lanes[i % len(lanes)]):
+                with torch.cuda.stream(side[i % len(side)]):
                     found.append(self._run(*[parts[i] for parts in split], shown[i].detach(), y))
         outputs, slopes = zip(*found, strict=True)
         return torch.stack(outputs), torch.stack(slopes)

@@ -2,8 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from torch.func import functional_call, vmap
 
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.types import Tree
+from shoal.inference.streams import lanes
 
 __all__ = ["Mapping", "mapped_or_looped", "parse"]
 
@@ -56,10 +56,10 @@ class Mapping:
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
         inputs = x.unbind(0) if own_inputs else None
         outputs = []
-        with _fork(self.streams, x.device, [x, *state.values()]) as lanes:
+        with lanes(self.streams, x.device, [x, *state.values()]) as side:
             for i in range(len(next(iter(state.values())))):
                 tensors = {name: parts[i] for name, parts in split.items()}
-                with torch.cuda.stream(lanes[i % len(lanes)]):
+                with torch.cuda.stream(side[i % len(side)]):
                     outputs.append(one(tensors, x if inputs is None else inputs[i]))
         return torch.stack(outputs)
 
@@ -139,30 +139,6 @@ def _compiled(module: nn.Module, mapping: Mapping, own_inputs: bool, run: Run) -
     if (mapping, own_inputs) not in kept:
         kept[mapping, own_inputs] = torch.compile(run, dynamic=False)
     return kept[mapping, own_inputs]
-
-
-@contextmanager
-def _fork(streams: int, device: torch.device, read: list[Tensor]) -> Iterator[list]:
-    """Side streams that start after what has been queued, and that everything later waits for."""
-    if streams == 1 or device.type != "cuda":
-        yield [None]
-        return
-    here = torch.cuda.current_stream(device)
-    lanes = _lanes(streams, device)
-    for lane in lanes:
-        lane.wait_stream(here)
-        # Backward passes read these on their lanes after the host has let go of them: without a
-        # note of it, what is made here meanwhile would be given the same memory.
-        for tensor in read:
-            tensor.record_stream(lane)
-    yield lanes
-    for lane in lanes:
-        here.wait_stream(lane)
-
-
-@functools.lru_cache(maxsize=4)
-def _lanes(streams: int, device: torch.device) -> list:
-    return [torch.cuda.Stream(device) for _ in range(streams)]
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ from shoal.inference.mapping import Mapping
 
 __all__ = ["STREAMS", "has_convolutions", "suited_mapping"]
 
-STREAMS = 4
+STREAMS = 10
 """Members with convolutions that are under way at a time on a GPU."""
 
 

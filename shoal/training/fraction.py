@@ -18,6 +18,7 @@ from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import Flat, FunctionalPrior
+from shoal.inference.streams import Branch
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.drive import Drive
@@ -44,8 +45,12 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     if len(rest) and whole and _points_are_separate(drive, ensemble):
         return _divided(drive, part, ensemble, x, rows, rest)
     alone = replace(part, posterior=replace(drive.posterior, prior=Flat()), annealing=0.0)
-    pushed, push = replace(alone, adversarial=None)(ensemble.aside(), x[rows])
+    # The part alone is too little work to keep a GPU busy, so the whole batch goes beside it.
+    branch = Branch(x.device)
+    with branch:
+        pushed, push = replace(alone, adversarial=None)(ensemble.aside(), x[rows])
     answer, velocity = replace(drive, repulsion=None)(ensemble, x)
+    branch.join()
     alive = answer.alive & pushed.alive
     head = {name: velocity[name] for name in ensemble.heads}
     whole = add_scaled(velocity, push, 1.0)

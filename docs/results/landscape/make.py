@@ -30,7 +30,8 @@ from shoal.models import registry as models
 
 def prepared(options):
     """The data, with shifts of our own where they bring none, and the network."""
-    data = shoal.data.load("digits" if options.quick else options.data)
+    name = "digits" if options.quick else options.data
+    data = shoal.data.load({"name": name, "ood": []})
     if not data.shifts:
         x, y = data.test.x, data.test.y
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))

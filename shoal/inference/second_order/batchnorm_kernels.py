@@ -94,10 +94,18 @@ def sums_of_moments(
 
 
 @triton.jit
+def _follow(running, found, momentum, columns, here):
+    """Move a running statistic towards that of the batch."""
+    old = tl.load(running + columns, mask=here, other=0.0)
+    tl.store(running + columns, old * (1 - momentum) + found * momentum, mask=here)
+
+
+@triton.jit
 def settle_moments(
-    x, shares, found, programs, height, width, eps, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr
+    x, shares, running_mean, running_variance, found, programs, height, width, eps, momentum,
+    FOLLOWED: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Mean, unbiased variance and 1 / std from the shares."""
+    """Mean and 1 / std from the shares; the running mean and unbiased variance follow."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     here = columns < width
     one = tl.zeros([COLUMNS], tl.float32)
@@ -110,11 +118,12 @@ def settle_moments(
         two += tl.sum(tl.load(shares + width + place, mask=inside, other=0.0), 0)
     centre = one / height
     variance = tl.maximum(two / height - centre * centre, 0.0)
-    origin = tl.load(x + columns, mask=here, other=0.0).to(tl.float32)
-    tl.store(found + columns, centre + origin, mask=here)
-    unbiased = variance * height / (height - 1)
-    tl.store(found + width + columns, unbiased, mask=here)
-    tl.store(found + 2 * width + columns, 1 / tl.sqrt(variance + eps), mask=here)
+    mean = centre + tl.load(x + columns, mask=here, other=0.0).to(tl.float32)
+    tl.store(found + columns, mean, mask=here)
+    tl.store(found + width + columns, 1 / tl.sqrt(variance + eps), mask=here)
+    if FOLLOWED:
+        _follow(running_mean, mean, momentum, columns, here)
+        _follow(running_variance, variance * (height / (height - 1)), momentum, columns, here)
 
 
 @triton.jit

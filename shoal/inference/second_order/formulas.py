@@ -21,6 +21,7 @@ __all__ = [
     "Layer",
     "Pulled",
     "PulledTwice",
+    "Running",
     "differentiate",
     "moments",
     "normalise",
@@ -68,11 +69,18 @@ class PulledTwice(NamedTuple):
     weight: Tensor
 
 
-def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, unbiased variance, and 1 / sqrt(biased variance + eps) of each channel."""
+Running = tuple[Tensor | None, Tensor | None]
+"""Running mean and running variance of each channel."""
+
+
+def moments(x: Tensor, eps: float, running: Running, momentum: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of each channel; running statistics follow, in place."""
     variance, mean = torch.var_mean(_wide(x), _axes(x), correction=0)
     count = x.numel() // x.shape[1]
-    return mean, variance * (count / (count - 1)), (variance + eps).rsqrt()
+    for old, new in zip(running, (mean, variance * (count / (count - 1))), strict=True):
+        if old is not None:
+            old.mul_(1 - momentum).add_(new, alpha=momentum)
+    return mean, (variance + eps).rsqrt()
 
 
 def normalise(layer: Layer, residual: Tensor | None) -> Tensor:

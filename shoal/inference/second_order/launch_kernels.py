@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.inference.second_order import batchnorm_kernels as kernels
-from shoal.inference.second_order.formulas import Layer, Pulled, PulledTwice
+from shoal.inference.second_order.formulas import Layer, Pulled, PulledTwice, Running
 
 __all__ = ["differentiate", "moments", "normalise", "pull"]
 
@@ -51,18 +51,19 @@ class _Matrix:
         return sums
 
 
-def moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, unbiased variance, and 1 / sqrt(biased variance + eps) of each channel."""
-    matrix = _Matrix(x)
+def moments(x: Tensor, eps: float, running: Running, momentum: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of each channel; running statistics follow, in place."""
+    matrix, followed = _Matrix(x), running[0] is not None and running[1] is not None
     shares = matrix.shares(2, x)
     kernels.sums_of_moments[matrix.strips](x, shares, *matrix.size, matrix.strip, **matrix.tile)
-    found = shares.new_empty(3, matrix.width)
+    found = shares.new_empty(2, matrix.width)
     grid = (-(-matrix.width // 16),)
     kernels.settle_moments[grid](
-        x, shares, found, matrix.programs, *matrix.size, eps, PROGRAMS=64, COLUMNS=16
-    )
-    mean, variance, rstd = found
-    return mean, variance, rstd
+        x, shares, *running, found, matrix.programs, *matrix.size, eps, momentum,
+        FOLLOWED=followed, PROGRAMS=64, COLUMNS=16,
+    )  # fmt: skip
+    mean, rstd = found
+    return mean, rstd
 
 
 def normalise(layer: Layer, residual: Tensor | None) -> Tensor:

@@ -75,9 +75,7 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         if not training or count < 2 or (weight is None) != (bias is None):
             return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
         with torch.no_grad():
-            mean, variance, rstd = arithmetic(input).moments(input, eps)
-            _follow(running, (mean, variance), momentum)
-        moments = mean, rstd
+            moments = arithmetic(input).moments(input, eps, running, momentum)
         if is_mapped() or not (by_kernels(input) if self.fuse is None else self.fuse):
             return normalise(input, weight, bias, moments)
         return Deferred.of(input, (weight, bias), moments)
@@ -99,13 +97,6 @@ def _convolution(
         return func(input, weight, bias, stride, padding, dilation, groups)
     geometry = Geometry.of(stride, padding, dilation, groups, axes)
     return convolve(input, weight, bias, geometry)
-
-
-def _follow(running: tuple[Tensor | None, Tensor | None], found: tuple, momentum: float) -> None:
-    """Move the running statistics towards those of the batch, in place."""
-    for old, new in zip(running, found, strict=True):
-        if old is not None:
-            old.mul_(1 - momentum).add_(new, alpha=momentum)
 
 
 _AXES: dict[Callable, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}

@@ -21,7 +21,7 @@ EPS = 1e-5
 
 
 def mine(x, weight=None, bias=None, residual=None, rectified=False):
-    mean, _, rstd = formulas.moments(x.detach(), EPS)
+    mean, rstd = formulas.moments(x.detach(), EPS, (None, None), 0.1)
     return normalise(x, weight, bias, (mean, rstd), residual, rectified)
 
 
@@ -128,7 +128,7 @@ def test_running_statistics_move_as_always(shape, momentum):
 
 def test_half_precision_is_summed_in_single():
     x = (100 + torch.randn(64, 2, 8, 8)).bfloat16()
-    mean, _, rstd = formulas.moments(x, EPS)
+    mean, rstd = formulas.moments(x, EPS, (None, None), 0.1)
     assert mean.dtype == torch.float32
     torch.testing.assert_close(mean, x.float().mean((0, 2, 3)))
     out = normalise(x, torch.ones(2), torch.zeros(2), (mean, rstd))
@@ -148,18 +148,24 @@ import torch
 from shoal.inference.second_order import backend, formulas
 from shoal.inference.second_order import launch_kernels as launch
 torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
 for channels, side, affine, residual, rectified in [
     (5, 3, True, False, True), (70, 5, True, True, True), (16, 9, False, False, False),
     (64, 6, True, True, False), (3, 1, False, True, True),
 ]:
     def draw():
-        return torch.randn(7, channels, side, side).to(memory_format=torch.channels_last)
+        drawn = torch.randn(7, channels, side, side, device=device)
+        return drawn.to(memory_format=torch.channels_last)
     x, g, u, beside, more = draw() + 50, draw(), draw(), draw(), draw()
-    weight, bias = (torch.randn(2, channels) if affine else (None, None))
+    weight, bias = (torch.randn(2, channels, device=device) if affine else (None, None))
     assert backend.by_kernels(x) and backend.arithmetic(x) is launch
-    for ours, theirs in zip(launch.moments(x, 1e-5), formulas.moments(x, 1e-5)):
+    first = torch.randn(2, channels, device=device)
+    running = [tuple(first.clone()) for _ in range(2)]
+    mean, rstd = formulas.moments(x, 1e-5, running[0], 0.3)
+    found = launch.moments(x, 1e-5, running[1], 0.3)
+    for ours, theirs in zip((*found, *running[1]), (mean, rstd, *running[0])):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
-    mean, _, rstd = formulas.moments(x, 1e-5)
+    assert launch.moments(x, 1e-5, (None, None), 0.3)[1].equal(found[1])
     layer = formulas.Layer(x, weight, bias, None, mean, rstd, rectified)
     beside = beside if residual else None
     out = formulas.normalise(layer, beside)
@@ -178,8 +184,8 @@ for channels, side, affine, residual, rectified in [
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_compute_the_formulas():
-    """In Triton's interpreter, on the CPU."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    """On a GPU, or on the CPU in Triton's interpreter."""
+    environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
     done = subprocess.run(
         [sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True
     )
