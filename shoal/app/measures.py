@@ -107,13 +107,20 @@ def measures(story: Story) -> list[Measure]:
 
 
 def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The plain ensemble of the same size, unless the group is one itself."""
-    if group.first.method.startswith("ensemble"):
+    """The plain ensemble of the same size, unless the group is one itself.
+
+    Where there are several, such as the published form and the corrected one, that of its own form.
+    """
+    if _is_plain(group):
         return None
-    for other in groups:
-        if other.first.method == "ensemble" and other.members == group.members:
-            return other
-    return None
+    plain = [g for g in groups if _is_plain(g) and g.members == group.members]
+    form = group.first.method.partition(" ")[2]
+    alike = [g for g in plain if g.first.method.partition(" ")[2] == form]
+    return next(iter(alike or plain), None)
+
+
+def _is_plain(group: Group) -> bool:
+    return group.first.method.partition(" ")[0] == "ensemble"
 
 
 def against_baseline(

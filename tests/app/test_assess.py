@@ -172,8 +172,15 @@ def test_numbers_that_are_none_come_back_as_nan(classifier, pictures, tmp_path):
 
 def test_nothing_kept_is_none(tmp_path):
     assert load_assessment(tmp_path) is None
-    write_json(tmp_path / "scores.json", {"test": {}})
-    assert load_assessment(tmp_path) is None
+
+
+def test_scores_remain_where_samples_were_left_behind(judged, tmp_path):
+    judged.save(tmp_path)
+    (tmp_path / "samples.safetensors").unlink()
+    found = load_assessment(tmp_path)
+    assert found is not None
+    assert found.test == judged.test
+    assert found.part("test") == {} and found.reliability("test") is None
 
 
 @pytest.mark.parametrize("content", [[], {"test": {}}, {"data": {}, "test": {}, "shifts": 1}])
