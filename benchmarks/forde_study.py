@@ -1,6 +1,7 @@
 """Questions that the paper on repelled input gradients leaves open, answered by one table of runs.
 
     python benchmarks/forde_study.py --quick                      digits and tables on a CPU
+    python benchmarks/forde_study.py --data tables --seeds 10      tables alone
     python benchmarks/forde_study.py --data cifar10 --device cuda  ResNet18 on corrupted CIFAR-10
 
 Which axes (principal components, cosines, pixels as they are), how much of their eigenvalues
@@ -205,7 +206,7 @@ def of_tables(found: Any, seeds: int) -> list[dict]:
 def main() -> None:
     """Train every cell, and write what came out."""
     made = parser(__doc__ or "")
-    made.add_argument("--data", default="digits", help="digits, or a set of images by name")
+    made.add_argument("--data", default="digits", help="digits, tables, or a set of images by name")
     made.add_argument("--subset", type=int, default=25000, help="training images of a large set")
     made.add_argument("--model", default="resnet18", help="architecture for a large set")
     made.add_argument("--members", type=int, default=5)
@@ -218,14 +219,15 @@ def main() -> None:
     out = Path(found.out) if found.out else DOCS / found.data
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(found.threads or torch.get_num_threads())
-    images = study(found.data, *settings(found), found.seeds, cells())
-    beside = of_tables(found, found.seeds) if found.data == "digits" else []
-    by_table = {name: [row for row in beside if row["data"] == name] for name in tables()}
-    write_text(out / "runs.csv", _csv(images + beside))
-    figures(images, out)
-    told = {found.data: summary(images)} | {
-        n: summary(rows) for n, rows in by_table.items() if rows
-    }
+    rows = []
+    if found.data != "tables":
+        rows += study(found.data, *settings(found), found.seeds, cells())
+        figures(rows, out)
+    if found.data in ("digits", "tables"):
+        rows += of_tables(found, found.seeds)
+    write_text(out / "runs.csv", _csv(rows))
+    names = dict.fromkeys(row["data"] for row in rows)
+    told = {name: summary([row for row in rows if row["data"] == name]) for name in names}
     asked = {key: str(value) for key, value in vars(found).items()}
     write_json(out / "study.json", title(found.device) | {"options": asked, "results": told})
 

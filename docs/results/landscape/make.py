@@ -2,8 +2,9 @@
 
 Trains five independent members with snapshots along training, then looks at everything that
 `shoal landscape` looks at, and writes one JSON file, one CSV file and the figures as PNG and SVG.
-By default CIFAR-10 with the network of Fort et al. (2019) on a GPU; --quick takes digits and a few
-minutes of one core. A part that fails is recorded in parts.json and does not stop the others.
+By default CIFAR-10 with the network of Fort et al. (2019) on a GPU; --data digits takes a small
+network and some minutes of one core, --quick looks at them coarsely. A part that fails is recorded
+in parts.json and does not stop the others.
 """
 
 import argparse
@@ -30,8 +31,7 @@ from shoal.models import registry as models
 
 def prepared(options):
     """The data, with shifts of our own where they bring none, and the network."""
-    name = "digits" if options.quick else options.data
-    data = shoal.data.load({"name": name, "ood": []})
+    data = shoal.data.load({"name": options.data, "ood": []})
     if not data.shifts:
         x, y = data.test.x, data.test.y
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
@@ -39,27 +39,22 @@ def prepared(options):
         shifts = {f"noise {s}": shoal.Split(x + s * spread * noise, y) for s in (0.2, 0.5)}
         shifts |= {f"rotated {a}": shoal.Split(rotated(x, float(a)), y) for a in (15, 30)}
         data = replace(data, shifts=shifts)
-    if options.quick:
-        network = SmallCNN()
-    elif "medium-cnn" in models:
-        network = models.make("medium-cnn")
-    else:
-        network = SmallCNN((64, 128, 256, 256), dropout=0.1)
+    network = SmallCNN() if options.data == "digits" else models.make("medium-cnn")
     return data, Blueprint(network, data.input_shape, data.outputs)
 
 
 def trained(options, data, blueprint):
     """Five independent members whose learning rate never falls below a quarter."""
-    epochs = 12 if options.quick else options.epochs
+    small = options.data == "digits"
     return shoal.fit(
         shoal.Ensemble.init(blueprint, members=5, seed=options.seed),
         data,
         method="ensemble",
         temperature=0.0,
-        lr=3e-3 if options.quick else 1.6e-3,
+        lr=3e-3 if small else 1.6e-3,
         schedule=lambda step, steps: 0.5 ** min(int(4 * step / steps), 2),
-        epochs=epochs,
-        batch_size=64 if options.quick else 128,
+        epochs=12 if options.quick else options.epochs,
+        batch_size=64 if small else 128,
         seed=options.seed,
         device=options.device,
         precision=options.precision,
@@ -126,6 +121,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--parts", help="such as line,tunnel; all by default")
     options = parser.parse_args()
+    if options.quick:
+        options.data = "digits"
     if options.device is None:
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     options.out.mkdir(parents=True, exist_ok=True)
