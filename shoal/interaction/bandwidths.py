@@ -116,13 +116,13 @@ def masked_median(values: Tensor, keep: Tensor) -> Tensor:
         return torch.zeros_like(values[..., :0].sum(-1))
     ordered = torch.where(keep, values, torch.inf).sort(-1).values
     count = keep.sum()
-    low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=keep.numel() - 1)
-    middle = (ordered.index_select(-1, low[None]) + ordered.index_select(-1, high[None])) / 2
-    return torch.where(count > 0, middle.squeeze(-1), 0.0)
+    places = ((count + torch.arange(-1, 1, device=keep.device)) // 2).clamp(0, keep.numel() - 1)
+    middle = ordered.index_select(-1, places).mean(-1)
+    return torch.where(count > 0, middle, 0.0)
 
 
 def _positive(middle: Tensor, values: Tensor, living: Tensor) -> Tensor:
     # When most members coincide the median is 0; the mean is not, unless all of them coincide.
     mean = torch.where(living, values, 0.0).sum(-1) / living.sum().clamp(min=1)
-    fallback = torch.where(mean > 0, mean, torch.ones_like(mean))
+    fallback = torch.where(mean > 0, mean, 1.0)
     return torch.where(middle > 0, middle, fallback)

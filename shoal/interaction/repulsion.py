@@ -26,7 +26,7 @@ from shoal.interaction.bandwidths import Bandwidth, Median
 from shoal.interaction.calibration import Whitening, stein_factor
 from shoal.interaction.cloud import Cloud
 from shoal.interaction.flows import Flow, Stein, Wasserstein
-from shoal.interaction.kernels import RBF, Kernel, Linear, RadialKernel
+from shoal.interaction.kernels import RBF, Kernel, Linear
 from shoal.interaction.spaces import Outputs, Space
 
 __all__ = ["Interaction", "Push", "Repulsion", "interact", "registry", "repel"]
@@ -107,7 +107,8 @@ def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction
         whitening = Whitening.of(gram, alive) if repulsion.calibrated else None
         d2 = _squared_distances(gram if whitening is None else whitening.gram)
         h2 = repulsion.bandwidth(d2, alive)
-        K, L = kernel.value(d2 / h2), _laplacian(kernel, d2, h2, pair)
+        u = d2 / h2
+        K, L = kernel.value(u), _laplacian(kernel.slope(u), h2, pair)
     K = torch.where(pair, K, 0.0).mean(0)
     mix, B = repulsion.flow(K, L, alive.sum().clamp(min=1))
     if whitening is not None:
@@ -172,10 +173,15 @@ class Push:
 
 def _squared_distances(gram: Tensor) -> Tensor:
     squares = gram.diagonal(dim1=-2, dim2=-1)
-    d2 = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * gram).clamp(min=0)
-    return d2 - torch.diag_embed(d2.diagonal(dim1=-2, dim2=-1))
+    sums = squares.unsqueeze(-1) + squares.unsqueeze(-2)
+    d2 = sums.sub(gram, alpha=2).clamp(min=0)
+    d2.diagonal(dim1=-2, dim2=-1).zero_()  # rounding leaves something there
+    return d2
 
 
-def _laplacian(kernel: RadialKernel, d2: Tensor, h2: Tensor, pair: Tensor) -> Tensor:
-    W = torch.where(pair, 2 * kernel.slope(d2 / h2) / (h2 * len(d2)), 0.0)
-    return torch.diag_embed(W.sum(-1)) - W
+def _laplacian(slope: Tensor, h2: Tensor, pair: Tensor) -> Tensor:
+    """L = diag(W 1) - W with W = 2 φ'(u) / (S h²) for the living pairs."""
+    W = torch.where(pair, slope / (0.5 * len(slope) * h2), 0.0)
+    L = -W
+    L.diagonal(dim1=-2, dim2=-1).add_(W.sum(-1))
+    return L

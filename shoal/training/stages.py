@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import with_pullback
-from shoal.core.tree import member_norms, mixed, per_member
+from shoal.core.tree import finite, member_norms, mixed, per_member
 from shoal.core.types import Tree
 from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel
@@ -95,7 +95,7 @@ def judge(
         lambda tree: [posterior.log_likelihood(tree["outputs"], y)], {"outputs": outputs}
     )
     gradient = pull([torch.ones_like(value)])["outputs"]
-    alive = alive & value.isfinite()
+    alive = alive & finite(value)
     return -value, alive, torch.where(per_member(alive, gradient), gradient, 0.0)
 
 
@@ -139,7 +139,7 @@ def part(
     drive = {"outputs": answer.cotangent}
     if mix is not None:
         mix, drive = mix[own], _joined(drive, company)
-        drive = mixed(mix, _of_living(drive, everyone & member_norms(drive).isfinite()))
+        drive = mixed(mix, _of_living(drive, everyone & finite(member_norms(drive))))
     return answer._replace(
         alive=everyone[own],
         cotangent=drive["outputs"],
@@ -206,7 +206,7 @@ def _act(
     everyone, alive = interaction.cloud.alive, interaction.cloud.alive[own]
     if mix is not None:
         mix, drive = mix[own], _joined(drive, company)
-        drive = mixed(mix, _of_living(drive, everyone & member_norms(drive).isfinite()))
+        drive = mixed(mix, _of_living(drive, everyone & finite(member_norms(drive))))
     points = base["outputs"].shape[1] if where == "outputs" else 1
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale)
@@ -255,13 +255,9 @@ def measured(
 ) -> Tensor:
     """Root mean square lengths of drive and push over the living, then bandwidth and members."""
     count = alive.sum().clamp(min=1)
-
-    def typical(norms: Tensor) -> Tensor:
-        squares = torch.where(alive & norms.isfinite(), norms, 0.0).square().sum()
-        return (squares / count).sqrt().float()
-
-    driven = typical(drive)
-    if push is None or kernel is None:
-        nothing = torch.zeros_like(driven)
-        return torch.stack([driven, nothing, nothing, count.float()])
-    return torch.cat([torch.stack([driven, typical(push)]), kernel.float()])
+    lengths = torch.stack([drive, torch.zeros_like(drive) if push is None else push])
+    squares = torch.where(alive & finite(lengths), lengths, 0.0).square().sum(1)
+    forces = (squares / count).sqrt().float()
+    if kernel is None:
+        kernel = torch.stack([torch.zeros_like(count), count])
+    return torch.cat([forces, kernel.float()])
