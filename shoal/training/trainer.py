@@ -27,6 +27,7 @@ from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
 from shoal.training.memory import within_memory
 from shoal.training.optim import clip_members, make_optimizer, set_learning_rate
+from shoal.training.reuse import keep_freed
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages, compiled_stages
 from shoal.training.step import StepInfo, forces
@@ -77,6 +78,8 @@ class Trainer:
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
         self.captured = self._capture()
+        if ensemble.device.type == "cpu":
+            keep_freed()
 
     @property
     def epoch(self) -> int:
