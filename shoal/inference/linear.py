@@ -58,7 +58,9 @@ def _shared_inputs(x: Tensor, weight: Tensor, column: Tensor | None) -> Tensor:
     members, out, _ = weight.shape
     flat = weight.reshape(members * out, -1)
     wide = None if column is None else column.expand(members, out, 1).reshape(-1, 1)
-    outputs = flat @ x.mT if wide is None else torch.addmm(wide, flat, x.mT)
+    # On a CPU the product takes a fifth longer when it has to turn the few inputs itself.
+    columns = x.mT.contiguous() if x.device.type == "cpu" else x.mT
+    outputs = flat @ columns if wide is None else torch.addmm(wide, flat, columns)
     return outputs.reshape(members, out, len(x))
 
 

@@ -19,7 +19,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.priors import FanIn, FunctionalPrior, Gaussian, WeightPrior
+from shoal.inference.priors import FanIn, Flat, FunctionalPrior, Gaussian, WeightPrior
 
 __all__ = ["Posterior"]
 
@@ -61,12 +61,12 @@ class Posterior:
         factor: Tensor | float,
         spans: Sequence[slice] | None = None,
     ) -> Tree:
-        """drive + factor * gradient of log p(theta) / N; a functional prior has none here.
+        """drive + factor * gradient of log p(theta) / N; functional and flat priors have none here.
 
         The drive is used up: the result may lie in its memory.
         """
         prior = self.prior
-        if isinstance(prior, FunctionalPrior):
+        if isinstance(prior, (Flat, FunctionalPrior)):
             return drive
         if isinstance(prior, (Gaussian, FanIn)) and not isinstance(factor, Tensor):
             # The score is a multiple of the weights: one pass over them is enough.

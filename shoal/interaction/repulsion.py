@@ -167,7 +167,7 @@ class Push:
         flat, driven = cloud.added_to([rows(t) for t in drive.values()], self.B, scale)
         moved = {name: m.view_as(t) for (name, t), m in zip(drive.items(), flat, strict=True)}
         # |B z|² from the Gram matrix of z: no need to look at the coordinates again.
-        squares = torch.einsum("sij,sjk,sik->i", self.B, cloud.gram, self.B)
+        squares = (self.B @ cloud.gram * self.B).sum((0, 2))
         return moved, driven, abs(scale) * squares.clamp(min=0).sqrt()
 
 

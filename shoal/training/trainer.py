@@ -21,12 +21,14 @@ from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.inference.suited import has_convolutions
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.decay import hand_over
 from shoal.training.engine import parse
 from shoal.training.frozen import divided
 from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
 from shoal.training.memory import within_memory
 from shoal.training.optim import clip_members, make_optimizer, set_learning_rate
+from shoal.training.reuse import keep_freed
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages, compiled_stages
 from shoal.training.step import StepInfo, forces
@@ -48,6 +50,7 @@ class Trainer:
         settings: every choice of the run.
         batches: the training data.
         repulsion: that of the method, with what it takes from the training data filled in.
+        posterior: what drives the members, less what the optimiser has taken over.
         steps: how many steps the run has.
         step: how many are done.
         rows: one line of history for each epoch done.
@@ -63,11 +66,10 @@ class Trainer:
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
         self.repulsion = repulsion or settings.method.repulsion
-        self.posterior = Posterior(
-            settings.likelihood, settings.prior, batches.n, settings.temperature
-        )
         self.moving, self.frozen = divided(ensemble, settings)
         self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
+        whole = Posterior(settings.likelihood, settings.prior, batches.n, settings.temperature)
+        self.posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
@@ -77,6 +79,8 @@ class Trainer:
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
         self.captured = self._capture()
+        if ensemble.device.type == "cpu":
+            keep_freed()
 
     @property
     def epoch(self) -> int:

@@ -70,6 +70,38 @@ def test_members_that_lie_close_together_keep_their_distances():
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.parametrize("far", range(4))
+def test_one_member_far_away_does_not_blur_the_others(far):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(4, 1, 500, generator=generator)
+    points[far] += 1e3
+    alive = torch.ones(4, dtype=torch.bool)
+    gram = cloud.cloud_blocks.gram([points], alive)[0][0].double()
+    found = gram.diagonal()[:, None] + gram.diagonal() - 2 * gram
+    exact = torch.cdist(points[:, 0].double(), points[:, 0].double()).square()
+    rest = [i for i in range(4) if i != far]
+    rounding = 4 * torch.finfo(torch.float32).eps * float(gram.max())
+    torch.testing.assert_close(found[rest][:, rest], exact[rest][:, rest], rtol=0, atol=rounding)
+
+
+def test_members_that_lie_close_together_are_pushed_exactly():
+    generator = torch.Generator().manual_seed(0)
+    near = (100 + 1e-3 * torch.randn(4, 1, 500, generator=generator, dtype=torch.float64)).float()
+    B = torch.randn(4, 4, generator=generator)  # its rows need not sum to zero
+    alive = torch.ones(4, dtype=torch.bool)
+    found = cloud.Cloud.of([near], alive).added_to([torch.zeros(4, 500)], B[None], 2.0)[0][0]
+    exact = 2.0 * B.double() @ centred([near], alive)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5 * float(exact.abs().max()))
+
+
+def test_nobody_alive_is_no_error():
+    leaves, drives, B, alive = problem(3)
+    gram, found = cloud.cloud_blocks.gram(leaves, alive & False)
+    assert not gram.any() and not found.any()
+    moved, _ = cloud.cloud_blocks.plus_product([d.clone() for d in drives], B, leaves, found, 0.5)
+    assert all(torch.equal(m, d) for m, d in zip(moved, drives, strict=True))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_members_that_are_not_finite_are_left_out(value):
     leaves, drives, B, alive = problem(5)
