@@ -228,7 +228,7 @@ def main() -> None:
     write_text(out / "runs.csv", _csv(rows))
     names = dict.fromkeys(row["data"] for row in rows)
     told = {name: summary([row for row in rows if row["data"] == name]) for name in names}
-    asked = {key: str(value) for key, value in vars(found).items()}
+    asked = {key: str(value) for key, value in vars(found).items() if key != "out"}
     write_json(out / "study.json", title(found.device) | {"options": asked, "results": told})
 
 
