@@ -88,11 +88,15 @@ class Assessment:
 
 
 def load_assessment(folder: Path | str) -> Assessment | None:
-    """What `assess` left in the folder of a run, or None when it has not been there."""
+    """What `assess` left in the folder of a run, or None when it has not been there.
+
+    Samples are large and may have been left behind; the scores tell most of the story alone.
+    """
     scores, samples = Path(folder) / SCORES, Path(folder) / SAMPLES
-    if not scores.exists() or not samples.exists():
+    if not scores.exists():
         return None
-    return Assessment(_checked(read_json(scores), scores), read_tensors(samples))
+    kept = read_tensors(samples) if samples.exists() else {}
+    return Assessment(_checked(read_json(scores), scores), kept)
 
 
 def _checked(found: Any, path: Path) -> dict[str, Any]:

@@ -107,13 +107,12 @@ def measures(story: Story) -> list[Measure]:
 
 
 def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The plain ensemble of the same size, unless the group is one itself."""
-    if group.first.method.startswith("ensemble"):
+    """The plain ensemble of the same size, if it can be of the same form; a group that is one
+    itself has none."""
+    if group.first.plain:
         return None
-    for other in groups:
-        if other.first.method == "ensemble" and other.members == group.members:
-            return other
-    return None
+    found = [g for g in groups if g.first.plain and g.members == group.members]
+    return min(found, key=lambda other: other.first.form != group.first.form, default=None)
 
 
 def against_baseline(

@@ -172,8 +172,13 @@ def test_numbers_that_are_none_come_back_as_nan(classifier, pictures, tmp_path):
 
 def test_nothing_kept_is_none(tmp_path):
     assert load_assessment(tmp_path) is None
-    write_json(tmp_path / "scores.json", {"test": {}})
-    assert load_assessment(tmp_path) is None
+
+
+def test_scores_are_told_without_the_samples(judged, tmp_path):
+    judged.save(tmp_path)
+    (tmp_path / "samples.safetensors").unlink()
+    found = load_assessment(tmp_path)
+    assert found is not None and found.test == judged.test and found.samples == {}
 
 
 @pytest.mark.parametrize("content", [[], {"test": {}}, {"data": {}, "test": {}, "shifts": 1}])
