@@ -100,7 +100,7 @@ class Session:
         self._check_same(folder)
 
     def _check_same(self, folder: RunFolder) -> None:
-        known = MISSING | folder.config()
+        known = {**MISSING, **folder.config()}
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
         # What the members began from does not matter any more: the checkpoint replaces it.
         for key in (known.keys() | plain.keys()) - {"init_seed"}:
