@@ -13,6 +13,7 @@ from shoal.app.parser import overview, parse
 from shoal.core import notices
 from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.core.strict_json import to_json
+from shoal.training.interruption import Interruption
 
 __all__ = ["main"]
 
@@ -49,12 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 0
         return _stopped(arguments, status) if status > 128 else status
-    except ShoalError as error:
+    except Exception as error:
+        if _is_interruption(error):
+            return _stopped(arguments, _INTERRUPTED)
+        if not isinstance(error, ShoalError):
+            return _unforeseen(error, arguments)
         _complain(str(error))
         _trace(arguments)
         return error.exit_status
-    except Exception as error:
-        return _unforeseen(error, arguments)
 
 
 def _command(arguments: list[str]) -> int:
@@ -75,7 +78,11 @@ def _command(arguments: list[str]) -> int:
     if hasattr(options, "config"):
         # Before torch is imported: a mistake in a file is answered at once.
         options.config = load_config(options.config, options.changes)
-    command = importlib.import_module(f"shoal.app.commands.{options.verb}")
+    with Interruption() as interruption:
+        # a library that is interrupted while it is imported stays behind in pieces
+        command = importlib.import_module(f"shoal.app.commands.{options.verb}")
+    if interruption.received is not None:
+        interruption.stop()
     outcome = command.run(options)
     print(to_json(outcome.value, indent=2) if options.json else outcome.text)
     return outcome.status
@@ -89,6 +96,15 @@ def _stopped(arguments: list[str], status: int) -> int:
     advice = _RESUMABLE.get(arguments[0] if arguments else "")
     _complain(f"stopped; {advice}" if advice else "stopped")
     return status
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Ctrl-C that came while something was imported, and was made into another error there."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _unforeseen(error: Exception, arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from shoal.core.errors import ConfigError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import check_value
 
-__all__ = ["Config", "experiments", "load_config", "summary"]
+__all__ = ["DEFAULTS", "Config", "experiments", "load_config", "summary"]
 
 Spec = str | dict[str, Any]
 
@@ -76,7 +76,8 @@ KEYS = tuple(field.name for field in fields(Config) if field.name != "name")
 """What a config file may hold."""
 
 _TYPES = get_type_hints(Config)
-_DEFAULTS = {field.name: field.default for field in fields(Config) if field.name in KEYS}
+DEFAULTS = {field.name: field.default for field in fields(Config) if field.name in KEYS}
+"""What a key means that a file does not hold."""
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -93,7 +94,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     text, name = _read(source)
     table = parse_toml(text, str(source))
     for override in overrides:
-        table = apply_override(table, override, _DEFAULTS)
+        table = apply_override(table, override, DEFAULTS)
     config = make_config(table, name)
     return replace(config, name=_data_name(config.data)) if name == "config" else config
 

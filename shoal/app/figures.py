@@ -2,24 +2,34 @@
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from shoal.app.blocks import Block, Fold, Picture, Section
 from shoal.core.files import write_bytes, write_text
 from shoal.plots.svg import svg
 
-__all__ = ["write_figures"]
+__all__ = ["pictures", "write_figures"]
 
 PAPER, BLACK = "#ffffff", "#1a1a1a"
 """A file has no reader's setting to follow: dark ink on white."""
 
 
-def write_figures(sections: Mapping[str, Section], folder: Path) -> list[Path]:
-    """Write every figure as `SECTION-NN-title.png` and `.svg`; the PNG files are returned."""
+def write_figures(
+    sections: Mapping[str, Section],
+    folder: Path,
+    after: Callable[[Section], None] = lambda section: None,
+) -> list[Path]:
+    """Write every figure as `SECTION-NN-title.png` and `.svg`; the PNG files are returned.
+
+    Args:
+        sections: of a page, by name.
+        folder: where to.
+        after: called when the figures of a section are written.
+    """
     written = []
     for name, section in sections.items():
-        for number, picture in enumerate(_pictures(section.blocks), 1):
+        for number, picture in enumerate(pictures(section.blocks), 1):
             stem = f"{name}-{number:02d}-{_slug(picture.title)}"
             stream = io.BytesIO()
             picture.figure.savefig(stream, format="png", dpi=150, facecolor=PAPER)
@@ -28,15 +38,17 @@ def write_figures(sections: Mapping[str, Section], folder: Path) -> list[Path]:
             drawn = drawn.replace("<svg ", f'<svg style="background:{PAPER}" ', 1)
             write_text(folder / f"{stem}.svg", drawn)
             written.append(folder / f"{stem}.png")
+        after(section)
     return written
 
 
-def _pictures(blocks: Iterable[Block]) -> Iterator[Picture]:
+def pictures(blocks: Iterable[Block]) -> Iterator[Picture]:
+    """Every figure, those in folds as well."""
     for block in blocks:
         if isinstance(block, Picture):
             yield block
         elif isinstance(block, Fold):
-            yield from _pictures(block.blocks)
+            yield from pictures(block.blocks)
 
 
 def _slug(title: str) -> str:

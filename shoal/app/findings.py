@@ -11,25 +11,33 @@ __all__ = ["finding"]
 Scores = Mapping[str, Any]
 
 
-def finding(name: str, part: Part) -> str:
-    """One or two sentences about a part; why there is nothing, where there is nothing."""
+def finding(name: str, part: Part, labels: bool = True) -> str:
+    """One or two sentences about a part; why there is nothing, where there is nothing.
+
+    Args:
+        name: of the part.
+        part: what was found.
+        labels: functions differ by a share of their labels; if not, by a number.
+    """
     if "missing" in part.scores:
         return f"Not looked at: {part.scores['missing']}."
+    if name in _UNLIKE:
+        return _UNLIKE[name](part.scores, labels)
     return _SENTENCES[name](part.scores)
 
 
-def _trajectories(scores: Scores) -> str:
+def _trajectories(scores: Scores, labels: bool) -> str:
     within, between = scores.get("last_snapshots"), scores.get("between_ends")
     if within is None or between is None:
         return "There are too few snapshots or members to compare trajectories."
     return (
-        f"Two trained members differ by {_apart(between)}, the last two snapshots of one member "
-        f"by {_apart(within)}."
+        f"Two trained members differ {_apart(between, labels)}, the last two snapshots of one "
+        f"member {_apart(within, labels)}."
     )
 
 
-def _apart(value: float) -> str:
-    return percent(value) if value <= 1 else number(value)
+def _apart(value: float, labels: bool) -> str:
+    return f"in {percent(value)} of their labels" if labels else f"by {number(value)} on average"
 
 
 def _functions(scores: Scores) -> str:
@@ -66,14 +74,14 @@ def _averaging(scores: Scores) -> str:
     return f"NLL on {'. On '.join(told)}."
 
 
-def _paths(scores: Scores) -> str:
+def _paths(scores: Scores, labels: bool) -> str:
     told = []
     for name, path in scores["paths"].items():
         ends = sum(path["ends"]) / 2
         if name == "tunnel":
             told.append(
                 f"along the tunnel the loss stays within {percent(path['uneven'])} of its ends "
-                f"while up to {_apart(path['most_apart'])} of the predictions change"
+                f"while predictions come to differ {_apart(path['most_apart'], labels)}"
             )
         else:
             told.append(f"{_ROUTES.get(name, name)} {_climb(path['barrier'])} ({number(ends)})")
@@ -107,13 +115,17 @@ def _curvature(scores: Scores) -> str:
 
 
 _SENTENCES: dict[str, Callable[[Scores], str]] = {
-    "trajectories": _trajectories,
     "functions": _functions,
     "diversity": _diversity,
     "averaging": _averaging,
-    "line": _paths,
-    "tunnel": _paths,
     "origin-plane": _plane,
     "three-plane": _plane,
     "curvature": _curvature,
 }
+
+_UNLIKE: dict[str, Callable[[Scores, bool], str]] = {
+    "trajectories": _trajectories,
+    "line": _paths,
+    "tunnel": _paths,
+}
+"""Those that tell how far functions are apart, which is a share of labels or a number."""

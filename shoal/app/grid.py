@@ -1,13 +1,13 @@
 """A grid of runs, methods by sizes by seeds: resumable, because every run keeps its own folder."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal.app.assess import assess
 from shoal.app.build import check_names, train
-from shoal.app.config import Config, make_config
+from shoal.app.config import DEFAULTS, Config, make_config
 from shoal.app.toml import parse_toml
 from shoal.app.variants import Variant
 from shoal.core.disk import storage_errors
@@ -162,6 +162,8 @@ def _check_same(grid: Grid) -> None:
         return
     with storage_errors("read", path):
         known = parse_toml(path.read_text(encoding="utf-8"), str(path))
+    # settings that are newer than the file had their defaults when it was written
+    known = {key: DEFAULTS[key] for key in shared if DEFAULTS[key] is not MISSING} | known
     wanted = parse_toml(to_toml(shared), str(path))
     for key in sorted(known.keys() | wanted.keys()):
         if known.get(key) != wanted.get(key):

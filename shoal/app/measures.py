@@ -107,20 +107,14 @@ def measures(story: Story) -> list[Measure]:
 
 
 def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
-    """The plain ensemble of the same size, unless the group is one itself.
+    """The plain ensemble of the same size, of the same form where there are several.
 
-    Where there are several, such as the published form and the corrected one, that of its own form.
+    A group that is one itself has none.
     """
-    if _is_plain(group):
+    if group.first.plain:
         return None
-    plain = [g for g in groups if _is_plain(g) and g.members == group.members]
-    form = group.first.method.partition(" ")[2]
-    alike = [g for g in plain if g.first.method.partition(" ")[2] == form]
-    return next(iter(alike or plain), None)
-
-
-def _is_plain(group: Group) -> bool:
-    return group.first.method.partition(" ")[0] == "ensemble"
+    found = [g for g in groups if g.first.plain and g.members == group.members]
+    return min(found, key=lambda other: other.first.form != group.first.form, default=None)
 
 
 def against_baseline(

@@ -200,13 +200,18 @@ def comparison_sentence(
         verb = "equals" if len(equal) == 1 else "equal"
         parts.append(f"{joined(equal)} {verb} {baseline} within noise")
     for word in ("better", "worse", "different"):
-        for label in (name for name, given in words.items() if given == word):
-            change = number(differences[label].difference, _width(differences[label]))
-            signed = change if change.startswith("−") else f"+{change}"
-            parts.append(f"{label} is {word} than {baseline} by {signed}")
+        found = {name: differences[name] for name, given in words.items() if given == word}
+        told = [f"{name} (by {_size(found[name])})" for name in found]
+        if told:
+            than = "" if parts else f" than {baseline}"
+            parts.append(f"{word}{than} {'is' if len(told) == 1 else 'are'} {joined(told)}")
     if not parts:
         return f"One seed does not tell whether methods differ in {metric}."
-    return f"In {metric}, {joined(parts)} ({seeds} seeds)."
+    return f"In {metric}, {'; '.join(parts)} ({seeds} seeds)."
+
+
+def _size(difference: Difference) -> str:
+    return number(abs(difference.difference), _width(difference))
 
 
 def _width(difference: Difference) -> float:

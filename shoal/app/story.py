@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from shoal.training.run import RunFolder
 
 __all__ = ["Entry", "Group", "Story", "flat", "plain", "tell"]
 
-_USUAL = ("strength", "1")
-_OWN = {"method", "legacy", "calibrated", "members", "seed", "init_seed", "engine"}
+_OWN = {"method", "legacy", "calibrated", "strength", "members", "seed", "init_seed", "engine"}
+_FORMS = ("legacy", "calibrated")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class Entry:
         assessment: None until `assess` has judged it.
         folder: where it is kept, None when it is not.
         evidence: None until `shoal evidence` has been there.
+        shared: the form that all runs of a page have; their labels do not repeat it.
     """
 
     name: str
@@ -43,14 +44,36 @@ class Entry:
     assessment: Assessment | None
     folder: Path | None = None
     evidence: Evidence | None = None
+    shared: str | None = None
 
     @property
     def method(self) -> str:
-        """Name of the method, as figures and tables show it."""
+        """The method as figures and tables show it: name, strength where it is not 1, and form."""
+        strength = 1.0 if self.plain else float(self.config.get("strength") or 1.0)
+        return self._labelled("" if strength == 1.0 else f":{strength:g}")
+
+    @property
+    def family(self) -> str:
+        """The method at whatever strength."""
+        return self._labelled("")
+
+    @property
+    def plain(self) -> bool:
+        """Its members do not repel each other."""
+        return self.config.get("method") == "ensemble"
+
+    @property
+    def form(self) -> str | None:
+        """Which variant of its method: "legacy", "calibrated" or None."""
+        return next((form for form in _FORMS if self.config.get(form)), None)
+
+    def _labelled(self, strength: str) -> str:
         method = self.config.get("method", "custom")
         name = method if isinstance(method, str) else _told(method)
-        form = next((form for form in ("legacy", "calibrated") if self.config.get(form)), None)
-        return f"{name} ({form})" if form else name
+        # the strength belongs to the name, before what else was changed in the method
+        first, *rest = name.split(" ", 1)
+        form = [f"({self.form})"] if self.form not in (None, self.shared) else []
+        return " ".join([first + strength, *rest, *form])
 
     @property
     def members(self) -> int:
@@ -172,6 +195,9 @@ def tell(runs: Iterable[Any], title: str | None = None) -> Story:
             f"a page is about one data set, but these runs are about {' and '.join(names)}; "
             f"make a page for each"
         )
+    forms = {entry.form for entry in entries}
+    if len(entries) > 1 and len(forms) == 1:
+        entries = [replace(entry, shared=entry.form) for entry in entries]
     return Story(entries, _groups([e for e in entries if e.assessment is not None]), title)
 
 
@@ -222,7 +248,7 @@ def _groups(entries: list[Entry]) -> list[Group]:
     found: dict[tuple[str, int], list[Entry]] = {}
     for entry, setting in zip(entries, settings, strict=True):
         known = {key: setting.get(key, "none") for key in telling[entry.method]}
-        extra = ", ".join(f"{k} {word}" for k, word in known.items() if (k, word) != _USUAL)
+        extra = ", ".join(f"{k} {word}" for k, word in known.items())
         label = f"{entry.method} ({extra})" if extra else entry.method
         found.setdefault((label, entry.members), []).append(entry)
     order = list(dict.fromkeys(label for label, _ in found))

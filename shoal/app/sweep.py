@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shoal.app.diverged import diverged, diverged_sentence
 from shoal.app.flatten import flat, plain
 from shoal.app.measures import Measure, against_baseline
 from shoal.app.sentences import verdict
@@ -49,7 +50,7 @@ def sweeps(groups: Sequence[Group]) -> list[Sweep]:
         if strength is None:
             continue
         words = {k: v for k, v in flat(plain(first.config)).items() if k not in _OWN}
-        key = first.method, group.members, repr(sorted(words.items()))
+        key = first.family, group.members, repr(sorted(words.items()))
         found.setdefault(key, {})[float(strength)] = group
     return [
         Sweep(method, members, dict(sorted(by_strength.items())))
@@ -68,7 +69,7 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[Group], measure: 
     """Whether repulsion that is not negligible beats the plain ensemble before accuracy falls."""
     if all(len(group.entries) < 2 for sweep in found for group in sweep.groups.values()):
         return "One seed a strength says nothing about the noise; `--seeds 5` does."
-    words: dict[str, list[str]] = {"beats": [], "equals": [], "idle": []}
+    words: dict[str, list[str]] = {"beats": [], "equals": [], "idle": [], "lost": [], "none": []}
     falling = []
     for sweep in found:
         limit = sweep.falls(groups)
@@ -79,8 +80,15 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[Group], measure: 
             best = f"{sweep.method} at strength {gain[0]:g} (by {abs(gain[1]):.2g})"
             words["beats"].append(best)
         else:
-            words["equals" if active else "idle"].append(sweep.method)
-    return f"{_gains(measure, words)} {_falls(falling)}"
+            words["equals" if active else _idle(sweep)].append(sweep.method)
+    lost = diverged_sentence({sweep.method: sweep.groups for sweep in found})
+    return " ".join(filter(None, (_gains(measure, words), _falls(falling), lost)))
+
+
+def _idle(sweep: Sweep) -> str:
+    """What a sweep is worth whose forces were negligible: a run that diverged has shown none."""
+    sound = [not any(map(diverged, group.entries)) for group in sweep.groups.values()]
+    return "idle" if all(sound) else "lost" if any(sound) else "none"
 
 
 def _gains(measure: Measure, words: Mapping[str, list[str]]) -> str:
@@ -89,6 +97,8 @@ def _gains(measure: Measure, words: Mapping[str, list[str]]) -> str:
         "beats": f"{{}} {verb} the plain ensemble before accuracy falls",
         "equals": "no strength of {} that is not negligible does so by more than noise",
         "idle": "{} was negligible at every strength",
+        "lost": "{} was negligible at every strength at which training did not diverge",
+        "none": "{} says nothing, for training diverged at every strength",
     }
     told = [parts[kind].format(joined(names)) for kind, names in words.items() if names]
     return f"In {measure.title}, {'; '.join(told)}."

@@ -41,13 +41,13 @@ class Ticker:
         if self._bar is not None:
             self._bar.stop()
 
-    def tick(self, line: str) -> None:
-        """One more is done."""
-        self.done += 1
+    def tick(self, line: str, count: int = 1) -> None:
+        """One more is done, or several at once."""
+        self.done += count
         width = len(str(self.total))
         text = f"{self.done:{width}}/{self.total}  {line}"
         if self._bar is not None:
-            self._bar.advance(0)
+            self._bar.advance(0, count)
             self._bar.console.print(text, highlight=False)
         elif self.show:
             print(f"{text}{self._left()}", file=sys.stderr, flush=True)

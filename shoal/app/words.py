@@ -48,16 +48,18 @@ def plus_minus(mean: float, error: float, scale: float = 1.0) -> str:
 def percent(share: float, error: float = math.nan) -> str:
     """A share in per cent; small ones keep a digit that says something.
 
-    >>> percent(0.978), percent(0.00021), percent(1.0), percent(0.9781, 0.0002)
-    ('97.8 %', '0.02 %', '100 %', '97.81 %')
+    >>> percent(0.978), percent(0.00021), percent(1.0), percent(0.9781, 0.0002), percent(3e-7)
+    ('97.8 %', '0.02 %', '100 %', '97.81 %', 'under 0.0001 %')
     """
     value = 100 * share
     if math.isnan(value):
         return "an unknown share"
     if error < 0.0005:
         text = f"{value:.2f}"
+    elif 0 < abs(value) < 1e-4:
+        return "under 0.0001 %"
     elif 0 < abs(value) < 0.1:
-        text = f"{value:.1g}" if abs(value) >= 1e-4 else f"{value:.0e}"
+        text = f"{value:.4f}" if abs(value) < 9.5e-4 else f"{value:.1g}"
     else:
         text = f"{value:.1f}"
     text = text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text

@@ -9,7 +9,10 @@ import numpy as np
 from shoal.plots.registry import plot
 from shoal.plots.style import SIZE, blank, legend, looks, percent, tip
 
-__all__ = ["Curve", "comparison", "heatmap", "severity", "sizes"]
+__all__ = ["Curve", "comparison", "heatmap", "outliers", "severity", "sizes"]
+
+
+_FAR = 4.0
 
 
 class Curve(NamedTuple):
@@ -42,9 +45,12 @@ def comparison(
         title: written above.
     """
     figure, axes = blank(height=(0.95 + 0.34 * len(rows)) / SIZE[1])
-    styles = looks(rows)
+    styles, beyond = looks(rows), outliers(rows)
     for place, (label, (mean, error)) in enumerate(rows.items()):
         style = styles[label]
+        if label in beyond:
+            _beyond(axes, place, (mean, error), beyond[label], style.colour, share)
+            continue
         axes.errorbar([mean], [place], xerr=[_finite(error)], color=style.colour, capsize=4)
         (spot,) = axes.plot([mean], [place], markersize=7, **style.spot)
         tip(spot, f"{label}: {mean:.4g} ± {error:.2g}")
@@ -56,6 +62,41 @@ def comparison(
         percent(axes.xaxis)
     axes.margins(x=0.12)
     return figure
+
+
+def outliers(rows: Mapping[str, tuple[float, float]]) -> dict[str, int]:
+    """Methods so far from the others that these could not be told apart on one axis.
+
+    >>> outliers({"a": (0.29, 0.01), "b": (0.31, 0.01), "c": (0.3, 0.01), "d": (1.6, 0.4)})
+    {'d': 1}
+
+    Returns:
+        1 for those above the others and -1 for those below.
+    """
+    left = {label: row for label, row in rows.items() if math.isfinite(row[0])}
+    found: dict[str, int] = {}
+    while len(left) > max(2, 2 * len(rows) / 3):
+        means = [mean for mean, _ in left.values()]
+        middle = float(np.median(means))
+        far = max(left, key=lambda label: abs(left[label][0] - middle))
+        rest = [row for label, row in left.items() if label != far]
+        wide = max(m + _finite(e) for m, e in rest) - min(m - _finite(e) for m, e in rest)
+        if abs(left[far][0] - middle) < _FAR * max(wide, 1e-12):
+            break
+        found[far] = 1 if left.pop(far)[0] > middle else -1
+    return found
+
+
+def _beyond(
+    axes: Any, place: int, row: tuple[float, float], side: int, colour: str, share: bool
+) -> None:
+    """An arrow at the edge with the number, which lies outside of the axis."""
+    scale, unit = (100, " %") if share else (1, "")
+    error = f" ± {scale * row[1]:.2g}" if math.isfinite(row[1]) else ""
+    number = f"{scale * row[0]:.3g}{error}{unit}"
+    text = f"{number} →" if side > 0 else f"← {number}"
+    how = {"ha": "right" if side > 0 else "left", "va": "center", "color": colour}
+    axes.text(0.99 if side > 0 else 0.01, place, text, transform=axes.get_yaxis_transform(), **how)
 
 
 def _curves(figure: Any, axes: Any, curves: Mapping[str, Curve], words: str, apart: float) -> None:

@@ -31,7 +31,7 @@ def pairwise(
         top: the brightest fraction, for several matrices to share; by default the largest.
         title: written above.
     """
-    figure, axes = blank(height=1.15)
+    figure, axes = blank(height=1.0)
     values = np.asarray(matrix, dtype=float)
     M = len(values)
     top = max(float(values.max()) if top is None else top, 1e-6)
@@ -78,7 +78,7 @@ def members(points: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any
     axes.axhline(1, color=INK, linewidth=1, linestyle=":")
     percent(axes.xaxis)
     axes.xaxis.get_major_locator().set_params(nbins=5)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     axes.set(xlabel="accuracy of the member", ylabel="differs / errs", title=title)
     legend(figure, axes)
     return figure

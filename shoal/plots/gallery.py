@@ -46,10 +46,12 @@ def gallery(
     figure, axes = blank(height=(SIZE[0] * (rows * step + line * bool(title)) / columns) / SIZE[1])
     figure.set_layout_engine("none")
     axes.set_position((0, 0, 1, 1))
+    corners = []
     for index, image in enumerate(pixels):
         row, column = divmod(index, columns)
         caption, words = (_at(texts, index) for texts in (captions, tips))
-        _show(axes, image, (column, row * step, tall), caption, words)
+        corners.append(_show(axes, image, (column, row * step, tall), caption, words))
+    _frame(axes, np.array(corners))
     axes.set(xlim=(0, columns), ylim=(rows * step, -line * bool(title)), aspect="auto")
     axes.set_axis_off()
     axes.set_title(title, y=1, pad=-12)
@@ -62,17 +64,25 @@ def _at(texts: Sequence[str], index: int) -> str:
 
 def _show(
     axes: Any, image: np.ndarray, place: tuple[float, float, float], caption: str, words: str
-) -> None:
+) -> tuple[float, ...]:
+    """Draw one image with its caption, and say where it lies."""
     left, top, tall = place
     extent = (left + _GAP / 2, left + 1 - _GAP / 2, top + tall - _GAP / 2, top + _GAP / 2)
     grey = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.shape[-1] == 1 else {}
     pixels = image.squeeze(-1) if grey else image
     shown = axes.imshow(pixels, extent=extent, interpolation="none", **grey)
-    left, right, bottom, top = extent
-    # images as pale as the page would have no edge
-    frame = {"color": INK, "alpha": 0.2, "linewidth": 0.6}
-    axes.plot([left, right, right, left, left], [bottom, bottom, top, top, bottom], **frame)
     if words:
         tip(shown, words)
+    left, right, bottom, top = extent
     middle = (left + right) / 2
     axes.text(middle, bottom + _GAP, caption, ha="center", va="top", fontsize=10)
+    return extent
+
+
+def _frame(axes: Any, corners: np.ndarray) -> None:
+    """A pale line around every image, for those as pale as the page would have no edge."""
+    left, right, bottom, top = corners.T
+    gap = np.full(len(corners), np.nan)
+    x = np.stack([left, right, right, left, left, gap], -1)
+    y = np.stack([bottom, bottom, top, top, bottom, gap], -1)
+    axes.plot(x.ravel(), y.ravel(), color=INK, alpha=0.2, linewidth=0.6)

@@ -104,11 +104,18 @@ def _words(name: str) -> str:
 
 
 @plot("profile", cite=("fort2019large", "garipov2018loss"))
-def profile(paths: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any:
+def profile(
+    paths: Mapping[str, tuple[Tensor, Tensor]],
+    words: str = "other labels",
+    share: bool = True,
+    title: str = "",
+) -> Any:
     """Loss along paths between two members, and how far the function has moved from both.
 
     Args:
         paths: for each path the loss [K] and the difference from the two ends [2, K].
+        words: what the difference is.
+        share: it is a share, shown in per cent.
         title: written above.
     """
     figure, (above, below) = blank(2, 1.5, sharex=True)
@@ -126,12 +133,13 @@ def profile(paths: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any:
         above.plot([], [], color=INK, linestyle=dashes, label=f"differs {words}")
     above.set(ylabel="training loss (nats)", title=title)
     above.set_ylim(bottom=0)
-    percent(below.yaxis)
+    if share:
+        percent(below.yaxis)
     below.set_ylim(bottom=0)
     below.set_xticks([0, 0.5, 1], ["first member", "half way", "second member"])
     for label, side in zip(below.get_xticklabels(), ("left", "center", "right"), strict=True):
         label.set_horizontalalignment(side)
-    below.set(xlabel="place on the path", ylabel="other labels")
+    below.set(xlabel="place on the path", ylabel=words)
     legend(figure, above)
     return figure
 

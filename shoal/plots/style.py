@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from shoal.core.optional import require
@@ -48,7 +49,10 @@ COLOURS: dict[str, str] = {
 """One colour a method. All differ for readers with any common colour blindness, and all have a
 contrast of at least 3 to 1 with a light and with a dark page."""
 
-_LINE = 0.24
+_LINE, _LETTER, _HANDLE = 0.24, 0.1, 0.64
+"""Inches of a legend: a row, a letter, a handle with the room around it."""
+
+_TICKS = 5
 _VARIANTS = (("full", "-"), ("none", "--"), ("left", "-."), ("top", ":"))
 _MARKERS = dict(zip(COLOURS, "osD^vPX<>d", strict=True))
 
@@ -120,7 +124,6 @@ def rc() -> dict[str, Any]:
         "axes.titlelocation": "left",
         "axes.titlesize": 12,
         "axes.titleweight": "bold",
-        "figure.constrained_layout.use": True,
         "figure.figsize": SIZE,
         "font.size": 11.5,
         "grid.alpha": 0.14,
@@ -143,21 +146,36 @@ def blank(rows: int = 1, height: float = 1.0, **options: Any) -> tuple[Any, Any]
         height: of the figure, as a multiple of the usual one.
         options: passed on to `Figure.subplots`.
     """
-    figure = require("matplotlib.figure", extra="report").Figure(
-        figsize=(SIZE[0], SIZE[1] * height)
-    )
-    return figure, figure.subplots(rows, **options)
+    made = require("matplotlib.figure", extra="report").Figure
+    margins = require("shoal.plots.margins", extra="report").Margins
+    figure = made(figsize=(SIZE[0], SIZE[1] * height), layout=margins())
+    found = figure.subplots(rows, **options)
+    for axes in figure.axes:
+        axes.locator_params(nbins=_TICKS)
+    return figure, found
 
 
 def legend(figure: Any, axes: Any) -> None:
     """Name what was drawn, above the axes where it covers nothing; one name needs no legend."""
     handles, labels = axes.get_legend_handles_labels()
-    longest = max(map(len, labels), default=0)
     if len(labels) > 1:
-        columns = 4 if longest <= 8 else 3 if longest <= 12 else 2 if longest <= 24 else 1
+        columns = _columns(labels)
         rows = -(-len(labels) // columns)
         figure.set_figheight(figure.get_figheight() + _LINE * (rows - 1))
-        figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4)
+        places = {"loc": "upper left", "borderaxespad": 0.2}
+        figure.legend(handles, labels, ncols=columns, columnspacing=1.4, **places)
+
+
+def _columns(labels: list[str]) -> int:
+    """As many columns as fit beside each other."""
+    for columns in (4, 3, 2):
+        rows, more = divmod(len(labels), columns)
+        starts = [i * rows + min(i, more) for i in range(columns + 1)]
+        parts = [labels[a:b] for a, b in pairwise(starts)]
+        longest = [max(map(len, part), default=0) for part in parts]
+        if sum(longest) * _LETTER + columns * _HANDLE <= SIZE[0]:
+            return columns
+    return 1
 
 
 def tip(artist: Any, text: str) -> None:
@@ -178,6 +196,9 @@ def power(axis: Any) -> None:
     axis.set_major_locator(ticker.LogLocator(subs=steps, numticks=7))
     axis.set_major_formatter(_formatter(_power_of_ten))
     axis.set_minor_formatter(ticker.NullFormatter())
+    axis.set_minor_locator(
+        ticker.LogLocator(subs=(2.0, 5.0), numticks=9) if len(steps) == 1 else ticker.NullLocator()
+    )
 
 
 def _power_of_ten(value: float) -> str:

@@ -31,9 +31,11 @@ def svg(figure: Any, name: str, label: str = "") -> str:
         label: what a screen reader says instead of the picture.
     """
     matplotlib = require("matplotlib", extra="report")
+    canvas = require("matplotlib.backends.backend_svg", extra="report").FigureCanvasSVG
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(stream, format="svg", metadata={"Date": None})
+        # not by savefig, which draws the figure once more before it draws the figure
+        canvas(figure).print_svg(stream, metadata={"Date": None})
     text = stream.getvalue()
     text = _METADATA.sub("", text[text.index("<svg") :])
     text = _TIP.sub(lambda found: f"<g>{_title(found[1])}", text)

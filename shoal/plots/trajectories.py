@@ -30,7 +30,7 @@ def similarity(
         share: shown in per cent.
         title: written above.
     """
-    figure, axes = blank(height=1.15)
+    figure, axes = blank(height=1.0)
     values = np.asarray(matrix, dtype=float) * (100 if share else 1)
     image = axes.imshow(values, interpolation="none")
     owners = np.asarray(owner)

@@ -97,8 +97,9 @@ def balance_sentence(rows: list[dict[str, Any]], strength: float) -> str | None:
         when = (
             f"in {len(quiet)} of {len(rows)} epochs, a plain ensemble in effect while they lasted"
         )
-    advice = f"try strength={strength * 0.1 / ratio:.0e}" if ratio > 0 else "try a larger strength"
+    enough = f"{float(f'{strength * 0.1 / ratio:.0e}'):g}" if ratio > 0 else ""
+    advice = f"try strength={enough}" if enough else "try a larger strength"
     return (
-        f"Repulsion was at most {ratio:.1e} of the drive {when}; "
+        f"Repulsion was at most {100 * ratio:.2g} % of the drive {when}; "
         f"to let members repel each other, {advice}, or a higher temperature."
     )

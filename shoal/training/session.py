@@ -25,7 +25,7 @@ from shoal.training.interruption import Interruption
 from shoal.training.progress import Progress, make_progress
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
-from shoal.training.settings import Settings
+from shoal.training.settings import MISSING, Settings
 from shoal.training.trainer import Trainer
 from shoal.training.trajectory import Trajectory, frozen
 
@@ -100,7 +100,7 @@ class Session:
         self._check_same(folder)
 
     def _check_same(self, folder: RunFolder) -> None:
-        known = folder.config()
+        known = {**MISSING, **folder.config()}
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
         # What the members began from does not matter any more: the checkpoint replaces it.
         for key in (known.keys() | plain.keys()) - {"init_seed"}:

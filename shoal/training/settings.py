@@ -27,7 +27,10 @@ from shoal.training.annealing import Annealing
 from shoal.training.engine import parse
 from shoal.training.optim import Schedule, schedules
 
-__all__ = ["Settings"]
+__all__ = ["MISSING", "Settings"]
+
+MISSING: Mapping[str, Any] = {"legacy": False, "calibrated": False, "frozen": 0}
+"""What is meant by the config of a run that was made before these settings existed."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 def start(*arguments, folder):
     return subprocess.Popen(
-        [sys.executable, "-m", "shoal.app.cli", *map(str, arguments)],
+        [sys.executable, "-m", "shoal.app.start", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -341,7 +341,7 @@ def test_warnings_are_one_line_without_a_place(monkeypatch, capsys):
 
 
 def test_a_closed_pipe_is_quiet(tmp_path):
-    code = f"{sys.executable} -m shoal.app.cli list metrics | head -n 1"
+    code = f"{sys.executable} -m shoal.app.start list metrics | head -n 1"
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {code}; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,

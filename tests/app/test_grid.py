@@ -128,6 +128,15 @@ def test_a_grid_grows(done, data, monkeypatch):
     assert all(not done.is_done(cell) for cell in grown.cells if cell.members == 3)
 
 
+def test_a_grid_older_than_a_setting_has_its_default(done, data):
+    path = done.folder / "grid.toml"
+    text = path.read_text()
+    older = [line for line in text.splitlines() if not line.startswith(("frozen", "calibrated"))]
+    path.write_text("\n".join(older))
+    run_grid(done, data)
+    path.write_text(text)
+
+
 def test_runs_of_other_settings_are_never_mixed(done, data):
     with pytest.raises(ConfigError, match="holds runs with lr = 0.01, not 0.5"):
         run_grid(replace(done, config=replace(done.config, lr=0.5)), data)
@@ -211,7 +220,7 @@ ARGUMENTS += ["steps=250", "save_every=0.1", "--methods", "ensemble,kde", "--see
 
 
 def start_in(folder):
-    command = [sys.executable, "-m", "shoal.app.cli", *ARGUMENTS, "-o", "grid"]
+    command = [sys.executable, "-m", "shoal.app.start", *ARGUMENTS, "-o", "grid"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -277,7 +286,7 @@ def test_compare_tells_of_runs_that_came_to_nothing(tmp_path, monkeypatch, capsy
 def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
     small = load_config("digits", ["epochs=1", "model.hidden=[8]"])
     monkeypatch.setattr(demo, "load_config", lambda name: small if name == "digits" else None)
-    monkeypatch.setattr(compare, "report", lambda runs, path: write_text(path, str(len(runs))))
+    monkeypatch.setattr(compare, "report", lambda runs, path, **_: write_text(path, str(len(runs))))
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--seeds", "1", "-q"]) == 0
     assert "results runs/demo/results.csv" in capsys.readouterr().out

@@ -122,7 +122,7 @@ def start_in(folder, *more):
     folder.mkdir(exist_ok=True)
     home = str(Path(shoal.__file__).parents[1])
     return subprocess.Popen(
-        [sys.executable, "-m", "shoal.app.cli", *ARGUMENTS, *more],
+        [sys.executable, "-m", "shoal.app.start", *ARGUMENTS, *more],
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": home},
         stdout=subprocess.PIPE,

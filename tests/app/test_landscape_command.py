@@ -66,7 +66,7 @@ def test_the_page_has_the_section_after_the_question_of_difference(page):
     question = "What lies between the members?"
     assert text.index("Do the members differ?") < text.index(question)
     for title in (
-        "Equal loss, other functions",
+        "A path of low loss between two members",
         "Diverse and accurate?",
         "Where training led",
         "Within a mode or between modes: test",
@@ -126,3 +126,31 @@ FIGURES = """
   };
 })
 """
+
+
+def test_captions_say_what_was_measured_and_how_to_read_it(page):
+    text = page.read_text()
+    assert "stays as low as" not in text and "as good, but another" not in text
+    assert "have nothing in common at any time" not in text
+
+
+@pytest.fixture(scope="module")
+def curve(tmp_path_factory):
+    out = tmp_path_factory.mktemp("regression") / "run"
+    settings = ["members=3", "epochs=3", "keep_every=1", "model.hidden=[12]", "method=ensemble"]
+    assert main(["fit", "toy-regression", *settings, "steps=none", "-o", str(out), "-q"]) == 0
+    command = ["landscape", str(out), "--quick", "--points", "4", "--inputs", "60", "-q"]
+    assert main(command) == 0
+    return out
+
+
+def test_functions_that_give_numbers_have_no_labels(curve, tmp_path, capsys):
+    command = ["landscape", str(curve), "--quick", "--points", "4", "--inputs", "60", "--json"]
+    assert main([*command, "-q"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "label" not in told["trajectories"]["sentence"]
+    assert "% of" not in told["tunnel"]["sentence"].split("while")[-1]
+    text = report([curve], tmp_path / "page.html").read_text()
+    section = text[text.index('id="landscape"') : text.index('id="training"')]
+    assert "other labels" not in section and "another label" not in section
+    assert "root mean square difference of the predictions" in section

@@ -149,6 +149,7 @@ def test_text_stands_out_in_both_schemes(open_page, scheme):
 
 def test_tables_sort_by_a_click(open_page):
     page = open_page()
+    page.evaluate("document.querySelectorAll('details').forEach(f => (f.open = true))")
     tables = page.locator("table")
     assert tables.count() > 0
     for index in range(tables.count()):

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import gc
 import hashlib
 import html
 import io
@@ -97,7 +98,7 @@ def test_runs_that_differ_in_more_than_their_seed_are_told_apart(picture_runs):
     (run, found), *rest = picture_runs
     other = replace(run, config=run.config | {"strength": 100.0})
     labels = {group.label for group in tell([(other, found), (run, found), *rest]).groups}
-    assert labels == {"kde (strength 100)", "kde (strength none)", "ensemble", "f-svgd"}
+    assert labels == {"kde:100", "kde", "ensemble", "f-svgd"}
 
 
 def test_tables_sort_by_the_number_and_show_its_error(page):
@@ -289,6 +290,16 @@ def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
 
     headings = re.findall(r"<h2>(.*?)</h2>", render(tell(picture_runs[:1])))
     assert [html.unescape(h) for h in headings][-2:] == ["Is there more?", QUESTIONS[-1]]
+
+
+def test_progress_counts_the_figures(picture_runs, tmp_path, capsys):
+    page = report(picture_runs, tmp_path / "page.html", progress=True)
+    *_, last = capsys.readouterr().err.splitlines()
+    drawn = page.read_text().count("<svg ")
+    assert last == f"{drawn}/{drawn}  Did training go well?"
+    assert gc.isenabled()
+    report(picture_runs, tmp_path / "page.html")
+    assert capsys.readouterr().err == ""
 
 
 def test_figures_are_written_as_files_of_their_own(picture_runs, tmp_path):

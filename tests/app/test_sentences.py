@@ -92,8 +92,8 @@ def test_comparison_names_equal_and_different_methods():
         5,
     )
     assert text == (
-        "In NLL, kde equals the plain ensemble within noise, f-kde is better than the plain "
-        "ensemble by −0.012 and svgd is worse than the plain ensemble by +0.20 (5 seeds)."
+        "In NLL, kde equals the plain ensemble within noise; better is f-kde (by 0.012); "
+        "worse is svgd (by 0.20) (5 seeds)."
     )
 
 

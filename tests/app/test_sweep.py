@@ -113,3 +113,26 @@ def test_the_page_has_a_picture_for_each_measure(groups):
     assert kinds == [Heading, Remark, Picture, Picture]
     assert all(block.reading.endswith(".") for block in blocks[2:])
     assert strength_blocks(Story(story.entries, groups[:2]), [NLL]) == []
+
+
+def diverged(found, strength):
+    """The same group, whose loss went up."""
+    for entry in found.entries:
+        entry.history[:] = [{"ratio": WEAK, "loss": 0.5}, {"ratio": WEAK, "loss": 200.0}]
+    return found
+
+
+def test_runs_that_diverged_are_not_called_negligible():
+    weak = group("f-svgd", 1.0, ratio=WEAK)
+    lost = diverged(group("f-svgd", 100.0, ratio=WEAK), 100.0)
+    told = strength_sentence(sweeps([group("ensemble"), weak, lost]), [weak, lost], NLL)
+    assert "f-svgd was negligible at every strength at which training did not diverge" in told
+    assert "Training diverged in 3 of 3 runs of f-svgd at strength 100:" in told
+
+
+def test_where_every_strength_diverged_nothing_is_said_about_repulsion():
+    lost = [diverged(group("f-svgd", s, ratio=WEAK), s) for s in (1.0, 10.0)]
+    told = strength_sentence(sweeps(lost), lost, NLL)
+    assert "negligible" not in told
+    assert "f-svgd says nothing, for training diverged at every strength" in told
+    assert "6 of 6 runs of f-svgd at strengths 1 and 10" in told

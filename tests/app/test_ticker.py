@@ -32,3 +32,10 @@ def test_quiet_is_quiet(capsys):
     with Ticker(total=2, show=False) as progress:
         progress.tick("first")
     assert capsys.readouterr().err == ""
+
+
+def test_several_can_be_done_at_once(clock, capsys):
+    with Ticker(total=10) as progress:
+        clock[0] += 8.0
+        progress.tick("four of them", 4)
+    assert capsys.readouterr().err == " 4/10  four of them; 12.0 s left\n"

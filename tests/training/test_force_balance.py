@@ -68,13 +68,13 @@ class TestTheSentence:
 
     def test_throughout(self):
         sentence = balance_sentence(self.rows(1e-5, 2e-5), 1.0)
-        assert "at most 2.0e-05 of the drive throughout" in sentence
-        assert "try strength=5e+03" in sentence
+        assert "at most 0.002 % of the drive throughout" in sentence
+        assert "try strength=5000" in sentence
 
     def test_in_part(self):
         sentence = balance_sentence(self.rows(1e-5, 0.5, 1e-4), 2.0)
-        assert "at most 1.0e-04" in sentence and "in 2 of 3 epochs" in sentence
-        assert "try strength=2e+03" in sentence
+        assert "at most 0.01 %" in sentence and "in 2 of 3 epochs" in sentence
+        assert "try strength=2000" in sentence
 
     def test_without_any_push_no_number_is_advised(self):
         assert "try a larger strength" in balance_sentence(self.rows(0.0), 1.0)

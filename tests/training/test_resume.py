@@ -302,6 +302,18 @@ class TestRefusals:
         assert_one_sentence(caught.value, f"has {key} = " if key != "legacy" else "has ")
         assert not (folder / "lock").exists()
 
+    @pytest.mark.parametrize("key", ["frozen", "calibrated", "legacy"])
+    def test_a_run_older_than_a_setting_has_its_default(self, key, folder):
+        path = folder / "config.toml"
+        lines = path.read_text().splitlines()
+        older = [line for line in lines if not line.startswith(f"{key} =")]
+        assert len(older) == len(lines) - 1
+        path.write_text("\n".join(older))
+        quick(out=folder, resume=True)
+        if key == "legacy":
+            with pytest.raises(ConfigError, match="has legacy = False, this call True"):
+                quick(out=folder, resume=True, legacy=True)
+
     def test_steps_for_epochs_is_another_setting(self, folder):
         with pytest.raises(ConfigError) as caught:
             quick(out=folder, resume=True, steps=99)

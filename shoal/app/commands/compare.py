@@ -56,7 +56,7 @@ def compare(grid: Grid, options: Namespace, page: str | Path | None) -> Outcome:
         written[name] = str(path)
     if page is not None:
         places = [grid.place(cell) for cell in grid.cells if grid.is_done(cell)]
-        written["page"] = str(report(places, page))
+        written["page"] = str(report(places, page, progress=not options.quiet))
     return _outcome(groups, failed, written)
 
 

@@ -33,7 +33,8 @@ def run(options: Namespace) -> Outcome:
             ticker.tick(f"{name} (was there already)" if kept else name)
 
         parts = study(found, data, names, effort=effort, fresh=options.fresh, tell=tell)
-    told = {name: finding(name, part) for name, part in parts.items()}
+    labels = found.likelihood.task == "classification"
+    told = {name: finding(name, part, labels) for name, part in parts.items()}
     text = "\n\n".join(f"{name}\n  {sentence}" for name, sentence in told.items())
     where = f"Kept in {options.run}/landscape; for a page type: shoal report {options.run}"
     value = {name: {"sentence": told[name], **part.scores} for name, part in parts.items()}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -31,12 +32,41 @@ def between(story: Story) -> Section | None:
     sound = {name: part for name, part in study.items() if "missing" not in part.scores}
     if not sound:
         return None
-    blocks: list[Block] = [*_paths(sound), *_diversity(sound), *_planes(sound)]
-    blocks += [*_trajectories(sound), *_averaging(sound), *_compared(_grouped(story, studies))]
-    notes = [Remark(f"{n}: {finding(n, part)}") for n, part in study.items()]
+    unlike = LABELS if _classifies(entry) else NUMBERS
+    blocks: list[Block] = [*_paths(sound, unlike), *_diversity(sound), *_planes(sound, unlike)]
+    blocks += [*_trajectories(sound, unlike), *_averaging(sound)]
+    blocks += _compared(_grouped(story, studies))
+    notes = [Remark(f"{n}: {finding(n, part, unlike.share)}") for n, part in study.items()]
     blocks.append(Fold(f"Every finding about {entry.name}", notes))
     leading = next(name for name in (*_FIRST, *sound) if name in sound)
-    return Section("What lies between the members?", finding(leading, sound[leading]), blocks)
+    told = finding(leading, sound[leading], unlike.share)
+    return Section("What lies between the members?", told, blocks)
+
+
+class Unlike(NamedTuple):
+    """How the difference of two functions is called."""
+
+    share: bool
+    words: str
+    noun: str
+
+    @property
+    def axis(self) -> str:
+        return f"{self.words} (%)" if self.share else self.words
+
+    @property
+    def from_one(self) -> str:
+        return f"difference from member 1{' (% of labels)' if self.share else ''}"
+
+
+LABELS = Unlike(True, "other labels", "the share of inputs with another label")
+NUMBERS = Unlike(False, "RMS difference", "the root mean square difference of the predictions")
+
+
+def _classifies(entry: Entry) -> bool:
+    likelihood = entry.config.get("likelihood")
+    name = likelihood.get("name") if isinstance(likelihood, Mapping) else likelihood
+    return name in (None, "categorical")
 
 
 def _parts(tensors: Mapping[str, Tensor], *keys: str) -> dict[str, tuple[Tensor, ...]]:
@@ -45,21 +75,25 @@ def _parts(tensors: Mapping[str, Tensor], *keys: str) -> dict[str, tuple[Tensor,
     return {name: tuple(tensors[f"{name}/{key}"] for key in keys) for name in names}
 
 
-def _paths(study: Study) -> Iterator[Block]:
+def _paths(study: Study, unlike: Unlike) -> Iterator[Block]:
     titles = {
-        "tunnel": "Equal loss, other functions",
+        "tunnel": "A path of low loss between two members",
         "line": "The straight line between two members",
     }
     readings = {
-        "tunnel": "Above: the loss stays as low as at the two members. Below: meanwhile the labels "
-        "change, away from the first member (solid) and towards the second (dashed).",
-        "line": "Between two members the loss rises and falls again; with hidden units matched "
-        "(aligned) less of the barrier, or none, is left.",
+        "tunnel": "A path was sought along which the loss stays low.",
+        "line": "A hump is a barrier between the members; aligned, if it is there, is the same "
+        "after the hidden units of the second were put in the order of the first.",
     }
     for name, title in titles.items():
         if name in study:
             paths = _parts(study[name].tensors, "loss", "apart")
-            yield Picture(plots.profile(paths), title, readings[name])  # pyright: ignore
+            yield Picture(
+                plots.profile(paths, unlike.words, unlike.share),  # pyright: ignore
+                title,
+                f"{finding(name, study[name], unlike.share)} {readings[name]} Below: {unlike.noun} "
+                "on the way, from the first member (solid) and from the second (dashed).",
+            )
 
 
 def _diversity(study: Study) -> Iterator[Block]:
@@ -69,13 +103,13 @@ def _diversity(study: Study) -> Iterator[Block]:
         yield Picture(
             plots.diversity_plane(points, scores["reference"], scores["classes"]),  # pyright: ignore
             "Diverse and accurate?",
-            "Accurate functions (right) have little bias, different ones (up) let an average "
-            "cancel more variance. Samples around one member (small) buy difference with errors; "
-            "other members (stars) differ at full accuracy. Nothing can lie above the hard bound.",
+            f"{finding('diversity', study['diversity'])} Right is accurate, up is different from "
+            "one member, which lets an average cancel more errors. Small: samples around that "
+            "member; stars: the other members. Nothing can lie above the hard bound.",
         )
 
 
-def _planes(study: Study) -> Iterator[Block]:
+def _planes(study: Study, unlike: Unlike) -> Iterator[Block]:
     for name, title in (
         ("origin-plane", "two members and the origin"),
         ("three-plane", "three members"),
@@ -87,36 +121,39 @@ def _planes(study: Study) -> Iterator[Block]:
         yield Picture(
             plots.surface(*where, t["loss"], t["marks"], "test loss (nats)", origin),
             f"Loss on the plane through {title}",
-            "Dark valleys are good networks. Members lie in valleys with a ridge between them.",
+            "Dark is a low loss. Where a brighter ridge lies between two numbers, the straight "
+            "line between those members crosses it.",
         )
+        apart = 100 * t["apart"][0] if unlike.share else t["apart"][0]
         yield Picture(
-            plots.surface(*where, t["apart"][0], t["marks"], "difference from member 1", origin),
+            plots.surface(*where, apart, t["marks"], unlike.from_one, origin),
             f"Functions on the plane through {title}",
-            "Dark is the function of member 1. The other valleys are bright: as good, but another "
-            "function.",
+            "Dark is the function of member 1, bright another one. Where this is bright and the "
+            "loss beside it is low, networks are as good and predict otherwise.",
         )
 
 
-def _trajectories(study: Study) -> Iterator[Block]:
+def _trajectories(study: Study, unlike: Unlike) -> Iterator[Block]:
     if "trajectories" not in study:
         return
     t = study["trajectories"].tensors
     yield Picture(
         plots.similarity(t["cosine"], t["owner"], "cosine of the weights"),
         "Weights along training",
-        "Blocks on the diagonal are one member during training, the others compare two members: "
-        "their weights have nothing in common at any time.",
+        "Blocks on the diagonal are one member during training, the others compare two members. "
+        "1 is the same direction, 0 nothing in common.",
     )
     yield Picture(
-        plots.similarity(t["apart"], t["owner"], "other labels (%)", share=True),
+        plots.similarity(t["apart"], t["owner"], unlike.axis, share=unlike.share),
         "Functions along training",
-        "The same for labels: late snapshots of one member agree, those of two members less so.",
+        f"The same for predictions: {unlike.noun}; dark is alike. "
+        f"{finding('trajectories', study['trajectories'], unlike.share)}",
     )
     yield Picture(
         plots.function_map(t["map"], t["owner"]),
         "Where training led",
-        "One dot a snapshot; dots that are near predict alike. Each member ends in a place of its "
-        "own.",
+        "One dot a snapshot, from the cross to the star; dots that are near predict alike. Lines "
+        "that end apart are members that learned different functions.",
     )
 
 
@@ -131,8 +168,8 @@ def _averaging(study: Study) -> Iterator[Block]:
         yield Picture(
             plots.sizes(curves, "NLL"),
             f"Within a mode or between modes: {name}",
-            "Lower is better. Lines fall with more members; the distance between lines is what "
-            "averaging or sampling around each member adds.",
+            "Lower is better. Along a line members are added; between lines lies what averaging "
+            "or sampling around each of them changes.",
         )
 
 
@@ -163,12 +200,13 @@ def _compared(groups: Mapping[str, list[tuple[Entry, Study]]]) -> Iterator[Block
         yield Picture(
             plots.effective(numbers, members),
             "How many different members?",
-            "1 means that all members are the same, the dotted line that all are different. "
-            "Weights always differ; what counts is whether predictions do. Bars are over seeds.",
+            "1 means that all members are the same, the dotted line that all are different, in "
+            "weights, features or predictions; predictions are what counts. Bars are one standard "
+            "error over the seeds.",
         )
     if sharp:
         yield Picture(
             plots.curvature(sharp),
             "Flat or sharp minima",
-            "One dot a member. A method whose dots lie higher has found sharper minima.",
+            "One dot a member. The higher it lies, the sharper is the minimum around it.",
         )

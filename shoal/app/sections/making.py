@@ -3,10 +3,13 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from shoal.app.blocks import Block, Cell, Listing, Section, Table, section
+from shoal.app.blocks import Block, Cell, Fold, Listing, Section, Table, section
+from shoal.app.commands_again import commands
 from shoal.app.flatten import flat, plain
 from shoal.app.story import Entry, Story
 from shoal.app.words import seconds
@@ -14,6 +17,8 @@ from shoal.core.bibliography import BIBLIOGRAPHY
 from shoal.interaction.methods import METHODS
 
 __all__ = ["bibtex", "made", "numbers_csv"]
+
+_ROWS = 12
 
 
 @section("making", order=80, judged=False)
@@ -24,7 +29,7 @@ def made(story: Story) -> Section:
     count = "One run" if len(entries) == 1 else f"{len(entries)} runs"
     answer = f"{count} on {entries[0].data}, {seconds(total)} of training."
     blocks: list[Block] = [
-        Listing("To make it again", _commands(entries)),
+        Listing("To make it again", "\n".join(commands(entries))),
         *_settings(entries),
         Listing("To cite it", bibtex(entries), "shoal.bib"),
     ]
@@ -32,10 +37,6 @@ def made(story: Story) -> Section:
     if numbers:
         blocks.append(Listing("All numbers, one a line", numbers, "shoal.csv", shown=False))
     return Section("How was it made?", answer, blocks)
-
-
-def _commands(entries: list[Entry]) -> str:
-    return "\n".join(f"shoal fit {entry.name}/config.toml" for entry in entries[:20])
 
 
 def _settings(entries: list[Entry]) -> list[Block]:
@@ -54,7 +55,8 @@ def _settings(entries: list[Entry]) -> list[Block]:
             + [Cell(table.get(key, "–"), table.get(key, "")) for key in differing]
             for entry, table in zip(entries, tables, strict=True)
         ]
-        blocks.append(Table("Settings that differ", ["run", *differing], rows))
+        table = Table("Settings that differ", ["run", *differing], rows)
+        blocks.append(table if len(rows) <= _ROWS else Fold("Settings that differ", [table]))
     return blocks
 
 
@@ -68,7 +70,7 @@ def _provenance(entry: Entry) -> Table:
 
 def bibtex(entries: list[Entry]) -> str:
     """The papers behind the methods of the runs, as a reference list."""
-    names = dict.fromkeys(entry.method.split(" ")[0] for entry in entries)
+    names = dict.fromkeys(re.split(r"[ :]", entry.method)[0] for entry in entries)
     keys = dict.fromkeys(k for name in names if name in METHODS for k in METHODS[name].cite)
     return "\n\n".join(BIBLIOGRAPHY[key].bibtex(key) for key in keys if key in BIBLIOGRAPHY)
 
@@ -80,7 +82,13 @@ def numbers_csv(entries: list[Entry]) -> str:
     writer.writerow(["run", "data", "method", "members", "seed", "part", "metric", "value"])
     empty = True
     for entry in entries:
-        own = [entry.name, entry.data, entry.method, entry.members, entry.seed]
+        own = [
+            entry.name,
+            entry.data,
+            replace(entry, shared=None).method,
+            entry.members,
+            entry.seed,
+        ]
         for part, scores in _parts(entry).items():
             for metric, value in scores.items():
                 empty = False

@@ -10,6 +10,7 @@ from shoal.app.measures import Measure, against_baseline, baseline, measures
 from shoal.app.story import Group, Story
 from shoal.app.strength_blocks import strength_blocks
 from shoal.app.words import number, plus_minus
+from shoal.plots.comparison import outliers
 from shoal.prediction.statistics import Difference
 
 __all__ = ["which"]
@@ -67,8 +68,14 @@ def _heading(measure: Measure) -> str:
     return measure.title + (f" ({measure.unit})" if measure.unit else "") + arrow
 
 
-def _named(group: Group) -> list[Cell]:
-    return [Cell(group.label, group.label), Cell(str(group.members), group.members)]
+def _named(group: Group, story: Story) -> list[Cell]:
+    """Method and size; one size for all is no news, and a phone has little room."""
+    size = [Cell(str(group.members), group.members)] if len(story.sizes) > 1 else []
+    return [Cell(group.label, group.label), *size]
+
+
+def _naming(story: Story) -> list[str]:
+    return ["method", "members"] if len(story.sizes) > 1 else ["method"]
 
 
 def _upright(group: Group, columns: list[Measure]) -> Table:
@@ -90,25 +97,37 @@ def _upright(group: Group, columns: list[Measure]) -> Table:
 def _table(story: Story, columns: list[Measure]) -> Table:
     rows = []
     for group in story.groups:
-        cells = [*_named(group), Cell(str(len(group.entries)), len(group.entries))]
+        cells = _named(group, story)
         for measure in columns:
             mean, error = measure.summary(group)
             cells.append(Cell(plus_minus(mean, error, measure.scale), mean))
-        rows.append(cells)
-    headings = ["method", "members", "seeds", *map(_heading, columns)]
+        rows.append([*cells, Cell(str(len(group.entries)), len(group.entries))])
+    headings = [*_naming(story), *map(_heading, columns), "seeds"]
     return Table(
         "All numbers",
         headings,
         rows,
         "Mean ± standard error over the seeds; ↑ higher is better, ↓ lower is better; "
-        "click a heading to sort.",
+        "click a heading to sort." + _forms(story),
     )
+
+
+def _forms(story: Story) -> str:
+    """What the words in brackets mean that follow the name of a method."""
+    words = {
+        "legacy": "as the published code does it",
+        "calibrated": "with a push of the size that the posterior asks for",
+    }
+    found = dict.fromkeys(group.first.form for group in story.groups)
+    all_of_them = "all methods " if story.lead.first.shared else ""
+    told = [f"{all_of_them}({form}): {words[form]}" for form in found if form in words]
+    return f" {'; '.join(told).capitalize()}." if told else ""
 
 
 def _differences(story: Story, columns: list[Measure]) -> Iterator[Block]:
     judged = [m for m in columns if m.better in ("lower", "higher")]
     rows = [
-        [*_named(group), *(_difference(measure, group, story) for measure in judged)]
+        [*_named(group, story), *(_difference(measure, group, story) for measure in judged)]
         for group in story.groups
         if baseline(group, story.groups) is not None
     ]
@@ -122,7 +141,7 @@ def _differences(story: Story, columns: list[Measure]) -> Iterator[Block]:
         return
     yield Table(
         "Difference to the plain ensemble of the same size and seed",
-        ["method", "members", *map(_heading, judged)],
+        [*_naming(story), *map(_heading, judged)],
         rows,
         "Mean difference with its 95 % interval over the seeds; = where the interval holds zero. "
         "One interval in twenty misses by chance.",
@@ -134,7 +153,7 @@ def _difference(measure: Measure, group: Group, story: Story) -> Cell:
     if found is None or not all(map(math.isfinite, found[0])):
         return Cell("–")
     scaled = Difference(*(measure.scale * end for end in found[0]))
-    width = (scaled.high - scaled.low) / 8
+    width = (scaled.high - scaled.low) / 4
     word = sentences.verdict(scaled, measure.better)
     middle, low, high = (number(value, width) for value in scaled)
     sign = "= " if word == "equal" else ""
@@ -146,13 +165,17 @@ def _compared(story: Story, measure: Measure) -> Picture:
     rows = {label: measure.summary(group) for label, group in story.peers().items()}
     figure = plots.comparison(rows, measure.title, measure.better, share=measure.share)
     noisy = any(math.isfinite(error) for _, error in rows.values())
+    far = " An arrow points to a number that lies beyond the axis." if outliers(rows) else ""
     return Picture(
         figure,
         f"{measure.title[0].upper()}{measure.title[1:]}",
-        "Dots are means, bars one standard error over the seeds; the table of differences says "
-        "which of them are more than noise."
-        if noisy
-        else "One seed each: the dots alone do not tell whether methods differ.",
+        (
+            "Dots are means, bars one standard error over the seeds; the table of differences says "
+            "which of them are more than noise."
+            if noisy
+            else "One seed each: the dots alone do not tell whether methods differ."
+        )
+        + far,
     )
 
 

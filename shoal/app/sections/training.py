@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from shoal import plots
 from shoal.app import sentences
 from shoal.app.blocks import Block, Cell, Fold, Picture, Remark, Section, Table, section
+from shoal.app.diverged import diverged
 from shoal.app.story import Entry, Story
-from shoal.app.words import number, percent, seconds
+from shoal.app.words import joined, number, percent, seconds
 from shoal.training.history import NEGLIGIBLE
 
 __all__ = ["went"]
 
-_FOLDS = 5
+_FOLDS = 8
+_ROWS = 12
 
 
 @section("training", order=70, judged=False)
@@ -22,13 +24,17 @@ def went(story: Story) -> Section | None:
     if not told:
         return None
     first, others = _shown(told, story)
-    blocks: list[Block] = [*_notes(told), *_pictures(first)]
+    blocks: list[Block] = [*_lost(told), *_notes(told), *_pictures(first)]
     blocks += [
         Fold(f"Training of {entry.method} ({entry.name})", list(_pictures(entry)))
         for entry in others[:_FOLDS]
     ]
+    if len(others) > _FOLDS:
+        names = joined([entry.method for entry in others[_FOLDS:]])
+        blocks.append(Remark(f"Not drawn here: {names}; `shoal report RUN` shows a run alone."))
     if len(told) > 1:
-        blocks += [*_seeds(told), _table(told)]
+        table = _table(told)
+        blocks += [*_seeds(told), table if len(told) <= _ROWS else Fold("Every run", [table])]
     return Section("Did training go well?", answer(first), blocks)
 
 
@@ -59,13 +65,38 @@ def _shown(entries: list[Entry], story: Story) -> tuple[Entry, list[Entry]]:
     return first, others
 
 
+def _lost(entries: list[Entry]) -> Iterator[Block]:
+    """Runs that are not worth the name of their method."""
+    lost = [entry for entry in entries if diverged(entry)]
+    if lost:
+        names = joined([entry.name for entry in lost])
+        yield Remark(
+            f"Training diverged in {len(lost)} of {len(entries)} runs: {names}. The loss ended far "
+            f"above where it began, members stopped being finite, or guessing would do better."
+        )
+
+
 def _notes(entries: list[Entry]) -> Iterator[Block]:
+    """The notes of the first run; of every other method, those of one run for all of its kind."""
     first, *others = entries
     for note in first.notes:
         yield Remark(f"{first.name}: {note}" if others else note)
-    rest = [Remark(f"{entry.name}: {note}") for entry in others for note in entry.notes]
+    speaking: dict[str, list[Entry]] = {}
+    for entry in others:
+        if entry.notes:
+            speaking.setdefault(f"{entry.method}, {entry.members} members", []).append(entry)
+    rest = [
+        Remark(f"{label}, {_which(runs)}: {note}")
+        for label, runs in speaking.items()
+        for note in runs[0].notes
+    ]
     if rest:
-        yield Fold(f"What the other runs had to say ({len(rest)} notes)", rest)
+        yield Fold(f"What the other runs had to say ({len(rest)})", rest)
+
+
+def _which(runs: list[Entry]) -> str:
+    more = len(runs) - 1
+    return runs[0].name + (f" (and {more} more with notes like it)" if more else "")
 
 
 def _pictures(entry: Entry) -> Iterator[Block]:

@@ -22,7 +22,8 @@ def trust(story: Story) -> Section:
     judge = _classes if story.assessment.task == "classification" else _numbers
     said = [*judge(story), *_recognition(story), _members(story), _repulsion(story)]
     seeds = len(story.lead.entries)
-    name = "the plain ensemble" if story.lead.label == "ensemble" else story.lead.label
+    plain = story.lead.first.plain
+    name = f"the plain {story.lead.label}" if plain else story.lead.label
     where = f"{name} with {story.lead.members} members on {story.lead.first.data}"
     answer = f"About {where}" + (f", the mean of {seeds} seeds." if seeds > 1 else ".")
     return Section("Can I trust it?", answer, said)
@@ -54,10 +55,15 @@ def _classes(story: Story) -> list[Statement]:
 
 
 def calibration_noise(entry: Entry) -> float:
-    """Standard error of mean confidence minus accuracy, over the inputs of the test."""
+    """Standard error of mean confidence minus accuracy, over the inputs of the test.
+
+    Where the answers to single inputs are not kept, that of the accuracy alone is as large or more.
+    """
     part = entry.assessment.part("test") if entry.assessment else {}
     if not {"confidence", "prediction", "label"} <= part.keys():
-        return math.nan
+        right = entry.assessment.test.get("accuracy", math.nan) if entry.assessment else math.nan
+        count = entry.assessment.scores["data"]["counts"]["test"] if entry.assessment else 1
+        return math.sqrt(right * (1 - right) / count)
     gap = part["confidence"].double() - (part["prediction"] == part["label"]).double()
     return mean_and_error(gap.numpy())[1]
 
@@ -120,6 +126,6 @@ def _members(story: Story) -> Statement:
 def _repulsion(story: Story) -> Statement:
     entry = story.lead.first
     sentence = sentences.repulsion_sentence(entry.method, entry.ratio)
-    plain = entry.method.startswith("ensemble") or math.isnan(entry.ratio)
+    plain = entry.plain or math.isnan(entry.ratio)
     share = "none" if plain else percent(entry.ratio / (1 + entry.ratio))
     return Statement("repulsion", share, sentence, "mind" if "in effect" in sentence else "plain")

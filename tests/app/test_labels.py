@@ -1,0 +1,88 @@
+"""A run is called by its whole name on every part of a page: method, strength and form."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from shoal.app.assessment import Assessment
+from shoal.app.blocks import Fold, Picture, Remark, Table
+from shoal.app.measures import Measure, against_baseline
+from shoal.app.report import _told, render
+from shoal.app.story import Entry, Group, Story, tell
+from shoal.plots.svg import svg
+
+
+def renamed(run, **config):
+    return replace(run, config=run.config | config)
+
+
+@pytest.fixture
+def strong(picture_runs):
+    """All runs of kde at strength 100."""
+    return [
+        (renamed(run, strength=100.0) if run.config["method"] == "kde" else run, found)
+        for run, found in picture_runs
+    ]
+
+
+def test_a_strength_is_told_even_where_all_runs_of_the_method_share_it(strong):
+    assert {group.label for group in tell(strong).groups} == {"kde:100", "ensemble", "f-svgd"}
+
+
+def test_no_part_of_the_page_calls_it_by_less(strong):
+    for section in _told(tell(strong)).values():
+        for block in every(section.blocks):
+            for text in words_of(block):
+                assert not re.search(r"(?<![\w-])kde(?![\w:-])", text), text
+
+
+def every(blocks):
+    for block in blocks:
+        yield from every(block.blocks) if isinstance(block, Fold) else [block]
+
+
+def words_of(block):
+    """Titles and texts, and what is written in figures; settings stand in cells of their own."""
+    if isinstance(block, Table):
+        named = "setting" not in block.title.lower()
+        cells = [cell.text for row in block.rows for cell in row] if named else []
+        return [block.title, block.reading, *cells]
+    if isinstance(block, Picture):
+        return [block.title, block.reading, *re.findall(r">([^<]+)<", svg(block.figure, "f"))]
+    if isinstance(block, Remark):
+        return [block.text]
+    return []
+
+
+def test_a_form_that_all_runs_share_is_told_once_in_the_title(picture_runs):
+    runs = [(renamed(run, legacy=True), found) for run, found in picture_runs]
+    story = tell(runs)
+    assert {group.label for group in story.groups} == {"kde", "ensemble", "f-svgd"}
+    assert "3 methods (legacy), 2 to 4 members" in render(story)
+
+
+def test_a_form_that_some_runs_have_is_in_their_label(picture_runs):
+    (run, found), *rest = picture_runs
+    labels = {g.label for g in tell([(renamed(run, legacy=True), found), *rest]).groups}
+    assert "kde (legacy)" in labels and "kde" in labels
+
+
+def test_published_methods_are_compared_with_the_plain_ensemble_of_their_form(picture_runs):
+    runs = [(renamed(run, legacy=True), found) for run, found in picture_runs]
+    story = tell(runs)
+    assert against_baseline(Measure("nll"), story.lead, story.groups) is not None
+
+
+def test_the_lead_is_called_plain_whatever_its_form():
+    scores = {
+        "data": {"task": "classification", "counts": {"test": 10}},
+        "test": {"accuracy": 0.9, "confidence": 0.9, "nll": 0.3, "effective_functions": 1.2},
+        "shifts": {},
+        "ood": {},
+    }
+    config = {"method": "ensemble", "legacy": True, "members": 3, "data": "d"}
+    entry = Entry("e", config, [], [], {}, Assessment(scores))
+    text = render(Story([entry], [Group(entry.method, [entry])]))
+    assert "About the plain ensemble (legacy) with 3 members" in text
+    assert "Only the scores of all runs are here" in text
