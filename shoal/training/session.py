@@ -103,8 +103,8 @@ class Session:
         known = {**MISSING, **folder.config()}
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
         # What the members began from does not matter any more: the checkpoint replaces it.
-        for key in (known.keys() | plain.keys()) - {"init_seed"}:
-            if known.get(key) != plain.get(key):
+        for key in {**plain, **known}:
+            if key != "init_seed" and known.get(key) != plain.get(key):
                 raise ConfigError(
                     f"the run in {folder.path} has {key} = {known.get(key)!r}, this call "
                     f"{plain.get(key)!r}; resume with the same settings or choose another folder"
