@@ -24,7 +24,7 @@ import shoal
 from shoal.core.files import write_bytes, write_json, write_text
 from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.models import registry as models
-from shoal.plots import Curve, comparison, severity
+from shoal.plots import Curve, comparison, png, severity
 from shoal.prediction.statistics import mean_and_error, paired_difference
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results" / "forde"
@@ -126,7 +126,7 @@ def figures(rows: list[dict], out: Path) -> None:
 
     def bars(labels: list[str], metric: str, name: str, words: str, share: bool) -> None:
         values = {k: (told[k][metric]["mean"], told[k][metric]["error"]) for k in labels}
-        _save(comparison(values, words, share=share), out / name)
+        write_bytes(out / name, png(comparison(values, words, share=share), 110))
 
     bases = ["ensemble", *BASES]
     bars(bases, "corrupted_accuracy", "bases.png", "accuracy under corruption", True)
@@ -141,9 +141,12 @@ def figures(rows: list[dict], out: Path) -> None:
         )
         for metric, words in (("accuracy", "clean"), ("corrupted_accuracy", "corrupted"))
     }
-    _save(severity(curves, "accuracy", "alpha", share=True), out / "alpha.png")
+    write_bytes(out / "alpha.png", png(severity(curves, "accuracy", "alpha", share=True), 110))
     for metric in ("accuracy", "ece"):
-        _save(_by_severity(rows, ["ensemble", "f-kde", *BASES], metric), out / f"{metric}.png")
+        write_bytes(
+            out / f"{metric}.png",
+            png(_by_severity(rows, ["ensemble", "f-kde", *BASES], metric), 110),
+        )
 
 
 def _by_severity(rows: list[dict], labels: list[str], metric: str) -> Any:
@@ -157,12 +160,6 @@ def _by_severity(rows: list[dict], labels: list[str], metric: str) -> Any:
         places = [0.0, *map(float, levels)]
         curves[label] = Curve(places, [mean for mean, _ in points], [e for _, e in points])
     return severity(curves, metric, share=metric == "accuracy")
-
-
-def _save(figure: Any, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, facecolor="white")
-    write_bytes(path, buffer.getvalue())
 
 
 def _csv(rows: list[dict]) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "Section",
     "Statement",
     "Table",
+    "folded",
     "registry",
     "section",
 ]
@@ -109,6 +110,11 @@ class Fold:
 
 
 Block = Statement | Picture | Table | Listing | Remark | Heading | Fold
+
+
+def folded(table: Table, rows: int = 12) -> Block:
+    """The table as it is, or shown when asked for where it has more rows than that."""
+    return table if len(table.rows) <= rows else Fold(table.title, [table])
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
 """The figures of a page as files of their own."""
 
-import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from shoal.app.blocks import Block, Fold, Picture, Section
 from shoal.core.files import write_bytes, write_text
+from shoal.plots.png import PAPER, png
 from shoal.plots.svg import svg
 
 __all__ = ["pictures", "write_figures"]
 
-PAPER, BLACK = "#ffffff", "#1a1a1a"
-"""A file has no reader's setting to follow: dark ink on white."""
+BLACK = "#1a1a1a"
+"""Ink of a file, on its white paper."""
 
 
 def write_figures(
@@ -31,9 +31,7 @@ def write_figures(
     for name, section in sections.items():
         for number, picture in enumerate(pictures(section.blocks), 1):
             stem = f"{name}-{number:02d}-{_slug(picture.title)}"
-            stream = io.BytesIO()
-            picture.figure.savefig(stream, format="png", dpi=150, facecolor=PAPER)
-            write_bytes(folder / f"{stem}.png", stream.getvalue())
+            write_bytes(folder / f"{stem}.png", png(picture.figure, 150))
             drawn = svg(picture.figure, "figure", picture.title).replace("currentColor", BLACK)
             drawn = drawn.replace("<svg ", f'<svg style="background:{PAPER}" ', 1)
             write_text(folder / f"{stem}.svg", drawn)

@@ -16,6 +16,7 @@ from shoal.plots.gallery import gallery
 from shoal.plots.history import bandwidth, bandwidths, forces, loss
 from shoal.plots.landscape import diversity_plane, profile, surface
 from shoal.plots.modes import curvature, effective
+from shoal.plots.png import png
 from shoal.plots.registry import plot, registry
 from shoal.plots.strength import strength
 from shoal.plots.style import COLOURS, look
@@ -54,6 +55,7 @@ __all__ = [
     "particles",
     "plane",
     "plot",
+    "png",
     "posterior_bands",
     "profile",
     "registry",

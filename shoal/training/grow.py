@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from shoal.core.errors import ConfigError
-from shoal.data.load import load as load_data
 from shoal.inference.ensemble import Ensemble
 from shoal.training.fit import fit
+from shoal.training.own_data import own_data
 from shoal.training.run import Run, load
 
 __all__ = ["grow"]
@@ -52,7 +52,7 @@ def grow(
     whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
     return fit(
         whole,
-        _data(run) if data is None else data,
+        own_data(run, "this run", "pass data=(x, y)") if data is None else data,
         **{"likelihood": run.likelihood, **given},
         frozen=run.ensemble.members,
         out=out,
@@ -73,15 +73,6 @@ def _settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
                 f"remember; type: shoal.grow(run, {key}={value['custom']})"
             )
     return {**given, **changes}
-
-
-def _data(run: Run) -> Any:
-    try:
-        return load_data(run.config.get("data", ""))
-    except ConfigError as error:
-        raise ConfigError(
-            f"the data of this run cannot be loaded again: {error}; pass data=(x, y)"
-        ) from error
 
 
 def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:

@@ -11,7 +11,6 @@ cost), tables.md (the same beside published numbers) and two figures.
 
 import argparse
 import csv
-import io
 import statistics
 import sys
 import time
@@ -32,7 +31,7 @@ from shoal.app.variants import parse_variants
 from shoal.core.files import write_bytes, write_json, write_text
 from shoal.core.lock import FolderLock
 from shoal.data.corruptions import SEVERITIES
-from shoal.plots import Curve, severity
+from shoal.plots import Curve, png, severity
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = {
@@ -107,7 +106,7 @@ def write(grid: Grid, out: Path, found: dict[str, Any]) -> None:
     write_json(out / "study.json", value)
     write_text(out / "tables.md", tables(groups, costs, _published(grid)))
     for metric, share in (("accuracy", True), ("ece", False)):
-        _save(_by_severity(groups, metric, share), out / f"{metric}.png")
+        write_bytes(out / f"{metric}.png", png(_by_severity(groups, metric, share), 110))
 
 
 def cost(group: Group) -> dict[str, float]:
@@ -192,12 +191,6 @@ def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
         told = [measure.summary(group) for measure in known.values()]
         curves[group.label] = Curve(list(known), [m for m, _ in told], [e for _, e in told])
     return severity(curves, metric, share=share)
-
-
-def _save(figure: Any, path: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110, facecolor="white")
-    write_bytes(path, buffer.getvalue())
 
 
 def main() -> None:

@@ -19,11 +19,11 @@ import torch
 import shoal
 from shoal.analysis.landscape.parts import along  # noqa: F401  # registers the parts
 from shoal.analysis.landscape.study import Effort, registry, study
-from shoal.app.blocks import Fold, Picture
+from shoal.app.figures import pictures
 from shoal.app.findings import finding
 from shoal.app.sections.landscape import between
 from shoal.app.story import tell
-from shoal.core.files import write_json, write_text
+from shoal.core.files import write_bytes, write_json, write_text
 from shoal.data.shifts import rotated
 from shoal.models import Blueprint, SmallCNN
 from shoal.models import registry as models
@@ -79,21 +79,13 @@ def parts_of(run, data, effort, names):
         yield name, row
 
 
-def pictures(folder):
-    """Every figure of the section of the page."""
-    section = between(tell([folder]))
-    blocks = [] if section is None else section.blocks
-    yield from (block for block in blocks if isinstance(block, Picture))
-    for fold in (block for block in blocks if isinstance(block, Fold)):
-        yield from (block for block in fold.blocks if isinstance(block, Picture))
-
-
 def draw(folder, out):
     """Each figure as PNG and as SVG, named after its title."""
-    for index, picture in enumerate(pictures(folder), 1):
+    section = between(tell([folder]))
+    for index, picture in enumerate(pictures([] if section is None else section.blocks), 1):
         words = "".join(c if c.isalnum() else " " for c in picture.title.lower()).split()
         name = f"{index:02d}-{'-'.join(words)}"
-        picture.figure.savefig(out / f"{name}.png", dpi=110, facecolor="white")
+        write_bytes(out / f"{name}.png", shoal.plots.png(picture.figure, 110))
         write_text(out / f"{name}.svg", shoal.plots.svg(picture.figure, name, picture.title))
 
 

@@ -83,9 +83,7 @@ def sheet(figures, columns, path):
     """All panels on one picture."""
     panels = []
     for figure in figures:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=60, facecolor="white")
-        panels.append(Image.open(buffer).convert("RGB"))
+        panels.append(Image.open(io.BytesIO(shoal.plots.png(figure, 60))).convert("RGB"))
     width, height = panels[0].size
     rows = -(-len(panels) // columns)
     whole = Image.new("RGB", (columns * width, rows * height), "white")

@@ -13,7 +13,7 @@ from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity.contestants import Budget, train
 from shoal.analysis.fidelity.law import measure
 from shoal.analysis.fidelity.study import ALWAYS, Row, discrepancy, summarise
-from shoal.core.disk import replacing
+from shoal.core.files import write_bytes
 
 __all__ = ["heat_map", "write_figures"]
 
@@ -69,6 +69,5 @@ def _growth(budget: Budget) -> Any:
 
 
 def _write(figure: Any, path: Path) -> Path:
-    with replacing(path, 1 << 20) as temporary:
-        figure.savefig(temporary, format="png", dpi=130, facecolor="white")
+    write_bytes(path, plots.png(figure, 130))
     return path

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shoal.app.blocks import Block, Cell, Fold, Listing, Section, Table, section
+from shoal.app.blocks import Block, Cell, Listing, Section, Table, folded, section
 from shoal.app.commands_again import commands
 from shoal.app.flatten import flat, plain
 from shoal.app.story import Entry, Story
@@ -17,8 +17,6 @@ from shoal.core.bibliography import BIBLIOGRAPHY
 from shoal.interaction.methods import METHODS
 
 __all__ = ["bibtex", "made", "numbers_csv"]
-
-_ROWS = 12
 
 
 @section("making", order=80, judged=False)
@@ -55,8 +53,7 @@ def _settings(entries: list[Entry]) -> list[Block]:
             + [Cell(table.get(key, "–"), table.get(key, "")) for key in differing]
             for entry, table in zip(entries, tables, strict=True)
         ]
-        table = Table("Settings that differ", ["run", *differing], rows)
-        blocks.append(table if len(rows) <= _ROWS else Fold("Settings that differ", [table]))
+        blocks.append(folded(Table("Settings that differ", ["run", *differing], rows)))
     return blocks
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from shoal import plots
 from shoal.app import sentences
-from shoal.app.blocks import Block, Cell, Fold, Picture, Remark, Section, Table, section
+from shoal.app.blocks import Block, Cell, Fold, Picture, Remark, Section, Table, folded, section
 from shoal.app.diverged import diverged
 from shoal.app.story import Entry, Story
 from shoal.app.words import joined, number, percent, seconds
@@ -14,7 +14,6 @@ from shoal.training.history import NEGLIGIBLE
 __all__ = ["went"]
 
 _FOLDS = 8
-_ROWS = 12
 
 
 @section("training", order=70, judged=False)
@@ -33,8 +32,7 @@ def went(story: Story) -> Section | None:
         names = joined([entry.method for entry in others[_FOLDS:]])
         blocks.append(Remark(f"Not drawn here: {names}; `shoal report RUN` shows a run alone."))
     if len(told) > 1:
-        table = _table(told)
-        blocks += [*_seeds(told), table if len(told) <= _ROWS else Fold("Every run", [table])]
+        blocks += [*_seeds(told), folded(_table(told))]
     return Section("Did training go well?", answer(first), blocks)
 
 
