@@ -129,8 +129,8 @@ def profile(
             spot,
             f"{name}: loss {float(loss[len(t) // 2]):.3g} half way, {float(loss[0]):.3g} before",
         )
-    for dashes, words in (("-", "from the first"), ("--", "from the second")):
-        above.plot([], [], color=INK, linestyle=dashes, label=f"differs {words}")
+    for dashes, end in (("-", "from the first"), ("--", "from the second")):
+        above.plot([], [], color=INK, linestyle=dashes, label=f"differs {end}")
     above.set(ylabel="training loss (nats)", title=title)
     above.set_ylim(bottom=0)
     if share:

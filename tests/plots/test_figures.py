@@ -298,3 +298,12 @@ def test_contact_sheet_shows_every_image_in_its_place():
 def test_contact_sheet_refuses_what_does_not_fit(rows):
     with pytest.raises(DataError, match="rows of 5 images"):
         plots.contact_sheet(rows)
+
+
+@pytest.mark.parametrize(("words", "share"), [("other labels", True), ("RMS difference", False)])
+def test_a_path_says_what_is_different_along_it(words, share):
+    paths = {"tunnel": (torch.ones(5), torch.rand(2, 5, generator=RANDOM))}
+    figure = plots.profile(paths, words, share)
+    above, below = figure.axes
+    assert above.get_ylabel() == "training loss (nats)"
+    assert below.get_ylabel() == words
