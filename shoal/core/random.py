@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.core.seeds import derive
 
-__all__ = ["hashed", "key", "many_normal", "normal", "uniform"]
+__all__ = ["chance", "hashed", "key", "many_normal", "normal", "uniform"]
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
 _MIX1, _MIX2 = -4658895280553007687, -7723592293110705685  # constants of the splitmix64 finaliser
@@ -38,6 +38,21 @@ def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
     element = torch.arange(math.prod(shape), device=key.device)
     bits = hashed(hashed(element) + key).bitwise_right_shift(11) & ((1 << 53) - 1)
     return (bits.double() / (1 << 53)).reshape(tuple(shape))
+
+
+def chance(key: Tensor, shape: Sequence[int], p: float) -> Tensor:
+    """True with probability p, for masks by the million: a third of the work of `uniform`.
+
+    Element i is the i-th number of the generator splitmix64 that starts at the key. Its last step
+    would change no leading bit and is left out; the number as it is, signed, tells above or below.
+
+    >>> 450 < int(chance(key(0, "a", 1), (1000,), 0.5).sum()) < 550
+    True
+    """
+    # The largest double below one still maps to a 64-bit integer.
+    threshold = round(min(max(p, 0.0), 1 - 2**-53) * (1 << 64)) - (1 << 63)
+    element = torch.arange(math.prod(shape), device=key.device)
+    return (_stirred(element * _GOLDEN + key) < threshold).reshape(tuple(shape))
 
 
 def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -70,11 +85,15 @@ def many_normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
 
 def hashed(x: Tensor) -> Tensor:
     """The splitmix64 finaliser, in wrapping signed arithmetic."""
-    x = x + _GOLDEN
-    x = (x ^ _shift(x, 30)) * _MIX1
-    x = (x ^ _shift(x, 27)) * _MIX2
+    x = _stirred(x + _GOLDEN)
     return x ^ _shift(x, 31)
 
 
+def _stirred(x: Tensor) -> Tensor:
+    # In place, into the caller's own sum: masks are large, and new memory is what costs most.
+    x = x.bitwise_xor_(_shift(x, 30)).mul_(_MIX1)
+    return x.bitwise_xor_(_shift(x, 27)).mul_(_MIX2)
+
+
 def _shift(x: Tensor, bits: int) -> Tensor:
-    return x.bitwise_right_shift(bits) & ((1 << (64 - bits)) - 1)
+    return x.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)

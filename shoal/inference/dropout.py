@@ -9,7 +9,7 @@ is kept.
 import torch
 from torch import Tensor, nn
 
-from shoal.core.random import hashed, key, uniform
+from shoal.core.random import chance, hashed, key
 
 __all__ = ["KeyedDropout", "install", "keys"]
 
@@ -32,7 +32,7 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x / (1 - p) where the hash of the element lies above p, else 0."""
+        """x / (1 - p) where chance, hashed from the element, keeps it, else 0."""
         if not self.training or self.p == 0:
             return x
         if self.p >= 1:
@@ -40,7 +40,7 @@ class KeyedDropout(nn.Module):
         shape = x.shape if self.channels is None else x.shape[: self.channels]
         place = hashed(self.key + (self.calls << 20) + self.layer)
         self.calls += 1
-        keep = uniform(place, shape) >= self.p
+        keep = chance(place, shape, 1 - self.p)
         return x * keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim)) / (1 - self.p)
 
 

@@ -94,14 +94,22 @@ class MemberMedian:
         return _positive(middle, columns, alive).detach().unsqueeze(-2)
 
 
-@functools.lru_cache(maxsize=64)
 def _pairs(members: int, every: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows and columns of the pairs i < j, or of all M² pairs."""
+    # Compiled code keeps them as constants, and the compiler warns of caches that it looks into.
+    make = _new_pairs if torch.compiler.is_compiling() else _kept_pairs
+    return make(members, every, device)
+
+
+def _new_pairs(members: int, every: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     if every:
         i, j = torch.meshgrid(torch.arange(members), torch.arange(members), indexing="ij")
         return i.flatten().to(device), j.flatten().to(device)
     i, j = torch.triu_indices(members, members, offset=1)
     return i.to(device), j.to(device)
+
+
+_kept_pairs = functools.lru_cache(maxsize=64)(_new_pairs)
 
 
 def masked_median(values: Tensor, keep: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What lies around and between the members: diversity against accuracy, paths, and maps of loss."""
 
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,8 @@ def surface(
     Args:
         across: first coordinate of the grid [W].
         up: second coordinate of the grid [H].
-        values: at the points of the grid [H, W]; the highest twentieth shares one colour.
+        values: at the points of the grid [H, W]; what lies far above the straight lines between the
+            members, and the highest twentieth, share one colour.
         marks: where the members are [R, 2].
         words: what the number is.
         origin: also mark where all weights are zero.
@@ -168,7 +170,9 @@ def surface(
     MaxNLocator = require("matplotlib.ticker", extra="report").MaxNLocator
     figure, axes = blank(height=1.2)
     finite = values[values.isfinite()].double()
-    low, high = float(finite.min()), float(finite.quantile(0.95))
+    spots = torch.cat([marks.double(), torch.zeros(1, 2).double()]) if origin else marks.double()
+    ridge = _highest_between(across, up, values.double(), spots)
+    low, high = float(finite.min()), min(float(finite.quantile(0.95)), 1.2 * ridge)
     shown = values.double().nan_to_num(nan=high, posinf=high).clamp(max=high).numpy()
     levels = np.linspace(low, max(high, low + 1e-9), 13)
     filled = axes.contourf(across, up, shown, levels=levels, cmap="cividis", extend="max")
@@ -186,3 +190,15 @@ def surface(
     bar = figure.colorbar(filled, ax=axes, label=words, ticks=MaxNLocator(6))
     bar.outline.set_visible(False)
     return figure
+
+
+def _highest_between(across: Tensor, up: Tensor, values: Tensor, spots: Tensor) -> float:
+    """The largest value on the straight lines between the spots, at the nearest grid points."""
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
+    lines = [(1 - t) * a + t * b for a, b in combinations(spots, 2)]
+    x, y = torch.cat(lines).T if lines else spots.T
+    columns = (x[:, None] - across.double()).abs().argmin(1)
+    rows = (y[:, None] - up.double()).abs().argmin(1)
+    found = values[rows, columns]
+    found = found[found.isfinite()]
+    return float(found.max()) if len(found) else float("inf")

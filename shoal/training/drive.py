@@ -146,7 +146,9 @@ class Drive:
         answer = self.stages.respond(*context, *here)
         if look.gradients is None:
             return answer
-        return self.stages.part(*context, answer, look.gradients, company)
+        here = answer.alive, answer.cotangent, look.gradients, company
+        # A named tuple replaced inside a compiled stage came back too short (torch 2.11).
+        return answer._replace(**self.stages.part(*context, *here)._asdict())
 
     def _company(self, x: Tensor) -> Company | None:
         """What the frozen members make of the batch, where this is what repels."""

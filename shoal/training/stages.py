@@ -22,6 +22,7 @@ from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel
 
 __all__ = [
     "Answer",
+    "Apart",
     "Company",
     "Settled",
     "Stages",
@@ -70,6 +71,16 @@ class Answer(NamedTuple):
     mix: Tensor | None
     measures: Tensor | None
     push: Tensor | None = None
+
+
+class Apart(NamedTuple):
+    """What an answer becomes where input gradients push each other away; fields as there."""
+
+    alive: Tensor
+    cotangent: Tensor
+    mix: Tensor | None
+    measures: Tensor
+    push: Tensor
 
 
 class Settled(NamedTuple):
@@ -123,30 +134,26 @@ def respond(
 def part(
     posterior: Posterior,
     repulsion: Repulsion,
-    answer: Answer,
+    alive: Tensor,
+    cotangent: Tensor,
     gradients: Tensor,
     company: Company | None = None,
-) -> Answer:
+) -> Apart:
     """The push on input gradients, and the drives at the outputs mixed if the flow mixes them.
 
     Of the measures only bandwidth and effective members are known here: drive and push meet at the
     weights.
     """
-    push, own = _pushed(repulsion, {"gradients": gradients}, answer.alive, company)
+    push, own = _pushed(repulsion, {"gradients": gradients}, alive, company)
     interaction, mix = push.interaction, push.interaction.mix
     everyone = interaction.cloud.alive
     scale = -_push_scale(posterior, repulsion, gradients.shape[1]) * repulsion.strength
-    drive = {"outputs": answer.cotangent}
+    drive = {"outputs": cotangent}
     if mix is not None:
         mix, drive = mix[own], _joined(drive, company)
         drive = mixed(mix, _of_living(drive, everyone & finite(member_norms(drive))))
-    return answer._replace(
-        alive=everyone[own],
-        cotangent=drive["outputs"],
-        mix=mix,
-        measures=_kernel(interaction),
-        push=scale * push.tree()["gradients"],
-    )
+    push_back = scale * push.tree()["gradients"]
+    return Apart(everyone[own], drive["outputs"], mix, _kernel(interaction), push_back)
 
 
 def settle(
@@ -174,7 +181,7 @@ class Stages(NamedTuple):
 
     respond: Callable[..., Answer] = respond
     settle: Callable[..., Settled] = settle
-    part: Callable[..., Answer] = part
+    part: Callable[..., Apart] = part
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from shoal.analysis.landscape import subspace
 from shoal.analysis.landscape.averaging import averaged
 from shoal.analysis.landscape.connect import connect
 from shoal.analysis.landscape.curves import Tunnel
+from shoal.analysis.landscape.level import between, levelled
 from shoal.analysis.landscape.points import chosen
 from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import judged, outputs, survey
@@ -71,12 +72,15 @@ def test_a_tunnel_keeps_the_loss_while_the_function_changes(data):
     run = shoal.fit(ensemble, data, lr=3e-3, epochs=40, batch_size=32, **settings)
     curve, pair = Tunnel(5), chosen(run.ensemble, [0, 1])
     pivots = connect(pair, curve, data.train, steps=200, places=8)
-    t = torch.linspace(0, 1, 31, dtype=torch.float64)
+    valley = curve.coefficients(torch.linspace(0, 1, 31, dtype=torch.float64))
+    path = between(levelled(pivots, valley, data.train, run.likelihood))
+    torch.testing.assert_close(path[[0, -1]], valley[[0, -1]], rtol=0, atol=1e-3)
+    t = torch.linspace(0, 1, 61, dtype=torch.float64)
     ends = outputs(pair, data.test.x)
-    along = survey(pivots, curve.coefficients(t), data.train, run.likelihood)
+    along = survey(pivots, path, data.train, run.likelihood)
     level = (1 - t) * along.loss[0] + t * along.loss[-1]
     assert float((along.loss / level - 1).abs().max()) < 0.1
-    apart = survey(pivots, curve.coefficients(t), data.test, run.likelihood, ends).apart
+    apart = survey(pivots, path, data.test, run.likelihood, ends).apart
     assert float(apart[0, 0]) == float(apart[1, -1]) == 0
     assert float(apart[0, -1]) > 0.03
     # Not at once.

@@ -307,3 +307,12 @@ def test_a_path_says_what_is_different_along_it(words, share):
     above, below = figure.axes
     assert above.get_ylabel() == "training loss (nats)"
     assert below.get_ylabel() == words
+
+
+def test_colours_of_a_plane_reach_as_far_as_the_lines_between_members():
+    """A cliff far outside must not paint valleys and the ridge between them in one colour."""
+    grid = torch.linspace(-3, 3, 61)
+    x, y = grid[None, :], grid[:, None]
+    hump = torch.exp(-(x**2)) + 100 * (y.abs() > 2)
+    figure = plots.surface(grid, grid, hump, torch.tensor([[-2.0, 0.0], [2.0, 0.0]]))
+    assert figure.axes[1].get_ylim()[1] == pytest.approx(1.2, abs=0.01)

@@ -17,6 +17,7 @@ from shoal.training import trial
 from shoal.training.engine import Plan, parse
 from shoal.training.engine import waits as engine_waits
 from shoal.training.settings import Settings
+from shoal.training.stages import Stages
 from shoal.training.trainer import Trainer
 
 MEMBERS = 4
@@ -75,6 +76,21 @@ def test_ten_steps_in_single_precision_follow_the_double_loop(build, method):
         found = trained(build, engine, method)
         for name, tensor in exact.items():
             torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("method", ["ensemble", "kde", "f-svgd", "forde-identity"])
+def test_compiled_stages_give_the_same_steps(method, monkeypatch):
+    """Traced as for any compiler, and run without one, which not every machine has."""
+
+    def traced():
+        return Stages(*(torch.compile(s, dynamic=False, backend="aot_eager") for s in Stages()))
+
+    monkeypatch.setattr(trainer_module, "compiled_stages", traced)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Dynamo detected")
+        found = trained(Convolutions, "vmap+compile", method)
+    for name, tensor in trained(Convolutions, "vmap", method).items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("error", ["OutOfMemoryError", "not enough memory"])

@@ -4,11 +4,12 @@ Trains five independent members with snapshots along training, then looks at eve
 `shoal landscape` looks at, and writes one JSON file, one CSV file and the figures as PNG and SVG.
 By default CIFAR-10 with the network of Fort et al. (2019) on a GPU; --data digits takes a small
 network and some minutes of one core, --quick looks at them coarsely. A part that fails is recorded
-in parts.json and does not stop the others.
+in parts.json and does not stop the others; a call that was stopped goes on where it was.
 """
 
 import argparse
 import csv
+import io
 import time
 import traceback
 from dataclasses import replace
@@ -23,15 +24,22 @@ from shoal.app.figures import pictures
 from shoal.app.findings import finding
 from shoal.app.sections.landscape import between
 from shoal.app.story import tell
-from shoal.core.files import write_bytes, write_json, write_text
+from shoal.core.files import read_json, write_bytes, write_json, write_text
 from shoal.data.shifts import rotated
 from shoal.models import Blueprint, SmallCNN
 from shoal.models import registry as models
 
+CORRUPTED = {
+    "corruptions": ["gaussian-noise", "motion-blur", "fog", "jpeg-compression"],
+    "severities": [3],
+}
+"""One corruption of each family, where the data set can be corrupted."""
+
 
 def prepared(options):
     """The data, with shifts of our own where they bring none, and the network."""
-    data = shoal.data.load({"name": options.data, "ood": []})
+    small = options.data == "digits"
+    data = shoal.data.load({"name": options.data, "ood": []} | ({} if small else CORRUPTED))
     if not data.shifts:
         x, y = data.test.x, data.test.y
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
@@ -39,7 +47,7 @@ def prepared(options):
         shifts = {f"noise {s}": shoal.Split(x + s * spread * noise, y) for s in (0.2, 0.5)}
         shifts |= {f"rotated {a}": shoal.Split(rotated(x, float(a)), y) for a in (15, 30)}
         data = replace(data, shifts=shifts)
-    network = SmallCNN() if options.data == "digits" else models.make("medium-cnn")
+    network = SmallCNN() if small else models.make("medium-cnn")
     return data, Blueprint(network, data.input_shape, data.outputs)
 
 
@@ -89,6 +97,15 @@ def draw(folder, out):
         write_text(out / f"{name}.svg", shoal.plots.svg(picture.figure, name, picture.title))
 
 
+def write(run, out, seconds, found):
+    """What is known so far."""
+    value = {"seconds": seconds, "device": str(run.ensemble.device), "config": run.config}
+    write_json(out / "parts.json", value | {"parts": found})
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([("number", "value"), *flat(found)])
+    write_text(out / "numbers.csv", text.getvalue())
+
+
 def flat(value, path=()):
     """Numbers of nested tables, each with its path."""
     if isinstance(value, dict):
@@ -107,10 +124,11 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--device", default=None)
     parser.add_argument("--precision", default=None)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=300, help="of training a curve (300)")
     parser.add_argument("--parts", help="such as line,tunnel; all by default")
     options = parser.parse_args()
     if options.quick:
@@ -122,14 +140,14 @@ def main():
     data, blueprint = prepared(options)
     run = trained(options, data, blueprint)
     seconds = {"training": round(time.monotonic() - start, 2)}
-    effort = Effort.quick() if options.quick else Effort(inputs=5000)
+    effort = Effort.quick() if options.quick else Effort(inputs=3000, steps=options.steps)
     names = options.parts.split(",") if options.parts else registry.names()
-    found = dict(parts_of(run, data, effort, names))
-    seconds |= {"everything": round(time.monotonic() - start, 2)}
-    write_json(options.out / "parts.json", {"seconds": seconds, "device": str(run.ensemble.device),
-                                            "config": run.config, "parts": found})  # fmt: skip
-    with open(options.out / "numbers.csv", "w", newline="") as file:
-        csv.writer(file).writerows([("number", "value"), *flat(found)])
+    kept = options.out / "parts.json"
+    found = read_json(kept)["parts"] if kept.exists() else {}
+    for name, row in parts_of(run, data, effort, names):
+        found[name] = row
+        seconds["everything"] = round(time.monotonic() - start, 2)
+        write(run, options.out, seconds, found)
     draw(run.folder, options.out)
     print(f"{seconds}, written to {options.out}")
 

@@ -16,6 +16,7 @@ from shoal.core.types import Tree
 from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.inference.suited import suited_mapping
 
 __all__ = ["connect"]
 
@@ -33,12 +34,11 @@ def connect(
     seed: int = 0,
     tick: Callable[[int], None] = lambda count: None,
 ) -> Ensemble:
-    r"""The pivots of a curve of low loss between two solutions, ends included.
+    """The pivots of a curve of low loss between two solutions, ends included.
 
-    Minimises by Adam the mean of the loss over t; on a constrained curve the mean of
-    $\log^2 (L(\theta(t)) / L_{ends}(t))$, where $L_{ends}$ goes straight from the loss of one end
-    to that of the other on the same batch, so that the loss stays level all the way. Garipov et
-    al. (2018), arXiv 1802.10026; Fort & Jastrzebski (2019), arXiv 1906.04724.
+    Minimises by Adam the mean of the loss over t; on a constrained curve every pivot is put back
+    after each step into the hyperplane where it began. Garipov et al. (2018), arXiv 1802.10026;
+    Fort & Jastrzebski (2019), arXiv 1906.04724.
 
     Args:
         pair: the two solutions.
@@ -67,11 +67,10 @@ def connect(
     for _ in range(steps):
         at = (torch.arange(places) + torch.rand(places, generator=random).double()) / places
         batch = torch.randperm(len(train.x), generator=random)[:batch_size]
-        at = torch.cat([torch.tensor([0.0, 1.0]).double(), at])
         coefficients = curve.coefficients(at).to(pair.device)
         losses = _losses(pair, _whole(ends, inner), coefficients, train, batch, likelihood)
         optimizer.zero_grad()
-        (_unevenness(losses, at) if curve.constrained else losses[2:].mean()).backward()
+        losses.mean().backward()
         optimizer.step()
         schedule.step()
         if curve.constrained:
@@ -93,15 +92,8 @@ def _losses(
     x = train.x[batch].to(pair.device, pair.dtype)
     y = train.y[batch].to(pair.device) if train.y is not None else batch
     with using_batch_statistics(points):
-        found = points(x)
+        found = points(x, suited_mapping(points))
     return -(likelihood or Categorical()).log_prob(found, y).mean(-1)
-
-
-def _unevenness(losses: Tensor, at: Tensor) -> Tensor:
-    """Mean square of the logarithmic difference from the level of the ends, which come first."""
-    at = at.to(losses)
-    level = ((1 - at) * losses[0] + at * losses[1]).detach()
-    return (losses.clamp_min(1e-12) / level.clamp_min(1e-12))[2:].log().square().mean()
 
 
 def _whole(ends: Tree, inner: Tree) -> Tree:

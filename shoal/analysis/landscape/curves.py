@@ -28,7 +28,7 @@ class Curve(Protocol):
 
     @property
     def constrained(self) -> bool:
-        """Pivots stay in the hyperplanes where they began, the loss at the level of the ends."""
+        """Pivots stay in the hyperplanes where they began."""
         ...
 
     def coefficients(self, t: Tensor) -> Tensor:
@@ -74,13 +74,12 @@ class Polygon:
 
 @registry.register("tunnel", cite=("fort2019large",))
 @dataclass(frozen=True)
-class Tunnel(Polygon):
-    """A polygon whose pivots move only across the straight line, so that none slides to an end.
+class Tunnel(Bezier):
+    """A Bezier curve whose pivots move only across the straight line, and slide to no end.
 
     Each pivot moves in its own hyperplane, theta . (theta_2 - theta_1) fixed, so that t remains the
-    share of the way from one solution to the other, and until the loss is that of the ends: what is
-    found is a level path, not a valley below them.
+    share of the way from one solution to the other. What is found is a valley; `levelled` raises
+    it to the loss of the ends.
     """
 
-    pivots: int = 9
     constrained: bool = True

@@ -13,6 +13,7 @@ from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.mapping import Mapping
+from shoal.inference.suited import suited_mapping
 
 __all__ = ["Survey", "Tick", "apart", "chunk_size", "judged", "outputs", "survey"]
 
@@ -109,7 +110,7 @@ def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
 
 def outputs(ensemble: Ensemble, x: Tensor, mapping: Mapping | None = None) -> Tensor:
     """Outputs [K, B, C] of every member, without gradients, on the ensemble's device."""
-    mapping = Mapping() if mapping is None else mapping
+    mapping = suited_mapping(ensemble) if mapping is None else mapping
     with torch.no_grad():
         found = [ensemble(batch, mapping) for batch in _batches(ensemble, x)]
     return torch.cat(found, 1)

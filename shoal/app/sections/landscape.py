@@ -16,7 +16,6 @@ from shoal.prediction.statistics import mean_and_error
 __all__ = ["between"]
 
 _FIRST = ("tunnel", "diversity", "line", "functions", "trajectories", "averaging", "curvature")
-_SHIFTS = 3
 
 Study = Mapping[str, Part]
 
@@ -81,7 +80,8 @@ def _paths(study: Study, unlike: Unlike) -> Iterator[Block]:
         "line": "The straight line between two members",
     }
     readings = {
-        "tunnel": "A path was sought along which the loss stays low.",
+        "tunnel": "A path was sought along which the loss stays low, after the "
+        "hidden units of the second were put in the order of the first, where that is possible.",
         "line": "A hump is a barrier between the members; aligned, if it is there, is the same "
         "after the hidden units of the second were put in the order of the first.",
     }
@@ -160,7 +160,7 @@ def _trajectories(study: Study, unlike: Unlike) -> Iterator[Block]:
 def _averaging(study: Study) -> Iterator[Block]:
     if "averaging" not in study:
         return
-    for name, table in list(study["averaging"].scores["parts"].items())[: 1 + _SHIFTS]:
+    for name, table in study["averaging"].scores["parts"].items():
         curves = {
             key: plots.Curve(row["modes"], row["nll"], [math.nan] * len(row["modes"]))
             for key, row in table.items()

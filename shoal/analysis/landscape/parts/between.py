@@ -8,6 +8,7 @@ from torch import Tensor
 from shoal.analysis.landscape import curves
 from shoal.analysis.landscape.alignment import align
 from shoal.analysis.landscape.connect import connect
+from shoal.analysis.landscape.level import between, levelled
 from shoal.analysis.landscape.planes import Plane, line, plane_through_origin, plane_through_three
 from shoal.analysis.landscape.study import Part, Scene, registry
 from shoal.analysis.landscape.survey import Survey, survey
@@ -31,24 +32,39 @@ def lines(scene: Scene) -> Part:
     return _profiles(found, notes)
 
 
-@registry.register("tunnel", cite=("fort2019large", "garipov2018loss"))
+@registry.register("tunnel", cite=("fort2019large", "garipov2018loss", "ainsworth2022git"))
 def tunnel(scene: Scene) -> Part:
-    """Curves between two members along which the loss stays low while the function changes."""
-    pair, found = scene.first(2), {}
+    """Curves between two members along which the loss stays low while the function changes.
+
+    The tunnel is a valley across the straight line, raised to the level of its ends; the Bezier
+    curve goes as low as it can. The way is shorter when the units of the second stand in the order
+    of the first's, which makes no other function of it; networks in which units cannot be matched
+    are taken as they are.
+    """
+    pair, found, notes = scene.first(2), {}, {}
+    try:
+        pair = align(pair)
+    except ConfigError as error:
+        notes["aligned"] = str(error)
     t = torch.linspace(0, 1, _PLACES, dtype=torch.float64)
     for name in ("tunnel", "bezier"):
         curve = curves.registry.make(name)
         pivots = connect(
             pair,
             curve,
-            scene.train,
+            scene.data.train,
             likelihood=scene.run.likelihood,
             steps=scene.effort.steps,
             seed=scene.seed,
             tick=scene.tick,
         )
-        found[name] = _profile(scene, pivots, curve.coefficients(t))
-    return _profiles(found, {})
+        path = curve.coefficients(t)
+        if curve.constrained:
+            here = scene.train, scene.run.likelihood, scene.statistics, scene.tick
+            # Half way between the places that were made level it shows whether the path is.
+            path = between(levelled(pivots, path, *here))
+        found[name] = _profile(scene, pivots, path)
+    return _profiles(found, notes)
 
 
 @registry.register("origin-plane", cite=("fort2019deep",))
