@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "parse"]
 
-LONG = {True: 5_000, False: 50_000}
-"""Steps after which compiling has paid for itself, with convolutions and without."""
+LONG = {True: 20_000, False: 50_000}
+"""Steps after which compiling has paid for itself, with convolutions and without.
+
+On an H200, ResNet18 takes 40 s to compile and saves 1.3 ms a step with five members, 4.3 with ten.
+"""
 
 
 @dataclass(frozen=True)
