@@ -198,6 +198,7 @@ def landscape(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="coarse: whether it works, and roughly how it looks")
     add("--points", type=int, metavar="N", help="along each side of a plane (41)")
     add("--inputs", type=int, metavar="N", help="of the test and of the training data (2000)")
+    add("--steps", type=int, metavar="N", help="of training a curve (300)")
     add("--fresh", action="store_true", help="compute again what the folder already holds")
     add("--data", metavar="SPEC", help="the run's data, where they cannot be loaded by name")
     _machine(parser)

@@ -41,6 +41,11 @@ class Ticker:
         if self._bar is not None:
             self._bar.stop()
 
+    def note(self, words: str) -> None:
+        """What is being done, beside the bar; nothing where there is none."""
+        if self._bar is not None:
+            self._bar.update(0, description=words)
+
     def tick(self, line: str, count: int = 1) -> None:
         """One more is done, or several at once."""
         self.done += count
@@ -71,9 +76,16 @@ def _bar(total: int, done: int) -> Any:
     """None where rich is not at hand, or does not work."""
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        words = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
         bar = Progress(*columns, console=Console(stderr=True), transient=True)
         bar.add_task("", total=total, completed=done)
         return bar

@@ -187,7 +187,8 @@ def surface(
     axes.grid(visible=False)
     axes.set_aspect("equal")
     axes.set(xlabel="weights, first direction", ylabel="weights, second direction", title=title)
-    bar = figure.colorbar(filled, ax=axes, label=words, ticks=MaxNLocator(6))
+    ticks = [tick for tick in MaxNLocator(6).tick_values(low, high) if low <= tick <= high]
+    bar = figure.colorbar(filled, ax=axes, label=words, ticks=ticks)
     bar.outline.set_visible(False)
     return figure
 

@@ -39,3 +39,18 @@ def test_several_can_be_done_at_once(clock, capsys):
         clock[0] += 8.0
         progress.tick("four of them", 4)
     assert capsys.readouterr().err == " 4/10  four of them; 12.0 s left\n"
+
+
+def test_a_note_is_for_the_bar_alone(capsys):
+    with Ticker(total=2) as progress:
+        progress.note("first: 10 networks")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_note_stands_beside_the_bar(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(ticker.sys.stderr, "isatty", lambda: True, raising=False)
+    with Ticker(total=2) as progress:
+        progress.note("first: 10 networks")
+        drawn.append(progress._bar.tasks[0].description)
+    assert drawn == ["first: 10 networks"]

@@ -50,7 +50,7 @@ def connect(
         places: points of the curve in every step, one at random in each of so many equal parts.
         batch_size: inputs in every step.
         seed: decides places and batches.
-        tick: told of every step.
+        tick: told how many networks a step looked at.
     """
     if pair.members != 2:
         raise ConfigError(f"a curve connects two members, not {pair.members}")
@@ -75,7 +75,7 @@ def connect(
         schedule.step()
         if curve.constrained:
             _project(inner, ends, t[1:-1])
-        tick(1)
+        tick(places)
     return with_weights(pair, {n: w.detach() for n, w in _whole(ends, inner).items()})
 
 

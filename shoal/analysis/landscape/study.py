@@ -1,5 +1,6 @@
 """The whole landscape of a run, part by part, each computed once and kept in the run's folder."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,7 @@ def study(
     fresh: bool = False,
     seed: int = 0,
     tell: Callable[[str, bool], None] = lambda name, kept: None,
+    tick: Callable[[str, int], None] = lambda name, count: None,
 ) -> dict[str, Part]:
     """Look at the landscape around the members of a run.
 
@@ -171,6 +173,8 @@ def study(
         fresh: compute everything again.
         seed: decides everything random.
         tell: called with the name of each part done, and whether it was there already.
+        tick: called with the name of the part under way and how many networks were looked at or
+            steps taken since the last call.
     """
     import shoal.analysis.landscape.parts  # noqa: F401  # registers them
 
@@ -180,6 +184,7 @@ def study(
     scene.run.ensemble.train(False)
     found = {}
     for name, build in builders.items():
+        scene.tick = functools.partial(tick, name)
         key = {"format": FORMAT, "epochs": len(run.history), "seed": seed, **vars(scene.effort)}
         kept = None if fresh or run.folder is None else _kept(run.folder, name, key)
         if kept is None:

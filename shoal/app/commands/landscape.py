@@ -1,6 +1,7 @@
 """`shoal landscape`: look at what lies around and between the members of a run."""
 
 from argparse import Namespace
+from collections import Counter
 from dataclasses import replace
 
 import shoal.analysis.landscape.parts  # noqa: F401  # registers them
@@ -32,7 +33,14 @@ def run(options: Namespace) -> Outcome:
         def tell(name: str, kept: bool) -> None:
             ticker.tick(f"{name} (was there already)" if kept else name)
 
-        parts = study(found, data, names, effort=effort, fresh=options.fresh, tell=tell)
+        seen: Counter[str] = Counter()
+
+        def tick(name: str, count: int) -> None:
+            seen[name] += count
+            ticker.note(f"{name}: {seen[name]:,} networks")
+
+        how = {"effort": effort, "fresh": options.fresh, "tell": tell, "tick": tick}
+        parts = study(found, data, names, **how)
     labels = found.likelihood.task == "classification"
     told = {name: finding(name, part, labels) for name, part in parts.items()}
     text = "\n\n".join(f"{name}\n  {sentence}" for name, sentence in told.items())
@@ -54,7 +62,7 @@ def _names(text: str | None) -> list[str]:
 
 def _effort(options: Namespace) -> Effort:
     effort = Effort.quick() if options.quick else Effort()
-    for key in ("points", "inputs"):
+    for key in ("points", "inputs", "steps"):
         wanted = getattr(options, key)
         if wanted is not None:
             if wanted < 2:
