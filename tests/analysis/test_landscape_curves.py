@@ -9,9 +9,10 @@ from shoal.analysis.landscape import curves
 from shoal.analysis.landscape.alignment import align, hidden_layers, permuted
 from shoal.analysis.landscape.connect import connect
 from shoal.analysis.landscape.curves import Bezier, Polygon, Tunnel
+from shoal.analysis.landscape.parts import between
 from shoal.analysis.landscape.planes import line
 from shoal.analysis.landscape.points import chosen, combined, cosines, with_weights
-from shoal.analysis.landscape.survey import outputs, survey
+from shoal.analysis.landscape.survey import Survey, outputs, survey
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Split
 from shoal.inference.likelihoods import Categorical
@@ -135,3 +136,12 @@ def test_a_combination_is_linear(pair):
     middle = combined(pair, torch.tensor([[0.5, 0.5]]))
     for name, tensor in pair.weights.items():
         torch.testing.assert_close(middle.weights[name][0], tensor.detach().mean(0))
+
+
+def test_a_path_of_negative_loss_is_uneven_by_its_share_too():
+    """The NLL of a density may lie below zero: -2 between ends of -1 is off by the whole level."""
+    loss = torch.tensor([-1.0, -2.0, -1.0]).double()
+    found = Survey(loss, torch.full_like(loss, torch.nan), torch.zeros(2, 3).double())
+    path = between._profiles({"tunnel": (found, found)}, {}).scores["paths"]["tunnel"]
+    assert path["uneven"] == 1.0
+    assert path["barrier"] == 0.0

@@ -98,7 +98,8 @@ def _profiles(found: dict[str, tuple[Survey, Survey]], notes: dict[str, str]) ->
         level = (1 - t) * train.loss[0] + t * train.loss[-1]
         scores["paths"][name] = {
             "barrier": float((train.loss - level).max()),
-            "uneven": float((train.loss / level.clamp_min(1e-12) - 1).abs().max()),
+            # A density can make the loss negative: how far it is off counts by its size.
+            "uneven": float(((train.loss - level) / level.abs().clamp_min(1e-12)).abs().max()),
             "ends": [float(train.loss[0]), float(train.loss[-1])],
             "apart": float(test.apart[0, -1]),
             "most_apart": float(test.apart[0].max()),
