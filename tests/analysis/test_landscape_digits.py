@@ -9,7 +9,7 @@ from shoal.analysis.landscape import subspace
 from shoal.analysis.landscape.averaging import averaged
 from shoal.analysis.landscape.connect import connect
 from shoal.analysis.landscape.curves import Tunnel
-from shoal.analysis.landscape.level import between, levelled
+from shoal.analysis.landscape.level import levelled, with_midpoints
 from shoal.analysis.landscape.points import chosen
 from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import judged, outputs, survey
@@ -73,7 +73,7 @@ def test_a_tunnel_keeps_the_loss_while_the_function_changes(data):
     curve, pair = Tunnel(5), chosen(run.ensemble, [0, 1])
     pivots = connect(pair, curve, data.train, steps=200, places=8)
     valley = curve.coefficients(torch.linspace(0, 1, 31, dtype=torch.float64))
-    path = between(levelled(pivots, valley, data.train, run.likelihood))
+    path = with_midpoints(levelled(pivots, valley, data.train, run.likelihood))
     torch.testing.assert_close(path[[0, -1]], valley[[0, -1]], rtol=0, atol=1e-3)
     t = torch.linspace(0, 1, 61, dtype=torch.float64)
     ends = outputs(pair, data.test.x)

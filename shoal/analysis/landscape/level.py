@@ -8,7 +8,7 @@ from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 
-__all__ = ["between", "levelled"]
+__all__ = ["levelled", "with_midpoints"]
 
 _HALVINGS = 12
 
@@ -56,10 +56,10 @@ def levelled(
     return valley + low[:, None] * (straight - valley)
 
 
-def between(coefficients: Tensor) -> Tensor:
+def with_midpoints(coefficients: Tensor) -> Tensor:
     """The places of a path and those half way between neighbours [2 K - 1, R].
 
-    >>> between(torch.tensor([[0.0], [1.0], [4.0]])).flatten().tolist()
+    >>> with_midpoints(torch.tensor([[0.0], [1.0], [4.0]])).flatten().tolist()
     [0.0, 0.5, 1.0, 2.5, 4.0]
     """
     halves = (coefficients[1:] + coefficients[:-1]) / 2

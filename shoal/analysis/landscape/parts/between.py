@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.analysis.landscape import curves
 from shoal.analysis.landscape.alignment import align
 from shoal.analysis.landscape.connect import connect
-from shoal.analysis.landscape.level import between, levelled
+from shoal.analysis.landscape.level import levelled, with_midpoints
 from shoal.analysis.landscape.planes import Plane, line, plane_through_origin, plane_through_three
 from shoal.analysis.landscape.study import Part, Scene, registry
 from shoal.analysis.landscape.survey import Survey, survey
@@ -62,7 +62,7 @@ def tunnel(scene: Scene) -> Part:
         if curve.constrained:
             here = scene.train, scene.run.likelihood, scene.statistics, scene.tick
             # Half way between the places that were made level it shows whether the path is.
-            path = between(levelled(pivots, path, *here))
+            path = with_midpoints(levelled(pivots, path, *here))
         found[name] = _profile(scene, pivots, path)
     return _profiles(found, notes)
 
