@@ -81,7 +81,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", choices=COLUMNS)
     study = parser.parse_args().study
-    columns, mine, theirs = COLUMNS[study], ours(HERE / study), published(HERE / BESIDE.get(study, study))
+    columns, mine = COLUMNS[study], ours(HERE / study)
+    theirs = published(HERE / BESIDE.get(study, study))
     cases = list(dict.fromkeys((method, size) for method, size, *_ in mine))
     print("| method | members |", " | ".join(column.title for column in columns), "|")
     print("| --- | --- |" + " --- |" * len(columns))

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from shoal.app.story import Entry, Group
 from shoal.app.words import joined
 
-__all__ = ["diverged", "diverged_sentence"]
+__all__ = ["SIGNS", "diverged", "diverged_sentence"]
+
+SIGNS = (
+    "the loss ended far above where it began, members stopped being finite, or guessing would do "
+    "better"
+)
+"""What is taken for it, in words."""
 
 
 def diverged(entry: Entry) -> bool:
@@ -39,10 +45,7 @@ def diverged_sentence(found: Mapping[str, Mapping[float, Group]]) -> str:
             )
     if not told:
         return ""
-    return (
-        f"Training diverged in {joined(told)}: the loss ended far above where it began, members "
-        f"stopped being finite, or guessing would do better."
-    )
+    return f"Training diverged in {joined(told)}: {SIGNS}."
 
 
 def _count(group: Group) -> int:

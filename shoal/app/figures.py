@@ -9,7 +9,7 @@ from shoal.core.files import write_bytes, write_text
 from shoal.plots.png import PAPER, png
 from shoal.plots.svg import svg
 
-__all__ = ["pictures", "write_figures"]
+__all__ = ["pictures", "slug", "write_figures"]
 
 BLACK = "#1a1a1a"
 """Ink of a file, on its white paper."""
@@ -30,7 +30,7 @@ def write_figures(
     written = []
     for name, section in sections.items():
         for number, picture in enumerate(pictures(section.blocks), 1):
-            stem = f"{name}-{number:02d}-{_slug(picture.title)}"
+            stem = f"{name}-{number:02d}-{slug(picture.title)}"
             write_bytes(folder / f"{stem}.png", png(picture.figure, 150))
             drawn = svg(picture.figure, "figure", picture.title).replace("currentColor", BLACK)
             drawn = drawn.replace("<svg ", f'<svg style="background:{PAPER}" ', 1)
@@ -49,5 +49,10 @@ def pictures(blocks: Iterable[Block]) -> Iterator[Picture]:
             yield from pictures(block.blocks)
 
 
-def _slug(title: str) -> str:
+def slug(title: str) -> str:
+    """A title as part of the name of a file.
+
+    >>> slug("Diverse and accurate?")
+    'diverse-and-accurate'
+    """
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60]

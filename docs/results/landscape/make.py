@@ -12,7 +12,6 @@ import csv
 import io
 import time
 import traceback
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,12 +19,11 @@ import torch
 import shoal
 from shoal.analysis.landscape.parts import along  # noqa: F401  # registers the parts
 from shoal.analysis.landscape.study import Effort, registry, study
-from shoal.app.figures import pictures
+from shoal.app.figures import pictures, slug
 from shoal.app.findings import finding
 from shoal.app.sections.landscape import between
 from shoal.app.story import tell
 from shoal.core.files import read_json, write_bytes, write_json, write_text
-from shoal.data.shifts import rotated
 from shoal.models import Blueprint, SmallCNN
 from shoal.models import registry as models
 
@@ -33,20 +31,13 @@ CORRUPTED = {
     "corruptions": ["gaussian-noise", "motion-blur", "fog", "jpeg-compression"],
     "severities": [3],
 }
-"""One corruption of each family, where the data set can be corrupted."""
+"""One corruption of each family; digits bring shifts of their own."""
 
 
 def prepared(options):
-    """The data, with shifts of our own where they bring none, and the network."""
+    """The data with shifts, and the network."""
     small = options.data == "digits"
     data = shoal.data.load({"name": options.data, "ood": []} | ({} if small else CORRUPTED))
-    if not data.shifts:
-        x, y = data.test.x, data.test.y
-        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-        spread = float(x.std())
-        shifts = {f"noise {s}": shoal.Split(x + s * spread * noise, y) for s in (0.2, 0.5)}
-        shifts |= {f"rotated {a}": shoal.Split(rotated(x, float(a)), y) for a in (15, 30)}
-        data = replace(data, shifts=shifts)
     network = SmallCNN() if small else models.make("medium-cnn")
     return data, Blueprint(network, data.input_shape, data.outputs)
 
@@ -91,8 +82,7 @@ def draw(folder, out):
     """Each figure as PNG and as SVG, named after its title."""
     section = between(tell([folder]))
     for index, picture in enumerate(pictures([] if section is None else section.blocks), 1):
-        words = "".join(c if c.isalnum() else " " for c in picture.title.lower()).split()
-        name = f"{index:02d}-{'-'.join(words)}"
+        name = f"{index:02d}-{slug(picture.title)}"
         write_bytes(out / f"{name}.png", shoal.plots.png(picture.figure, 110))
         write_text(out / f"{name}.svg", shoal.plots.svg(picture.figure, name, picture.title))
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from shoal.analysis.landscape.planes import line
 from shoal.analysis.landscape.survey import Tick, outputs, survey
 from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
@@ -35,20 +36,17 @@ def levelled(
         train: inputs from which points with batch normalisation take their statistics.
         tick: told of progress.
     """
-    places, width = coefficients.shape
-    t = torch.linspace(0, 1, places, dtype=torch.float64)
-    valley = coefficients.double()
-    straight = torch.zeros(places, width, dtype=torch.float64)
-    straight[:, 0], straight[:, -1] = 1 - t, t
+    valley, along = coefficients.double(), line(len(coefficients))
+    straight = torch.zeros_like(valley)
+    straight[:, [0, -1]] = along
     nobody = outputs(basis, split.x[:1])[:0]
 
     def loss(share: Tensor) -> Tensor:
         points = valley + share[:, None] * (straight - valley)
         return survey(basis, points, split, likelihood, nobody, train, tick).loss
 
-    low, high = torch.zeros_like(t), torch.ones_like(t)
-    ends = loss(low)[[0, -1]]
-    level = (1 - t) * ends[0] + t * ends[1]
+    low, high = torch.zeros(len(valley)).double(), torch.ones(len(valley)).double()
+    level = along @ loss(low)[[0, -1]]
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         below = loss(middle) <= level

@@ -25,7 +25,7 @@ from shoal.inference.ensemble import Ensemble
 
 __all__ = ["Effort", "Part", "Scene", "load_part", "load_study", "registry", "study"]
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "landscape"
 
 registry = Registry("part of the landscape")
@@ -81,7 +81,7 @@ class Scene:
         data: what it was trained and is judged on.
         effort: how closely to look.
         seed: decides everything random.
-        tick: told of progress, in units of one point or step.
+        tick: told of progress, in networks looked at.
     """
 
     run: Any
@@ -173,8 +173,8 @@ def study(
         fresh: compute everything again.
         seed: decides everything random.
         tell: called with the name of each part done, and whether it was there already.
-        tick: called with the name of the part under way and how many networks were looked at or
-            steps taken since the last call.
+        tick: called with the name of the part under way and how many networks were looked at since
+            the last call.
     """
     import shoal.analysis.landscape.parts  # noqa: F401  # registers them
 

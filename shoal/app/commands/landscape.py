@@ -39,8 +39,7 @@ def run(options: Namespace) -> Outcome:
             seen[name] += count
             ticker.note(f"{name}: {seen[name]:,} networks")
 
-        how = {"effort": effort, "fresh": options.fresh, "tell": tell, "tick": tick}
-        parts = study(found, data, names, **how)
+        parts = study(found, data, names, effort=effort, fresh=options.fresh, tell=tell, tick=tick)
     labels = found.likelihood.task == "classification"
     told = {name: finding(name, part, labels) for name, part in parts.items()}
     text = "\n\n".join(f"{name}\n  {sentence}" for name, sentence in told.items())

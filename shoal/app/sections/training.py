@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from shoal import plots
 from shoal.app import sentences
 from shoal.app.blocks import Block, Cell, Fold, Picture, Remark, Section, Table, folded, section
-from shoal.app.diverged import diverged
+from shoal.app.diverged import SIGNS, diverged
 from shoal.app.story import Entry, Story
 from shoal.app.words import joined, number, percent, seconds
 from shoal.training.history import NEGLIGIBLE
@@ -69,8 +69,8 @@ def _lost(entries: list[Entry]) -> Iterator[Block]:
     if lost:
         names = joined([entry.name for entry in lost])
         yield Remark(
-            f"Training diverged in {len(lost)} of {len(entries)} runs: {names}. The loss ended far "
-            f"above where it began, members stopped being finite, or guessing would do better."
+            f"Training diverged in {len(lost)} of {len(entries)} runs: {names}. "
+            f"{SIGNS.capitalize()}."
         )
 
 

@@ -23,12 +23,10 @@ _PLACES = 41
 @registry.register("line", cite=("fort2019deep", "ainsworth2022git"))
 def lines(scene: Scene) -> Part:
     """The straight line between two members, as they are and with their units matched."""
-    pair = scene.first(2)
-    found, notes = {"straight": _profile(scene, pair, line(_PLACES))}, {}
-    try:
-        found["aligned"] = _profile(scene, align(pair), line(_PLACES))
-    except ConfigError as error:
-        notes["aligned"] = str(error)
+    found = {"straight": _profile(scene, scene.first(2), line(_PLACES))}
+    matched, notes = _matched(scene)
+    if not notes:
+        found["aligned"] = _profile(scene, matched, line(_PLACES))
     return _profiles(found, notes)
 
 
@@ -41,11 +39,7 @@ def tunnel(scene: Scene) -> Part:
     of the first's, which makes no other function of it; networks in which units cannot be matched
     are taken as they are.
     """
-    pair, found, notes = scene.first(2), {}, {}
-    try:
-        pair = align(pair)
-    except ConfigError as error:
-        notes["aligned"] = str(error)
+    (pair, notes), found = _matched(scene), {}
     t = torch.linspace(0, 1, _PLACES, dtype=torch.float64)
     for name in ("tunnel", "bezier"):
         curve = curves.registry.make(name)
@@ -81,6 +75,15 @@ def three_plane(scene: Scene) -> Part:
     return _surface(scene, three, plane_through_three(three, scene.effort.points))
 
 
+def _matched(scene: Scene) -> tuple[Ensemble, dict[str, str]]:
+    """Two members, the units of the second in the order of the first's; or why they are not."""
+    pair = scene.first(2)
+    try:
+        return align(pair), {}
+    except ConfigError as error:
+        return pair, {"aligned": str(error)}
+
+
 def _profile(scene: Scene, basis: Ensemble, coefficients: Tensor) -> tuple[Survey, Survey]:
     """On the training data, whose loss a curve minimises, and on the test data."""
     meaning, statistics = scene.run.likelihood, scene.statistics
@@ -95,7 +98,7 @@ def _profiles(found: dict[str, tuple[Survey, Survey]], notes: dict[str, str]) ->
     tensors = {}
     for name, (train, test) in found.items():
         t = torch.linspace(0, 1, len(train.loss), dtype=torch.float64)
-        level = (1 - t) * train.loss[0] + t * train.loss[-1]
+        level = line(len(t)) @ train.loss[[0, -1]]
         scores["paths"][name] = {
             "barrier": float((train.loss - level).max()),
             # A density can make the loss negative: how far it is off counts by its size.
