@@ -9,15 +9,41 @@ from shoal.core.registry import nearest
 
 __all__ = ["PIXELS", "as_pixels", "fitted", "in_range", "in_unit", "pixel_range"]
 
-PIXELS = {"unit": (0.0, 1.0), "signed": (-1.0, 1.0)}
-"""Ranges of pixel values by name."""
+PIXELS = ("unit", "signed", "standard")
+"""Names of the ranges of pixel values."""
+
+_PARTS, _ROUNDING = 64, 1e-5
 
 
-def pixel_range(name: str) -> tuple[float, float]:
-    """The smallest and the largest value of a pixel."""
-    if name not in PIXELS:
-        raise ConfigError(f"there are no pixels called '{name}'; {nearest(name, PIXELS)}")
-    return PIXELS[name]
+def pixel_range(name: str, images: np.ndarray) -> tuple[float, float]:
+    """The smallest and the largest value that a pixel can have.
+
+    It is 0 to 1 for `unit`, -1 to 1 for `signed`. By `standard` the pixels of the training images
+    have mean zero and variance one, all colours taken together, so that zero is their mean grey.
+
+    >>> pixel_range("standard", np.array([0, 0, 255, 255], dtype=np.uint8))
+    (-1.0, 1.0)
+    """
+    if name == "unit":
+        return 0.0, 1.0
+    if name == "signed":
+        return -1.0, 1.0
+    if name == "standard":
+        mean, deviation = _moments(images)
+        return -mean / deviation, (1 - mean) / deviation
+    raise ConfigError(f"there are no pixels called '{name}'; {nearest(name, PIXELS)}")
+
+
+def _moments(images: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation of pixels from 0 to 1, by how often each of 256 bytes occurs."""
+    parts = np.array_split(images.reshape(-1), _PARTS)  # bincount widens what it counts
+    counts = sum(np.bincount(part, minlength=256) for part in parts)
+    share, shade = counts / images.size, np.arange(256) / 255
+    mean = float(share @ shade)
+    deviation = float(share @ (shade - mean) ** 2) ** 0.5
+    if not deviation:
+        raise DataError("all pixels of the training images are alike; take pixels = 'unit'")
+    return mean, deviation
 
 
 def as_pixels(images: np.ndarray) -> Tensor:
@@ -42,7 +68,11 @@ def in_unit(x: Tensor, found: tuple[float, float]) -> Tensor:
     tensor([0.0000, 0.5000, 1.0000])
     """
     low, high = found
-    return x if (low, high) == (0.0, 1.0) else (x - low) / (high - low)
+    if (low, high) == (0.0, 1.0):
+        return x
+    unit = (x - low) / (high - low)
+    ends = unit.clamp(0, 1)
+    return torch.where((unit - ends).abs() < _ROUNDING, ends, unit)
 
 
 def fitted(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:

@@ -39,8 +39,8 @@ def picture_set(
         pixels: name of the range of values.
         ood: foreign data.
     """
-    values = pixel_range(pixels)
     end = _end(len(train[0]), subset, validation)
+    values = pixel_range(pixels, train[0][validation:end])
     judged = _split(test, values)
     return Dataset(
         name=name,

@@ -4,7 +4,8 @@ All have these settings:
 
 - `subset`: train on the first so many images; None for all.
 - `validation`: keep the first so many training images back as `Dataset.validation`.
-- `pixels`: `"unit"` for values from 0 to 1, `"signed"` for -1 to 1.
+- `pixels`: `"unit"` for values from 0 to 1, `"signed"` for -1 to 1, `"standard"` for mean zero and
+  variance one over the training images.
 - `ood`: foreign data, names of data sets or of your own files and folders; see `outsiders`.
 """
 
@@ -73,7 +74,7 @@ def fashion_mnist(
     Args:
         subset: train on the first so many images; None for all.
         validation: training images, the first ones, to keep back.
-        pixels: "unit" for 0 to 1, "signed" for -1 to 1.
+        pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
         ood: foreign data: names of data sets, or your own files and folders.
         angles: degrees of the rotated test sets, each image to the side the seed chose.
         seed: chooses the sides.
@@ -99,7 +100,7 @@ def kmnist(
     Args:
         subset: train on the first so many images; None for all.
         validation: training images, the first ones, to keep back.
-        pixels: "unit" for 0 to 1, "signed" for -1 to 1.
+        pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
         ood: foreign data: names of data sets, or your own files and folders.
         angles: degrees of the rotated test sets, each image to the side the seed chose.
         seed: chooses the sides.
@@ -123,7 +124,7 @@ def notmnist(
     Args:
         subset: train on the first so many images; None for all.
         validation: training images, the first ones, to keep back.
-        pixels: "unit" for 0 to 1, "signed" for -1 to 1.
+        pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
         ood: foreign data: names of data sets, or your own files and folders.
     """
     x, y = RAW["notmnist"]("test")
@@ -145,7 +146,7 @@ def cifar10(
     Args:
         subset: train on the first so many images; None for all.
         validation: training images, the first ones, to keep back; 5,000 in published comparisons.
-        pixels: "unit" for 0 to 1, "signed" for -1 to 1.
+        pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
         ood: foreign data: names of data sets, or your own files and folders.
     """
     train, test = (RAW["cifar10"](part) for part in ("train", "test"))
@@ -164,7 +165,7 @@ def svhn(
     Args:
         subset: train on the first so many images; None for all.
         validation: training images, the first ones, to keep back.
-        pixels: "unit" for 0 to 1, "signed" for -1 to 1.
+        pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
         ood: foreign data: names of data sets, or your own files and folders.
     """
     train, test = (RAW["svhn"](part) for part in ("train", "test"))

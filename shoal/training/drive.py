@@ -6,6 +6,7 @@ chunk needs those of all members before it can go back: they are computed first,
 forward again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,8 +23,8 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.backward import pull_back
 from shoal.training.functional_prior import functional_score
-from shoal.training.look import Look, head_lengths, looked_at
-from shoal.training.stages import Answer, Company, Stages, judge, measured
+from shoal.training.look import Look, looked_at
+from shoal.training.stages import Answer, Company, Stages, judge
 
 __all__ = ["Drive"]
 
@@ -44,7 +45,6 @@ class Drive:
         stages: the arithmetic between the networks.
         own_inputs: every member has inputs of its own [M, B, ...].
         frozen: members that push the others and stay where they are, in evaluation mode.
-        elsewhere: what other points ask of the last layers, which is counted with the drive.
     """
 
     posterior: Posterior
@@ -58,7 +58,6 @@ class Drive:
     stages: Stages
     own_inputs: bool = False
     frozen: Ensemble | None = None
-    elsewhere: Tree | None = None
 
     @property
     def weight(self) -> float | Tensor:
@@ -89,8 +88,8 @@ class Drive:
             return self._in_chunks(ensemble, x, chunk)
         look = self._forward(ensemble, x)
         answer = self._answer(ensemble, x, look.still())
-        velocity, lengths = self._back(ensemble, look, answer)
-        return _with_lengths(answer, lengths), velocity
+        velocity, head = self._back(ensemble, look, answer)
+        return answer._replace(head=head), velocity
 
     def _in_chunks(self, ensemble: Ensemble, x: Tensor, chunk: int) -> tuple[Answer, Tree]:
         whole = replace(self, mapping=replace(self.mapping, chunk=None))
@@ -98,24 +97,20 @@ class Drive:
         parts = [ensemble.part(s, min(s + chunk, ensemble.members)) for s in starts]
         needs_all = self.at_outputs or self.at_gradients
         answer = whole._answer(ensemble, x, whole._peek(parts, x)) if needs_all else None
-        looks, velocities, lengths = [], [], []
+        looks, velocities, heads = [], [], []
         for part in parts:
             first = part.first - ensemble.first
             rows = slice(first, first + part.members)
             look = whole._forward(part, x[rows] if self.own_inputs else x)
             looks.append(look.still())
             mine = whole._answer(part, x, looks[-1]) if answer is None else _of(answer, rows)
-            velocity, own = whole._back(part, look, mine)
+            velocity, head = whole._back(part, look, mine)
             velocities.append(velocity)
-            lengths.append(own)
+            heads.append(head)
         if answer is None:
             answer = whole._answer(ensemble, x, Look.joined(looks))
-        joined = {
-            name: torch.cat([velocity[name] for velocity in velocities if name in velocity])
-            for name in ensemble.weights
-        }
-        known = None if lengths[0] is None else torch.cat(lengths, 1)  # pyright: ignore
-        return _with_lengths(answer, known), joined
+        head = None if heads[0] is None else _joined(heads, ensemble.heads)
+        return answer._replace(head=head), _joined(velocities, ensemble.weights)
 
     def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> Look:
         if self.repulsion is not None and self.at_gradients:
@@ -166,39 +161,36 @@ class Drive:
         _, alive, gradient = judge(self.posterior, look.outputs, self.y, self.frozen.alive)
         return Company({base: shown}, alive, {"outputs": self.weight * gradient})
 
-    def _back(self, ensemble: Ensemble, look: Look, answer: Answer) -> tuple[Tree, Tensor | None]:
-        """J^T at the weights; and where the push comes back with it, the lengths of both [2, M]."""
+    def _back(self, ensemble: Ensemble, look: Look, answer: Answer) -> tuple[Tree, Tree | None]:
+        """J^T at the weights; and where the push comes back with it, the drive's at the head."""
         weights, adversarial = ensemble.weights, self.adversarial
-        values, cotangents, drive = [look.outputs], [answer.cotangent], None
+        values, cotangents, head = [look.outputs], [answer.cotangent], None
         if look.gradients is not None and answer.push is not None:
             values, cotangents = [*values, look.gradients], [*cotangents, answer.push]
-            head = {name: weights[name] for name in ensemble.heads}
-            drive = pull_back(look.outputs, answer.cotangent, head, keep_graph=True)
+            last = {name: weights[name] for name in ensemble.heads}
+            head = pull_back(look.outputs, answer.cotangent, last, keep_graph=True)
         at_inputs = None
         if adversarial is not None:
-            more = self.at_outputs or drive is not None
+            more = self.at_outputs or head is not None
             data = answer.gradient if more else None
             velocity, at_inputs = adversarial.pull_back(
                 values, cotangents, data, weights, look.inputs
             )
         else:
             velocity = pull_back(values, cotangents, weights)
-        lengths = None
-        if drive is not None:
-            lengths = head_lengths(ensemble, drive, velocity, self.elsewhere)
         if adversarial is None or at_inputs is None:
-            return velocity, lengths
+            return velocity, head
         worst = adversarial.neighbours(look.inputs, at_inputs, answer.alive)
         again = self._run(ensemble, worst, not adversarial.shared)
         gradient = judge(self.posterior, again.detach(), self.y, answer.alive)[2]
         gradient = mixed(answer.mix, {"": gradient})[""]
-        return add_scaled(velocity, pull_back(again, gradient, weights), self.weight), lengths
+        more = pull_back(again, gradient, weights)
+        head = None if head is None else add_scaled(head, more, self.weight)
+        return add_scaled(velocity, more, self.weight), head
 
 
-def _with_lengths(answer: Answer, lengths: Tensor | None) -> Answer:
-    if lengths is None:
-        return answer
-    return answer._replace(measures=measured(lengths[0], lengths[1], answer.alive, answer.measures))
+def _joined(parts: list, names: Iterable[str]) -> Tree:
+    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
 
 def _of(answer: Answer, rows: slice) -> Answer:

@@ -6,7 +6,8 @@ drive needs the whole of it: there the part goes through the networks once more 
 it pushes is added. Running statistics follow the whole batch alone.
 
 The kernel is a mean over sites, so that the part needs no factor of its own; repulsion that is
-counted per batch is still counted against the whole batch.
+counted per batch is still counted against the whole batch. The part alone is too little work to
+keep a GPU busy, so that what is only driven goes beside it.
 """
 
 from dataclasses import replace
@@ -22,8 +23,8 @@ from shoal.inference.streams import Branch
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.drive import Drive
-from shoal.training.look import head_lengths, some_of
-from shoal.training.stages import Answer, measured
+from shoal.training.look import some_of
+from shoal.training.stages import Answer
 
 __all__ = ["share_of", "with_part_repelled"]
 
@@ -38,46 +39,32 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     repulsion = drive.repulsion
     assert repulsion is not None, "without repulsion there is no part"
     rows, rest = some_of(share_of(repulsion), len(x), drive.seed, drive.step, x.device)
-    counted = len(rows) / len(x) if repulsion.per == "batch" else 1.0
+    share = len(rows) / len(x)
+    counted = share if repulsion.per == "batch" else 1.0
     repulsion = replace(repulsion, strength=counted * repulsion.strength)
-    part = replace(drive, repulsion=repulsion, y=drive.y[rows])
-    whole = drive.adversarial is None and drive.mapping.chunk is None
-    if len(rest) and whole and _points_are_separate(drive, ensemble):
-        return _divided(drive, part, ensemble, x, rows, rest)
-    alone = replace(part, posterior=replace(drive.posterior, prior=Flat()), annealing=0.0)
-    # The part alone is too little work to keep a GPU busy, so the whole batch goes beside it.
+    divided = len(rest) > 0 and _points_are_separate(drive, ensemble)
+    driving, left = (share, 1 - share) if divided else (0.0, 1.0)
+    shown = rest if divided else slice(None)
+    posterior = replace(drive.posterior, prior=Flat())  # a functional prior acts with the others
+    part = replace(drive, posterior=posterior, repulsion=repulsion, y=drive.y[rows])
+    part = replace(part, annealing=driving * drive.annealing, adversarial=None)
+    others = replace(drive, repulsion=None, y=drive.y[shown], annealing=left * drive.annealing)
     branch = Branch(x.device)
     with branch:
-        pushed, push = replace(alone, adversarial=None)(ensemble.aside(), x[rows])
-    answer, velocity = replace(drive, repulsion=None)(ensemble, x)
+        pushed, push = part(ensemble.aside(), x[rows])
+    answer, driven = others(ensemble, x[shown])
     branch.join()
-    alive = answer.alive & pushed.alive
-    head = {name: velocity[name] for name in ensemble.heads}
-    whole = add_scaled(velocity, push, 1.0)
-    lengths = head_lengths(ensemble, head, whole)
-    assert pushed.measures is not None, "input gradients are measured"
-    measures = measured(lengths[0], lengths[1], alive, pushed.measures[2:])
-    return answer._replace(alive=alive, measures=measures), whole
-
-
-def _divided(
-    drive: Drive, part: Drive, ensemble: Ensemble, x: Tensor, rows: Tensor, rest: Tensor
-) -> tuple[Answer, Tree]:
-    """Drive and push of the part, and the drive of the rest, each weighed by its points."""
-    share = len(rows) / len(x)
-    left = (1 - share) * drive.annealing
-    others = replace(drive, repulsion=None, y=drive.y[rest], annealing=left)
-    answer, driven = others(ensemble, x[rest])
-    head = {name: driven[name] for name in ensemble.heads}
-    part = replace(part, annealing=share * drive.annealing, elsewhere=head)
-    pushed, velocity = part(ensemble, x[rows])
-    loss = share * pushed.loss + (1 - share) * answer.loss
-    whole = add_scaled(velocity, driven, 1.0)
-    return pushed._replace(loss=loss, alive=answer.alive & pushed.alive), whole
+    assert pushed.head is not None, "the push of input gradients comes back with their drive"
+    loss = driving * pushed.loss + left * answer.loss
+    alive, last = answer.alive & pushed.alive, {name: driven[name] for name in ensemble.heads}
+    pushed = pushed._replace(loss=loss, alive=alive, head=add_scaled(pushed.head, last, 1.0))
+    return pushed, add_scaled(push, driven, 1.0)
 
 
 def _points_are_separate(drive: Drive, ensemble: Ensemble) -> bool:
     """No layer, and no prior on functions, looks at several points at once."""
+    if drive.adversarial is not None or drive.mapping.chunk is not None:
+        return False
     layers = [layer for group in ensemble.groups for layer in group.skeleton.modules()]
     coupled = any(isinstance(layer, _BatchNorm) for layer in layers)
     return not (coupled or ensemble.buffers or isinstance(drive.posterior.prior, FunctionalPrior))

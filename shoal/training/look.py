@@ -78,21 +78,15 @@ def some_of(
     return order[:count], order[count:]
 
 
-def head_lengths(
-    ensemble: Ensemble, drive: Tree, velocity: Tree, elsewhere: Tree | None = None
-) -> Tensor:
-    """Lengths of the drive, and of the push that came back with it, at the last layers [2, M].
-
-    What drives the members `elsewhere` is counted with the drive.
+def head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:
+    """Lengths of the drive, and of the push that came back with it, at the last layers, each [M].
 
     Drive and push meet only at the weights. To tell them apart everywhere would take another
     backward pass; at the last layer it takes next to nothing.
     """
     spans = list(ensemble.heads.values())
     push = {name: velocity[name].detach() - tensor for name, tensor in drive.items()}
-    if elsewhere is not None:
-        drive = {name: tensor + elsewhere[name] for name, tensor in drive.items()}
-    return torch.stack([member_norms(drive, spans), member_norms(push, spans)])
+    return member_norms(drive, spans), member_norms(push, spans)
 
 
 def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:

@@ -62,6 +62,8 @@ class Answer(NamedTuple):
         mix: of the drives [M, M]; None is the identity.
         measures: see `Settled`; None when the space is not here.
         push: what is pulled back from the input gradients [M, B, ...]; None without them.
+        head: of what comes back to the last layers, the part that is drive; None where drive and
+            push have been measured before.
     """
 
     loss: Tensor
@@ -71,6 +73,7 @@ class Answer(NamedTuple):
     mix: Tensor | None
     measures: Tensor | None
     push: Tensor | None = None
+    head: Tree | None = None
 
 
 class Apart(NamedTuple):

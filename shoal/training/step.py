@@ -22,7 +22,8 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.drive import Drive
 from shoal.training.fraction import share_of, with_part_repelled
-from shoal.training.stages import Company, Stages
+from shoal.training.look import head_lengths
+from shoal.training.stages import Company, Stages, measured
 
 __all__ = ["Batch", "StepInfo", "forces"]
 
@@ -111,6 +112,9 @@ def forces(
     drive = Drive(posterior, repulsion, y, *how)
     partial = repulsion is not None and share_of(repulsion) < 1
     answer, velocity = with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x)
+    if answer.head is not None:
+        lengths = head_lengths(ensemble, answer.head, velocity)
+        answer = answer._replace(measures=measured(*lengths, answer.alive, answer.measures))
     company = None if frozen is None else _company(frozen, posterior, repulsion, batch, annealing)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None

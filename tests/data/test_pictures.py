@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, DataError
 from shoal.data import load
+from shoal.data.images import pixel_range
 from shoal.data.raw import RAW
 from shoal.data.shifts import flipped, rotated
 
@@ -67,6 +68,27 @@ def test_signed_pixels_stretch_everything_alike():
         (unit.ood["notmnist"], signed.ood["notmnist"]),
     ]:
         torch.testing.assert_close(other.x, 2 * one.x - 1)
+
+
+def test_standard_pixels_by_the_images_that_are_trained_on():
+    settings = {"name": "cifar10", "validation": 5, "subset": 7}
+    unit, standard = load(settings), load({**settings, "pixels": "standard"})
+    mean, deviation = unit.train.x.double().mean(), unit.train.x.double().std(correction=0)
+    for one, other in [
+        (unit.train, standard.train),
+        (unit.validation, standard.validation),
+        (unit.test, standard.test),
+        (unit.ood["svhn"], standard.ood["svhn"]),
+    ]:
+        expected = (one.x.double() - mean) / deviation
+        torch.testing.assert_close(other.x.double(), expected, rtol=0, atol=1e-5)
+    low, high = standard.pixel_range
+    assert (low, high) == pytest.approx((float(-mean / deviation), float((1 - mean) / deviation)))
+
+
+def test_images_of_one_shade_cannot_be_standard():
+    with pytest.raises(DataError, match="all pixels of the training images are alike"):
+        pixel_range("standard", np.full((2, 3, 4, 4), 7, dtype=np.uint8))
 
 
 def test_validation_is_first_and_the_subset_follows():

@@ -47,14 +47,17 @@ def test_nothing_is_made_before_it_is_looked_at(photographs, monkeypatch):
         data.shifts["fog-6"]
 
 
+@pytest.mark.parametrize("span", [(-1.0, 1.0), (-1.8816, 2.0989), (-0.3, 2.7)])
 @pytest.mark.parametrize("name", ["gaussian-noise", "contrast", "pixelate", "fog"])
-def test_copies_have_the_range_of_the_images(photographs, name):
-    around, span = 2 * photographs.test.x - 1, (-1.0, 1.0)
-    signed = Split(around, photographs.test.y)
-    data = Dataset("signed", signed, signed, pixel_range=span)
+def test_copies_have_the_range_of_the_images(photographs, name, span):
+    low, width = span[0], span[1] - span[0]
+    pixels = photographs.test.x.clone()
+    pixels[0, :, 0, :3] = torch.tensor([0.0, 1 / 255, 1.0])  # ends meet the bounds but for rounding
+    stretched = Split(pixels * width + low, photographs.test.y)
+    data = Dataset("stretched", stretched, stretched, pixel_range=span)
     found = with_corruptions(data, [name]).shifts[f"{name}-4"].x
-    wanted = 2 * corrupt(photographs.test.x, name, 4) - 1
-    assert wanted.min() < -0.3
+    wanted = corrupt(pixels, name, 4) * width + low
+    assert wanted.min() < low + 0.35 * width
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
 
