@@ -1,17 +1,18 @@
 """Questions that the paper on repelled input gradients leaves open, answered by one table of runs.
 
-    python benchmarks/forde_study.py --quick                      digits and tables on a CPU
-    python benchmarks/forde_study.py --data tables --seeds 10      tables alone
+    python benchmarks/forde_study.py --seeds 10                    digits, on a CPU
+    python benchmarks/forde_study.py --data tables --seeds 10      tables
     python benchmarks/forde_study.py --data cifar10 --device cuda  ResNet18 on corrupted CIFAR-10
 
 Which axes (principal components, cosines, pixels as they are), how much of their eigenvalues
-(alpha), how much of each batch (fraction), at what cost beside every other method, and whether any
-of it helps on tables. Every cell is trained from every seed on the same data; what is compared is
-paired by seed. Writes runs.csv, study.json and figures into the folder of --out.
+(alpha), how much of each batch (fraction), how strong, at what cost beside every other method, and
+whether any of it helps on tables. Every cell is trained from every seed on the same data; what is
+compared is paired by seed. Writes runs.csv, study.json and figures into the folder of --out.
 """
 
 import csv
 import io
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ SGD = {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
 BASES = {"forde": {}, "forde-identity": {}, "forde-dct": {}}
 ALPHAS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)
 FRACTIONS = (0.5, 0.25)
+STRENGTHS = (1.0, 4.0, 16.0, 64.0)
 OTHERS = ("ensemble", "kde", "svgd", "f-kde", "f-svgd")
 
 
@@ -42,7 +44,14 @@ def cells() -> dict[str, Any]:
         found[f"forde-tuned alpha={alpha}"] = {"name": "forde-tuned", "alpha": alpha}
     for fraction in FRACTIONS:
         found[f"forde fraction={fraction}"] = {"name": "forde", "fraction": fraction}
+    for times in STRENGTHS[1:]:
+        found[strong(times)] = shoal.methods.get("forde").with_strength(times)
     return found
+
+
+def strong(times: float) -> str:
+    """Label of the repulsion at so many times its published strength."""
+    return "forde" if times == 1 else f"forde strength={times:g}"
 
 
 def judged(run: shoal.Run, data: shoal.Dataset) -> dict[str, Any]:
@@ -133,20 +142,23 @@ def figures(rows: list[dict], out: Path) -> None:
     bars(list(told), "ms_per_step", "cost.png", "ms per step", False)
     ends = {0.0: "forde-identity", 1.0: "forde"}
     labels = [ends.get(alpha, f"forde-tuned alpha={alpha}") for alpha in ALPHAS]
-    curves = {
-        words: Curve(
-            list(ALPHAS),
-            [told[label][metric]["mean"] for label in labels],
-            [told[label][metric]["error"] for label in labels],
-        )
-        for metric, words in (("accuracy", "clean"), ("corrupted_accuracy", "corrupted"))
-    }
-    write_bytes(out / "alpha.png", png(severity(curves, "accuracy", "alpha", share=True), 110))
+    _against(told, dict(zip(ALPHAS, labels, strict=True)), "alpha", out)
+    doublings = {math.log2(times): strong(times) for times in STRENGTHS}
+    _against(told, doublings, "strength", out, "doublings of the published strength")
     for metric in ("accuracy", "ece"):
-        write_bytes(
-            out / f"{metric}.png",
-            png(_by_severity(rows, ["ensemble", "f-kde", *BASES], metric), 110),
-        )
+        shown = ["ensemble", "f-kde", *BASES, strong(STRENGTHS[2])]
+        write_bytes(out / f"{metric}.png", png(_by_severity(rows, shown, metric), 110))
+
+
+def _against(told: dict, labels: dict[float, str], name: str, out: Path, words: str = "") -> None:
+    """Clean and corrupted accuracy against a setting."""
+    curves = {}
+    for metric, who in (("accuracy", "clean"), ("corrupted_accuracy", "corrupted")):
+        cells = [told[label][metric] for label in labels.values()]
+        points = [cell["mean"] for cell in cells], [cell["error"] for cell in cells]
+        curves[who] = Curve(list(labels), *points)
+    drawn = severity(curves, "accuracy", words or name, share=True)
+    write_bytes(out / f"{name}.png", png(drawn, 110))
 
 
 def _by_severity(rows: list[dict], labels: list[str], metric: str) -> Any:
@@ -182,7 +194,8 @@ def settings(found: Any) -> tuple[Any, Any, dict[str, Any]]:
     if found.data == "digits":
         build = SmallCNN((8, 16), norm="batch")
         return corrupted_digits, build, how | {"lr": 0.05, "batch_size": 64}
-    data = shoal.data.load({"name": found.data, "subset": found.subset, "corruptions": "all"})
+    wanted = {"name": found.data, "subset": found.subset, "pixels": "standard"}
+    data = shoal.data.load(wanted | {"corruptions": "all"})
     how |= {"lr": 0.1, "batch_size": 128, "augment": "crop-flip", "precision": "bfloat16"}
     return data, models.make(found.model), how
 
@@ -210,18 +223,17 @@ def main() -> None:
     made.add_argument("--epochs", type=int)
     made.add_argument("--seeds", type=int, default=3)
     found = options(made)
-    found.epochs = found.epochs or (10 if found.data == "digits" else 36)
+    found.epochs = found.epochs or (20 if found.data == "digits" else 36)
     if found.quick:
         found.members = min(found.members, 4)
     out = Path(found.out) if found.out else DOCS / found.data
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(found.threads or torch.get_num_threads())
-    rows = []
-    if found.data != "tables":
-        rows += study(found.data, *settings(found), found.seeds, cells())
+    if found.data == "tables":
+        rows = of_tables(found, found.seeds)
+    else:
+        rows = study(found.data, *settings(found), found.seeds, cells())
         figures(rows, out)
-    if found.data in ("digits", "tables"):
-        rows += of_tables(found, found.seeds)
     write_text(out / "runs.csv", _csv(rows))
     names = dict.fromkeys(row["data"] for row in rows)
     told = {name: summary([row for row in rows if row["data"] == name]) for name in names}

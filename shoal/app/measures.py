@@ -1,7 +1,7 @@
 """The numbers by which a page compares runs, and how each of them is called and shown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.app.story import Entry, Group, Story
@@ -118,7 +118,7 @@ def baseline(group: Group, groups: Sequence[Group]) -> Group | None:
 
 
 def against_baseline(
-    measure: Measure, group: Group, groups: Sequence[Group]
+    measure: Callable[[Entry], float], group: Group, groups: Sequence[Group]
 ) -> tuple[Difference, int] | None:
     """Mean difference to the plain ensemble over the seeds that both have, and how many."""
     plain = baseline(group, groups)

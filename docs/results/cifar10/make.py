@@ -1,9 +1,9 @@
 """ResNet18 on half of CIFAR-10, clean and under every corruption: members repelled or not.
 
-    python docs/results/cifar10/make.py --epochs 15 --seeds 3 --device cuda --runs FOLDER
+    python docs/results/cifar10/make.py --seeds 5 --device cuda --runs FOLDER
 
-The training is that of the experiment `cifar10-forde` with as many epochs as are asked for. Runs
-are kept in the folder of --runs, and a call goes on where the last one stopped. After every run the
+The training is that of the experiment `cifar10-forde`, as long as is asked for. Runs are kept in
+the folder of --runs, and a call goes on where the last one stopped. After every run the
 numbers so far are written beside this file, or into the folder of --out: results.csv (every score
 of every run), summary.csv (means, and differences paired by seed), study.json (settings, machine,
 cost), tables.md (the same beside published numbers) and two figures.
@@ -11,6 +11,9 @@ cost), tables.md (the same beside published numbers) and two figures.
 
 import argparse
 import csv
+import functools
+import json
+import math
 import statistics
 import sys
 import time
@@ -25,13 +28,15 @@ from shoal.app.config import load_config
 from shoal.app.grid import Grid, check_grid, run_cell
 from shoal.app.measures import Measure, against_baseline
 from shoal.app.resident import resident
-from shoal.app.story import Group
+from shoal.app.story import Entry, Group
 from shoal.app.summary import summary_csv
 from shoal.app.variants import parse_variants
 from shoal.core.files import write_bytes, write_json, write_text
 from shoal.core.lock import FolderLock
 from shoal.data.corruptions import SEVERITIES
+from shoal.data.corruptions import registry as corruptions
 from shoal.plots import Curve, png, severity
+from shoal.prediction.statistics import mean_and_error
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = {
@@ -47,8 +52,9 @@ COLUMNS = {
 def options() -> argparse.Namespace:
     """What was typed."""
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--epochs", type=int, default=15)
-    made.add_argument("--seeds", type=int, default=3)
+    made.add_argument("--epochs", type=int, default=36)
+    made.add_argument("--seeds", type=int, default=5)
+    made.add_argument("--first", type=int, default=0, help="the first of the seeds")
     made.add_argument("--methods", default="ensemble,forde")
     made.add_argument("--members", type=int, default=5)
     made.add_argument("--device", help="cpu or cuda; by default a GPU where there is one")
@@ -63,7 +69,7 @@ def planned(asked: argparse.Namespace) -> Grid:
     """The grid of runs."""
     source = "digits-forde" if asked.quick else "cifar10-forde"
     changes = [f"epochs={asked.epochs}", f"members={asked.members}", "save_every=1e9"]
-    changes += [f"device={find_device(asked.device)}"]
+    changes += [f"seed={asked.first}", f"device={find_device(asked.device)}"]
     if asked.quick:
         changes += ['data={name="digits", corruptions="all", severities=[1, 5]}']
     else:
@@ -134,14 +140,17 @@ def _published(grid: Grid) -> dict[str, dict[str, str]]:
 def tables(
     groups: list[Group], costs: dict[str, dict[str, float]], known: dict[str, dict[str, str]]
 ) -> str:
-    """Means with standard errors, published means in parentheses; then differences; then cost."""
+    """Means with standard errors, published means in parentheses; differences, cost."""
     header = ["method", "seeds", *(title for title, _, _ in COLUMNS.values())]
     first = [_means(group, known.get(group.label, {})) for group in groups]
     second = [cells for group in groups if (cells := _differences(group, groups))]
     plain = next((costs[g.label]["ms_a_step"] for g in groups if g.label == "ensemble"), None)
     third = [_cost(label, spent, plain) for label, spent in costs.items()]
     words = ["method", "seconds an epoch", "ms a step", "times the plain ensemble", "training, s"]
-    blocks = [_table(header, first), _table(header, second), _table(words, third)]
+    kinds = ["accuracy at all severities, %", *(group.label for group in groups)]
+    fourth = [_one_corruption(name, groups) for name in _corruptions(groups)]
+    blocks = [_table(header, first), _table(header, second), _table(kinds, fourth)]
+    blocks.append(_table(words, third))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -167,6 +176,31 @@ def _differences(group: Group, groups: list[Group]) -> list[str]:
         middle, low, high = (scale * value for value in found[0])
         cells.append(f"{middle:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
     return cells
+
+
+def _one_corruption(name: str, groups: list[Group]) -> list[str]:
+    """The mean of the plain ensemble, and of the others with the interval of their difference."""
+    measure = functools.partial(_over_severities, name)
+    cells = [name.replace("-", " ")]
+    for group in groups:
+        told, _ = mean_and_error(list(group.values(measure).values()))
+        found = against_baseline(measure, group, groups)
+        apart = "" if found is None else " ({:+.2f}; {:+.2f} to {:+.2f})".format(*found[0])
+        cells.append(f"{told:.2f}{apart}")
+    return cells
+
+
+def _corruptions(groups: list[Group]) -> list[str]:
+    """Those that every run was judged under."""
+    runs = [entry for group in groups for entry in group.entries]
+    judged = lambda name: all(not math.isnan(_over_severities(name, run)) for run in runs)  # noqa: E731
+    return [name for name in corruptions if judged(name)]
+
+
+def _over_severities(name: str, entry: Entry) -> float:
+    places = [Measure("accuracy", f"shift:{name}-{severity}") for severity in SEVERITIES]
+    known = [value for place in places if not math.isnan(value := place(entry))]
+    return 100 * statistics.fmean(known) if known else math.nan
 
 
 def _cost(label: str, spent: dict[str, float], plain: float | None) -> list[str]:
@@ -199,6 +233,8 @@ def main() -> None:
     grid, out = planned(asked), Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
     grid.folder.mkdir(parents=True, exist_ok=True)
+    if not grid.queue and (out / "study.json").exists():
+        return write(grid, out, _known(out / "study.json"))
     data = make_data(grid.config)
     check_grid(grid, data)
     device = find_device(asked.device)
@@ -206,6 +242,12 @@ def main() -> None:
     found = {"machine": machine(device), "versions": versions(), "settings": shared}
     trained(grid, resident(data, device), asked.within, lambda: write(grid, out, found))
     write(grid, out, found)
+
+
+def _known(file: Path) -> dict[str, Any]:
+    """Where the runs were made, when there is nothing left to train."""
+    told = json.loads(file.read_text())
+    return {key: told[key] for key in ("machine", "versions", "settings")}
 
 
 if __name__ == "__main__":

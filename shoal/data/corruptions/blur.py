@@ -29,36 +29,28 @@ def disc(radius: float, smoothing: float) -> Tensor:
 
 @corruption("glass-blur", ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)))
 def glass_blur(images: Tensor, chance: Chance, sigma: float, reach: int, passes: int) -> Tensor:
-    """Frosted glass: pixels change places with a neighbour, between two Gaussian blurs.
+    """Frosted glass: pixels give way to a neighbour, `passes` times, between two Gaussian blurs.
 
-    From the lower right to the upper left, each pixel is swapped with one at most `reach` rows and
-    columns away, `passes` times over. The swaps move numbers of places, of all images at once, and
-    the pixels follow in the end.
+    The published images were made by a swap of two pixels of an array, whose second half reads
+    what the first has just written: a pixel takes the value of its neighbour, and the neighbour
+    keeps it. With real swaps a pixel would be carried along from one to the next, across the image.
     """
-    soft = blurred(images, sigma).flatten(2)
-    place = _shuffled(images, chance, reach, passes)
-    moved = soft.gather(2, place[:, None].expand_as(soft))
-    return blurred(moved.view_as(images), sigma)
+    soft = blurred(images, sigma)
+    for number in range(passes):
+        soft = _displaced(soft, chance, f"pass {number}", reach)
+    return blurred(soft, sigma)
 
 
-def _shuffled(images: Tensor, chance: Chance, reach: int, passes: int) -> Tensor:
-    """Where the pixel at each place comes from [B, H W]."""
+def _displaced(images: Tensor, chance: Chance, what: str, reach: int) -> Tensor:
+    """Every pixel but those at the edge, taken from -reach to reach - 1 rows and columns aside."""
     height, width = images.shape[-2:]
-    spots = [
-        row * width + column
-        for row in range(height - 1 - reach, reach - 1, -1)
-        for column in range(width - 1 - reach, reach - 1, -1)
-    ] * passes
-    choices = 2 * reach + 1
-    draw = chance.uniform("swap", 2, len(spots), high=choices).floor().long() - reach
-    offset = (draw[:, 0] * width + draw[:, 1]).T.contiguous()
-    place = torch.arange(height * width, device=images.device)[:, None].repeat(1, len(images))
-    for spot, aside in zip(spots, offset, strict=True):
-        other = (spot + aside).unsqueeze(0)
-        mine, theirs = place[spot].clone(), place.gather(0, other)
-        place[spot] = theirs[0]
-        place.scatter_(0, other, mine.unsqueeze(0))
-    return place.T
+    aside = chance.uniform(what, 2, height, width, low=-reach, high=reach).floor().long()
+    row, column = (torch.arange(size, device=images.device) for size in (height, width))
+    inside = [(at > reach) & (at <= len(at) - reach) for at in (row, column)]
+    aside = torch.where(inside[0][:, None] & inside[1], aside, 0)
+    place = (row[:, None] + aside[:, 0]) * width + column + aside[:, 1]
+    flat = images.flatten(2)
+    return flat.gather(2, place.flatten(1)[:, None].expand_as(flat)).view_as(images)
 
 
 @corruption("motion-blur", ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.data.corruptions import corrupt
+from shoal.data.corruptions import blur, corrupt
 from shoal.data.corruptions.blur import disc
 from shoal.data.corruptions.chance import Chance
 from shoal.data.corruptions.filters import blurred, luminance, motion_blurred, zoomed
@@ -163,16 +163,23 @@ def test_motion_blur_smears_along_its_line():
     assert float(diagonal[10]) == pytest.approx(float(weight[0]))
 
 
-def test_glass_moves_pixels_and_loses_none(colour):
-    """At the lowest severity the blur is narrower than a pixel, so only the swaps remain."""
-    x = torch.arange(32.0 * 32).div(1023).view(1, 1, 32, 32).repeat(8, 1, 1, 1)
-    y = corrupt(x, "glass-blur", 1)
-    torch.testing.assert_close(y.flatten(1).sort(1).values, x.flatten(1))
-    moved = (y != x).double().mean()
-    assert 0.5 < float(moved) < 1
-    twice = corrupt(colour, "glass-blur", 4), corrupt(colour, "glass-blur", 2)
-    further, near = (float((z - colour).square().mean()) for z in twice)
-    assert further > near
+@pytest.mark.parametrize(("severity", "passes"), [(1, 1), (4, 2)])
+def test_glass_is_what_the_published_swaps_of_views_do(severity, passes, monkeypatch):
+    """Without the blurs around them; a view that is written to is another view's new value."""
+    monkeypatch.setattr(blur, "blurred", lambda images, sigma: images)
+    numbers = torch.arange(3.0 * 32 * 32).div(3071).view(1, 3, 32, 32).repeat(4, 1, 1, 1)
+    found = corrupt(numbers, "glass-blur", severity, seed=5)
+    chance = Chance(5, f"glass-blur-{severity}", torch.arange(4))
+    wanted = numbers.clone().permute(0, 2, 3, 1).contiguous().numpy()
+    for number in range(passes):
+        draws = chance.uniform(f"pass {number}", 2, 32, 32, low=-1, high=1).floor().long().numpy()
+        assert set(np.unique(draws)) == {-1, 0}
+        for x, (up, left) in zip(wanted, draws, strict=True):
+            for h in range(31, 1, -1):
+                for w in range(31, 1, -1):
+                    there = h + up[h, w], w + left[h, w]
+                    x[h, w], x[there] = x[there], x[h, w]
+    torch.testing.assert_close(found, torch.from_numpy(wanted).permute(0, 3, 1, 2))
 
 
 def test_plasma_fills_the_unit_interval_and_repeats_at_its_edges():
