@@ -7,7 +7,8 @@
 Which axes (principal components, cosines, pixels as they are), how much of their eigenvalues
 (alpha), how much of each batch (fraction), how strong, at what cost beside every other method, and
 whether any of it helps on tables. Every cell is trained from every seed on the same data; what is
-compared is paired by seed. Writes runs.csv, study.json and figures into the folder of --out.
+compared is paired by seed. Writes runs.csv, study.json, table.md and figures into the folder of
+--out.
 """
 
 import csv
@@ -129,6 +130,37 @@ def summary(rows: list[dict]) -> dict[str, dict[str, Any]]:
     return found
 
 
+COLUMNS = {
+    "accuracy": ("clean accuracy, %", 100, 2),
+    "rmse": ("clean RMSE", 1, 3),
+    "nll": ("clean NLL", 1, 4),
+    "corrupted_accuracy": ("corrupted accuracy, %", 100, 2),
+    "corrupted_rmse": ("corrupted RMSE", 1, 3),
+    "corrupted_nll": ("corrupted NLL", 1, 3),
+    "corrupted_ece": ("corrupted ECE", 1, 4),
+    "push_over_drive": ("push / drive", 1, 3),
+}
+"""What the table shows of a number: heading, factor and digits."""
+
+
+def table(name: str, told: dict[str, dict[str, Any]]) -> str:
+    """Means, and in parentheses the differences with their intervals; bold where without zero."""
+    known = [key for key in COLUMNS if key in next(iter(told.values()))]
+    lines = [[name, *(COLUMNS[key][0] for key in known)], ["---"] * (1 + len(known))]
+    lines += [[label, *(_cell(entry[key], key) for key in known)] for label, entry in told.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _cell(number: dict[str, Any], key: str) -> str:
+    _, factor, digits = COLUMNS[key]
+    mean, found = f"{factor * number['mean']:.{digits}f}", number.get("difference")
+    if found is None or key == "push_over_drive":
+        return mean
+    apart, low, high = (f"{factor * value:+.{digits}f}" for value in found.values())
+    words = f"{mean} ({apart}; {low} to {high})"
+    return f"**{words}**" if found["low"] > 0 or found["high"] < 0 else words
+
+
 def figures(rows: list[dict], out: Path) -> None:
     """Robustness of each choice, accuracy against severity, and cost."""
     told = summary(rows)
@@ -237,6 +269,7 @@ def main() -> None:
     write_text(out / "runs.csv", _csv(rows))
     names = dict.fromkeys(row["data"] for row in rows)
     told = {name: summary([row for row in rows if row["data"] == name]) for name in names}
+    write_text(out / "table.md", "\n".join(table(name, entries) for name, entries in told.items()))
     asked = {key: str(value) for key, value in vars(found).items() if key != "out"}
     write_json(out / "study.json", title(found.device) | {"options": asked, "results": told})
 

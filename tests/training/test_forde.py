@@ -157,6 +157,28 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(network, engine):
     assert info.push > 0 and info.h2 > 0 and 1 < info.effective <= MEMBERS
 
 
+@pytest.mark.parametrize("adversarial", [None, shoal.Adversarial(0.1)], ids=["", "adversarial"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("network", ["mlp", "cnn with batch norm"])
+def test_drive_and_push_are_told_apart_at_the_last_layer(network, engine, fraction, adversarial):
+    build, shape = NETWORKS[network]
+    x, y = training_data(shape)
+    found = {}
+    for strength in (0.0, STRENGTH):
+        ensemble, _ = ensemble_and_members(build)
+        method = shoal.methods.get("forde", fraction=fraction).with_strength(strength)
+        velocity, info = shoal.forces(
+            ensemble, posterior(prior=shoal.priors.Flat()), prepared(method, x),
+            (x[:BATCH], y[:BATCH]), mapping=ENGINES[engine], adversarial=adversarial,
+        )  # fmt: skip
+        found[strength] = torch.cat([velocity[name].flatten(1) for name in ensemble.heads], 1)
+    drive, push = found[0.0], found[STRENGTH] - found[0.0]
+    for told, vectors in ((info.drive, drive), (info.push, push)):
+        wanted = vectors.square().sum(1).mean().sqrt().float()
+        torch.testing.assert_close(told, wanted, rtol=1e-5, atol=0)
+
+
 def test_the_part_is_drawn_anew_at_each_step_and_evenly():
     device = torch.device("cpu")
     draws = torch.stack([some_of(0.25, 16, 0, step, device)[0] for step in range(400)])
