@@ -62,6 +62,7 @@ def alike(*shape, classes=None):
 STAND_INS = {
     "mnist": alike(1, 28, 28, classes=10),
     "fashion-mnist": alike(1, 28, 28, classes=10),
+    "cifar10": alike(3, 32, 32, classes=10),
     "uci": alike(8),
 }
 
