@@ -235,7 +235,8 @@ def settings(found: Any) -> tuple[Any, Any, dict[str, Any]]:
 def of_tables(found: Any, seeds: int) -> list[dict]:
     """The same question on rows of features, for classes and for real targets."""
     rows = []
-    methods = {name: name for name in ("ensemble", "f-kde", *BASES)}
+    labels = ("ensemble", "f-kde", *BASES, *map(strong, STRENGTHS[1:3]))
+    methods = {label: method for label, method in cells().items() if label in labels}
     for name, make in tables().items():
         real = make(0).task == "regression"
         noise = shoal.likelihoods.HeteroscedasticGaussian() if real else None

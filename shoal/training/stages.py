@@ -148,15 +148,12 @@ def part(
     weights.
     """
     push, own = _pushed(repulsion, {"gradients": gradients}, alive, company)
-    interaction, mix = push.interaction, push.interaction.mix
-    everyone = interaction.cloud.alive
+    interaction = push.interaction
     scale = -_push_scale(posterior, repulsion, gradients.shape[1]) * repulsion.strength
-    drive = {"outputs": cotangent}
-    if mix is not None:
-        mix, drive = mix[own], _joined(drive, company)
-        drive = mixed(mix, _of_living(drive, everyone & finite(member_norms(drive))))
+    drive, mix = _shared(interaction, {"outputs": cotangent}, own, company)
     push_back = scale * push.tree()["gradients"]
-    return Apart(everyone[own], drive["outputs"], mix, _kernel(interaction), push_back)
+    alive = interaction.cloud.alive[own]
+    return Apart(alive, drive["outputs"], mix, _kernel(interaction), push_back)
 
 
 def settle(
@@ -212,11 +209,9 @@ def _act(
     if repulsion is None or repulsion.space.base != where:
         return drive, alive, None, None
     push, own = _pushed(repulsion, base, alive, company)
-    interaction, mix = push.interaction, push.interaction.mix
-    everyone, alive = interaction.cloud.alive, interaction.cloud.alive[own]
-    if mix is not None:
-        mix, drive = mix[own], _joined(drive, company)
-        drive = mixed(mix, _of_living(drive, everyone & finite(member_norms(drive))))
+    interaction = push.interaction
+    alive = interaction.cloud.alive[own]
+    drive, mix = _shared(interaction, drive, own, company)
     points = base["outputs"].shape[1] if where == "outputs" else 1
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale)
@@ -246,6 +241,17 @@ def _pushed(
     everyone = torch.cat([company.alive, alive])
     gather = lambda leaf: torch.cat([next(others).to(leaf), leaf])  # noqa: E731
     return repel(repulsion, base, everyone, gather, own), own
+
+
+def _shared(
+    interaction: Interaction, drive: Tree, own: slice, company: Company | None
+) -> tuple[Tree, Tensor | None]:
+    """The drives of the members that move, mixed if the flow mixes drives, and by what."""
+    if interaction.mix is None:
+        return drive, None
+    mix, drive = interaction.mix[own], _joined(drive, company)
+    living = interaction.cloud.alive & finite(member_norms(drive))
+    return mixed(mix, _of_living(drive, living)), mix
 
 
 def _joined(drive: Tree, company: Company | None) -> Tree:
