@@ -32,7 +32,7 @@ class Run:
         config: every setting, as plain values.
         history: one line for each epoch.
         notes: sentences worth reading, such as that repulsion was negligible.
-        provenance: versions, device, data digest, wall time.
+        provenance: versions, device, data digest, range of pixels, wall time.
         folder: where it is kept, None when it is not.
     """
 

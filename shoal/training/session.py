@@ -53,6 +53,8 @@ class Session:
         self.save_every, self.callbacks = save_every, callbacks
         source = data.spec or data.name if isinstance(data, Dataset) else type(data).__name__
         self.config = {"data": source, **model_config(ensemble), **settings.config()}
+        values = data.pixel_range if isinstance(data, Dataset) else None
+        self.pixels = {} if values is None else {"pixel_range": list(values)}
         self.notes: list[str] = []
         self.interruption = Interruption()
         if settings.keep_every is not None and self.folder is None:
@@ -62,7 +64,7 @@ class Session:
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
-        self.provenance = provenance(self.batches, device)
+        self.provenance = provenance(self.batches, device) | self.pixels
         with ExitStack() as stack:
             if folder is not None:
                 stack.callback(folder.leave, made=not os.path.exists(folder.path))

@@ -13,12 +13,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import shoal
 from shoal.app.cli import main
 from shoal.app.listing import KINDS
 from shoal.app.outcome import Outcome
 from shoal.core.errors import ShoalWarning
+from shoal.models import MLP, Blueprint
 
 TINY = ["toy-classification", "model.hidden=[8]", "members=2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -133,6 +135,24 @@ def test_predict_into_files(here, capsys):
     with np.load("out.npz") as arrays:
         assert arrays["probs"].shape == (3, 5)
         np.testing.assert_allclose(arrays["probs"].max(1), arrays["probability"])
+
+
+def test_predict_brings_pixels_to_the_range_of_the_training(here, capsys):
+    draw = torch.Generator().manual_seed(0)
+    unit = torch.rand(20, 1, 4, 4, generator=draw)
+    split = shoal.Split(3 * unit - 1, torch.arange(20) % 3)
+    data = shoal.Dataset("stretched", split, split, pixel_range=(-1.0, 2.0))
+    blueprint = Blueprint(MLP((8,)), (1, 4, 4), 3)
+    ensemble = shoal.Ensemble.init(blueprint, 2, seed=0)
+    run = shoal.fit(ensemble, data, steps=20, batch_size=10, out="runs/stretched", progress=False)
+    wanted = shoal.predict(run, data.test.x).entropy().tolist()
+    np.savez("unit.npz", x=unit.numpy())
+    assert main(["predict", "runs/stretched", "unit.npz", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["entropy"] for row in rows] == pytest.approx(wanted, rel=1e-4)
+    np.savez("wide.npz", x=data.test.x.numpy())
+    assert main(["predict", "runs/stretched", "wide.npz"]) == 65
+    assert "give them from 0 to 1 or as bytes" in capsys.readouterr().err
 
 
 def test_predict_for_regression(here, capsys):

@@ -16,6 +16,7 @@ from shoal.core.disk import replacing
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.files import write_text
 from shoal.data.files import load_file
+from shoal.data.images import in_range
 from shoal.prediction import Predictive, predict
 from shoal.training.run import Run, load
 
@@ -30,7 +31,7 @@ def run(options: Namespace) -> Outcome:
     check_device(options.device)
     source = load(options.run)
     set_threads(options.threads, source.ensemble, 1024)
-    x = _shaped(load_file(options.file).x, source, options.file)
+    x = _stretched(_shaped(load_file(options.file).x, source, options.file), source, options.file)
     pred = predict(source, x, device=options.device)
     columns = _columns(pred)
     if out is None:
@@ -56,6 +57,20 @@ def _shaped(x: Tensor, run: Run, file: str) -> Tensor:
             f"of shape {shape}, which is {math.prod(shape)} numbers a row"
         )
     return x.reshape(len(x), *shape)
+
+
+def _stretched(x: Tensor, run: Run, file: str) -> Tensor:
+    """Pixels from 0 to 1, as files have them, in the range of the images that were trained on."""
+    low, high = run.provenance.get("pixel_range", (0.0, 1.0))
+    if (low, high) == (0.0, 1.0):
+        return x
+    least, most = (float(end) for end in x.aminmax())
+    if least < 0 or most > 1:
+        raise DataError(
+            f"{file} has pixels from {least:.3g} to {most:.3g}; give them from 0 to 1 or as bytes, "
+            f"and they are brought to the range of the training, {low:.3g} to {high:.3g}"
+        )
+    return in_range(x, (low, high))
 
 
 def _columns(pred: Predictive) -> dict[str, np.ndarray]:
