@@ -240,7 +240,7 @@ def of_tables(found: Any, seeds: int) -> list[dict]:
     for name, make in tables().items():
         real = make(0).task == "regression"
         noise = shoal.likelihoods.HeteroscedasticGaussian() if real else None
-        how = {"members": found.members, "epochs": 40, "batch_size": 32, "lr": 3e-3}
+        how = {"members": found.members, "epochs": found.epochs, "batch_size": 32, "lr": 3e-3}
         how |= {"likelihood": noise, "device": str(found.device), "schedule": "cosine"}
         rows += study(name, make, MLP((50,)), how, seeds, methods)
     return rows
@@ -256,7 +256,7 @@ def main() -> None:
     made.add_argument("--epochs", type=int)
     made.add_argument("--seeds", type=int, default=3)
     found = options(made)
-    found.epochs = found.epochs or (20 if found.data == "digits" else 36)
+    found.epochs = found.epochs or {"digits": 20, "tables": 40}.get(found.data, 36)
     if found.quick:
         found.members = min(found.members, 4)
     out = Path(found.out) if found.out else DOCS / found.data
