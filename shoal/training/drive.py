@@ -109,8 +109,8 @@ class Drive:
             heads.append(head)
         if answer is None:
             answer = whole._answer(ensemble, x, Look.joined(looks))
-        head = None if heads[0] is None else _joined(heads, ensemble.heads)
-        return answer._replace(head=head), _joined(velocities, ensemble.weights)
+        head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
+        return answer._replace(head=head), _concatenated(velocities, ensemble.weights)
 
     def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> Look:
         if self.repulsion is not None and self.at_gradients:
@@ -189,7 +189,7 @@ class Drive:
         return add_scaled(velocity, more, self.weight), head
 
 
-def _joined(parts: list, names: Iterable[str]) -> Tree:
+def _concatenated(parts: list, names: Iterable[str]) -> Tree:
     return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
 

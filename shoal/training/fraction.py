@@ -42,7 +42,7 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     share = len(rows) / len(x)
     counted = share if repulsion.per == "batch" else 1.0
     repulsion = replace(repulsion, strength=counted * repulsion.strength)
-    divided = len(rest) > 0 and _points_are_separate(drive, ensemble)
+    divided = len(rest) > 0 and _divisible(drive, ensemble)
     driving, left = (share, 1 - share) if divided else (0.0, 1.0)
     shown = rest if divided else slice(None)
     posterior = replace(drive.posterior, prior=Flat())  # a functional prior acts with the others
@@ -61,8 +61,11 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     return pushed, add_scaled(push, driven, 1.0)
 
 
-def _points_are_separate(drive: Drive, ensemble: Ensemble) -> bool:
-    """No layer, and no prior on functions, looks at several points at once."""
+def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
+    """Every point is driven by itself: no layer and no prior on functions looks at several at once.
+
+    Adversarial training and chunks of members take batches whole.
+    """
     if drive.adversarial is not None or drive.mapping.chunk is not None:
         return False
     layers = [layer for group in ensemble.groups for layer in group.skeleton.modules()]

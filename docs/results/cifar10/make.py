@@ -36,7 +36,6 @@ from shoal.core.lock import FolderLock
 from shoal.data.corruptions import SEVERITIES
 from shoal.data.corruptions import registry as corruptions
 from shoal.plots import Curve, png, severity
-from shoal.prediction.statistics import mean_and_error
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = {
@@ -140,17 +139,17 @@ def _published(grid: Grid) -> dict[str, dict[str, str]]:
 def tables(
     groups: list[Group], costs: dict[str, dict[str, float]], known: dict[str, dict[str, str]]
 ) -> str:
-    """Means with standard errors, published means in parentheses; differences, cost."""
+    """Means beside published ones; then differences, each corruption, and cost."""
     header = ["method", "seeds", *(title for title, _, _ in COLUMNS.values())]
     first = [_means(group, known.get(group.label, {})) for group in groups]
     second = [cells for group in groups if (cells := _differences(group, groups))]
     plain = next((costs[g.label]["ms_a_step"] for g in groups if g.label == "ensemble"), None)
-    third = [_cost(label, spent, plain) for label, spent in costs.items()]
-    words = ["method", "seconds an epoch", "ms a step", "times the plain ensemble", "training, s"]
     kinds = ["accuracy at all severities, %", *(group.label for group in groups)]
-    fourth = [_one_corruption(name, groups) for name in _corruptions(groups)]
-    blocks = [_table(header, first), _table(header, second), _table(kinds, fourth)]
-    blocks.append(_table(words, third))
+    third = [_one_corruption(name, groups) for name in _corruptions(groups)]
+    words = ["method", "seconds an epoch", "ms a step", "times the plain ensemble", "training, s"]
+    fourth = [_cost(label, spent, plain) for label, spent in costs.items()]
+    blocks = [_table(header, first), _table(header, second)]
+    blocks += [_table(kinds, third), _table(words, fourth)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -183,7 +182,7 @@ def _one_corruption(name: str, groups: list[Group]) -> list[str]:
     measure = functools.partial(_over_severities, name)
     cells = [name.replace("-", " ")]
     for group in groups:
-        told, _ = mean_and_error(list(group.values(measure).values()))
+        told = statistics.fmean(group.values(measure).values())
         found = against_baseline(measure, group, groups)
         apart = "" if found is None else " ({:+.2f}; {:+.2f} to {:+.2f})".format(*found[0])
         cells.append(f"{told:.2f}{apart}")
@@ -192,9 +191,10 @@ def _one_corruption(name: str, groups: list[Group]) -> list[str]:
 
 def _corruptions(groups: list[Group]) -> list[str]:
     """Those that every run was judged under."""
-    runs = [entry for group in groups for entry in group.entries]
-    judged = lambda name: all(not math.isnan(_over_severities(name, run)) for run in runs)  # noqa: E731
-    return [name for name in corruptions if judged(name)]
+    everyone = sum(len(group.entries) for group in groups)
+    measures = {name: functools.partial(_over_severities, name) for name in corruptions}
+    known = {n: sum(len(group.values(m)) for group in groups) for n, m in measures.items()}
+    return [name for name, count in known.items() if count == everyone]
 
 
 def _over_severities(name: str, entry: Entry) -> float:
@@ -227,6 +227,12 @@ def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
     return severity(curves, metric, share=share)
 
 
+def _known(file: Path) -> dict[str, Any]:
+    """Where the runs were made, when there is nothing left to train."""
+    told = json.loads(file.read_text())
+    return {key: told[key] for key in ("machine", "versions", "settings")}
+
+
 def main() -> None:
     """Train and judge what is missing, and write the numbers after every run."""
     asked = options()
@@ -242,12 +248,6 @@ def main() -> None:
     found = {"machine": machine(device), "versions": versions(), "settings": shared}
     trained(grid, resident(data, device), asked.within, lambda: write(grid, out, found))
     write(grid, out, found)
-
-
-def _known(file: Path) -> dict[str, Any]:
-    """Where the runs were made, when there is nothing left to train."""
-    told = json.loads(file.read_text())
-    return {key: told[key] for key in ("machine", "versions", "settings")}
 
 
 if __name__ == "__main__":
