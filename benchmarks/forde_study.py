@@ -47,6 +47,8 @@ def cells() -> dict[str, Any]:
         found[f"forde fraction={fraction}"] = {"name": "forde", "fraction": fraction}
     for times in STRENGTHS[1:]:
         found[strong(times)] = shoal.methods.get("forde").with_strength(times)
+    quarter, times = shoal.methods.get("forde", fraction=FRACTIONS[1]), STRENGTHS[2]
+    found[f"{strong(times)} fraction={FRACTIONS[1]}"] = quarter.with_strength(times)
     return found
 
 

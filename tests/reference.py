@@ -11,6 +11,7 @@ library is phi / N.
 import math
 
 import torch
+from torch import nn
 from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
@@ -228,11 +229,16 @@ class Textbook:
         """phi_i = gamma s_i - (N / B) d log sum_j k_ij / d theta_i, member by member.
 
         `U` [D, R] are the axes and `spread` [R] the weights of the kernel; `rows` are the points of
-        the batch on which members are compared, by a forward pass of their own.
+        the batch on which members are compared, by a forward pass of their own in which batches
+        are normalised by running statistics.
         """
         M, x = len(self.modules), self.x if rows is None else self.x[rows]
         y = self.y if rows is None else self.y[rows]
+        for module in self.modules if rows is not None else ():
+            _normalise_by_running_statistics(module, True)
         z = [_directions(m, x, y, U, spread, target) for m in self.modules]
+        for module in self.modules if rows is not None else ():
+            _normalise_by_running_statistics(module, False)
         h2 = [[_site_h2([v[b] for v in z], j, legacy) for j in range(M)] for b in range(len(x))]
         phi = []
         for i, module in enumerate(self.modules):
@@ -282,6 +288,12 @@ class Textbook:
         rows = [_flat_grad(log_prior(m, self.prior_std), m) for m in self.modules]
         scale = K.sum(1) / len(K) if flow == "svgd" else torch.ones(len(K), dtype=K.dtype)
         return self.annealing * torch.stack([c * r for c, r in zip(scale, rows, strict=True)])
+
+
+def _normalise_by_running_statistics(module, running):
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.train(not running)
 
 
 def _directions(module, x, y, U, spread, target):

@@ -85,8 +85,9 @@ class InputGradients:
         target: `logit`, the raw output, or `log-probability`, the log likelihood of the target.
         fraction: share of each batch, drawn anew at every step, on which members are compared. The
             kernel is a mean over sites, of which the part gives an unbiased estimate; its logarithm
-            is biased, as it is for any batch. Below 1 the part goes through the networks once more
-            by itself, since batch normalisation couples the points of a batch.
+            is biased, as it is for any batch. Below 1 the part goes through the networks by itself,
+            and batch normalisation, which couples the points of a batch, takes part in it with its
+            running statistics, as at prediction.
     """
 
     target: str = "logit"

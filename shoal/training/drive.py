@@ -16,6 +16,7 @@ from shoal.core.tree import add_scaled, mixed
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
+from shoal.inference.numerics import rough_products
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.flows import Stein
@@ -45,6 +46,7 @@ class Drive:
         stages: the arithmetic between the networks.
         own_inputs: every member has inputs of its own [M, B, ...].
         frozen: members that push the others and stay where they are, in evaluation mode.
+        driven: the data act; if not, only a push on input gradients comes back.
     """
 
     posterior: Posterior
@@ -58,6 +60,7 @@ class Drive:
     stages: Stages
     own_inputs: bool = False
     frozen: Ensemble | None = None
+    driven: bool = True
 
     @property
     def weight(self) -> float | Tensor:
@@ -142,8 +145,10 @@ class Drive:
         if look.gradients is None:
             return answer
         here = answer.alive, answer.cotangent, look.gradients, company
+        with rough_products(ensemble):
+            apart = self.stages.part(*context, *here)
         # A named tuple replaced inside a compiled stage came back too short (torch 2.11).
-        return answer._replace(**self.stages.part(*context, *here)._asdict())
+        return answer._replace(**apart._asdict())
 
     def _company(self, x: Tensor) -> Company | None:
         """What the frozen members make of the batch, where this is what repels."""
@@ -165,7 +170,9 @@ class Drive:
         """J^T at the weights; and where the push comes back with it, the drive's at the head."""
         weights, adversarial = ensemble.weights, self.adversarial
         values, cotangents, head = [look.outputs], [answer.cotangent], None
-        if look.gradients is not None and answer.push is not None:
+        if look.gradients is not None and answer.push is not None and not self.driven:
+            values, cotangents = [look.gradients], [answer.push]
+        elif look.gradients is not None and answer.push is not None:
             values, cotangents = [*values, look.gradients], [*cotangents, answer.push]
             last = {name: weights[name] for name in ensemble.heads}
             head = pull_back(look.outputs, answer.cotangent, last, keep_graph=True)

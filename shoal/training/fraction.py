@@ -1,13 +1,19 @@
 """Repulsion of input gradients on a random part of each batch.
 
-Where every point goes through the networks for itself, the batch is divided: the part is driven and
-repelled, the rest is only driven. Batch normalisation couples the points of a batch, so that the
-drive needs the whole of it: there the part goes through the networks once more by itself, and what
-it pushes is added. Running statistics follow the whole batch alone.
+The part goes through the networks by itself. What is added to its drive is its push:
+
+* On a CPU, where every point goes through the networks for itself, the batch is divided: the part
+  is driven and repelled, the rest is only driven.
+* Batch normalisation couples the points of a batch, so that the drive needs the whole of it. The
+  part is then only repelled, and seen with the running statistics, as at prediction. They are
+  numbers, so that members compare the functions that they will be used as, and the push ends where
+  the input gradient ends: it does not go back through the forward pass.
+* On a GPU the part is always only repelled. It is too little work to keep the device busy, so that
+  the drive goes beside it, and to drive it as well would take longer than it saves.
 
 The kernel is a mean over sites, so that the part needs no factor of its own; repulsion that is
-counted per batch is still counted against the whole batch. The part alone is too little work to
-keep a GPU busy, so that what is only driven goes beside it.
+counted per batch is still counted against the whole batch. Running statistics follow the whole
+batch alone.
 """
 
 from dataclasses import replace
@@ -19,6 +25,7 @@ from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import Flat, FunctionalPrior
+from shoal.inference.statistics import running_statistics
 from shoal.inference.streams import Branch
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
@@ -47,17 +54,17 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     shown = rest if divided else slice(None)
     posterior = replace(drive.posterior, prior=Flat())  # a functional prior acts with the others
     part = replace(drive, posterior=posterior, repulsion=repulsion, y=drive.y[rows])
-    part = replace(part, annealing=driving * drive.annealing, adversarial=None)
+    part = replace(part, annealing=driving * drive.annealing, adversarial=None, driven=divided)
     others = replace(drive, repulsion=None, y=drive.y[shown], annealing=left * drive.annealing)
     branch = Branch(x.device)
-    with branch:
+    with branch, running_statistics(ensemble):
         pushed, push = part(ensemble.aside(), x[rows])
     answer, driven = others(ensemble, x[shown])
     branch.join()
-    assert pushed.head is not None, "the push of input gradients comes back with their drive"
+    head = {name: driven[name] for name in ensemble.heads}
+    head = head if pushed.head is None else add_scaled(pushed.head, head, 1.0)
     loss = driving * pushed.loss + left * answer.loss
-    alive, last = answer.alive & pushed.alive, {name: driven[name] for name in ensemble.heads}
-    pushed = pushed._replace(loss=loss, alive=alive, head=add_scaled(pushed.head, last, 1.0))
+    pushed = pushed._replace(loss=loss, alive=answer.alive & pushed.alive, head=head)
     return pushed, add_scaled(push, driven, 1.0)
 
 
@@ -67,6 +74,8 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     Adversarial training and chunks of members take batches whole.
     """
     if drive.adversarial is not None or drive.mapping.chunk is not None:
+        return False
+    if ensemble.device.type == "cuda":
         return False
     layers = [layer for group in ensemble.groups for layer in group.skeleton.modules()]
     coupled = any(isinstance(layer, _BatchNorm) for layer in layers)

@@ -16,6 +16,7 @@ from shoal.inference.mapping import Mapping
 from shoal.interaction.bases import cosines
 from shoal.interaction.repulsion import interact
 from shoal.models import MLP, SmallCNN
+from shoal.training import fraction
 from shoal.training.look import some_of
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -116,15 +117,15 @@ def test_the_update_is_the_literal_definition(network, name, legacy, engine):
     assert info.push > 1e-3 * info.drive
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_running_statistics_follow_the_batch_once(engine, fraction):
+def test_running_statistics_follow_the_batch_once(engine, share):
     build, shape = NETWORKS["cnn with batch norm"]
     x, y = training_data(shape)
     after = {}
     for name in ("ensemble", "forde"):
         ensemble, _ = ensemble_and_members(build)
-        changes = {"fraction": fraction} if name == "forde" else {}
+        changes = {"fraction": share} if name == "forde" else {}
         method = shoal.methods.get(name, **changes)
         repulsion = None if method.repulsion is None else prepared(method, x)
         shoal.forces(
@@ -136,12 +137,17 @@ def test_running_statistics_follow_the_batch_once(engine, fraction):
         torch.testing.assert_close(after["forde"][name], tensor)
 
 
+@pytest.mark.parametrize("place", ["here", "as on a GPU"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("network", ["mlp", "cnn with batch norm"])
-def test_a_fraction_compares_members_on_a_part_of_the_batch(network, engine):
+def test_a_fraction_compares_members_on_a_part_of_the_batch(monkeypatch, network, engine, place):
+    if place == "as on a GPU":  # nothing is driven in the part
+        monkeypatch.setattr(fraction, "_divisible", lambda drive, ensemble: False)
     build, shape = NETWORKS[network]
     x, y = training_data(shape)
-    ensemble, modules = ensemble_and_members(build)
+    ensemble, _ = ensemble_and_members(build)
+    ensemble(3 * x[BATCH:] + 1)  # running statistics that are those of no batch below
+    modules = [ensemble.member(i).train() for i in range(MEMBERS)]
     batch = x[:BATCH], y[:BATCH]
     method = shoal.methods.get("forde", fraction=0.5).with_strength(STRENGTH)
     velocity, info = shoal.forces(
@@ -158,16 +164,16 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(network, engine):
 
 
 @pytest.mark.parametrize("adversarial", [None, shoal.Adversarial(0.1)], ids=["", "adversarial"])
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("network", ["mlp", "cnn with batch norm"])
-def test_drive_and_push_are_told_apart_at_the_last_layer(network, engine, fraction, adversarial):
+def test_drive_and_push_are_told_apart_at_the_last_layer(network, engine, share, adversarial):
     build, shape = NETWORKS[network]
     x, y = training_data(shape)
     found = {}
     for strength in (0.0, STRENGTH):
         ensemble, _ = ensemble_and_members(build)
-        method = shoal.methods.get("forde", fraction=fraction).with_strength(strength)
+        method = shoal.methods.get("forde", fraction=share).with_strength(strength)
         velocity, info = shoal.forces(
             ensemble, posterior(prior=shoal.priors.Flat()), prepared(method, x),
             (x[:BATCH], y[:BATCH]), mapping=ENGINES[engine], adversarial=adversarial,

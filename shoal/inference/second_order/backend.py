@@ -1,4 +1,4 @@
-"""Where the arithmetic of batch normalisation runs: Triton on a GPU, else operations of torch."""
+"""Where the arithmetic of layers runs: kernels of Triton on a GPU, else operations of torch."""
 
 import functools
 import importlib
@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from shoal.inference.second_order import formulas
 
-__all__ = ["arithmetic", "by_kernels", "is_mapped"]
+__all__ = ["alike", "arithmetic", "by_kernels", "is_mapped"]
 
 
 def arithmetic(x: Tensor) -> ModuleType:
-    """The module whose `moments`, `normalise`, `pull` and `differentiate` suit this input."""
+    """`formulas`, or `launch_kernels` with functions of the same names, as suits this input."""
     return _kernels() if by_kernels(x) else formulas
 
 
@@ -33,6 +33,11 @@ def by_kernels(x: Tensor) -> bool:
     if x.ndim == 4:
         return x.is_contiguous(memory_format=torch.channels_last)
     return x.ndim == 2 and x.is_contiguous()
+
+
+def alike(t: Tensor, x: Tensor) -> Tensor:
+    """`t` with its channels last in memory, as those of x are."""
+    return t.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else t.contiguous()
 
 
 def is_mapped() -> bool:

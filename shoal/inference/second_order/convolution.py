@@ -7,6 +7,8 @@ $$ T(x, w, g) = ⟨conv(x, w), g⟩, \quad dgrad(g, w) = ∂T/∂x, \quad wgrad(
 so that the derivative of each is made of the other two: for gx = dgrad(g, w) with cotangent u,
 d g = conv(u, w) and d w = wgrad(u, g). The second derivative of torch goes another way, through
 convolutions with batch and channels exchanged, which no library is fast at.
+
+Where nothing comes back to an output, nothing is computed: autograd would fill in zeros.
 """
 
 from collections.abc import Sequence
@@ -54,7 +56,7 @@ class _Convolution(Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        stride, padding, dilation, groups = geometry
+        x, (stride, padding, dilation, groups) = _without_gaps(x, weight, geometry)
         none = (0,) * len(stride)
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, none, groups)
 
@@ -63,10 +65,13 @@ class _Convolution(Function):
         x, weight, bias, ctx.geometry = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        (g,), (x, weight) = gradients, ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        g, (x, weight) = gradients[0], ctx.saved_tensors
+        if g is None:
+            return None, None, None, None
         at_x = _InputGradient.apply(g, weight, x, ctx.geometry) if wanted(ctx, 0) else None
         at_weight = _WeightGradient.apply(x, g, weight, ctx.geometry) if wanted(ctx, 1) else None
         at_bias = None
@@ -88,10 +93,13 @@ class _InputGradient(Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         g, weight, _, ctx.geometry = inputs
         ctx.save_for_backward(g, weight)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        (u,), (g, weight) = gradients, ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        u, (g, weight) = gradients[0], ctx.saved_tensors
+        if u is None:
+            return None, None, None, None
         at_g = _Convolution.apply(u, weight, None, ctx.geometry) if wanted(ctx, 0) else None
         at_weight = _WeightGradient.apply(u, g, weight, ctx.geometry) if wanted(ctx, 1) else None
         return at_g, at_weight, None, None
@@ -110,10 +118,13 @@ class _WeightGradient(Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         x, g, _, ctx.geometry = inputs
         ctx.save_for_backward(x, g)
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        (u,), (x, g) = gradients, ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        u, (x, g) = gradients[0], ctx.saved_tensors
+        if u is None:
+            return None, None, None, None
         at_x = _InputGradient.apply(g, u, x, ctx.geometry) if wanted(ctx, 0) else None
         at_g = _Convolution.apply(x, u, None, ctx.geometry) if wanted(ctx, 1) else None
         return at_x, at_g, None, None
@@ -129,6 +140,18 @@ def _native_gradients(
         g, x, weight, None, stride, padding, dilation, False, none, groups, mask
     )
     return found[0] if at_input else found[1]
+
+
+def _without_gaps(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """Of a filter of one point that jumps, the pixels that it touches.
+
+    Taking them out first can be four times faster on a GPU than to let the library skip the rest.
+    """
+    pointwise = all(side == 1 for side in weight.shape[2:]) and not any(geometry.padding)
+    if not pointwise or max(geometry.stride) == 1:
+        return x, geometry
+    touched = (slice(None), slice(None), *(slice(None, None, step) for step in geometry.stride))
+    return x[touched], geometry._replace(stride=(1,) * len(geometry.stride))
 
 
 def _each(value: int | Sequence[int], axes: int) -> tuple[int, ...]:

@@ -1,9 +1,10 @@
-"""A normalised layer that waits for what follows it.
+"""A layer that waits for what follows it.
 
 Most networks add a shortcut to a normalised layer, rectify it, or do both. As one kernel that costs
-one read of the layer, as three it costs three. So batch normalisation hands out a stand-in which
-knows its shape and little more. A sum and a rectifier join it; anything else that is done with it
-makes it compute itself first. To the module, the stand-in is a tensor like any other.
+one read of the layer, as three it costs three. So batch normalisation, and a convolution that has a
+bias to add, hand out a stand-in which knows its shape and little more. A sum and a rectifier join
+it; anything else that is done with it makes it compute itself first. To the module, the stand-in is
+a tensor like any other.
 """
 
 from collections.abc import Callable
@@ -15,42 +16,36 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 from shoal.core.errors import ConfigError
-from shoal.inference.second_order.normalisation import normalise
 
-__all__ = ["Deferred", "computed"]
+__all__ = ["Deferred", "Waiting", "computed"]
+
+Waiting = Callable[[Tensor | None, bool], Tensor]
+"""Computes a layer, given what is to be added to it and whether it is rectified."""
 
 
 class Deferred(Tensor):
-    """Batch normalisation that has not been computed, with or without a residual.
+    """A layer that has not been computed, with or without a residual.
 
     Attributes:
         x: inputs [B, C, ...].
-        parameters: γ and β, each [C] or None.
-        moments: mean of x and 1 / sqrt(variance + eps).
+        layer: computes it from them.
         residual: what has been added, if anything.
         value: the result, once somebody wanted it.
     """
 
     x: Tensor
-    parameters: tuple[Tensor | None, Tensor | None]
-    moments: tuple[Tensor, Tensor]
+    layer: Waiting
     residual: Tensor | None
     value: Tensor | None
     _versions: tuple[int, ...]
 
     @staticmethod
-    def of(
-        x: Tensor,
-        parameters: tuple[Tensor | None, Tensor | None],
-        moments: tuple[Tensor, Tensor],
-        residual: Tensor | None = None,
-    ) -> "Deferred":
+    def of(x: Tensor, layer: Waiting, residual: Tensor | None = None) -> "Deferred":
         """A layer that waits."""
         made: Any = torch.Tensor._make_wrapper_subclass(
             Deferred, x.shape, strides=x.stride(), dtype=x.dtype, device=x.device
         )
-        made.x, made.parameters, made.moments = x, parameters, moments
-        made.residual, made.value = residual, None
+        made.x, made.layer, made.residual, made.value = x, layer, residual, None
         made._versions = _versions(x, residual)
         return made
 
@@ -87,7 +82,7 @@ class Deferred(Tensor):
                 "a tensor that enters a normalised layer was changed in place before the layer was "
                 "used; make the change out of place, or call fast_second_order(fuse=False)"
             )
-        found = normalise(self.x, *self.parameters, self.moments, self.residual, rectified)
+        found = self.layer(self.residual, rectified)
         self.value = self.value if rectified else found
         return found
 
@@ -96,7 +91,7 @@ class Deferred(Tensor):
         alike = residual.shape == self.x.shape and residual.dtype == self.x.dtype
         if self.value is not None or self.residual is not None or not alike:
             return None
-        return Deferred.of(self.x, self.parameters, self.moments, computed(residual))
+        return Deferred.of(self.x, self.layer, computed(residual))
 
 
 def computed(tree: Any) -> Any:

@@ -9,21 +9,38 @@ from typing import Any
 
 import torch
 
-__all__ = ["wanted"]
+from shoal.core.errors import ConfigError
+
+__all__ = ["refuse_third", "wanted"]
 
 _will_execute: Any = getattr(torch._C, "_will_engine_execute_node", None)
 
 
-def wanted(ctx: Any, index: int) -> bool:
-    """Whether somebody waits for the gradient of input number `index`."""
+def wanted(ctx: Any, index: int, place: int | None = None) -> bool:
+    """Whether somebody waits for the gradient of input number `index`.
+
+    Args:
+        ctx: of the function.
+        index: which input.
+        place: its number among the inputs that are tensors, where that is another.
+    """
     if not ctx.needs_input_grad[index]:
         return False
     if torch._C._current_graph_task_id() < 0:
         return True
     try:
-        node = ctx.next_functions[index][0]
+        node = ctx.next_functions[index if place is None else place][0]
         return node is None or _will_execute(node)
     except (AttributeError, RuntimeError):
         # Within `vmap` the context is a copy without neighbours, and the engine does not answer
         # for a weight whose gradient it hands out itself.
         return True
+
+
+def refuse_third() -> None:
+    """Closed forms end at the second derivative; within it, nothing may ask for a graph."""
+    if torch.is_grad_enabled():
+        raise ConfigError(
+            "a layer within fast_second_order() has two derivatives, and a third was asked for; "
+            "leave fast_second_order() out, or create_graph in the second pass"
+        )

@@ -5,10 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.inference.second_order import affine_kernels
 from shoal.inference.second_order import batchnorm_kernels as kernels
-from shoal.inference.second_order.formulas import Layer, Pulled, PulledTwice, Running
+from shoal.inference.second_order.backend import alike
+from shoal.inference.second_order.formulas import Channels, Layer, Pulled, PulledTwice, Running
 
-__all__ = ["differentiate", "moments", "normalise", "pull"]
+__all__ = ["differentiate", "moments", "normalise", "pass_back", "pass_twice", "pull", "shift"]
 
 TILE = 2048
 """Numbers that a program holds at a time."""
@@ -69,7 +71,7 @@ def moments(x: Tensor, eps: float, running: Running, momentum: float) -> tuple[T
 def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
     """γ h + β + residual, rectified if wanted."""
     matrix, out = _Matrix(layer.x), torch.empty_like(layer.x)
-    beside = None if residual is None else _alike(residual, layer.x)
+    beside = None if residual is None else alike(residual, layer.x)
     kernels.normalise[matrix.elementwise](
         layer.x, beside, out, layer.weight, layer.bias, layer.mean, layer.rstd, *matrix.size,
         AFFINE=layer.weight is not None, RESIDUAL=residual is not None,
@@ -80,7 +82,7 @@ def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
 
 def pull(layer: Layer, gradient: Tensor, more: Tensor | None) -> Pulled:
     """The gradient at `x`, to which `more` is added, and what else comes with it."""
-    matrix, gradient = _Matrix(layer.x), _alike(gradient, layer.x)
+    matrix, gradient = _Matrix(layer.x), alike(gradient, layer.x)
     shares = matrix.shares(2, layer.x)
     state, how = _state(layer), _how(layer)
     kernels.sums_of_pull[matrix.strips](
@@ -89,7 +91,7 @@ def pull(layer: Layer, gradient: Tensor, more: Tensor | None) -> Pulled:
     sums, at_x = matrix.summed(shares), torch.empty_like(layer.x)
     # Where nothing is rectified, the gradient at the residual is the gradient itself.
     at_residual = torch.empty_like(gradient) if layer.out is not None else gradient
-    more = None if more is None else _alike(more, layer.x)
+    more = None if more is None else alike(more, layer.x)
     kernels.pull[matrix.elementwise](
         gradient, *state[:2], more, *state[2:], sums, at_x, at_residual, *matrix.size,
         MORE=more is not None, RESIDUAL=layer.out is not None, **how, **matrix.tile,
@@ -106,8 +108,8 @@ def differentiate(
 ) -> PulledTwice:
     """The derivative of `pull` at the cotangents u of `Pulled.x` and that of the residual."""
     x = layer.x
-    matrix, gradient, u = _Matrix(x), _alike(gradient, x), _alike(u, x)
-    beside = None if at_residual is None else _alike(at_residual, x)
+    matrix, gradient, u = _Matrix(x), alike(gradient, x), alike(u, x)
+    beside = None if at_residual is None else alike(at_residual, x)
     shares = matrix.shares(3, x)
     state, how = _state(layer), _how(layer)
     kernels.sums_of_second[matrix.strips](
@@ -122,6 +124,57 @@ def differentiate(
     return PulledTwice(at_g, at_x, at_weight)
 
 
+def shift(x: Tensor, layer: Channels, residual: Tensor | None, rectified: bool) -> Tensor:
+    """γ r (x - mean) + β + residual, rectified if wanted."""
+    matrix, out = _Matrix(x), torch.empty_like(x)
+    beside = None if residual is None else alike(residual, x)
+    affine_kernels.shift[matrix.elementwise](
+        x, beside, out, *layer, *matrix.size, AFFINE=layer.weight is not None,
+        SHIFTED=layer.bias is not None, SCALED=layer.scaled, RESIDUAL=beside is not None,
+        RECTIFIED=rectified, **matrix.tile,
+    )  # fmt: skip
+    return out
+
+
+def pass_back(
+    t: Tensor, beside: Tensor | None, out: Tensor | None, layer: Channels, both: bool
+) -> tuple[Tensor, Tensor | None]:
+    """γ r t + beside behind the rectifier; and t behind it, if both are wanted."""
+    t = alike(t, t)
+    matrix, at_x = _Matrix(t), torch.empty_like(t)
+    passed = torch.empty_like(t) if both else None
+    beside = None if beside is None else alike(beside, t)
+    affine_kernels.pass_back[matrix.elementwise](
+        t, beside, out, layer.weight, layer.variance, layer.eps, at_x, passed, *matrix.size,
+        AFFINE=layer.weight is not None, SCALED=layer.scaled, RECTIFIED=out is not None,
+        BESIDE=beside is not None, BOTH=both, **matrix.tile,
+    )  # fmt: skip
+    return at_x, passed
+
+
+def pass_twice(
+    u: Tensor,
+    beside: Tensor | None,
+    gradient: Tensor,
+    out: Tensor | None,
+    layer: Channels,
+    summed: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The derivative of `pass_back` at the cotangents of its results: at the gradient and at γ."""
+    if not summed:
+        return pass_back(u, beside, out, layer, both=False)
+    u = alike(u, gradient)
+    matrix, at_g = _Matrix(gradient), torch.empty_like(gradient)
+    beside = None if beside is None else alike(beside, gradient)
+    shares = matrix.shares(1, gradient)
+    affine_kernels.pass_twice[matrix.strips](
+        u, beside, gradient, out, layer.weight, layer.variance, layer.eps, at_g, shares,
+        *matrix.size, matrix.strip, SCALED=layer.scaled, RECTIFIED=out is not None,
+        BESIDE=beside is not None, **matrix.tile,
+    )  # fmt: skip
+    return at_g, matrix.summed(shares)[0]
+
+
 def _state(layer: Layer) -> tuple[Tensor | None, ...]:
     return layer.x, layer.out, layer.weight, layer.bias, layer.mean, layer.rstd
 
@@ -129,8 +182,3 @@ def _state(layer: Layer) -> tuple[Tensor | None, ...]:
 def _how(layer: Layer) -> dict[str, Any]:
     signs = 0 if not layer.rectified else 2 if layer.out is None else 1
     return {"AFFINE": layer.weight is not None, "SIGNS": signs}
-
-
-def _alike(t: Tensor, x: Tensor) -> Tensor:
-    """`t` with its channels last in memory, as those of x are."""
-    return t.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else t.contiguous()

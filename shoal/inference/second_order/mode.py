@@ -5,10 +5,12 @@
     (gradients,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
 
 Every convolution and every batch normalisation in training mode that the module calls, by itself or
-by the layers of `torch.nn`, becomes a function whose second derivative runs on fast kernels.
+by the layers of `torch.nn`, becomes a function whose second derivative runs on fast kernels. Batch
+normalisation in evaluation mode and the bias of a convolution become one where that pays.
 Everything else is left to autograd, and outside of the block nothing is different.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from shoal.inference.second_order.affine import Channels, affine
 from shoal.inference.second_order.backend import arithmetic, by_kernels, is_mapped
 from shoal.inference.second_order.convolution import Geometry, convolve
 from shoal.inference.second_order.deferred import Deferred, computed
@@ -30,7 +33,7 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
 
     Values and derivatives are those of plain double backward, and running statistics are updated as
     always. Third derivatives of batch normalisation are refused. On a GPU, for images with channels
-    last, batch normalisation is one pass together with a shortcut and a rectifier that follow it.
+    last, batch normalisation or a bias is one pass with a shortcut and a rectifier that follow it.
 
     >>> layer, x = torch.nn.Conv2d(1, 2, 3), torch.ones(1, 1, 4, 4, requires_grad=True)
     >>> with fast_second_order():
@@ -54,7 +57,7 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         """Replace the functions that are known, and call all others."""
         kwargs = kwargs or {}
         if func in _AXES:
-            return _convolution(func, *computed(args), **computed(kwargs))
+            return self._convolution(func, *computed(args), **computed(kwargs))
         if func is F.batch_norm:
             return self._batch_norm(*computed(args), **computed(kwargs))
         return func(*args, **kwargs)
@@ -71,32 +74,42 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         eps: float = 1e-5,
     ) -> Tensor:
         running, count = (running_mean, running_var), input.numel() // input.shape[1]
-        # In evaluation mode the layer is a plain product, and one value has no variance.
+        fuse = self._fuses(input)
+        if not training and fuse and running_mean is not None and running_var is not None:
+            fixed = Channels(weight, bias, running_mean, running_var, eps)
+            return Deferred.of(input, functools.partial(affine, input, fixed))
+        # One value has no variance, which torch says best.
         if not training or count < 2 or (weight is None) != (bias is None):
             return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
         with torch.no_grad():
             moments = arithmetic(input).moments(input, eps, running, momentum)
-        if is_mapped() or not (by_kernels(input) if self.fuse is None else self.fuse):
-            return normalise(input, weight, bias, moments)
-        return Deferred.of(input, (weight, bias), moments)
+        layer = functools.partial(normalise, input, weight, bias, moments)
+        return Deferred.of(input, layer) if fuse else layer()
 
+    def _convolution(
+        self,
+        func: Callable,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        axes = _AXES[func]
+        plain = input.ndim != axes + 2 or isinstance(padding, str)
+        if plain or torch.is_autocast_enabled(input.device.type):
+            return func(input, weight, bias, stride, padding, dilation, groups)
+        geometry = Geometry.of(stride, padding, dilation, groups, axes)
+        if bias is None or not self._fuses(input):
+            return convolve(input, weight, bias, geometry)
+        found = convolve(input, weight, None, geometry)
+        return Deferred.of(found, functools.partial(affine, found, Channels(bias=bias)))
 
-def _convolution(
-    func: Callable,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    axes = _AXES[func]
-    plain = input.ndim != axes + 2 or isinstance(padding, str)
-    if plain or torch.is_autocast_enabled(input.device.type):
-        return func(input, weight, bias, stride, padding, dilation, groups)
-    geometry = Geometry.of(stride, padding, dilation, groups, axes)
-    return convolve(input, weight, bias, geometry)
+    def _fuses(self, x: Tensor) -> bool:
+        """What follows a layer with this input joins it."""
+        return not is_mapped() and (by_kernels(x) if self.fuse is None else self.fuse)
 
 
 _AXES: dict[Callable, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}

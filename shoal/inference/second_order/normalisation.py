@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from shoal.core.errors import ConfigError
 from shoal.inference.second_order import formulas
 from shoal.inference.second_order.backend import arithmetic
+from shoal.inference.second_order.demand import refuse_third
 from shoal.inference.second_order.formulas import Layer
 
 __all__ = ["normalise"]
@@ -112,11 +112,7 @@ class _Pull(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:
-        if torch.is_grad_enabled():
-            raise ConfigError(
-                "batch normalisation within fast_second_order() has two derivatives, and a third "
-                "was asked for; leave fast_second_order() out, or create_graph in the second pass"
-            )
+        refuse_third()
         u, at_gh, at_sum, *at_residual = cotangents
         gradient, gh, g, *rest = ctx.saved_tensors
         layer = Layer._make((*rest, ctx.rectified))

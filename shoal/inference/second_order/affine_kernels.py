@@ -1,0 +1,99 @@
+"""Layers that scale and shift every channel by fixed numbers, as Triton kernels.
+
+The matrix and its tiles are those of `batchnorm_kernels`. Nothing has to be summed before the one
+elementwise pass; the gradient of the scale is a sum over rows, which its pass takes on the way.
+
+SCALED says whether mean and variance are given, AFFINE and SHIFTED whether γ and β are, RECTIFIED
+whether the layer ends in a rectifier, whose signs are those of its outputs.
+"""
+
+import triton
+import triton.language as tl
+
+from shoal.inference.second_order.batchnorm_kernels import _channel, _load, _tile
+
+__all__ = ["pass_back", "pass_twice", "shift"]
+
+
+@triton.jit
+def _factor(
+    weight, variance, eps, columns, width, AFFINE: tl.constexpr, SCALED: tl.constexpr
+):  # fmt: skip
+    """γ r."""
+    gamma = _channel(weight, columns, width, 1.0, AFFINE)
+    if SCALED:
+        gamma = gamma / tl.sqrt(_channel(variance, columns, width, 0.0, True) + eps)
+    return gamma
+
+
+@triton.jit
+def _rectified(t, out, place, inside, RECTIFIED: tl.constexpr):
+    """t where the rectifier lets it pass."""
+    if RECTIFIED:
+        return tl.where(_load(out, place, inside) > 0, t, 0.0)
+    else:
+        return t
+
+
+@triton.jit
+def shift(
+    x, residual, out, weight, bias, mean, variance, eps, height, width, AFFINE: tl.constexpr,
+    SHIFTED: tl.constexpr, SCALED: tl.constexpr, RESIDUAL: tl.constexpr, RECTIFIED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """γ r (x - mean) + β + residual, rectified."""
+    place, inside, columns = _tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
+    factor = _factor(weight, variance, eps, columns, width, AFFINE, SCALED)
+    y = _load(x, place, inside) - _channel(mean, columns, width, 0.0, SCALED)[None, :]
+    y = y * factor[None, :] + _channel(bias, columns, width, 0.0, SHIFTED)[None, :]
+    if RESIDUAL:
+        y += _load(residual, place, inside)
+    if RECTIFIED:
+        y = tl.maximum(y, 0.0)
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def pass_back(
+    t, beside, out, weight, variance, eps, at_x, passed, height, width, AFFINE: tl.constexpr,
+    SCALED: tl.constexpr, RECTIFIED: tl.constexpr, BESIDE: tl.constexpr, BOTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """γ r t + beside behind the rectifier; and t behind it, if both are wanted."""
+    place, inside, columns = _tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
+    factor = _factor(weight, variance, eps, columns, width, AFFINE, SCALED)
+    value = _load(t, place, inside)
+    found = value * factor[None, :]
+    if BESIDE:
+        found += _load(beside, place, inside)
+    found = _rectified(found, out, place, inside, RECTIFIED)
+    tl.store(at_x + place, found.to(at_x.dtype.element_ty), mask=inside)
+    if BOTH:
+        value = _rectified(value, out, place, inside, RECTIFIED)
+        tl.store(passed + place, value.to(passed.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def pass_twice(
+    u, beside, gradient, out, weight, variance, eps, at_g, shares, height, width, strip,
+    SCALED: tl.constexpr, RECTIFIED: tl.constexpr, BESIDE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """γ r u + beside behind the rectifier, and this program's share of the sum of r g u."""
+    first = tl.program_id(0) * strip
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    factor = _factor(weight, variance, eps, columns, width, True, SCALED)
+    r = _factor(weight, variance, eps, columns, width, False, SCALED)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for row in range(first, tl.minimum(first + strip, height), ROWS):
+        place, inside, columns = _tile(row, height, width, ROWS, COLUMNS)
+        v = _load(u, place, inside)
+        g = _rectified(_load(gradient, place, inside), out, place, inside, RECTIFIED)
+        total += v * g
+        found = v * factor[None, :]
+        if BESIDE:
+            found += _load(beside, place, inside)
+        found = _rectified(found, out, place, inside, RECTIFIED)
+        tl.store(at_g + place, found.to(at_g.dtype.element_ty), mask=inside)
+    share = shares + tl.program_id(0) * width + columns
+    tl.store(share, tl.sum(total, 0) * r, mask=columns < width)
