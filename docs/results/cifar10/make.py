@@ -1,6 +1,6 @@
 """ResNet18 on half of CIFAR-10, clean and under every corruption: members repelled or not.
 
-    python docs/results/cifar10/make.py --seeds 5 --device cuda --runs FOLDER
+    python docs/results/cifar10/make.py --device cuda --runs FOLDER
 
 The training is that of the experiment `cifar10-forde`, as long as is asked for. Runs are kept in
 the folder of --runs, and a call goes on where the last one stopped. After every run the
@@ -52,9 +52,9 @@ def options() -> argparse.Namespace:
     """What was typed."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--epochs", type=int, default=36)
-    made.add_argument("--seeds", type=int, default=5)
+    made.add_argument("--seeds", type=int, default=4)
     made.add_argument("--first", type=int, default=0, help="the first of the seeds")
-    made.add_argument("--methods", default="ensemble,forde")
+    made.add_argument("--methods", default="ensemble,forde:16")
     made.add_argument("--members", type=int, default=5)
     made.add_argument("--device", help="cpu or cuda; by default a GPU where there is one")
     made.add_argument("--runs", default="runs/cifar10-study", help="where runs are kept")
@@ -141,7 +141,7 @@ def tables(
 ) -> str:
     """Means beside published ones; then differences, each corruption, and cost."""
     header = ["method", "seeds", *(title for title, _, _ in COLUMNS.values())]
-    first = [_means(group, known.get(group.label, {})) for group in groups]
+    first = [_means(group, known.get(group.label.partition(":")[0], {})) for group in groups]
     second = [cells for group in groups if (cells := _differences(group, groups))]
     plain = next((costs[g.label]["ms_a_step"] for g in groups if g.label == "ensemble"), None)
     kinds = ["accuracy at all severities, %", *(group.label for group in groups)]
