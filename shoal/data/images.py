@@ -1,5 +1,7 @@
 """Images as tensors: bytes become single precision once, in the range that is asked for."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -86,8 +88,10 @@ def fitted(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
         return x
     if len(shape) == 3 and found == (*shape[1:], shape[0]):
         return x.permute(0, 3, 1, 2).contiguous()
-    if len(shape) == 3 and (found == shape[1:] and shape[0] == 1 or found == (np.prod(shape),)):
+    flat, grey = (math.prod(shape),), shape[0] == 1 and found == shape[1:]
+    if grey or found == flat or (shape == flat and math.prod(found) == shape[0]):
         return x.reshape(-1, *shape)
     raise DataError(
-        f"inputs of '{name}' have shape {found}, those to train on {shape}; they must agree"
+        f"{name} has inputs of shape {found}, those to train on are of shape {shape}, which is "
+        f"{flat[0]} numbers a row; they must agree"
     )

@@ -155,6 +155,23 @@ def test_predict_brings_pixels_to_the_range_of_the_training(here, capsys):
     assert "give them from 0 to 1 or as bytes" in capsys.readouterr().err
 
 
+def test_predict_takes_colours_last_and_rows(here, capsys):
+    x = torch.rand(12, 3, 4, 5, generator=torch.Generator().manual_seed(0))
+    blueprint = Blueprint(MLP((8,)), (3, 4, 5), 3)
+    ensemble = shoal.Ensemble.init(blueprint, 2, seed=0)
+    options = {"steps": 20, "batch_size": 6, "out": "runs/colours", "progress": False}
+    run = shoal.fit(ensemble, (x, torch.arange(12) % 3), **options)
+    wanted = shoal.predict(run, x).entropy().tolist()
+    for shown in (x, x.permute(0, 2, 3, 1), x.flatten(1)):
+        np.save("shown.npy", shown.numpy())
+        assert main(["predict", "runs/colours", "shown.npy", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)
+        assert [row["entropy"] for row in rows] == pytest.approx(wanted, rel=1e-4)
+    np.save("turned.npy", x.permute(0, 2, 1, 3).numpy())  # as many numbers, and no way to know
+    assert main(["predict", "runs/colours", "turned.npy"]) == 65
+    assert "turned.npy has inputs of shape (4, 3, 5)" in capsys.readouterr().err
+
+
 def test_predict_for_regression(here, capsys):
     arguments = ["data=toy-regression", "likelihood=gaussian", "-o", "runs/curve", "-q"]
     assert main(["fit", *TINY, "steps=3", *arguments]) == 0

@@ -308,7 +308,7 @@ def test_a_dataset_of_files(save):
         ({"train": "bare"}, DataError, "the training file of 'bare' has no targets"),
         ({"train": "good", "test": "bare"}, DataError, "the file of 'test' has no targets"),
         ({"train": "good", "test": "wide"}, DataError, r"'test' have shape \(4,\), .* \(3,\)"),
-        ({"train": "good", "ood": "wide"}, DataError, r"'wide' have shape \(4,\)"),
+        ({"train": "good", "ood": "wide"}, DataError, r"wide has inputs of shape \(4,\)"),
         ({"train": "good", "test": "more"}, DataError, r"y\[0\] is 7, but the network has 2"),
         ({"train": "good", "test": "real"}, DataError, "y holds floats"),
         ({"train": "missing"}, StorageError, "there is no file called"),

@@ -49,7 +49,7 @@ def test_colours_may_come_last(tmp_path):
     ("ood", "error", "sentence"),
     [
         ("rings", ConfigError, "ood 'rings' is neither a data set nor a file .* mean 'ring'"),
-        ("digits", DataError, r"inputs of 'digits' have shape \(1, 8, 8\), those to train on \(2,"),
+        ("digits", DataError, r"digits has inputs of shape \(1, 8, 8\), .* \(2,"),
         (["ring", "ring"], ConfigError, "there are two foreign sets called 'ring'"),
         (7, ConfigError, "data.ood must be text or a list of text, not 7"),
         ("a" * 400, ConfigError, "is neither a data set nor a file"),

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 from argparse import Namespace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from shoal.core.disk import replacing
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.files import write_text
 from shoal.data.files import load_file
-from shoal.data.images import in_range
+from shoal.data.images import fitted, in_range
 from shoal.prediction import Predictive, predict
 from shoal.training.run import Run, load
 
@@ -46,17 +45,9 @@ def run(options: Namespace) -> Outcome:
 
 
 def _shaped(x: Tensor, run: Run, file: str) -> Tensor:
-    """Rows of a table as the images that the networks were trained on."""
+    """Rows of a table, or images with their colours last, as what the networks were trained on."""
     models = run.config.get("model") or [{}]
-    shape = tuple(models[0].get("input_shape", x.shape[1:]))
-    if tuple(x.shape[1:]) == shape:
-        return x
-    if x[0].numel() != math.prod(shape):
-        raise DataError(
-            f"{file} has inputs of shape {tuple(x.shape[1:])}, but the run was trained on inputs "
-            f"of shape {shape}, which is {math.prod(shape)} numbers a row"
-        )
-    return x.reshape(len(x), *shape)
+    return fitted(x, tuple(models[0].get("input_shape", x.shape[1:])), file)
 
 
 def _stretched(x: Tensor, run: Run, file: str) -> Tensor:
