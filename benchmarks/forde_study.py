@@ -23,6 +23,7 @@ from common import options, parser, say, title
 from study_data import corrupted_digits, tables
 
 import shoal
+from shoal.app.markdown import markdown_table
 from shoal.core.files import write_bytes, write_json, write_text
 from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.models import registry as models
@@ -148,9 +149,8 @@ COLUMNS = {
 def table(name: str, told: dict[str, dict[str, Any]]) -> str:
     """Means, and in parentheses the differences with their intervals; bold where without zero."""
     known = [key for key in COLUMNS if key in next(iter(told.values()))]
-    lines = [[name, *(COLUMNS[key][0] for key in known)], ["---"] * (1 + len(known))]
-    lines += [[label, *(_cell(entry[key], key) for key in known)] for label, entry in told.items()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    lines = [[label, *(_cell(entry[key], key) for key in known)] for label, entry in told.items()]
+    return markdown_table([name, *(COLUMNS[key][0] for key in known)], lines) + "\n"
 
 
 def _cell(number: dict[str, Any], key: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from common import finish, options, parser, say, title
 
 import shoal
+from shoal.app.markdown import markdown_table
 from shoal.app.words import plus_minus
 from shoal.data.dataset import Dataset
 from shoal.inference.ensemble import Ensemble
@@ -83,13 +84,12 @@ def measure(seeds: int, epochs: int) -> dict[str, dict[str, dict[str, list[float
 
 def text(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
     """A table in Markdown, and growing less the others, paired by seed."""
-    columns = MEASURES
-    lines = ["| method | way | " + " | ".join(columns) + " |", "| --- " * (len(columns) + 2) + "|"]
-    for name, per_way in found.items():
-        for way, kept in per_way.items():
-            cells = [plus_minus(*mean_and_error(kept[key])) for key in columns]
-            lines.append(f"| {name} | {way} | " + " | ".join(cells) + " |")
-    lines.append("")
+    rows = [
+        [name, way, *(plus_minus(*mean_and_error(kept[key])) for key in MEASURES)]
+        for name, per_way in found.items()
+        for way, kept in per_way.items()
+    ]
+    lines = [markdown_table(["method", "way", *MEASURES], rows), ""]
     for name, per_way in found.items():
         for other in ("at once", "apart"):
             pairs = ((key, per_way["grown"][key], per_way[other][key]) for key in MEASURES)

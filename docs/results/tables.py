@@ -10,6 +10,8 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.app.markdown import markdown_table
+
 HERE = Path(__file__).parent
 
 
@@ -84,8 +86,7 @@ def main():
     columns, mine = COLUMNS[study], ours(HERE / study)
     theirs = published(HERE / BESIDE.get(study, study))
     cases = list(dict.fromkeys((method, size) for method, size, *_ in mine))
-    print("| method | members |", " | ".join(column.title for column in columns), "|")
-    print("| --- | --- |" + " --- |" * len(columns))
+    lines = []
     for method, size in sorted(cases, key=lambda case: (case[1], cases.index(case))):
         cells = []
         for column in columns:
@@ -94,7 +95,8 @@ def main():
             known = theirs.get((method, size, column.metric))
             beside = "" if known is None else f" ({known:.{column.digits}f})"
             cells.append(f"{mean:.{column.digits}f} ± {error:.{column.digits}f}{beside}")
-        print(f"| {method} | {size} |", " | ".join(cells), "|")
+        lines.append([method, size, *cells])
+    print(markdown_table(["method", "members", *(column.title for column in columns)], lines))
 
 
 if __name__ == "__main__":

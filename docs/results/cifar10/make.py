@@ -26,6 +26,7 @@ from shoal.app.build import make_data
 from shoal.app.comparison import comparison_value, groups_of, results_csv
 from shoal.app.config import load_config
 from shoal.app.grid import Grid, check_grid, run_cell
+from shoal.app.markdown import markdown_table
 from shoal.app.measures import Measure, against_baseline
 from shoal.app.resident import resident
 from shoal.app.story import Entry, Group
@@ -148,9 +149,8 @@ def tables(
     third = [_one_corruption(name, groups) for name in _corruptions(groups)]
     words = ["method", "seconds an epoch", "ms a step", "times the plain ensemble", "training, s"]
     fourth = [_cost(label, spent, plain) for label, spent in costs.items()]
-    blocks = [_table(header, first), _table(header, second)]
-    blocks += [_table(kinds, third), _table(words, fourth)]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    blocks = [(header, first), (header, second), (kinds, third), (words, fourth)]
+    return "\n\n".join(markdown_table(*block) for block in blocks if block[1]) + "\n"
 
 
 def _means(group: Group, known: dict[str, str]) -> list[str]:
@@ -207,13 +207,6 @@ def _cost(label: str, spent: dict[str, float], plain: float | None) -> list[str]
     ratio = "-" if plain is None else f"{spent['ms_a_step'] / plain:.2f}"
     cells = [f"{spent['seconds_an_epoch']:.2f}", f"{spent['ms_a_step']:.1f}", ratio]
     return [label, *cells, f"{spent['training_seconds']:.0f}"]
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    if not rows:
-        return ""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
