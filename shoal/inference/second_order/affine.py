@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from shoal.inference.second_order.backend import alike, arithmetic, by_kernels
+from shoal.inference.second_order.affine_formulas import Channels
+from shoal.inference.second_order.backend import arithmetic, by_kernels
 from shoal.inference.second_order.demand import refuse_third, wanted
-from shoal.inference.second_order.formulas import Channels
+from shoal.inference.second_order.layout import alike, all_but_channels
 
 __all__ = ["Channels", "affine"]
 
@@ -37,7 +38,7 @@ class _Affine(Function):
     @staticmethod
     def forward(x: Tensor, *rest: Any) -> Tensor:
         *channels, residual, rectified = rest
-        return arithmetic(x).shift(x, Channels._make(channels), residual, rectified)
+        return arithmetic(x, "affine").shift(x, Channels._make(channels), residual, rectified)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -59,7 +60,7 @@ class _Affine(Function):
         both = ctx.residual or scale or shift
         gradient = alike(gradient, x) if by_kernels(x) else gradient
         at_x, passed = _passed_back(gradient, out, layer, both)
-        axes = [axis for axis in range(x.ndim) if axis != 1]
+        axes = all_but_channels(x)
         at_weight = (passed * layer.normalised(x)).sum(axes) if scale else None
         at_bias = passed.sum(axes) if shift else None
         if at_weight is not None:
@@ -84,7 +85,7 @@ class _PassBack(Function):
 
     @staticmethod
     def forward(gradient: Tensor, out: Tensor | None, both: bool, *layer: Any) -> tuple:
-        at_x, passed = arithmetic(gradient).pass_back(
+        at_x, passed = arithmetic(gradient, "affine").pass_back(
             gradient, None, out, Channels._make(layer), both
         )
         return (at_x, passed) if both else (at_x,)
@@ -105,7 +106,9 @@ class _PassBack(Function):
             return (None,) * 8
         u = torch.zeros_like(gradient) if u is None else u
         scale = layer.weight is not None and wanted(ctx, 3, 1 + (out is not None))
-        at_g, at_weight = arithmetic(gradient).pass_twice(u, beside, gradient, out, layer, scale)
+        at_g, at_weight = arithmetic(gradient, "affine").pass_twice(
+            u, beside, gradient, out, layer, scale
+        )
         if at_weight is not None:
             at_weight = at_weight.to(layer.weight)
         return at_g, None, None, at_weight, None, None, None, None

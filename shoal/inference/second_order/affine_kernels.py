@@ -1,6 +1,6 @@
 """Layers that scale and shift every channel by fixed numbers, as Triton kernels.
 
-The matrix and its tiles are those of `batchnorm_kernels`. Nothing has to be summed before the one
+The matrix and its tiles are those of `matrix_kernels`. Nothing has to be summed before the one
 elementwise pass; the gradient of the scale is a sum over rows, which its pass takes on the way.
 
 SCALED says whether mean and variance are given, AFFINE and SHIFTED whether γ and β are, RECTIFIED
@@ -10,7 +10,7 @@ whether the layer ends in a rectifier, whose signs are those of its outputs.
 import triton
 import triton.language as tl
 
-from shoal.inference.second_order.batchnorm_kernels import _channel, _load, _tile
+from shoal.inference.second_order.matrix_kernels import channel, load, tile
 
 __all__ = ["pass_back", "pass_twice", "shift"]
 
@@ -20,9 +20,9 @@ def _factor(
     weight, variance, eps, columns, width, AFFINE: tl.constexpr, SCALED: tl.constexpr
 ):  # fmt: skip
     """γ r."""
-    gamma = _channel(weight, columns, width, 1.0, AFFINE)
+    gamma = channel(weight, columns, width, 1.0, AFFINE)
     if SCALED:
-        gamma = gamma / tl.sqrt(_channel(variance, columns, width, 0.0, True) + eps)
+        gamma = gamma / tl.sqrt(channel(variance, columns, width, 0.0, True) + eps)
     return gamma
 
 
@@ -30,7 +30,7 @@ def _factor(
 def _rectified(t, out, place, inside, RECTIFIED: tl.constexpr):
     """t where the rectifier lets it pass."""
     if RECTIFIED:
-        return tl.where(_load(out, place, inside) > 0, t, 0.0)
+        return tl.where(load(out, place, inside) > 0, t, 0.0)
     else:
         return t
 
@@ -42,12 +42,12 @@ def shift(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """γ r (x - mean) + β + residual, rectified."""
-    place, inside, columns = _tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
+    place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     factor = _factor(weight, variance, eps, columns, width, AFFINE, SCALED)
-    y = _load(x, place, inside) - _channel(mean, columns, width, 0.0, SCALED)[None, :]
-    y = y * factor[None, :] + _channel(bias, columns, width, 0.0, SHIFTED)[None, :]
+    y = load(x, place, inside) - channel(mean, columns, width, 0.0, SCALED)[None, :]
+    y = y * factor[None, :] + channel(bias, columns, width, 0.0, SHIFTED)[None, :]
     if RESIDUAL:
-        y += _load(residual, place, inside)
+        y += load(residual, place, inside)
     if RECTIFIED:
         y = tl.maximum(y, 0.0)
     tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
@@ -60,12 +60,12 @@ def pass_back(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """γ r t + beside behind the rectifier; and t behind it, if both are wanted."""
-    place, inside, columns = _tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
+    place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     factor = _factor(weight, variance, eps, columns, width, AFFINE, SCALED)
-    value = _load(t, place, inside)
+    value = load(t, place, inside)
     found = value * factor[None, :]
     if BESIDE:
-        found += _load(beside, place, inside)
+        found += load(beside, place, inside)
     found = _rectified(found, out, place, inside, RECTIFIED)
     tl.store(at_x + place, found.to(at_x.dtype.element_ty), mask=inside)
     if BOTH:
@@ -86,13 +86,13 @@ def pass_twice(
     r = _factor(weight, variance, eps, columns, width, False, SCALED)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for row in range(first, tl.minimum(first + strip, height), ROWS):
-        place, inside, columns = _tile(row, height, width, ROWS, COLUMNS)
-        v = _load(u, place, inside)
-        g = _rectified(_load(gradient, place, inside), out, place, inside, RECTIFIED)
+        place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
+        v = load(u, place, inside)
+        g = _rectified(load(gradient, place, inside), out, place, inside, RECTIFIED)
         total += v * g
         found = v * factor[None, :]
         if BESIDE:
-            found += _load(beside, place, inside)
+            found += load(beside, place, inside)
         found = _rectified(found, out, place, inside, RECTIFIED)
         tl.store(at_g + place, found.to(at_g.dtype.element_ty), mask=inside)
     share = shares + tl.program_id(0) * width + columns

@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from shoal.inference.second_order import formulas
+from shoal.inference.second_order import affine_formulas, formulas
 
-__all__ = ["alike", "arithmetic", "by_kernels", "is_mapped"]
+__all__ = ["arithmetic", "by_kernels", "is_mapped"]
 
 
-def arithmetic(x: Tensor) -> ModuleType:
-    """`formulas`, or `launch_kernels` with functions of the same names, as suits this input."""
-    return _kernels() if by_kernels(x) else formulas
+def arithmetic(x: Tensor, layer: str) -> ModuleType:
+    """Functions of a layer that suit its input: its formulas, or those that start its kernels.
+
+    Args:
+        x: the input.
+        layer: `batchnorm` or `affine`.
+    """
+    if by_kernels(x):
+        return _module(f"launch_{layer}_kernels")
+    return formulas if layer == "batchnorm" else affine_formulas
 
 
 def by_kernels(x: Tensor) -> bool:
@@ -33,11 +40,6 @@ def by_kernels(x: Tensor) -> bool:
     if x.ndim == 4:
         return x.is_contiguous(memory_format=torch.channels_last)
     return x.ndim == 2 and x.is_contiguous()
-
-
-def alike(t: Tensor, x: Tensor) -> Tensor:
-    """`t` with its channels last in memory, as those of x are."""
-    return t.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else t.contiguous()
 
 
 def is_mapped() -> bool:
@@ -59,5 +61,5 @@ def _interpreted() -> bool:
 
 
 @functools.cache
-def _kernels() -> ModuleType:
-    return importlib.import_module("shoal.inference.second_order.launch_kernels")
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"shoal.inference.second_order.{name}")

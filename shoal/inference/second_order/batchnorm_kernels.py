@@ -12,8 +12,9 @@ SIGNS says how the signs of the rectifier are found: 0 there is none, 1 by the o
 import triton
 import triton.language as tl
 
+from shoal.inference.second_order.matrix_kernels import channel, load, tile
+
 __all__ = [
-    "add_shares",
     "normalise",
     "pull",
     "second",
@@ -25,48 +26,25 @@ __all__ = [
 
 
 @triton.jit
-def _tile(row, height, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Places of the numbers of a tile, which of them exist, and its columns."""
-    rows = row + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (rows[:, None] < height) & (columns[None, :] < width)
-    return rows[:, None].to(tl.int64) * width + columns[None, :], inside, columns
-
-
-@triton.jit
-def _load(t, place, inside):
-    return tl.load(t + place, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _channel(t, columns, width, default, GIVEN: tl.constexpr):
-    """One number for each column."""
-    if GIVEN:
-        return tl.load(t + columns, mask=columns < width, other=0.0).to(tl.float32)
-    else:
-        return tl.full(columns.shape, default, tl.float32)
-
-
-@triton.jit
 def _layer(weight, bias, mean, rstd, columns, width, AFFINE: tl.constexpr):
     """γ, β, mean and 1 / std."""
-    gamma = _channel(weight, columns, width, 1.0, AFFINE)
-    beta = _channel(bias, columns, width, 0.0, AFFINE)
-    centre = _channel(mean, columns, width, 0.0, True)
-    return gamma, beta, centre, _channel(rstd, columns, width, 0.0, True)
+    gamma = channel(weight, columns, width, 1.0, AFFINE)
+    beta = channel(bias, columns, width, 0.0, AFFINE)
+    centre = channel(mean, columns, width, 0.0, True)
+    return gamma, beta, centre, channel(rstd, columns, width, 0.0, True)
 
 
 @triton.jit
 def _normalised(x, place, inside, centre, r):
     """h."""
-    return (_load(x, place, inside) - centre[None, :]) * r[None, :]
+    return (load(x, place, inside) - centre[None, :]) * r[None, :]
 
 
 @triton.jit
 def _rectified(t, h, out, place, inside, gamma, beta, SIGNS: tl.constexpr):
     """t where the rectifier lets it pass."""
     if SIGNS == 1:
-        return tl.where(_load(out, place, inside) > 0, t, 0.0)
+        return tl.where(load(out, place, inside) > 0, t, 0.0)
     elif SIGNS == 2:
         return tl.where(h * gamma[None, :] + beta[None, :] > 0, t, 0.0)
     else:
@@ -84,8 +62,8 @@ def sums_of_moments(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     origin = tl.load(x + columns, mask=columns < width, other=0.0).to(tl.float32)
     for row in range(first, tl.minimum(first + strip, height), ROWS):
-        place, inside, columns = _tile(row, height, width, ROWS, COLUMNS)
-        d = tl.where(inside, _load(x, place, inside) - origin[None, :], 0.0)
+        place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
+        d = tl.where(inside, load(x, place, inside) - origin[None, :], 0.0)
         one += d
         two += d * d
     share = shares + tl.program_id(0) * 2 * width + columns
@@ -127,33 +105,17 @@ def settle_moments(
 
 
 @triton.jit
-def add_shares(
-    shares, sums, programs, width, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    """Sums over the programs."""
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    here = columns < width
-    total = tl.zeros([COLUMNS], tl.float32)
-    for start in range(0, programs, PROGRAMS):
-        rows = start + tl.arange(0, PROGRAMS)
-        inside = (rows[:, None] < programs) & here[None, :]
-        place = rows[:, None] * width + columns[None, :]
-        total += tl.sum(tl.load(shares + place, mask=inside, other=0.0), 0)
-    tl.store(sums + columns, total, mask=here)
-
-
-@triton.jit
 def normalise(
     x, residual, out, weight, bias, mean, rstd, height, width, AFFINE: tl.constexpr,
     RESIDUAL: tl.constexpr, RECTIFIED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """γ h + β + residual, rectified."""
-    place, inside, columns = _tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
+    place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
     h = _normalised(x, place, inside, centre, r)
     y = h * gamma[None, :] + beta[None, :]
     if RESIDUAL:
-        y += _load(residual, place, inside)
+        y += load(residual, place, inside)
     if RECTIFIED:
         y = tl.maximum(y, 0.0)
     tl.store(out + place, y.to(out.dtype.element_ty), mask=inside)
@@ -171,9 +133,9 @@ def sums_of_pull(
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
     for row in range(first, tl.minimum(first + strip, height), ROWS):
-        place, inside, columns = _tile(row, height, width, ROWS, COLUMNS)
+        place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         h = _normalised(x, place, inside, centre, r)
-        g = _load(gradient, place, inside)
+        g = load(gradient, place, inside)
         g = _rectified(g, h, out, place, inside, gamma, beta, SIGNS)
         one += g * h
         two += g
@@ -189,15 +151,15 @@ def pull(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The gradient at x, with what comes from elsewhere, and at the residual."""
-    place, inside, columns = _tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
+    place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
     h = _normalised(x, place, inside, centre, r)
-    g = _rectified(_load(gradient, place, inside), h, out, place, inside, gamma, beta, SIGNS)
-    gh = _channel(sums, columns, width, 0.0, True) / height
-    g_mean = _channel(sums + width, columns, width, 0.0, True) / height
+    g = _rectified(load(gradient, place, inside), h, out, place, inside, gamma, beta, SIGNS)
+    gh = channel(sums, columns, width, 0.0, True) / height
+    g_mean = channel(sums + width, columns, width, 0.0, True) / height
     found = (gamma * r)[None, :] * (g - g_mean[None, :] - h * gh[None, :])
     if MORE:
-        found += _load(more, place, inside)
+        found += load(more, place, inside)
     tl.store(at_x + place, found.to(at_x.dtype.element_ty), mask=inside)
     if RESIDUAL:
         tl.store(at_residual + place, g.to(at_residual.dtype.element_ty), mask=inside)
@@ -215,14 +177,14 @@ def sums_of_second(
     three = tl.zeros([ROWS, COLUMNS], tl.float32)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
-    gh = _channel(sums_gh, columns, width, 0.0, True) / height
-    g_mean = _channel(sums_g, columns, width, 0.0, True) / height
+    gh = channel(sums_gh, columns, width, 0.0, True) / height
+    g_mean = channel(sums_g, columns, width, 0.0, True) / height
     for row in range(first, tl.minimum(first + strip, height), ROWS):
-        place, inside, columns = _tile(row, height, width, ROWS, COLUMNS)
+        place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         h = _normalised(x, place, inside, centre, r)
-        g = _load(gradient, place, inside)
+        g = load(gradient, place, inside)
         g = _rectified(g, h, out, place, inside, gamma, beta, SIGNS)
-        v = _load(u, place, inside)
+        v = load(u, place, inside)
         one += v * h
         two += v
         three += v * (g - g_mean[None, :] - h * gh[None, :])
@@ -239,20 +201,20 @@ def second(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Derivatives of `pull` with respect to the gradient, the input and γ."""
-    place, inside, columns = _tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
+    place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     here = columns < width
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
     h = _normalised(x, place, inside, centre, r)
-    g = _rectified(_load(gradient, place, inside), h, out, place, inside, gamma, beta, SIGNS)
-    v = _load(u, place, inside)
-    gh = _channel(sums_gh, columns, width, 0.0, True) / height
-    g_mean = _channel(sums_g, columns, width, 0.0, True) / height
-    uh = _channel(sums, columns, width, 0.0, True) / height
-    u_mean = _channel(sums + width, columns, width, 0.0, True) / height
-    a = _channel(sums + 2 * width, columns, width, 0.0, True) / height
+    g = _rectified(load(gradient, place, inside), h, out, place, inside, gamma, beta, SIGNS)
+    v = load(u, place, inside)
+    gh = channel(sums_gh, columns, width, 0.0, True) / height
+    g_mean = channel(sums_g, columns, width, 0.0, True) / height
+    uh = channel(sums, columns, width, 0.0, True) / height
+    u_mean = channel(sums + width, columns, width, 0.0, True) / height
+    a = channel(sums + 2 * width, columns, width, 0.0, True) / height
     change = (gamma * r)[None, :] * (v - u_mean[None, :] - h * uh[None, :])
     if RESIDUAL:
-        change += _load(at_residual, place, inside)
+        change += load(at_residual, place, inside)
     change = _rectified(change, h, out, place, inside, gamma, beta, SIGNS)
     tl.store(at_g + place, change.to(at_g.dtype.element_ty), mask=inside)
     inner = h * (2 * gh * uh - a)[None, :] - uh[None, :] * (g - g_mean[None, :])

@@ -82,7 +82,7 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         if not training or count < 2 or (weight is None) != (bias is None):
             return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
         with torch.no_grad():
-            moments = arithmetic(input).moments(input, eps, running, momentum)
+            moments = arithmetic(input, "batchnorm").moments(input, eps, running, momentum)
         layer = functools.partial(normalise, input, weight, bias, moments)
         return Deferred.of(input, layer) if fuse else layer()
 

@@ -60,7 +60,9 @@ class _Normalise(Function):
         rectified: bool,
     ) -> tuple[Tensor, Tensor]:
         layer = Layer(x, weight, bias, None, mean, rstd, rectified)
-        return arithmetic(x).normalise(layer, residual), x.new_empty(()).expand(x.shape)
+        return arithmetic(x, "batchnorm").normalise(layer, residual), x.new_empty(()).expand(
+            x.shape
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -101,7 +103,7 @@ class _Pull(Function):
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
         layer = Layer._make((x, *rest, rectified))
-        pulled = arithmetic(x).pull(layer, gradient, more)
+        pulled = arithmetic(x, "batchnorm").pull(layer, gradient, more)
         return tuple(pulled[:3] if layer.out is None else pulled)
 
     @staticmethod
@@ -116,7 +118,7 @@ class _Pull(Function):
         u, at_gh, at_sum, *at_residual = cotangents
         gradient, gh, g, *rest = ctx.saved_tensors
         layer = Layer._make((*rest, ctx.rectified))
-        twice = arithmetic(layer.x).differentiate(
+        twice = arithmetic(layer.x, "batchnorm").differentiate(
             layer, gradient, (gh, g), torch.zeros_like(layer.x) if u is None else u,
             at_residual[0] if at_residual else None,
         )  # fmt: skip

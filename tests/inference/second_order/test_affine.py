@@ -151,9 +151,9 @@ def test_a_third_derivative_is_refused():
 KERNELS = """
 import torch
 from itertools import product
-from shoal.inference.second_order import backend, formulas
-from shoal.inference.second_order import launch_kernels as launch
-from shoal.inference.second_order.formulas import Channels
+from shoal.inference.second_order import affine_formulas as formulas
+from shoal.inference.second_order import backend, launch_affine_kernels as launch
+from shoal.inference.second_order.affine_formulas import Channels
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 sizes = [(5, 3), (70, 5)]
@@ -162,7 +162,7 @@ for (channels, side), scaled, learned, rectified in product(sizes, *[(True, Fals
         drawn = torch.randn(7, channels, side, side, device=device)
         return drawn.to(memory_format=torch.channels_last)
     x, g, u, beside = draw(), draw(), draw().contiguous(), draw().contiguous()
-    assert backend.by_kernels(x) and backend.arithmetic(x) is launch
+    assert backend.by_kernels(x) and backend.arithmetic(x, "affine") is launch
     gamma, beta, mean, variance = torch.randn(4, channels, device=device)
     layer = Channels(gamma if scaled and learned else None, beta if learned else None)
     if scaled:

@@ -146,7 +146,7 @@ def test_a_third_derivative_is_refused():
 KERNELS = """
 import torch
 from shoal.inference.second_order import backend, formulas
-from shoal.inference.second_order import launch_kernels as launch
+from shoal.inference.second_order import launch_batchnorm_kernels as launch
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 for channels, side, affine, residual, rectified in [
@@ -158,7 +158,7 @@ for channels, side, affine, residual, rectified in [
         return drawn.to(memory_format=torch.channels_last)
     x, g, u, beside, more = draw() + 50, draw(), draw(), draw(), draw()
     weight, bias = (torch.randn(2, channels, device=device) if affine else (None, None))
-    assert backend.by_kernels(x) and backend.arithmetic(x) is launch
+    assert backend.by_kernels(x) and backend.arithmetic(x, "batchnorm") is launch
     first = torch.randn(2, channels, device=device)
     running = [tuple(first.clone()) for _ in range(2)]
     mean, rstd = formulas.moments(x, 1e-5, running[0], 0.3)

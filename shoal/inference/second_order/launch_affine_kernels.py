@@ -1,0 +1,62 @@
+"""The kernels of `affine_kernels`, started on the tensors that `affine_formulas` takes."""
+
+import torch
+from torch import Tensor
+
+from shoal.inference.second_order import affine_kernels as kernels
+from shoal.inference.second_order.affine_formulas import Channels
+from shoal.inference.second_order.layout import alike
+from shoal.inference.second_order.matrix_kernels import Matrix
+
+__all__ = ["pass_back", "pass_twice", "shift"]
+
+
+def shift(x: Tensor, layer: Channels, residual: Tensor | None, rectified: bool) -> Tensor:
+    """γ r (x - mean) + β + residual, rectified if wanted."""
+    matrix, out = Matrix(x), torch.empty_like(x)
+    beside = None if residual is None else alike(residual, x)
+    kernels.shift[matrix.elementwise](
+        x, beside, out, *layer, *matrix.size, AFFINE=layer.weight is not None,
+        SHIFTED=layer.bias is not None, SCALED=layer.scaled, RESIDUAL=beside is not None,
+        RECTIFIED=rectified, **matrix.tile,
+    )  # fmt: skip
+    return out
+
+
+def pass_back(
+    t: Tensor, beside: Tensor | None, out: Tensor | None, layer: Channels, both: bool
+) -> tuple[Tensor, Tensor | None]:
+    """γ r t + beside behind the rectifier; and t behind it, if both are wanted."""
+    t = alike(t, t)
+    matrix, at_x = Matrix(t), torch.empty_like(t)
+    passed = torch.empty_like(t) if both else None
+    beside = None if beside is None else alike(beside, t)
+    kernels.pass_back[matrix.elementwise](
+        t, beside, out, layer.weight, layer.variance, layer.eps, at_x, passed, *matrix.size,
+        AFFINE=layer.weight is not None, SCALED=layer.scaled, RECTIFIED=out is not None,
+        BESIDE=beside is not None, BOTH=both, **matrix.tile,
+    )  # fmt: skip
+    return at_x, passed
+
+
+def pass_twice(
+    u: Tensor,
+    beside: Tensor | None,
+    gradient: Tensor,
+    out: Tensor | None,
+    layer: Channels,
+    summed: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The derivative of `pass_back` at the cotangents of its results: at the gradient and at γ."""
+    if not summed:
+        return pass_back(u, beside, out, layer, both=False)
+    u = alike(u, gradient)
+    matrix, at_g = Matrix(gradient), torch.empty_like(gradient)
+    beside = None if beside is None else alike(beside, gradient)
+    shares = matrix.shares(1, gradient)
+    kernels.pass_twice[matrix.strips](
+        u, beside, gradient, out, layer.weight, layer.variance, layer.eps, at_g, shares,
+        *matrix.size, matrix.strip, SCALED=layer.scaled, RECTIFIED=out is not None,
+        BESIDE=beside is not None, **matrix.tile,
+    )  # fmt: skip
+    return at_g, matrix.summed(shares)[0]
