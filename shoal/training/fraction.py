@@ -56,9 +56,10 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     part = replace(drive, posterior=posterior, repulsion=repulsion, y=drive.y[rows])
     part = replace(part, annealing=driving * drive.annealing, adversarial=None, driven=divided)
     others = replace(drive, repulsion=None, y=drive.y[shown], annealing=left * drive.annealing)
-    branch = Branch(x.device)
+    # The part reads running statistics that the drive beside it moves: it gets its own before.
+    aside, branch = ensemble.aside(), Branch(x.device)
     with branch, running_statistics(ensemble):
-        pushed, push = part(ensemble.aside(), x[rows])
+        pushed, push = part(aside, x[rows])
     answer, driven = others(ensemble, x[shown])
     branch.join()
     head = {name: driven[name] for name in ensemble.heads}

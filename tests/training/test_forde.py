@@ -163,6 +163,31 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(monkeypatch, network
     assert info.push > 0 and info.h2 > 0 and 1 < info.effective <= MEMBERS
 
 
+def test_the_part_does_not_see_statistics_move_beside_it(monkeypatch):
+    build, shape = NETWORKS["cnn with batch norm"]
+    x, y = training_data(shape)
+    found = {}
+    for beside in (False, True):
+        ensemble, _ = ensemble_and_members(build)
+        ensemble(3 * x[BATCH:] + 1)
+        moving = [t for name, t in ensemble.buffers.items() if "running" in name]
+
+        class Beside(fraction.Branch):
+            """A block during which the drive has moved the statistics already."""
+
+            def __enter__(self):
+                [tensor.mul_(7) for tensor in moving if beside]  # noqa: B023
+
+            def __exit__(self, *error):
+                [tensor.div_(7) for tensor in moving if beside]  # noqa: B023
+
+        monkeypatch.setattr(fraction, "Branch", Beside)
+        repulsion = prepared(shoal.methods.get("forde", fraction=0.5), x)
+        found[beside], _ = shoal.forces(ensemble, posterior(), repulsion, (x[:BATCH], y[:BATCH]))
+    for name, tensor in found[False].items():
+        torch.testing.assert_close(found[True][name], tensor, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("adversarial", [None, shoal.Adversarial(0.1)], ids=["", "adversarial"])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("engine", ENGINES)
