@@ -1,6 +1,6 @@
 """Repulsion of input gradients on a random part of each batch.
 
-The part goes through the networks by itself. What is added to its drive is its push:
+The part goes through the networks by itself:
 
 * On a CPU, where every point goes through the networks for itself, the batch is divided: the part
   is driven and repelled, the rest is only driven.
@@ -9,7 +9,7 @@ The part goes through the networks by itself. What is added to its drive is its 
   numbers, so that members compare the functions that they will be used as, and the push ends where
   the input gradient ends: it does not go back through the forward pass.
 * On a GPU the part is always only repelled. It is too little work to keep the device busy, so that
-  the drive goes beside it, and to drive it as well would take longer than it saves.
+  the drive goes beside it; by the times of its convolutions, to drive it as well would not pay.
 
 The kernel is a mean over sites, so that the part needs no factor of its own; repulsion that is
 counted per batch is still counted against the whole batch. Running statistics follow the whole
