@@ -1,5 +1,8 @@
 """Plain double backward, against which everything here is measured."""
 
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import torch
@@ -24,3 +27,12 @@ def second_order(module, x, fast, drive=1.0, push=1.0, fuse=None):
 def distance(found, wanted):
     """Length of the difference over the length of what was wanted."""
     return ((found - wanted).norm() / wanted.norm().clamp(min=1e-30)).item()
+
+
+def run_kernels(script):
+    """Run a script that starts kernels, on a GPU or on the CPU in Triton's interpreter."""
+    environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

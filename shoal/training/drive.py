@@ -170,12 +170,13 @@ class Drive:
         """J^T at the weights; and where the push comes back with it, the drive's at the head."""
         weights, adversarial = ensemble.weights, self.adversarial
         values, cotangents, head = [look.outputs], [answer.cotangent], None
-        if look.gradients is not None and answer.push is not None and not self.driven:
-            values, cotangents = [look.gradients], [answer.push]
-        elif look.gradients is not None and answer.push is not None:
+        if look.gradients is not None and answer.push is not None:
+            if self.driven:
+                last = {name: weights[name] for name in ensemble.heads}
+                head = pull_back(look.outputs, answer.cotangent, last, keep_graph=True)
+            else:
+                values, cotangents = [], []
             values, cotangents = [*values, look.gradients], [*cotangents, answer.push]
-            last = {name: weights[name] for name in ensemble.heads}
-            head = pull_back(look.outputs, answer.cotangent, last, keep_graph=True)
         at_inputs = None
         if adversarial is not None:
             more = self.at_outputs or head is not None

@@ -49,7 +49,7 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     share = len(rows) / len(x)
     counted = share if repulsion.per == "batch" else 1.0
     repulsion = replace(repulsion, strength=counted * repulsion.strength)
-    divided = len(rest) > 0 and _divisible(drive, ensemble)
+    divided = len(rest) > 0 and x.device.type != "cuda" and _divisible(drive, ensemble)
     driving, left = (share, 1 - share) if divided else (0.0, 1.0)
     shown = rest if divided else slice(None)
     posterior = replace(drive.posterior, prior=Flat())  # a functional prior acts with the others
@@ -75,8 +75,6 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     Adversarial training and chunks of members take batches whole.
     """
     if drive.adversarial is not None or drive.mapping.chunk is not None:
-        return False
-    if ensemble.device.type == "cuda":
         return False
     layers = [layer for group in ensemble.groups for layer in group.skeleton.modules()]
     coupled = any(isinstance(layer, _BatchNorm) for layer in layers)

@@ -36,24 +36,26 @@ class Channels(NamedTuple):
         """Channels are multiplied by something."""
         return self.variance is not None
 
+    def reduced(self, t: Tensor) -> Tensor:
+        """r t."""
+        t = wide(t)
+        if self.variance is None:
+            return t
+        return t * per_channel((self.variance + self.eps).rsqrt(), t)
+
     def normalised(self, x: Tensor) -> Tensor:
         """h = r (x - mean)."""
         x = wide(x)
-        if self.mean is None or self.variance is None:
-            return x
-        return (x - per_channel(self.mean, x)) * per_channel((self.variance + self.eps).rsqrt(), x)
+        return self.reduced(x if self.mean is None else x - per_channel(self.mean, x))
 
-    def times(self, t: Tensor) -> Tensor:
-        """γ r t."""
-        t = wide(t)
-        t = t if self.variance is None else t * per_channel((self.variance + self.eps).rsqrt(), t)
+    def weighted(self, t: Tensor) -> Tensor:
+        """γ t."""
         return t if self.weight is None else t * per_channel(self.weight, t)
 
 
 def shift(x: Tensor, layer: Channels, residual: Tensor | None, rectified: bool) -> Tensor:
     """γ r (x - mean) + β + residual, rectified if wanted."""
-    y = layer.normalised(x)
-    y = y if layer.weight is None else y * per_channel(layer.weight, y)
+    y = layer.weighted(layer.normalised(x))
     y = y if layer.bias is None else y + per_channel(layer.bias, y)
     y = y if residual is None else y + residual
     return (y.relu() if rectified else y).to(x.dtype)
@@ -63,7 +65,7 @@ def pass_back(
     t: Tensor, beside: Tensor | None, out: Tensor | None, layer: Channels, both: bool
 ) -> tuple[Tensor, Tensor | None]:
     """γ r t + beside behind the rectifier; and t behind it, if both are wanted."""
-    found = layer.times(t)
+    found = layer.weighted(layer.reduced(t))
     found = found if beside is None else found + beside
     return _where_passed(found, out).to(t.dtype), _where_passed(t, out) if both else None
 
@@ -80,7 +82,7 @@ def pass_twice(
     at_g, _ = pass_back(u, beside, out, layer, both=False)
     if not summed:
         return at_g, None
-    product = layer._replace(weight=None).times(_where_passed(wide(gradient), out)) * u
+    product = layer.reduced(_where_passed(gradient, out)) * u
     return at_g, product.sum(all_but_channels(product))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shoal.inference.second_order.demand import wanted
+from shoal.inference.second_order.layout import all_but_channels
 
 __all__ = ["Geometry", "convolve"]
 
@@ -76,7 +77,7 @@ class _Convolution(Function):
         at_weight = _WeightGradient.apply(x, g, weight, ctx.geometry) if wanted(ctx, 1) else None
         at_bias = None
         if ctx.has_bias and wanted(ctx, 2):
-            at_bias = g.sum([axis for axis in range(g.ndim) if axis != 1])
+            at_bias = g.sum(all_but_channels(g))
         return at_x, at_weight, at_bias, None
 
 

@@ -60,9 +60,8 @@ class _Normalise(Function):
         rectified: bool,
     ) -> tuple[Tensor, Tensor]:
         layer = Layer(x, weight, bias, None, mean, rstd, rectified)
-        return arithmetic(x, "batchnorm").normalise(layer, residual), x.new_empty(()).expand(
-            x.shape
-        )
+        out = arithmetic(x, "batchnorm").normalise(layer, residual)
+        return out, x.new_empty(()).expand(x.shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
