@@ -107,8 +107,8 @@ def compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods",
         metavar="A,B",
-        help="methods, each with a strength after a colon if wanted, or 'all' "
-        "for the nine published ones (the config's and the plain ensemble)",
+        help="methods, each with settings and a strength if wanted, as forde+fraction=0.25:16, "
+        "or 'all' for the nine published ones (the config's and the plain ensemble)",
     )
     parser.add_argument(
         "--strengths", metavar="A,B", help="each method that repels at each of these, as 1,10,100"

@@ -1,7 +1,8 @@
 """What to type to make the runs of a page again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from shoal.app.story import Entry
 from shoal.app.toml import parse_toml
@@ -32,8 +33,7 @@ def commands(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _compare(folder: Path, runs: Sequence[Entry]) -> str:
     shared = parse_toml((folder / "grid.toml").read_text(encoding="utf-8"), "grid.toml")
-    usual = shared.get("strength", 1.0)
-    methods = ",".join(dict.fromkeys(_variant(entry, usual).label for entry in runs))
+    methods = ",".join(dict.fromkeys(_variant(entry, shared).label for entry in runs))
     sizes = ",".join(map(str, sorted({entry.members for entry in runs})))
     seeds = sorted({int(entry.seed) for entry in runs})
     first = [] if seeds[0] == 0 else [f"seed={seeds[0]}"]
@@ -43,9 +43,14 @@ def _compare(folder: Path, runs: Sequence[Entry]) -> str:
     return " \\\n  ".join(parts)
 
 
-def _variant(entry: Entry, usual: float) -> Variant:
-    """The method as it is typed; a strength that all runs share is in the file."""
-    method = entry.config.get("method")
-    strength = entry.config.get("strength")
-    told = None if entry.plain or strength in (None, usual) else float(strength)
-    return Variant(method if isinstance(method, str) else "custom", told)
+def _variant(entry: Entry, shared: Mapping[str, Any]) -> Variant:
+    """The method as it is typed; what all runs share is in the file."""
+    strength, method = entry.config.get("strength"), entry.config.get("method")
+    usual = strength in (None, shared.get("strength", 1.0))
+    told = None if entry.plain or usual else float(strength)
+    if isinstance(method, str):
+        return Variant(method, told)
+    if not isinstance(method, Mapping) or method == shared.get("method"):
+        return Variant("custom", told)
+    settings = sorted((key, value) for key, value in method.items() if key != "name")
+    return Variant(method["name"], told, tuple(settings))

@@ -88,7 +88,7 @@ class Grid:
         """The config of one run."""
         changed: dict[str, Any] = {"members": cell.members, "seed": cell.seed}
         if cell.variant.method != "custom":
-            changed["method"] = cell.variant.method
+            changed["method"] = cell.variant.spec
         if cell.variant.strength is not None:
             changed["strength"] = cell.variant.strength
         return make_config(self.config.table | changed, self.config.name)

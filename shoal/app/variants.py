@@ -1,10 +1,12 @@
-"""The methods of a grid, each at its own strength or at others."""
+"""The methods of a grid, each at its own strength and settings or at others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from shoal.app.method_words import parse_word
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.interaction.methods import METHODS
+from shoal.interaction.methods import METHODS, changed
 
 __all__ = ["PUBLISHED", "Variant", "parse_strengths", "parse_variants", "swept"]
 
@@ -14,20 +16,28 @@ PUBLISHED = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge
 
 @dataclass(frozen=True)
 class Variant:
-    """A method, at its own strength or at another.
+    """A method, at its own strength and settings or at others.
 
     Attributes:
         method: its name; "custom" for the repulsion that the config composes.
         strength: factor of the repulsion; None leaves what the config says.
+        settings: what is changed inside its space, by name.
     """
 
     method: str
     strength: float | None = None
+    settings: tuple[tuple[str, float], ...] = ()
 
     @property
     def label(self) -> str:
         """What to type for it."""
-        return self.method if self.strength is None else f"{self.method}:{self.strength:g}"
+        word = "+".join([self.method, *(f"{key}={value:g}" for key, value in self.settings)])
+        return word if self.strength is None else f"{word}:{self.strength:g}"
+
+    @property
+    def spec(self) -> str | dict[str, Any]:
+        """What a config says for it."""
+        return {"name": self.method, **dict(self.settings)} if self.settings else self.method
 
     @property
     def repels(self) -> bool:
@@ -36,10 +46,10 @@ class Variant:
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Methods separated by commas, each with a strength after a colon if wanted; or `all`.
+    """Methods separated by commas, with settings and a strength after them if wanted; or `all`.
 
-    >>> parse_variants("ensemble,kde:300")
-    (Variant(method='ensemble', strength=None), Variant(method='kde', strength=300.0))
+    >>> [(v.method, v.strength, v.settings) for v in parse_variants("kde:300,forde+fraction=0.5")]
+    [('kde', 300.0, ()), ('forde', None, (('fraction', 0.5),))]
     """
     if text == "all":
         return tuple(map(Variant, PUBLISHED))
@@ -50,13 +60,19 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def _variant(word: str) -> Variant:
-    name, colon, strength = word.partition(":")
+    method, colon, strength = word.partition(":")
+    name, settings = parse_word(method)
     if name not in METHODS and name != "custom":
         raise ConfigError(f"there is no method called {name!r}; {nearest(name, METHODS)}")
+    if settings and name == "custom":
+        raise ConfigError("settings are added to a method by name; 'custom' has them in the config")
+    if settings:
+        changed(METHODS[name], settings)
+    variant = Variant(name, settings=tuple(sorted(settings.items())))
     if not colon:
-        return Variant(name)
+        return variant
     try:
-        return Variant(name, float(strength))
+        return replace(variant, strength=float(strength))
     except ValueError:
         raise ConfigError(f"a strength is a number, as in {name}:300, not {strength!r}") from None
 
@@ -87,5 +103,5 @@ def swept(variants: tuple[Variant, ...], strengths: tuple[float, ...]) -> tuple[
     found: list[Variant] = []
     for variant in variants:
         fixed = variant.strength is not None or not variant.repels
-        found += [variant] if fixed else [Variant(variant.method, each) for each in strengths]
+        found += [variant] if fixed else [replace(variant, strength=each) for each in strengths]
     return tuple(dict.fromkeys(found))

@@ -32,6 +32,16 @@ def test_a_strength_that_the_file_holds_is_not_typed(tmp_path):
     assert "--methods kde " in told
 
 
+def test_settings_are_typed_unless_the_file_holds_them(tmp_path):
+    part, half = {"name": "forde", "fraction": 0.25}, {"name": "forde", "fraction": 0.5}
+    (tmp_path / "grid.toml").write_text('data = "digits"\n')
+    (told,) = commands([entry(tmp_path / "one", part), entry(tmp_path / "two", half, strength=2.0)])
+    assert "--methods forde+fraction=0.25,forde+fraction=0.5:2 " in told
+    (tmp_path / "grid.toml").write_text('method = {name = "forde", fraction = 0.25}\n')
+    (told,) = commands([entry(tmp_path / "one", part), entry(tmp_path / "two", half)])
+    assert "--methods custom,forde+fraction=0.5 " in told
+
+
 def test_other_runs_are_a_fit_each_and_none_is_dropped_silently(tmp_path):
     told = list(commands([entry(tmp_path / f"run{i}") for i in range(23)]))
     assert told[0] == "shoal fit run0/config.toml"

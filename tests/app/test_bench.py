@@ -16,8 +16,8 @@ from shoal.app.bench.contestants import BareProducts, Case, EnsembleSteps, Modul
 from shoal.app.bench.networks import NETWORKS, perceptron
 from shoal.app.bench.plan import Plan
 from shoal.app.bench.timing import Timing, interleave
-from shoal.app.bench.words import parse_method
 from shoal.app.cli import main
+from shoal.app.method_words import parse_method
 from shoal.app.parser import parse
 from shoal.core.errors import ConfigError
 

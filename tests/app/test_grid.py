@@ -74,6 +74,35 @@ def test_variants():
     assert parse_variants("kde:1e3")[0].label == "kde:1000"
 
 
+def test_settings_of_a_method_are_part_of_its_name(tmp_path):
+    (quarter,) = parse_variants("forde+fraction=0.25:16")
+    assert quarter == Variant("forde", 16.0, (("fraction", 0.25),))
+    assert parse_variants(quarter.label) == (quarter,)
+    (swept_once,) = swept(parse_variants("forde+fraction=0.25"), (16.0,))
+    assert swept_once == quarter
+    config = load_config("digits-forde", [])
+    grid = Grid(config, tmp_path, (quarter, Variant("forde")), (2,), 1)
+    first, second = map(grid.config_of, grid.cells)
+    assert first.method == {"name": "forde", "fraction": 0.25} and first.strength == 16.0
+    assert second.method == "forde"
+    assert len({cell.name for cell in grid.cells}) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("forde+fractoin=0.25", "fraction"),
+        ("forde+fraction=2", "fraction"),
+        ("forde+fraction", "a name and a number"),
+        ("ensemble+fraction=0.25", "no repulsion"),
+        ("custom+fraction=0.25", "in the config"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(word, says):
+    with pytest.raises(ConfigError, match=says):
+        parse_variants(word)
+
+
 def test_strengths_are_swept_for_what_repels():
     variants = parse_variants("ensemble,kde,f-kde:7,custom")
     labels = [variant.label for variant in swept(variants, parse_strengths("1,10,10"))]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.app.bench.networks import CLASSES, Network, random_data
-from shoal.app.bench.words import parse_method
+from shoal.app.method_words import parse_method
 from shoal.data.sources import ArrayBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import WeightPrior

@@ -7,7 +7,7 @@ import torch
 
 from shoal.app.bench.battery import reason
 from shoal.app.bench.contestants import Case
-from shoal.app.bench.words import parse_method
+from shoal.app.method_words import parse_method
 from shoal.training.fit import fit
 
 __all__ = ["train_once"]

@@ -50,12 +50,14 @@ def cell_order(cell: Cell) -> str:
 def cell_of(line: str) -> Cell:
     """What `cell_order` asked for.
 
-    >>> cell = Cell(Variant("kde", 10.0), 5, 0)
+    >>> cell = Cell(Variant("forde", 10.0, (("fraction", 0.25),)), 5, 0)
     >>> cell_of(cell_order(cell)) == cell
     True
     """
     told = parse_json(line)
-    return Cell(Variant(**told.pop("variant")), **told)
+    variant = told.pop("variant")
+    settings = tuple((key, value) for key, value in variant.pop("settings"))
+    return Cell(Variant(**variant, settings=settings), **told)
 
 
 def report(event: str, text: str = "", kind: str = "") -> str:

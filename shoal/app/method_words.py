@@ -4,7 +4,7 @@ from shoal.core.errors import ConfigError
 from shoal.interaction import methods
 from shoal.interaction.methods import Method
 
-__all__ = ["parse_method"]
+__all__ = ["parse_method", "parse_word"]
 
 
 def parse_method(word: str, legacy: bool = False) -> Method:
@@ -17,8 +17,18 @@ def parse_method(word: str, legacy: bool = False) -> Method:
         word: a name, then `+setting=number` for each setting to change.
         legacy: as published.
     """
+    name, settings = parse_word(word)
+    return methods.changed(methods.get(name, legacy), settings)
+
+
+def parse_word(word: str) -> tuple[str, dict[str, float]]:
+    """A name, and the settings that are added to it.
+
+    >>> parse_word("forde-tuned+alpha=0.4")
+    ('forde-tuned', {'alpha': 0.4})
+    """
     name, *changes = word.split("+")
-    return methods.changed(methods.get(name, legacy), dict(map(_change, changes)))
+    return name, dict(map(_change, changes))
 
 
 def _change(text: str) -> tuple[str, float]:
