@@ -3,6 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch.func import functional_call, vmap
 
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.types import Tree
+from shoal.inference.second_order import fused_layers
 from shoal.inference.streams import lanes
 
 __all__ = ["Mapping", "mapped_or_looped", "parse"]
@@ -24,7 +26,8 @@ class Mapping:
         kind: "vmap" runs them together by `torch.func.vmap`, "loop" one after another.
         chunk: how many run together, forward and back, so that only their activations exist at a
             time; None for all. A single forward pass by vmap is cut in the same way.
-        streams: on a GPU, how many members of a loop are under way at a time.
+        streams: on a GPU, how many members of a loop are under way at a time; where there are
+            several, layers of networks that are trained run fused.
         compiled: the networks go through `torch.compile`.
     """
 
@@ -56,12 +59,18 @@ class Mapping:
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
         inputs = x.unbind(0) if own_inputs else None
         outputs = []
-        with lanes(self.streams, x.device, [x, *state.values()]) as side:
+        read = [x, *state.values()]
+        with lanes(self.streams, x.device, read) as side, self._layers(x.device):
             for i in range(len(next(iter(state.values())))):
                 tensors = {name: parts[i] for name, parts in split.items()}
                 with torch.cuda.stream(side[i % len(side)]):
                     outputs.append(one(tensors, x if inputs is None else inputs[i]))
         return torch.stack(outputs)
+
+    def _layers(self, device: torch.device) -> AbstractContextManager:
+        trained = torch.is_grad_enabled() and not self.compiled
+        fused = trained and device.type == "cuda" and self.streams > 1
+        return fused_layers() if fused else nullcontext()
 
 
 def parse(engine: str) -> Mapping:

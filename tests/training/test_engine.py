@@ -10,6 +10,7 @@ from torch import nn
 import shoal
 from shoal.data.sources import batches_of
 from shoal.inference.mapping import Mapping
+from shoal.inference.numerics import calculating_in
 from shoal.inference.suited import has_convolutions
 from shoal.interaction import small
 from shoal.training import trainer as trainer_module
@@ -188,6 +189,21 @@ class TestPlan:
     def test_the_rule_on_a_cpu(self):
         plan = parse("auto").settled_for(ensemble_of(mlp), settings(), 10**6)
         assert plan == Plan(Mapping("vmap"), graph=False, compiled=False)
+
+    @pytest.mark.parametrize(
+        ("network", "precision", "compiled"),
+        [("mlp", None, True), ("mlp", "bfloat16", True)]
+        + [("convolutions", None, True), ("convolutions", "bfloat16", False)],
+    )
+    def test_long_runs_on_a_gpu_are_compiled_unless_layers_are_fused(
+        self, monkeypatch, network, precision, compiled
+    ):
+        ensemble = ensemble_of({"mlp": mlp, "convolutions": Convolutions}[network])
+        monkeypatch.setattr(type(ensemble), "device", torch.device("cuda"))
+        with calculating_in(precision, ensemble):
+            assert parse("auto").settled_for(ensemble, settings(), 10**6).compiled is compiled
+            assert parse("auto").settled_for(ensemble, settings(), 1000).compiled is False
+            assert parse("auto+compile").settled_for(ensemble, settings(), 1000).compiled is True
 
     def test_a_plan_can_be_forced(self):
         assert parse("chunk:3").mapping == Mapping(chunk=3)

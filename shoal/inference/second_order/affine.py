@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from shoal.inference.second_order import affine_formulas
 from shoal.inference.second_order.affine_formulas import Channels
 from shoal.inference.second_order.backend import arithmetic, by_kernels
 from shoal.inference.second_order.demand import refuse_third, wanted
-from shoal.inference.second_order.layout import alike, all_but_channels
+from shoal.inference.second_order.layout import alike
 
 __all__ = ["Channels", "affine"]
 
@@ -44,7 +45,9 @@ class _Affine(Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         x, *channels, ctx.eps, residual, ctx.rectified = inputs
         ctx.residual = residual is not None
-        ctx.save_for_backward(x, output if ctx.rectified else None, *channels)
+        # Only the gradient of γ asks for x: a bias alone would keep what nobody reads.
+        kept = None if channels[0] is None else x
+        ctx.save_for_backward(kept, output if ctx.rectified else None, *channels)
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -54,19 +57,26 @@ class _Affine(Function):
             return (None,) * 8
         x, out, *channels = ctx.saved_tensors
         layer = Channels._make((*channels, ctx.eps))
-        given = layer.weight is not None
+        given = x is not None
         scale = given and wanted(ctx, 1)
         shift = layer.bias is not None and wanted(ctx, 2, 1 + given)
         both = ctx.residual or scale or shift
-        gradient = alike(gradient, x) if by_kernels(x) else gradient
+        like = out if x is None else x
+        if like is not None and by_kernels(like):
+            gradient = alike(gradient, like)
         at_x, passed = _passed_back(gradient, out, layer, both)
-        axes = all_but_channels(x)
-        at_weight = (passed * layer.normalised(x)).sum(axes) if scale else None
-        at_bias = passed.sum(axes) if shift else None
+        at_weight = _sums(passed * layer.normalised(x)) if scale and x is not None else None
+        at_bias = _sums(passed).to(passed) if shift else None
         if at_weight is not None:
             at_weight = at_weight.to(layer.weight)
         at_residual = passed if ctx.residual else None
         return at_x, at_weight, at_bias, None, None, None, at_residual, None
+
+
+def _sums(t: Tensor) -> Tensor:
+    """Of every channel; by operations of torch where they will be differentiated."""
+    found = affine_formulas if torch.is_grad_enabled() else arithmetic(t, "affine")
+    return found.sums(t)
 
 
 def _passed_back(

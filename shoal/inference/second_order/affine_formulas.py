@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.inference.second_order.layout import all_but_channels, per_channel, wide
 
-__all__ = ["Channels", "pass_back", "pass_twice", "shift"]
+__all__ = ["Channels", "pass_back", "pass_twice", "shift", "sums"]
 
 
 class Channels(NamedTuple):
@@ -84,6 +84,11 @@ def pass_twice(
         return at_g, None
     product = layer.reduced(_where_passed(gradient, out)) * u
     return at_g, product.sum(all_but_channels(product))
+
+
+def sums(t: Tensor) -> Tensor:
+    """Of every channel [C], over the batch and its pixels."""
+    return t.sum(all_but_channels(t))
 
 
 def _where_passed(t: Tensor, out: Tensor | None) -> Tensor:

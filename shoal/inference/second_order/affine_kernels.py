@@ -12,7 +12,7 @@ import triton.language as tl
 
 from shoal.inference.second_order.matrix_kernels import channel, load, tile
 
-__all__ = ["pass_back", "pass_twice", "shift"]
+__all__ = ["pass_back", "pass_twice", "shift", "sums"]
 
 
 @triton.jit
@@ -97,3 +97,16 @@ def pass_twice(
         tl.store(at_g + place, found.to(at_g.dtype.element_ty), mask=inside)
     share = shares + tl.program_id(0) * width + columns
     tl.store(share, tl.sum(total, 0) * r, mask=columns < width)
+
+
+@triton.jit
+def sums(t, shares, height, width, strip, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """This program's share of the sum over rows."""
+    first = tl.program_id(0) * strip
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for row in range(first, tl.minimum(first + strip, height), ROWS):
+        place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
+        total += load(t, place, inside)
+    share = shares + tl.program_id(0) * width + columns
+    tl.store(share, tl.sum(total, 0), mask=columns < width)

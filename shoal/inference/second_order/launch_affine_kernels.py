@@ -8,7 +8,7 @@ from shoal.inference.second_order.affine_formulas import Channels
 from shoal.inference.second_order.layout import alike
 from shoal.inference.second_order.matrix_kernels import Matrix
 
-__all__ = ["pass_back", "pass_twice", "shift"]
+__all__ = ["pass_back", "pass_twice", "shift", "sums"]
 
 
 def shift(x: Tensor, layer: Channels, residual: Tensor | None, rectified: bool) -> Tensor:
@@ -60,3 +60,12 @@ def pass_twice(
         BESIDE=beside is not None, **matrix.tile,
     )  # fmt: skip
     return at_g, matrix.summed(shares)[0]
+
+
+def sums(t: Tensor) -> Tensor:
+    """Of every channel [C], over the batch and its pixels."""
+    t = alike(t, t)
+    matrix = Matrix(t)
+    shares = matrix.shares(1, t)
+    kernels.sums[matrix.strips](t, shares, *matrix.size, matrix.strip, **matrix.tile)
+    return matrix.summed(shares)[0]

@@ -25,7 +25,7 @@ from shoal.inference.second_order.convolution import Geometry, convolve
 from shoal.inference.second_order.deferred import Deferred, computed
 from shoal.inference.second_order.normalisation import normalise
 
-__all__ = ["fast_second_order"]
+__all__ = ["fast_second_order", "fused_layers"]
 
 
 class fast_second_order(TorchFunctionMode):  # noqa: N801
@@ -110,6 +110,24 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
     def _fuses(self, x: Tensor) -> bool:
         """What follows a layer with this input joins it."""
         return not is_mapped() and (by_kernels(x) if self.fuse is None else self.fuse)
+
+
+class fused_layers(fast_second_order):  # noqa: N801
+    """A block within which layers that have kernels take one pass with what follows them.
+
+    Those are the same kernels, for the sake of the first derivative: where there are none, as on a
+    CPU or for images with channels first, everything is left to torch.
+    """
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Replace the functions that are known where kernels take their input."""
+        if func in _AXES or func is F.batch_norm:
+            args = computed(args)
+            if args and by_kernels(args[0]):
+                return super().__torch_function__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
 
 
 _AXES: dict[Callable, int] = {F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}

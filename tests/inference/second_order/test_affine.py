@@ -164,6 +164,8 @@ for (channels, side), scaled, learned, rectified in product(sizes, *[(True, Fals
     if scaled:
         layer = layer._replace(mean=mean, variance=variance.square() + 0.1, eps=1e-3)
     close = lambda ours, theirs: torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
+    close(launch.sums(g), formulas.sums(g))
+    close(launch.sums(beside), formulas.sums(beside))
     for residual in (None, beside):
         out = formulas.shift(x, layer, residual, rectified)
         close(launch.shift(x, layer, residual, rectified), out)
@@ -181,6 +183,20 @@ for (channels, side), scaled, learned, rectified in product(sizes, *[(True, Fals
                 if ours is not None:
                     close(ours, theirs)
 """
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_bias_keeps_no_input_for_the_backward_pass(learned):
+    x, channels, _ = numbers(learned, True, False)
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        affine(x, channels, None, True)
+    assert kept and (x.data_ptr() in kept) == learned
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")

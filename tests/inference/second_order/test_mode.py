@@ -1,17 +1,18 @@
 """The block `fast_second_order`: whole networks, unchanged modules, and nothing left behind."""
 
 import copy
+import importlib.util
 
 import pytest
 import torch
-from second_order_reference import distance, second_order
+from second_order_reference import distance, run_kernels, second_order
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
 
 from shoal.core.errors import ConfigError
-from shoal.inference.second_order import fast_second_order
+from shoal.inference.second_order import fast_second_order, fused_layers
 from shoal.models import PreActResNet18, ResNet18, ResNet20, ResNet32, SmallCNN
 
 
@@ -207,3 +208,48 @@ def test_one_value_a_channel_is_refused_as_always():
 def test_mixed_precision_of_torch_is_left_alone():
     with torch.autocast("cpu", torch.bfloat16), fast_second_order():
         assert nn.Conv2d(1, 1, 1)(torch.randn(2, 1, 3, 3)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_without_kernels_fused_layers_are_those_of_torch(name):
+    module, x = made(name, torch.float32)
+    with fused_layers():
+        ours = names_of(module(x))
+    assert ours == names_of(module(x))
+
+
+FUSED = """
+import copy, torch
+from torch import nn
+from shoal.inference.second_order import fused_layers
+from shoal.models import ResNet20, ResNet32
+device = "cuda" if torch.cuda.is_available() else "cpu"
+for network, layer in ((ResNet20, "_NormaliseBackward"), (ResNet32, "_AffineBackward")):
+    torch.manual_seed(0)
+    module = network((4, 6)).build((3, 8, 8), 5).to(device).to(memory_format=torch.channels_last)
+    other = copy.deepcopy(module)
+    x = torch.randn(6, 3, 8, 8, device=device).to(memory_format=torch.channels_last)
+    with fused_layers():
+        outputs = module(x)
+    nodes, left = [], [outputs.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in nodes:
+            nodes.append(node)
+            left += [after for after, _ in node.next_functions]
+    names = [node.name() for node in nodes]
+    assert layer in names and "ReluBackward0" not in names, names
+    wanted = other(x)
+    torch.testing.assert_close(outputs, wanted, rtol=1e-4, atol=1e-5)
+    outputs.log_softmax(1)[:, 0].sum().backward()
+    wanted.log_softmax(1)[:, 0].sum().backward()
+    for ours, theirs in zip(module.parameters(), other.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+    for ours, theirs in zip(module.buffers(), other.buffers()):
+        torch.testing.assert_close(ours, theirs)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_fused_layers_by_kernels_have_the_gradients_of_torch():
+    run_kernels(FUSED)
