@@ -1,8 +1,8 @@
-"""ResNet18 on half of CIFAR-10, clean and under every corruption: members repelled or not.
+"""Residual networks on half of CIFAR-10, clean and under every corruption: repelled or not.
 
     python docs/results/cifar10/make.py --device cuda --runs FOLDER
 
-The training is that of the experiment `cifar10-forde`, as long as is asked for. Runs are kept in
+The training is that of an experiment, as long as is asked for. Runs are kept in
 the folder of --runs, and a call goes on where the last one stopped. After every run the
 numbers so far are written beside this file, or into the folder of --out: results.csv (every score
 of every run), summary.csv (means, and differences paired by seed), study.json (settings, machine,
@@ -46,12 +46,20 @@ COLUMNS = {
     "corrupted_accuracy": ("corrupted accuracy, %", Measure("accuracy", "corrupted:all"), 2),
     "corrupted_nll": ("corrupted NLL", Measure("nll", "corrupted:all"), 3),
     "corrupted_ece": ("corrupted ECE", Measure("ece", "corrupted:all"), 4),
+    "auroc": ("AUROC of the entropy, SVHN", Measure("auroc_entropy", "ood:svhn"), 3),
+    "auroc_disagreement": (
+        "AUROC of the disagreement, SVHN",
+        Measure("auroc_disagreement", "ood:svhn"),
+        3,
+    ),
 }
+PUBLISHED = {"cifar10-forde": "published.csv", "cifar10-resnet32": "published-resnet32.csv"}
 
 
 def options() -> argparse.Namespace:
     """What was typed."""
     made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--experiment", default="cifar10-forde")
     made.add_argument("--epochs", type=int, default=36)
     made.add_argument("--seeds", type=int, default=4)
     made.add_argument("--first", type=int, default=0, help="the first of the seeds")
@@ -67,12 +75,12 @@ def options() -> argparse.Namespace:
 
 def planned(asked: argparse.Namespace) -> Grid:
     """The grid of runs."""
-    source = "digits-forde" if asked.quick else "cifar10-forde"
+    source = "digits-forde" if asked.quick else asked.experiment
     changes = [f"epochs={asked.epochs}", f"members={asked.members}", "save_every=1e9"]
     changes += [f"seed={asked.first}", f"device={find_device(asked.device)}"]
     if asked.quick:
         changes += ['data={name="digits", corruptions="all", severities=[1, 5]}']
-    else:
+    elif source == "cifar10-forde":
         changes += ["data.ood=[]"]
     config = load_config(source, changes)
     return Grid(
@@ -131,9 +139,9 @@ def cost(group: Group) -> dict[str, float]:
 
 def _published(grid: Grid) -> dict[str, dict[str, str]]:
     """Of the paper by method, where the data are those of the paper."""
-    if grid.config.name != "cifar10-forde":
+    if grid.config.name not in PUBLISHED:
         return {}
-    with (HERE / "published.csv").open() as file:
+    with (HERE / PUBLISHED[grid.config.name]).open() as file:
         return {row["method"]: row for row in csv.DictReader(file)}
 
 
@@ -141,8 +149,9 @@ def tables(
     groups: list[Group], costs: dict[str, dict[str, float]], known: dict[str, dict[str, str]]
 ) -> str:
     """Means beside published ones; then differences, each corruption, and cost."""
-    header = ["method", "seeds", *(title for title, _, _ in COLUMNS.values())]
-    first = [_means(group, known.get(group.label.partition(":")[0], {})) for group in groups]
+    header = ["method", "seeds", *(title for title, _, _ in _columns(groups).values())]
+    names = [group.label.partition(":")[0] for group in groups]
+    first = [_means(g, groups, known.get(name, {})) for g, name in zip(groups, names, strict=True)]
     second = [cells for group in groups if (cells := _differences(group, groups))]
     plain = next((costs[g.label]["ms_a_step"] for g in groups if g.label == "ensemble"), None)
     kinds = ["accuracy at all severities, %", *(group.label for group in groups)]
@@ -153,9 +162,14 @@ def tables(
     return "\n\n".join(markdown_table(*block) for block in blocks if block[1]) + "\n"
 
 
-def _means(group: Group, known: dict[str, str]) -> list[str]:
+def _columns(groups: list[Group]) -> dict[str, tuple[str, Measure, int]]:
+    """What these runs were judged by."""
+    return {key: column for key, column in COLUMNS.items() if groups[0].values(column[1])}
+
+
+def _means(group: Group, groups: list[Group], known: dict[str, str]) -> list[str]:
     cells = [group.label, str(len(group.entries))]
-    for key, (_, measure, digits) in COLUMNS.items():
+    for key, (_, measure, digits) in _columns(groups).items():
         scale = 100 if key.endswith("accuracy") else 1
         mean, error = (scale * value for value in measure.summary(group))
         beside = f" ({known[key]})" if key in known else ""
@@ -167,7 +181,7 @@ def _means(group: Group, known: dict[str, str]) -> list[str]:
 def _differences(group: Group, groups: list[Group]) -> list[str]:
     """To the plain ensemble, paired by seed, with the ends of the 95 % interval."""
     cells = [f"{group.label} − ensemble", str(len(group.entries))]
-    for key, (_, measure, digits) in COLUMNS.items():
+    for key, (_, measure, digits) in _columns(groups).items():
         found = against_baseline(measure, group, groups)
         if found is None:
             return []
