@@ -231,7 +231,7 @@ def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
         known = {x: measure for x, measure in places.items() if group.values(measure)}
         told = [measure.summary(group) for measure in known.values()]
         curves[group.label] = Curve(list(known), [m for m, _ in told], [e for _, e in told])
-    return severity(curves, metric, share=share)
+    return severity(curves, Measure(metric).title, share=share)
 
 
 def _known(file: Path) -> dict[str, Any]:
