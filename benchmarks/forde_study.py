@@ -5,10 +5,10 @@
     python benchmarks/forde_study.py --data cifar10 --device cuda  ResNet18 on corrupted CIFAR-10
 
 Which axes (principal components, cosines, pixels as they are), how much of their eigenvalues
-(alpha), how much of each batch (fraction), how strong, at what cost beside every other method, and
-whether any of it helps on tables. Every cell is trained from every seed on the same data; what is
-compared is paired by seed. Writes runs.csv, study.json, table.md and figures into the folder of
---out.
+(alpha), how much of each batch (fraction) and by which statistics, how strong, at what cost beside
+every other method, and whether any of it helps on tables. Every cell is trained from every seed on
+the same data; what is compared is paired by seed. Writes runs.csv, study.json, table.md and figures
+into the folder of --out.
 """
 
 import csv
@@ -44,12 +44,14 @@ def cells() -> dict[str, Any]:
     found: dict[str, Any] = {name: name for name in (*OTHERS, *BASES)}
     for alpha in ALPHAS[1:-1]:
         found[f"forde-tuned alpha={alpha}"] = {"name": "forde-tuned", "alpha": alpha}
-    for fraction in FRACTIONS:
-        found[f"forde fraction={fraction}"] = {"name": "forde", "fraction": fraction}
+    found[f"forde fraction={FRACTIONS[0]}"] = {"name": "forde", "fraction": FRACTIONS[0]}
     for times in STRENGTHS[1:]:
         found[strong(times)] = shoal.methods.get("forde").with_strength(times)
-    quarter, times = shoal.methods.get("forde", fraction=FRACTIONS[1]), STRENGTHS[2]
-    found[f"{strong(times)} fraction={FRACTIONS[1]}"] = quarter.with_strength(times)
+    for changes in ({}, {"running": True}):
+        quarter = shoal.methods.get("forde", fraction=FRACTIONS[1], **changes)
+        told = f"fraction={FRACTIONS[1]}" + " running" * len(changes)
+        found[f"forde {told}"] = quarter
+        found[f"{strong(STRENGTHS[2])} {told}"] = quarter.with_strength(STRENGTHS[2])
     return found
 
 

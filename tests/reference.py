@@ -221,23 +221,25 @@ class Textbook:
             phi = phi + self._pulled_back(cotangent, part)
         return phi + self._weight_prior(flow, K)
 
-    def gradient_space(self, legacy=False, U=None, spread=None, target="logit", rows=None):
+    def gradient_space(self, *how, **more):
         """phi for the first-order repulsive ensemble."""
-        return torch.stack(self.gradient_rows(legacy, U, spread, target, rows))
+        return torch.stack(self.gradient_rows(*how, **more))
 
-    def gradient_rows(self, legacy=False, U=None, spread=None, target="logit", rows=None):
+    def gradient_rows(
+        self, legacy=False, U=None, spread=None, target="logit", rows=None, running=False
+    ):
         """phi_i = gamma s_i - (N / B) d log sum_j k_ij / d theta_i, member by member.
 
         `U` [D, R] are the axes and `spread` [R] the weights of the kernel; `rows` are the points of
-        the batch on which members are compared, by a forward pass of their own in which batches
-        are normalised by running statistics.
+        the batch on which members are compared, by a forward pass of their own, in which batches
+        are normalised by `running` statistics or by those of these points.
         """
         M, x = len(self.modules), self.x if rows is None else self.x[rows]
         y = self.y if rows is None else self.y[rows]
-        for module in self.modules if rows is not None else ():
+        for module in self.modules if running else ():
             _normalise_by_running_statistics(module, True)
         z = [_directions(m, x, y, U, spread, target) for m in self.modules]
-        for module in self.modules if rows is not None else ():
+        for module in self.modules if running else ():
             _normalise_by_running_statistics(module, False)
         h2 = [[_site_h2([v[b] for v in z], j, legacy) for j in range(M)] for b in range(len(x))]
         phi = []

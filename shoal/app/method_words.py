@@ -4,7 +4,10 @@ from shoal.core.errors import ConfigError
 from shoal.interaction import methods
 from shoal.interaction.methods import Method
 
-__all__ = ["parse_method", "parse_word"]
+__all__ = ["Setting", "in_words", "parse_method", "parse_word"]
+
+Setting = float | bool
+_TRUTHS = {"true": True, "false": False}
 
 
 def parse_method(word: str, legacy: bool = False) -> Method:
@@ -14,28 +17,40 @@ def parse_method(word: str, legacy: bool = False) -> Method:
     (('fraction', 0.25),)
 
     Args:
-        word: a name, then `+setting=number` for each setting to change.
+        word: a name, then `+setting=value` for each setting to change.
         legacy: as published.
     """
     name, settings = parse_word(word)
     return methods.changed(methods.get(name, legacy), settings)
 
 
-def parse_word(word: str) -> tuple[str, dict[str, float]]:
+def parse_word(word: str) -> tuple[str, dict[str, Setting]]:
     """A name, and the settings that are added to it.
 
-    >>> parse_word("forde-tuned+alpha=0.4")
-    ('forde-tuned', {'alpha': 0.4})
+    >>> parse_word("forde+fraction=0.25+running=true")
+    ('forde', {'fraction': 0.25, 'running': True})
     """
     name, *changes = word.split("+")
     return name, dict(map(_change, changes))
 
 
-def _change(text: str) -> tuple[str, float]:
+def in_words(value: Setting) -> str:
+    """A setting's value as it is typed.
+
+    >>> in_words(0.25), in_words(True)
+    ('0.25', 'true')
+    """
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+def _change(text: str) -> tuple[str, Setting]:
     setting, _, value = text.partition("=")
+    if value in _TRUTHS:
+        return setting, _TRUTHS[value]
     try:
         return setting, float(value)
     except ValueError:
         raise ConfigError(
-            f"a setting of a method is a name and a number, as in forde+fraction=0.25, not {text!r}"
+            f"a setting of a method is a name and a number, or true or false, as in "
+            f"forde+fraction=0.25, not {text!r}"
         ) from None

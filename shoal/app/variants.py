@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.app.method_words import parse_word
+from shoal.app.method_words import Setting, in_words, parse_word
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.interaction.methods import METHODS, changed
@@ -26,12 +26,13 @@ class Variant:
 
     method: str
     strength: float | None = None
-    settings: tuple[tuple[str, float], ...] = ()
+    settings: tuple[tuple[str, Setting], ...] = ()
 
     @property
     def label(self) -> str:
         """What to type for it."""
-        word = "+".join([self.method, *(f"{key}={value:g}" for key, value in self.settings)])
+        changes = [f"{key}={in_words(value)}" for key, value in self.settings]
+        word = "+".join([self.method, *changes])
         return word if self.strength is None else f"{word}:{self.strength:g}"
 
     @property

@@ -86,12 +86,14 @@ class InputGradients:
         fraction: share of each batch, drawn anew at every step, on which members are compared. The
             kernel is a mean over sites, of which the part gives an unbiased estimate; its logarithm
             is biased, as it is for any batch. Below 1 the part goes through the networks by itself,
-            and batch normalisation, which couples the points of a batch, takes part in it with its
-            running statistics, as at prediction.
+            and batch normalisation takes the statistics of the part.
+        running: batch normalisation takes its running statistics for the part instead. On a GPU
+            that is faster; with strong repulsion members stay unfitted (docs/results/cifar10).
     """
 
     target: str = "logit"
     fraction: float = 1.0
+    running: bool = False
     base: Base = field(default="gradients", init=False, repr=False)
     isometric: bool = field(default=False, init=False, repr=False)
 

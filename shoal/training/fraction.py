@@ -5,9 +5,9 @@ The part goes through the networks by itself:
 * On a CPU, where every point goes through the networks for itself, the batch is divided: the part
   is driven and repelled, the rest is only driven.
 * Batch normalisation couples the points of a batch, so that the drive needs the whole of it. The
-  part is then only repelled, and seen with the running statistics, as at prediction. They are
-  numbers, so that members compare the functions that they will be used as, and the push ends where
-  the input gradient ends: it does not go back through the forward pass.
+  part is then only repelled, and normalised by its own statistics, or if that is asked for by the
+  running ones. Those are numbers: the push ends where the input gradient ends and does not go back
+  through the forward pass.
 * On a GPU the part is always only repelled. It is too little work to keep the device busy, so that
   the drive goes beside it; by the times of its convolutions, to drive it as well would not pay.
 
@@ -16,6 +16,7 @@ counted per batch is still counted against the whole batch. Running statistics f
 batch alone.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 from torch import Tensor
@@ -58,7 +59,7 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     others = replace(drive, repulsion=None, y=drive.y[shown], annealing=left * drive.annealing)
     # The part reads running statistics that the drive beside it moves: it gets its own before.
     aside, branch = ensemble.aside(), Branch(x.device)
-    with branch, running_statistics(ensemble):
+    with branch, running_statistics(ensemble) if _by_running(repulsion) else nullcontext():
         pushed, push = part(aside, x[rows])
     answer, driven = others(ensemble, x[shown])
     branch.join()
@@ -67,6 +68,10 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     loss = driving * pushed.loss + left * answer.loss
     pushed = pushed._replace(loss=loss, alive=answer.alive & pushed.alive, head=head)
     return pushed, add_scaled(push, driven, 1.0)
+
+
+def _by_running(repulsion: Repulsion) -> bool:
+    return getattr(innermost(repulsion.space), "running", False)
 
 
 def _divisible(drive: Drive, ensemble: Ensemble) -> bool:

@@ -78,6 +78,9 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
     (quarter,) = parse_variants("forde+fraction=0.25:16")
     assert quarter == Variant("forde", 16.0, (("fraction", 0.25),))
     assert parse_variants(quarter.label) == (quarter,)
+    (fast,) = parse_variants("forde+running=true+fraction=0.25")
+    assert fast.spec == {"name": "forde", "fraction": 0.25, "running": True}
+    assert fast.label == "forde+fraction=0.25+running=true"
     (swept_once,) = swept(parse_variants("forde+fraction=0.25"), (16.0,))
     assert swept_once == quarter
     config = load_config("digits-forde", [])
@@ -94,6 +97,7 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
         ("forde+fractoin=0.25", "fraction"),
         ("forde+fraction=2", "fraction"),
         ("forde+fraction", "a name and a number"),
+        ("forde+running=2", "running"),
         ("ensemble+fraction=0.25", "no repulsion"),
         ("custom+fraction=0.25", "in the config"),
     ],

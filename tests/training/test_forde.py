@@ -117,16 +117,17 @@ def test_the_update_is_the_literal_definition(network, name, legacy, engine):
     assert info.push > 1e-3 * info.drive
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize(
+    "changes", [{}, {"fraction": 0.5}, {"fraction": 0.5, "running": True}], ids=str
+)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_running_statistics_follow_the_batch_once(engine, share):
+def test_running_statistics_follow_the_batch_once(engine, changes):
     build, shape = NETWORKS["cnn with batch norm"]
     x, y = training_data(shape)
     after = {}
     for name in ("ensemble", "forde"):
         ensemble, _ = ensemble_and_members(build)
-        changes = {"fraction": share} if name == "forde" else {}
-        method = shoal.methods.get(name, **changes)
+        method = shoal.methods.get(name, **(changes if name == "forde" else {}))
         repulsion = None if method.repulsion is None else prepared(method, x)
         shoal.forces(
             ensemble, posterior(), repulsion, (x[:BATCH], y[:BATCH]), mapping=ENGINES[engine]
@@ -139,8 +140,13 @@ def test_running_statistics_follow_the_batch_once(engine, share):
 
 @pytest.mark.parametrize("place", ["here", "as on a GPU"])
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("network", ["mlp", "cnn with batch norm"])
-def test_a_fraction_compares_members_on_a_part_of_the_batch(monkeypatch, network, engine, place):
+@pytest.mark.parametrize(
+    ("network", "running"),
+    [("mlp", False), ("cnn with batch norm", False), ("cnn with batch norm", True)],
+)
+def test_a_fraction_compares_members_on_a_part_of_the_batch(
+    monkeypatch, network, running, engine, place
+):
     if place == "as on a GPU":  # nothing is driven in the part
         monkeypatch.setattr(fraction, "_divisible", lambda drive, ensemble: False)
     build, shape = NETWORKS[network]
@@ -149,7 +155,7 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(monkeypatch, network
     ensemble(3 * x[BATCH:] + 1)  # running statistics that are those of no batch below
     modules = [ensemble.member(i).train() for i in range(MEMBERS)]
     batch = x[:BATCH], y[:BATCH]
-    method = shoal.methods.get("forde", fraction=0.5).with_strength(STRENGTH)
+    method = shoal.methods.get("forde", fraction=0.5, running=running).with_strength(STRENGTH)
     velocity, info = shoal.forces(
         ensemble, posterior(), prepared(method, x), batch,
         annealing=GAMMA, mapping=ENGINES[engine], seed=5, step=9,
@@ -158,7 +164,8 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(monkeypatch, network
     assert sorted([*rows.tolist(), *rest.tolist()]) == list(range(BATCH))
     assert len(set(rows.tolist())) == 3
     axes = by_numpy("forde", False, x)
-    target = textbook(modules, batch).gradient_space(False, *axes, rows=rows) / N
+    book = textbook(modules, batch)
+    target = book.gradient_space(False, *axes, rows=rows, running=running) / N
     torch.testing.assert_close(reference.flat_velocity(velocity, modules), target, **TOLERANCE)
     assert info.push > 0 and info.h2 > 0 and 1 < info.effective <= MEMBERS
 
@@ -182,7 +189,7 @@ def test_the_part_does_not_see_statistics_move_beside_it(monkeypatch):
                 [tensor.div_(7) for tensor in moving if beside]  # noqa: B023
 
         monkeypatch.setattr(fraction, "Branch", Beside)
-        repulsion = prepared(shoal.methods.get("forde", fraction=0.5), x)
+        repulsion = prepared(shoal.methods.get("forde", fraction=0.5, running=True), x)
         found[beside], _ = shoal.forces(ensemble, posterior(), repulsion, (x[:BATCH], y[:BATCH]))
     for name, tensor in found[False].items():
         torch.testing.assert_close(found[True][name], tensor, rtol=1e-12, atol=1e-14)
