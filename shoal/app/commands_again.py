@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.app.story import Entry
 from shoal.app.toml import parse_toml
-from shoal.app.variants import Variant
+from shoal.app.variants import Variant, variant_of
 
 __all__ = ["commands"]
 
@@ -48,9 +48,4 @@ def _variant(entry: Entry, shared: Mapping[str, Any]) -> Variant:
     strength, method = entry.config.get("strength"), entry.config.get("method")
     usual = strength in (None, shared.get("strength", 1.0))
     told = None if entry.plain or usual else float(strength)
-    if isinstance(method, str):
-        return Variant(method, told)
-    if not isinstance(method, Mapping) or method == shared.get("method"):
-        return Variant("custom", told)
-    settings = sorted((key, value) for key, value in method.items() if key != "name")
-    return Variant(method["name"], told, tuple(settings))
+    return variant_of(method, told)

@@ -6,9 +6,9 @@ from typing import Any
 from shoal.app.method_words import Setting, in_words, parse_word
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.interaction.methods import METHODS, changed
+from shoal.interaction.methods import METHODS, changed, known
 
-__all__ = ["PUBLISHED", "Variant", "parse_strengths", "parse_variants", "swept"]
+__all__ = ["PUBLISHED", "Variant", "parse_strengths", "parse_variants", "swept", "variant_of"]
 
 PUBLISHED = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd")
 """What `all` stands for: the methods that D'Angelo & Fortuin (2021) compare."""
@@ -58,6 +58,25 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     if not found:
         raise ConfigError("name the methods to compare, as in --methods ensemble,kde, or 'all'")
     return tuple(dict.fromkeys(found))
+
+
+def variant_of(method: Any, strength: float | None = None) -> Variant:
+    """The method of a config: by name, if names and words can tell it.
+
+    >>> variant_of({"name": "forde", "fraction": 0.25}).label
+    'forde+fraction=0.25'
+    """
+    if isinstance(method, str):
+        return Variant(method, strength)
+    settings = {key: value for key, value in dict(method or {}).items() if key != "name"}
+    numbers = all(isinstance(value, Setting) for value in settings.values())
+    if not numbers or not known(method.get("name")):
+        return Variant("custom", strength)
+    try:
+        changed(METHODS[method["name"]], settings)
+    except ConfigError:  # a part of the repulsion, not a setting of its space
+        return Variant("custom", strength)
+    return Variant(method["name"], strength, tuple(sorted(settings.items())))
 
 
 def _variant(word: str) -> Variant:

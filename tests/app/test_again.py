@@ -32,14 +32,13 @@ def test_a_strength_that_the_file_holds_is_not_typed(tmp_path):
     assert "--methods kde " in told
 
 
-def test_settings_are_typed_unless_the_file_holds_them(tmp_path):
+def test_settings_are_typed_and_what_no_word_tells_is_in_the_file(tmp_path):
     part, half = {"name": "forde", "fraction": 0.25}, {"name": "forde", "fraction": 0.5}
+    composed = {"space": {"name": "outputs"}, "kernel": "rbf"}
     (tmp_path / "grid.toml").write_text('data = "digits"\n')
-    (told,) = commands([entry(tmp_path / "one", part), entry(tmp_path / "two", half, strength=2.0)])
-    assert "--methods forde+fraction=0.25,forde+fraction=0.5:2 " in told
-    (tmp_path / "grid.toml").write_text('method = {name = "forde", fraction = 0.25}\n')
-    (told,) = commands([entry(tmp_path / "one", part), entry(tmp_path / "two", half)])
-    assert "--methods custom,forde+fraction=0.5 " in told
+    runs = [entry(tmp_path / "one", part), entry(tmp_path / "two", half, strength=2.0)]
+    (told,) = commands([*runs, entry(tmp_path / "three", composed)])
+    assert "--methods forde+fraction=0.25,forde+fraction=0.5:2,custom " in told
 
 
 def test_other_runs_are_a_fit_each_and_none_is_dropped_silently(tmp_path):

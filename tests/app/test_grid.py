@@ -21,7 +21,14 @@ from shoal.app.commands import compare, demo
 from shoal.app.comparison import comparison_text, comparison_value, groups_of, results_csv
 from shoal.app.config import load_config
 from shoal.app.grid import Cell, Grid, run_grid
-from shoal.app.variants import PUBLISHED, Variant, parse_strengths, parse_variants, swept
+from shoal.app.variants import (
+    PUBLISHED,
+    Variant,
+    parse_strengths,
+    parse_variants,
+    swept,
+    variant_of,
+)
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.files import write_text
 from shoal.core.lock import FolderLock
@@ -89,6 +96,22 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
     assert first.method == {"name": "forde", "fraction": 0.25} and first.strength == 16.0
     assert second.method == "forde"
     assert len({cell.name for cell in grid.cells}) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [
+        ("kde", "kde"),
+        ({"name": "forde", "fraction": 0.25}, "forde+fraction=0.25"),
+        ({"name": "kde"}, "kde"),
+        ({"name": "forde", "strength": 4.0}, "custom"),
+        ({"name": "forde", "target": "log-probability"}, "custom"),
+        ({"name": "repulsion", "space": "outputs"}, "custom"),
+        ({"space": "outputs"}, "custom"),
+    ],
+)
+def test_the_method_of_a_config_in_words(method, label):
+    assert variant_of(method).label == label
 
 
 @pytest.mark.parametrize(

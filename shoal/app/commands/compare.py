@@ -19,7 +19,7 @@ from shoal.app.summary import summary_csv
 from shoal.app.sweep import growth_sentence, strength_sentence, sweeps
 from shoal.app.threads import set_threads
 from shoal.app.ticker import Ticker
-from shoal.app.variants import parse_strengths, parse_variants, swept
+from shoal.app.variants import parse_strengths, parse_variants, swept, variant_of
 from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.core.files import write_text
 from shoal.inference.ensemble import Ensemble
@@ -84,7 +84,7 @@ def _run_missing(grid: Grid, options: Namespace) -> dict[Cell, ShoalError]:
 
 def _usual(config: Config) -> str:
     """What to compare when nobody says: the config's method with the plain ensemble."""
-    return f"ensemble,{config.method if isinstance(config.method, str) else 'custom'}"
+    return f"ensemble,{variant_of(config.method).label}"
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
