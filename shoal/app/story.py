@@ -10,6 +10,7 @@ from typing import Any
 from shoal.analysis.evidence import Evidence, load_evidence
 from shoal.app.assessment import Assessment, load_assessment
 from shoal.app.flatten import flat, plain
+from shoal.app.method_words import Setting, in_words
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.strict_json import parse_json
 from shoal.training.run import RunFolder
@@ -70,10 +71,8 @@ class Entry:
     def _labelled(self, strength: str) -> str:
         method = self.config.get("method", "custom")
         name = method if isinstance(method, str) else _told(method)
-        # the strength belongs to the name, before what else was changed in the method
-        first, *rest = name.split(" ", 1)
-        form = [f"({self.form})"] if self.form not in (None, self.shared) else []
-        return " ".join([first + strength, *rest, *form])
+        form = f" ({self.form})" if self.form not in (None, self.shared) else ""
+        return f"{name}{strength}{form}"
 
     @property
     def members(self) -> int:
@@ -268,8 +267,10 @@ def _telling(entries: list[Entry], settings: list[dict[str, str]]) -> dict[str, 
 
 
 def _told(method: Mapping[str, Any]) -> str:
-    """A method by name with what was changed in it; a composition has no name."""
+    """A method as it is typed, with what was changed in it; a composition has no name."""
     name = method.get("name")
     if name in (None, "repulsion"):
         return "custom"
-    return " ".join([str(name), *(f"{key}={v}" for key, v in method.items() if key != "name")])
+    changed = {key: value for key, value in method.items() if key != "name"}
+    words = {k: in_words(v) if isinstance(v, Setting) else v for k, v in changed.items()}
+    return "+".join([str(name), *(f"{key}={words[key]}" for key in sorted(words))])

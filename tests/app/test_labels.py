@@ -10,6 +10,7 @@ from shoal.app.blocks import Fold, Picture, Remark, Table
 from shoal.app.measures import Measure, against_baseline
 from shoal.app.report import _told, render
 from shoal.app.story import Entry, Group, Story, tell
+from shoal.app.variants import variant_of
 from shoal.plots.svg import svg
 
 
@@ -28,6 +29,13 @@ def strong(picture_runs):
 
 def test_a_strength_is_told_even_where_all_runs_of_the_method_share_it(strong):
     assert {group.label for group in tell(strong).groups} == {"kde:100", "ensemble", "f-svgd"}
+
+
+def test_a_page_calls_a_method_as_it_is_typed():
+    told = {"name": "forde", "running": True, "fraction": 0.25}
+    entry = Entry("run", {"method": told, "strength": 16.0}, [], [], {}, None)
+    assert entry.method == variant_of(told, 16.0).label == "forde+fraction=0.25+running=true:16"
+    assert entry.family == "forde+fraction=0.25+running=true"
 
 
 def test_no_part_of_the_page_calls_it_by_less(strong):

@@ -67,7 +67,7 @@ def _provenance(entry: Entry) -> Table:
 
 def bibtex(entries: list[Entry]) -> str:
     """The papers behind the methods of the runs, as a reference list."""
-    names = dict.fromkeys(re.split(r"[ :]", entry.method)[0] for entry in entries)
+    names = dict.fromkeys(re.split(r"[ :+]", entry.method)[0] for entry in entries)
     keys = dict.fromkeys(k for name in names if name in METHODS for k in METHODS[name].cite)
     return "\n\n".join(BIBLIOGRAPHY[key].bibtex(key) for key in keys if key in BIBLIOGRAPHY)
 
