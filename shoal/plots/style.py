@@ -86,8 +86,10 @@ def look(label: str) -> Look:
 
     >>> look("f-kde (lr = 0.01)") == look("f-kde")
     True
+    >>> look("forde+fraction=0.25:16") == look("forde")
+    True
     """
-    name, *_ = re.split(r"[\s:(]", label.strip(), maxsplit=1)
+    name, *_ = re.split(r"[\s:(+]", label.strip(), maxsplit=1)
     stem = name.partition("-")[0]
     if name not in COLOURS and stem in COLOURS:
         name = stem  # as "forde-identity", a form of "forde"
