@@ -34,7 +34,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs" / "results" / "forde"
 SGD = {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
 BASES = {"forde": {}, "forde-identity": {}, "forde-dct": {}}
 ALPHAS = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)
-FRACTIONS = (0.5, 0.25)
+HALF, QUARTER = 0.5, 0.25
 STRENGTHS = (1.0, 4.0, 16.0, 64.0)
 OTHERS = ("ensemble", "kde", "svgd", "f-kde", "f-svgd")
 
@@ -44,14 +44,13 @@ def cells() -> dict[str, Any]:
     found: dict[str, Any] = {name: name for name in (*OTHERS, *BASES)}
     for alpha in ALPHAS[1:-1]:
         found[f"forde-tuned alpha={alpha}"] = {"name": "forde-tuned", "alpha": alpha}
-    found[f"forde fraction={FRACTIONS[0]}"] = {"name": "forde", "fraction": FRACTIONS[0]}
+    found[f"forde fraction={HALF}"] = {"name": "forde", "fraction": HALF}
     for times in STRENGTHS[1:]:
         found[strong(times)] = shoal.methods.get("forde").with_strength(times)
-    for changes in ({}, {"running": True}):
-        quarter = shoal.methods.get("forde", fraction=FRACTIONS[1], **changes)
-        told = f"fraction={FRACTIONS[1]}" + " running" * len(changes)
-        found[f"forde {told}"] = quarter
-        found[f"{strong(STRENGTHS[2])} {told}"] = quarter.with_strength(STRENGTHS[2])
+    for words, running in (("", False), (" running", True)):
+        part = shoal.methods.get("forde", fraction=QUARTER, running=running)
+        for times in (STRENGTHS[0], STRENGTHS[2]):
+            found[f"{strong(times)} fraction={QUARTER}{words}"] = part.with_strength(times)
     return found
 
 

@@ -1,8 +1,7 @@
 """What to type to make the runs of a page again."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from shoal.app.story import Entry
 from shoal.app.toml import parse_toml
@@ -33,7 +32,8 @@ def commands(entries: Sequence[Entry]) -> Iterator[str]:
 
 def _compare(folder: Path, runs: Sequence[Entry]) -> str:
     shared = parse_toml((folder / "grid.toml").read_text(encoding="utf-8"), "grid.toml")
-    methods = ",".join(dict.fromkeys(_variant(entry, shared).label for entry in runs))
+    usual = shared.get("strength", 1.0)
+    methods = ",".join(dict.fromkeys(_variant(entry, usual).label for entry in runs))
     sizes = ",".join(map(str, sorted({entry.members for entry in runs})))
     seeds = sorted({int(entry.seed) for entry in runs})
     first = [] if seeds[0] == 0 else [f"seed={seeds[0]}"]
@@ -43,9 +43,8 @@ def _compare(folder: Path, runs: Sequence[Entry]) -> str:
     return " \\\n  ".join(parts)
 
 
-def _variant(entry: Entry, shared: Mapping[str, Any]) -> Variant:
-    """The method as it is typed; what all runs share is in the file."""
-    strength, method = entry.config.get("strength"), entry.config.get("method")
-    usual = strength in (None, shared.get("strength", 1.0))
-    told = None if entry.plain or usual else float(strength)
-    return variant_of(method, told)
+def _variant(entry: Entry, usual: float) -> Variant:
+    """The method as it is typed; a strength that all runs share is in the file."""
+    strength = entry.config.get("strength")
+    told = None if entry.plain or strength in (None, usual) else float(strength)
+    return variant_of(entry.config.get("method"), told)

@@ -1,10 +1,13 @@
 """Methods as they are typed: by name, with settings inside their spaces added to it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from shoal.core.errors import ConfigError
 from shoal.interaction import methods
 from shoal.interaction.methods import Method
 
-__all__ = ["Setting", "in_words", "parse_method", "parse_word"]
+__all__ = ["Setting", "parse_method", "parse_word", "word_of"]
 
 Setting = float | bool
 _TRUTHS = {"true": True, "false": False}
@@ -34,13 +37,19 @@ def parse_word(word: str) -> tuple[str, dict[str, Setting]]:
     return name, dict(map(_change, changes))
 
 
-def in_words(value: Setting) -> str:
-    """A setting's value as it is typed.
+def word_of(name: str, settings: Mapping[str, Any]) -> str:
+    """The word for a method with these settings.
 
-    >>> in_words(0.25), in_words(True)
-    ('0.25', 'true')
+    >>> word_of("forde", {"running": True, "fraction": 0.25})
+    'forde+fraction=0.25+running=true'
     """
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    return "+".join([name, *(f"{key}={_typed(settings[key])}" for key in sorted(settings))])
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _change(text: str) -> tuple[str, Setting]:

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.analysis.evidence import Evidence, load_evidence
 from shoal.app.assessment import Assessment, load_assessment
 from shoal.app.flatten import flat, plain
-from shoal.app.method_words import Setting, in_words
+from shoal.app.method_words import word_of
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.strict_json import parse_json
 from shoal.training.run import RunFolder
@@ -271,6 +271,4 @@ def _told(method: Mapping[str, Any]) -> str:
     name = method.get("name")
     if name in (None, "repulsion"):
         return "custom"
-    changed = {key: value for key, value in method.items() if key != "name"}
-    words = {k: in_words(v) if isinstance(v, Setting) else v for k, v in changed.items()}
-    return "+".join([str(name), *(f"{key}={words[key]}" for key in sorted(words))])
+    return word_of(str(name), {key: value for key, value in method.items() if key != "name"})

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shoal.app.method_words import Setting, in_words, parse_word
+from shoal.app.method_words import Setting, parse_word, word_of
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.interaction.methods import METHODS, changed, known
@@ -31,8 +31,7 @@ class Variant:
     @property
     def label(self) -> str:
         """What to type for it."""
-        changes = [f"{key}={in_words(value)}" for key, value in self.settings]
-        word = "+".join([self.method, *changes])
+        word = word_of(self.method, dict(self.settings))
         return word if self.strength is None else f"{word}:{self.strength:g}"
 
     @property

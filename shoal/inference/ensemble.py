@@ -210,6 +210,11 @@ class Ensemble:
         self.alive = self.alive.to(device)
         return self
 
+    @property
+    def compute(self) -> torch.dtype | None:
+        """Type the networks calculate in, when it is not that of the weights."""
+        return self.groups[0].compute
+
     def compute_in(self, dtype: torch.dtype | None) -> "Ensemble":
         """Calculate the networks in another type than that of the weights; None undoes it."""
         for group in self.groups:

@@ -19,7 +19,7 @@ def calculating_in(precision: str | None, ensemble: Ensemble) -> Iterator[None]:
     """
     matmul: Any = torch.backends.cuda.matmul
     convolution: Any = torch.backends.cudnn
-    before, compute = (matmul.allow_tf32, convolution.allow_tf32), ensemble.groups[0].compute
+    before, compute = (matmul.allow_tf32, convolution.allow_tf32), ensemble.compute
     matmul.allow_tf32 = convolution.allow_tf32 = precision == "tf32"
     ensemble.compute_in(torch.bfloat16 if precision == "bfloat16" else None)
     try:
@@ -38,7 +38,7 @@ def rough_products(ensemble: Ensemble) -> Iterator[None]:
     """
     matmul: Any = torch.backends.cuda.matmul
     before = matmul.allow_tf32
-    matmul.allow_tf32 = before or ensemble.groups[0].compute == torch.bfloat16
+    matmul.allow_tf32 = before or ensemble.compute == torch.bfloat16
     try:
         yield
     finally:

@@ -62,7 +62,7 @@ class Plan:
     def settled_for(self, ensemble: Ensemble, settings: "Settings", steps: int) -> "Plan":
         """The plan with nothing left open."""
         on_gpu, convolves = ensemble.device.type == "cuda", has_convolutions(ensemble)
-        fused = convolves and ensemble.groups[0].compute == torch.bfloat16
+        fused = convolves and ensemble.compute == torch.bfloat16
         mapping = self.mapping or suited_mapping(ensemble)
         compiled = self.compiled
         if compiled is None:

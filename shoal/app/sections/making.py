@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -67,7 +66,8 @@ def _provenance(entry: Entry) -> Table:
 
 def bibtex(entries: list[Entry]) -> str:
     """The papers behind the methods of the runs, as a reference list."""
-    names = dict.fromkeys(re.split(r"[ :+]", entry.method)[0] for entry in entries)
+    methods = [entry.config.get("method") for entry in entries]
+    names = dict.fromkeys(m.get("name") if isinstance(m, Mapping) else m for m in methods)
     keys = dict.fromkeys(k for name in names if name in METHODS for k in METHODS[name].cite)
     return "\n\n".join(BIBLIOGRAPHY[key].bibtex(key) for key in keys if key in BIBLIOGRAPHY)
 

@@ -220,7 +220,6 @@ def test_without_kernels_fused_layers_are_those_of_torch(name):
 
 FUSED = """
 import copy, torch
-from torch import nn
 from shoal.inference.second_order import fused_layers
 from shoal.models import ResNet20, ResNet32
 device = "cuda" if torch.cuda.is_available() else "cpu"
