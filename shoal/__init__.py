@@ -10,6 +10,7 @@ Each name is imported when it is first used, so that the command line answers be
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from shoal.training.run import Run, load
     from shoal.training.sample import sample
     from shoal.training.step import StepInfo, forces
+
+# Members run side by side on a GPU. Unless its driver is told before it starts, eight queues lead
+# there, and members that share one wait for each other.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
     # Train

@@ -1,5 +1,9 @@
 """Work on side streams, and what it reads."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -19,6 +23,17 @@ class TestOnACpu:
             found = torch.ones(3).sum()
         branch.join()
         assert found == 3
+
+
+@pytest.mark.parametrize(("chosen", "found"), [(None, "32"), ("1", "1")])
+def test_the_driver_is_told_of_more_queues_unless_somebody_chose(chosen, found):
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    environment = {key: value for key, value in os.environ.items() if key != name}
+    environment |= {} if chosen is None else {name: chosen}
+    ask = f"import os, shoal; print(os.environ['{name}'])"
+    command = [sys.executable, "-c", ask]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == found
 
 
 @needs_gpu

@@ -13,7 +13,7 @@ __all__ = ["load", "machine", "versions"]
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Processor, cores, threads and GPU."""
+    """Processor, cores, threads and GPU, with how many queues lead to it."""
     found: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": _processor(),
@@ -25,6 +25,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {"gpu": properties.name, "gpu_memory_gib": properties.total_memory / 2**30}
+        found["gpu_connections"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
     return found
 
 

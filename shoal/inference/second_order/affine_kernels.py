@@ -10,7 +10,7 @@ whether the layer ends in a rectifier, whose signs are those of its outputs.
 import triton
 import triton.language as tl
 
-from shoal.inference.second_order.matrix_kernels import channel, load, tile
+from shoal.inference.second_order.matrix_kernels import STAGES, channel, load, tile
 
 __all__ = ["pass_back", "pass_twice", "shift", "sums"]
 
@@ -85,7 +85,7 @@ def pass_twice(
     factor = _factor(weight, variance, eps, columns, width, True, SCALED)
     r = _factor(weight, variance, eps, columns, width, False, SCALED)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for row in range(first, tl.minimum(first + strip, height), ROWS):
+    for row in tl.range(first, tl.minimum(first + strip, height), ROWS, num_stages=STAGES):
         place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         v = load(u, place, inside)
         g = _rectified(load(gradient, place, inside), out, place, inside, RECTIFIED)
@@ -105,7 +105,7 @@ def sums(t, shares, height, width, strip, ROWS: tl.constexpr, COLUMNS: tl.conste
     first = tl.program_id(0) * strip
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for row in range(first, tl.minimum(first + strip, height), ROWS):
+    for row in tl.range(first, tl.minimum(first + strip, height), ROWS, num_stages=STAGES):
         place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         total += load(t, place, inside)
     share = shares + tl.program_id(0) * width + columns

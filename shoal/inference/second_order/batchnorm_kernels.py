@@ -12,7 +12,7 @@ SIGNS says how the signs of the rectifier are found: 0 there is none, 1 by the o
 import triton
 import triton.language as tl
 
-from shoal.inference.second_order.matrix_kernels import channel, load, tile
+from shoal.inference.second_order.matrix_kernels import STAGES, channel, load, tile, total
 
 __all__ = [
     "normalise",
@@ -61,7 +61,7 @@ def sums_of_moments(
     two = tl.zeros([ROWS, COLUMNS], tl.float32)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     origin = tl.load(x + columns, mask=columns < width, other=0.0).to(tl.float32)
-    for row in range(first, tl.minimum(first + strip, height), ROWS):
+    for row in tl.range(first, tl.minimum(first + strip, height), ROWS, num_stages=STAGES):
         place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         d = tl.where(inside, load(x, place, inside) - origin[None, :], 0.0)
         one += d
@@ -72,13 +72,6 @@ def sums_of_moments(
 
 
 @triton.jit
-def _follow(running, found, momentum, columns, here):
-    """Move a running statistic towards that of the batch."""
-    old = tl.load(running + columns, mask=here, other=0.0)
-    tl.store(running + columns, old * (1 - momentum) + found * momentum, mask=here)
-
-
-@triton.jit
 def settle_moments(
     x, shares, running_mean, running_variance, found, programs, height, width, eps, momentum,
     FOLLOWED: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -86,22 +79,23 @@ def settle_moments(
     """Mean and 1 / std from the shares; the running mean and unbiased variance follow."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     here = columns < width
-    one = tl.zeros([COLUMNS], tl.float32)
-    two = tl.zeros([COLUMNS], tl.float32)
-    for start in range(0, programs, PROGRAMS):
-        rows = start + tl.arange(0, PROGRAMS)
-        inside = (rows[:, None] < programs) & here[None, :]
-        place = rows[:, None] * 2 * width + columns[None, :]
-        one += tl.sum(tl.load(shares + place, mask=inside, other=0.0), 0)
-        two += tl.sum(tl.load(shares + width + place, mask=inside, other=0.0), 0)
+    # What is read of each channel is asked for first, so that it comes while shares are added.
+    origin = channel(x, columns, width, 0.0, True)
+    old_mean = channel(running_mean, columns, width, 0.0, FOLLOWED)
+    old_variance = channel(running_variance, columns, width, 0.0, FOLLOWED)
+    one = total(shares, columns, programs, width, 2 * width, PROGRAMS, COLUMNS)
+    two = total(shares + width, columns, programs, width, 2 * width, PROGRAMS, COLUMNS)
     centre = one / height
     variance = tl.maximum(two / height - centre * centre, 0.0)
-    mean = centre + tl.load(x + columns, mask=here, other=0.0).to(tl.float32)
+    mean = centre + origin
     tl.store(found + columns, mean, mask=here)
     tl.store(found + width + columns, 1 / tl.sqrt(variance + eps), mask=here)
     if FOLLOWED:
-        _follow(running_mean, mean, momentum, columns, here)
-        _follow(running_variance, variance * (height / (height - 1)), momentum, columns, here)
+        unbiased = variance * (height / (height - 1))
+        mean = old_mean * (1 - momentum) + mean * momentum
+        variance = old_variance * (1 - momentum) + unbiased * momentum
+        tl.store(running_mean + columns, mean, mask=here)
+        tl.store(running_variance + columns, variance, mask=here)
 
 
 @triton.jit
@@ -132,7 +126,7 @@ def sums_of_pull(
     two = tl.zeros([ROWS, COLUMNS], tl.float32)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
-    for row in range(first, tl.minimum(first + strip, height), ROWS):
+    for row in tl.range(first, tl.minimum(first + strip, height), ROWS, num_stages=STAGES):
         place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         h = _normalised(x, place, inside, centre, r)
         g = load(gradient, place, inside)
@@ -179,7 +173,7 @@ def sums_of_second(
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
     gh = channel(sums_gh, columns, width, 0.0, True) / height
     g_mean = channel(sums_g, columns, width, 0.0, True) / height
-    for row in range(first, tl.minimum(first + strip, height), ROWS):
+    for row in tl.range(first, tl.minimum(first + strip, height), ROWS, num_stages=STAGES):
         place, inside, columns = tile(row, height, width, ROWS, COLUMNS)
         h = _normalised(x, place, inside, centre, r)
         g = load(gradient, place, inside)

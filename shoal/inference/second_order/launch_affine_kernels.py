@@ -15,10 +15,10 @@ def shift(x: Tensor, layer: Channels, residual: Tensor | None, rectified: bool) 
     """γ r (x - mean) + β + residual, rectified if wanted."""
     matrix, out = Matrix(x), torch.empty_like(x)
     beside = None if residual is None else alike(residual, x)
-    kernels.shift[matrix.elementwise](
+    kernels.shift[matrix.passes](
         x, beside, out, *layer, *matrix.size, AFFINE=layer.weight is not None,
         SHIFTED=layer.bias is not None, SCALED=layer.scaled, RESIDUAL=beside is not None,
-        RECTIFIED=rectified, **matrix.tile,
+        RECTIFIED=rectified, **matrix.pass_tile,
     )  # fmt: skip
     return out
 
@@ -31,10 +31,10 @@ def pass_back(
     matrix, at_x = Matrix(t), torch.empty_like(t)
     passed = torch.empty_like(t) if both else None
     beside = None if beside is None else alike(beside, t)
-    kernels.pass_back[matrix.elementwise](
+    kernels.pass_back[matrix.passes](
         t, beside, out, layer.weight, layer.variance, layer.eps, at_x, passed, *matrix.size,
         AFFINE=layer.weight is not None, SCALED=layer.scaled, RECTIFIED=out is not None,
-        BESIDE=beside is not None, BOTH=both, **matrix.tile,
+        BESIDE=beside is not None, BOTH=both, **matrix.pass_tile,
     )  # fmt: skip
     return at_x, passed
 
@@ -54,10 +54,10 @@ def pass_twice(
     matrix, at_g = Matrix(gradient), torch.empty_like(gradient)
     beside = None if beside is None else alike(beside, gradient)
     shares = matrix.shares(1, gradient)
-    kernels.pass_twice[matrix.strips](
+    kernels.pass_twice[matrix.sums](
         u, beside, gradient, out, layer.weight, layer.variance, layer.eps, at_g, shares,
         *matrix.size, matrix.strip, SCALED=layer.scaled, RECTIFIED=out is not None,
-        BESIDE=beside is not None, **matrix.tile,
+        BESIDE=beside is not None, **matrix.sum_tile,
     )  # fmt: skip
     return at_g, matrix.summed(shares)[0]
 
@@ -67,5 +67,5 @@ def sums(t: Tensor) -> Tensor:
     t = alike(t, t)
     matrix = Matrix(t)
     shares = matrix.shares(1, t)
-    kernels.sums[matrix.strips](t, shares, *matrix.size, matrix.strip, **matrix.tile)
+    kernels.sums[matrix.sums](t, shares, *matrix.size, matrix.strip, **matrix.sum_tile)
     return matrix.summed(shares)[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 from shoal.inference.second_order import batchnorm_kernels as kernels
 from shoal.inference.second_order.formulas import Layer, Pulled, PulledTwice, Running
 from shoal.inference.second_order.layout import alike
-from shoal.inference.second_order.matrix_kernels import Matrix
+from shoal.inference.second_order.matrix_kernels import SHARES, Matrix, grid_of_shares
 
 __all__ = ["differentiate", "moments", "normalise", "pull"]
 
@@ -17,12 +17,11 @@ def moments(x: Tensor, eps: float, running: Running, momentum: float) -> tuple[T
     """Mean and 1 / sqrt(variance + eps) of each channel; running statistics follow, in place."""
     matrix, followed = Matrix(x), running[0] is not None and running[1] is not None
     shares = matrix.shares(2, x)
-    kernels.sums_of_moments[matrix.strips](x, shares, *matrix.size, matrix.strip, **matrix.tile)
+    kernels.sums_of_moments[matrix.sums](x, shares, *matrix.size, matrix.strip, **matrix.sum_tile)
     found = shares.new_empty(2, matrix.width)
-    grid = (-(-matrix.width // 16),)
-    kernels.settle_moments[grid](
-        x, shares, *running, found, matrix.programs, *matrix.size, eps, momentum,
-        FOLLOWED=followed, PROGRAMS=64, COLUMNS=16,
+    kernels.settle_moments[grid_of_shares(matrix.width)](
+        x, shares, *running, found, len(shares), *matrix.size, eps, momentum,
+        FOLLOWED=followed, **SHARES,
     )  # fmt: skip
     mean, rstd = found
     return mean, rstd
@@ -32,10 +31,10 @@ def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
     """γ h + β + residual, rectified if wanted."""
     matrix, out = Matrix(layer.x), torch.empty_like(layer.x)
     beside = None if residual is None else alike(residual, layer.x)
-    kernels.normalise[matrix.elementwise](
+    kernels.normalise[matrix.passes](
         layer.x, beside, out, layer.weight, layer.bias, layer.mean, layer.rstd, *matrix.size,
         AFFINE=layer.weight is not None, RESIDUAL=residual is not None,
-        RECTIFIED=layer.rectified, **matrix.tile,
+        RECTIFIED=layer.rectified, **matrix.pass_tile,
     )  # fmt: skip
     return out
 
@@ -45,16 +44,16 @@ def pull(layer: Layer, gradient: Tensor, more: Tensor | None) -> Pulled:
     matrix, gradient = Matrix(layer.x), alike(gradient, layer.x)
     shares = matrix.shares(2, layer.x)
     state, how = _state(layer), _how(layer)
-    kernels.sums_of_pull[matrix.strips](
-        gradient, *state, shares, *matrix.size, matrix.strip, **how, **matrix.tile
+    kernels.sums_of_pull[matrix.sums](
+        gradient, *state, shares, *matrix.size, matrix.strip, **how, **matrix.sum_tile
     )
     sums, at_x = matrix.summed(shares), torch.empty_like(layer.x)
     # Where nothing is rectified, the gradient at the residual is the gradient itself.
     at_residual = torch.empty_like(gradient) if layer.out is not None else gradient
     more = None if more is None else alike(more, layer.x)
-    kernels.pull[matrix.elementwise](
+    kernels.pull[matrix.passes](
         gradient, *state[:2], more, *state[2:], sums, at_x, at_residual, *matrix.size,
-        MORE=more is not None, RESIDUAL=layer.out is not None, **how, **matrix.tile,
+        MORE=more is not None, RESIDUAL=layer.out is not None, **how, **matrix.pass_tile,
     )  # fmt: skip
     return Pulled(at_x, sums[0], sums[1], at_residual)
 
@@ -72,14 +71,14 @@ def differentiate(
     beside = None if at_residual is None else alike(at_residual, x)
     shares = matrix.shares(3, x)
     state, how = _state(layer), _how(layer)
-    kernels.sums_of_second[matrix.strips](
-        u, gradient, *state, *sums, shares, *matrix.size, matrix.strip, **how, **matrix.tile
+    kernels.sums_of_second[matrix.sums](
+        u, gradient, *state, *sums, shares, *matrix.size, matrix.strip, **how, **matrix.sum_tile
     )
     at_g, at_x = torch.empty_like(gradient), torch.empty_like(x)
     at_weight = torch.empty_like(sums[0])
-    kernels.second[matrix.elementwise](
+    kernels.second[matrix.passes](
         u, beside, gradient, *state, *sums, matrix.summed(shares), at_g, at_x, at_weight,
-        *matrix.size, RESIDUAL=beside is not None, **how, **matrix.tile,
+        *matrix.size, RESIDUAL=beside is not None, **how, **matrix.pass_tile,
     )  # fmt: skip
     return PulledTwice(at_g, at_x, at_weight)
 
