@@ -47,10 +47,9 @@ def cells() -> dict[str, Any]:
     found[f"forde fraction={HALF}"] = {"name": "forde", "fraction": HALF}
     for times in STRENGTHS[1:]:
         found[strong(times)] = shoal.methods.get("forde").with_strength(times)
-    for words, running in (("", False), (" running", True)):
-        part = shoal.methods.get("forde", fraction=QUARTER, running=running)
-        for times in (STRENGTHS[0], STRENGTHS[2]):
-            found[f"{strong(times)} fraction={QUARTER}{words}"] = part.with_strength(times)
+    part = shoal.methods.get("forde", fraction=QUARTER)
+    for times in (STRENGTHS[0], STRENGTHS[2]):
+        found[f"{strong(times)} fraction={QUARTER}"] = part.with_strength(times)
     return found
 
 

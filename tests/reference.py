@@ -9,6 +9,7 @@ library is phi / N.
 """
 
 import math
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -225,22 +226,19 @@ class Textbook:
         """phi for the first-order repulsive ensemble."""
         return torch.stack(self.gradient_rows(*how, **more))
 
-    def gradient_rows(
-        self, legacy=False, U=None, spread=None, target="logit", rows=None, running=False
-    ):
+    def gradient_rows(self, legacy=False, U=None, spread=None, target="logit", rows=None):
         """phi_i = gamma s_i - (N / B) d log sum_j k_ij / d theta_i, member by member.
 
         `U` [D, R] are the axes and `spread` [R] the weights of the kernel; `rows` are the points of
-        the batch on which members are compared, by a forward pass of their own, in which batches
-        are normalised by `running` statistics or by those of these points.
+        the batch on which members are compared, by a forward pass of their own, in which they are
+        normalised by the statistics that the weights give the whole batch.
         """
         M, x = len(self.modules), self.x if rows is None else self.x[rows]
         y = self.y if rows is None else self.y[rows]
-        for module in self.modules if running else ():
-            _normalise_by_running_statistics(module, True)
-        z = [_directions(m, x, y, U, spread, target) for m in self.modules]
-        for module in self.modules if running else ():
-            _normalise_by_running_statistics(module, False)
+        z = []
+        for module in self.modules:
+            with nullcontext() if rows is None else normalised_as(module, self.x):
+                z.append(_directions(module, x, y, U, spread, target))
         h2 = [[_site_h2([v[b] for v in z], j, legacy) for j in range(M)] for b in range(len(x))]
         phi = []
         for i, module in enumerate(self.modules):
@@ -292,10 +290,35 @@ class Textbook:
         return self.annealing * torch.stack([c * r for c, r in zip(scale, rows, strict=True)])
 
 
-def _normalise_by_running_statistics(module, running):
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            layer.train(not running)
+@contextmanager
+def normalised_as(module, x):
+    """A block in which batch normalisation uses the moments that its inputs have for `x`."""
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    moments, hooks = {}, []
+
+    def note(layer, inputs, output):
+        dims = [d for d in range(inputs[0].ndim) if d != 1]
+        moments[layer] = [f(inputs[0], dims, keepdim=True) for f in (torch.mean, _variance)]
+
+    def use(layer, inputs, output):
+        mean, variance = moments[layer]
+        shape = (1, -1, *[1] * (inputs[0].ndim - 2))
+        h = (inputs[0] - mean) / (variance + layer.eps).sqrt()
+        return h * layer.weight.view(shape) + layer.bias.view(shape)
+
+    for hook in (note, use):
+        for taken in hooks:
+            taken.remove()
+        hooks = [layer.register_forward_hook(hook) for layer in layers]
+        if hook is note:
+            module(x)
+    yield
+    for taken in hooks:
+        taken.remove()
+
+
+def _variance(x, dims, keepdim):
+    return (x - x.mean(dims, keepdim=True)).square().mean(dims, keepdim=keepdim)
 
 
 def _directions(module, x, y, U, spread, target):

@@ -30,8 +30,8 @@ def parse_method(word: str, legacy: bool = False) -> Method:
 def parse_word(word: str) -> tuple[str, dict[str, Setting]]:
     """A name, and the settings that are added to it.
 
-    >>> parse_word("forde+fraction=0.25+running=true")
-    ('forde', {'fraction': 0.25, 'running': True})
+    >>> parse_word("f-kde+probabilities=true")
+    ('f-kde', {'probabilities': True})
     """
     name, *changes = word.split("+")
     return name, dict(map(_change, changes))
@@ -40,8 +40,8 @@ def parse_word(word: str) -> tuple[str, dict[str, Setting]]:
 def word_of(name: str, settings: Mapping[str, Any]) -> str:
     """The word for a method with these settings.
 
-    >>> word_of("forde", {"running": True, "fraction": 0.25})
-    'forde+fraction=0.25+running=true'
+    >>> word_of("forde", {"target": "logit", "fraction": 0.25})
+    'forde+fraction=0.25+target=logit'
     """
     return "+".join([name, *(f"{key}={_typed(settings[key])}" for key in sorted(settings))])
 

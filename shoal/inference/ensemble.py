@@ -14,7 +14,7 @@ from shoal.core.types import Tree
 from shoal.inference import dropout
 from shoal.inference.group import Group
 from shoal.inference.initialise import Build, build_members
-from shoal.inference.mapping import Mapping
+from shoal.inference.mapping import Mapping, Shown
 
 __all__ = ["Ensemble", "Group"]
 
@@ -144,19 +144,44 @@ class Ensemble:
             step: of the dropout masks in training.
             probes: for each architecture, what is added to its embeddings.
         """
-        keys = self._dropout_keys(seed, step)
+        return self._run([Shown(x, own_inputs)], mapping, seed, step, probes)[0]
+
+    def with_part(
+        self,
+        x: Tensor,
+        part: Tensor,
+        mapping: Mapping,
+        own_inputs: bool = False,
+        seed: int = 0,
+        step: int | Tensor = 0,
+    ) -> list[Tensor]:
+        """Outputs for a batch and, normalised as the batch is, for a part of it [M, P, ...].
+
+        The other arguments are those of a call.
+        """
+        return self._run([Shown(x, own_inputs), Shown(part, True)], mapping, seed, step, None)
+
+    def _run(
+        self,
+        shown: list[Shown],
+        mapping: Mapping,
+        seed: int,
+        step: int | Tensor,
+        probes: Sequence[Tree] | None,
+    ) -> list[Tensor]:
+        keys, several = self._dropout_keys(seed, step), len(self.groups) > 1
         outputs, first = [], 0
         for index, group in enumerate(self.groups):
-            part = slice(first, first + group.members)
-            inputs = x[part] if own_inputs and len(self.groups) > 1 else x
-            own_keys = None if keys is None else keys[part]
+            mine = slice(first, first + group.members)
+            inputs = [Shown(x[mine] if own and several else x, own) for x, own in shown]
+            own_keys = None if keys is None else keys[mine]
             probe = None if probes is None else probes[index]
-            outputs.append(group.run(inputs, mapping, own_inputs, own_keys, probe))
+            outputs.append(group.run(inputs, mapping, own_keys, probe))
             first += group.members
-        if any(out.shape[1:] != outputs[0].shape[1:] for out in outputs):
-            shapes = [tuple(out.shape[1:]) for out in outputs]
+        if any(out[0].shape[1:] != outputs[0][0].shape[1:] for out in outputs):
+            shapes = [tuple(out[0].shape[1:]) for out in outputs]
             raise DataError(f"all architectures must give the same outputs [B, C], not {shapes}")
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return [torch.cat(each) for each in zip(*outputs, strict=True)] if several else outputs[0]
 
     def _dropout_keys(self, seed: int, step: int | Tensor) -> Tensor | None:
         if not any(group.keys for group in self.groups):

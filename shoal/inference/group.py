@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError
 from shoal.core.types import Tree
 from shoal.inference import dropout, embeddings, linear
-from shoal.inference.mapping import Mapping, mapped_or_looped
+from shoal.inference.mapping import Mapping, Shown, mapped_or_looped
 from shoal.inference.precision import lowered, lowered_inputs
 
 __all__ = ["Group"]
@@ -80,27 +80,32 @@ class Group:
 
     def run(
         self,
-        x: Tensor,
+        shown: Sequence[Shown],
         mapping: Mapping,
-        own_inputs: bool,
         keys: Tensor | None,
         probe: Tree | None = None,
-    ) -> Tensor:
-        """Outputs [m, B, C]; the first run finds out whether the mapping works for this network."""
+    ) -> list[Tensor]:
+        """Outputs [m, B, C] for a batch, and for a part of it if that is shown as well.
+
+        The first run finds out whether the mapping works for this network.
+        """
         state = self.weights | self.buffers | (probe or {})
         if self.compute is not None:
             state = lowered(self.skeleton, state, self.compute)
-            x = lowered_inputs(x, self.compute, own_inputs)
+            shown = [Shown(lowered_inputs(x, self.compute, own), own) for x, own in shown]
         if keys is not None:
             state = state | dict.fromkeys(self.keys, keys)
-        case = (mapping, self.skeleton.training, own_inputs, bool(probe), torch.is_grad_enabled())
+        inputs = tuple(own for _, own in shown), bool(probe)
+        case = (mapping, self.skeleton.training, *inputs, torch.is_grad_enabled())
         if case in self._proven:
-            outputs = self._proven[case](self.skeleton, state, x, own_inputs)
+            outputs = self._proven[case].outputs(self.skeleton, state, *shown)
         else:
             known = Mapping("loop") if self.must_loop else mapping
-            outputs, used = mapped_or_looped(known, self.skeleton, state, x, own_inputs)
+            outputs, used = mapped_or_looped(known, self.skeleton, state, *shown)
             self._proven[case] = used
-        return outputs if self.compute is None else outputs.to(next(iter(self.weights.values())))
+        if self.compute is None:
+            return list(outputs)
+        return [each.to(next(iter(self.weights.values()))) for each in outputs]
 
     def embedded(self, x: Tensor) -> Embedded | None:
         """The embedding that tokens [B, ...] go through first; None when there is none."""

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,17 @@ from torch.func import functional_call, vmap
 
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.types import Tree
-from shoal.inference.second_order import fused_layers
+from shoal.inference.second_order import fused_layers, with_part
 from shoal.inference.streams import lanes
 
-__all__ = ["Mapping", "mapped_or_looped", "parse"]
+__all__ = ["Mapping", "Shown", "mapped_or_looped", "parse"]
+
+
+class Shown(NamedTuple):
+    """Inputs of the members: [B, ...] for all, or [M, B, ...] with `own`, to each its own."""
+
+    x: Tensor
+    own: bool
 
 
 @dataclass(frozen=True)
@@ -45,27 +53,35 @@ class Mapping:
             x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
             own_inputs: every member has inputs of its own.
         """
-        one = functools.partial(_one, module)
-        if self.kind == "loop":
-            run = _compiled(module, self, own_inputs, one) if self.compiled else one
-            return self._loop(run, state, x, own_inputs)
-        in_dims = (0, 0 if own_inputs else None)
-        run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
-        return (_compiled(module, self, own_inputs, run) if self.compiled else run)(state, x)
+        return self.outputs(module, state, Shown(x, own_inputs))[0]
 
-    def _loop(
-        self, one: Callable[[Tree, Tensor], Tensor], state: Tree, x: Tensor, own_inputs: bool
-    ) -> Tensor:
+    def outputs(self, module: nn.Module, state: Tree, *shown: Shown) -> tuple[Tensor, ...]:
+        """Outputs [M, B, C] for a batch, and for a part of it that is shown with it (`with_part`).
+
+        They do not share memory, so that what comes back to one does not come back to the other.
+        """
+        one = functools.partial(_one, module)
+        own = tuple(inputs.own for inputs in shown)
+        if self.kind == "loop":
+            run = _compiled(module, self, own, one) if self.compiled else one
+            return self._loop(run, state, shown)
+        in_dims = (0, *(0 if mine else None for mine in own))
+        run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
+        run = _compiled(module, self, own, run) if self.compiled else run
+        return run(state, *(inputs.x for inputs in shown))
+
+    def _loop(self, one: "Run", state: Tree, shown: tuple[Shown, ...]) -> tuple[Tensor, ...]:
+        members, device = len(next(iter(state.values()))), shown[0].x.device
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
-        inputs = x.unbind(0) if own_inputs else None
+        inputs = [x.unbind(0) if own else [x] * members for x, own in shown]
         outputs = []
-        read = [x, *state.values()]
-        with lanes(self.streams, x.device, read) as side, self._layers(x.device):
-            for i in range(len(next(iter(state.values())))):
+        read = [*(x for x, _ in shown), *state.values()]
+        with lanes(self.streams, device, read) as side, self._layers(device):
+            for i in range(members):
                 tensors = {name: parts[i] for name, parts in split.items()}
                 with torch.cuda.stream(side[i % len(side)]):
-                    outputs.append(one(tensors, x if inputs is None else inputs[i]))
-        return torch.stack(outputs)
+                    outputs.append(one(tensors, *(each[i] for each in inputs)))
+        return tuple(torch.stack(each) for each in zip(*outputs, strict=True))
 
     def _layers(self, device: torch.device) -> AbstractContextManager:
         trained = torch.is_grad_enabled() and not self.compiled
@@ -92,26 +108,26 @@ def parse(engine: str) -> Mapping:
 
 
 def mapped_or_looped(
-    mapping: Mapping, module: nn.Module, state: Tree, x: Tensor, own_inputs: bool
-) -> tuple[Tensor, Mapping]:
+    mapping: Mapping, module: nn.Module, state: Tree, *shown: Shown
+) -> tuple[tuple[Tensor, ...], Mapping]:
     """Outputs, and the mapping that made them: a loop where `vmap` cannot batch the module."""
     before = {name: t.detach().clone() for name, t in state.items() if not t.requires_grad}
     try:
-        return mapping(module, state, x, own_inputs), mapping
+        return mapping.outputs(module, state, *shown), mapping
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         with torch.no_grad():
             for name, tensor in before.items():
                 state[name].copy_(tensor)
-        loop = Mapping("loop")
+        loop, (x, own) = Mapping("loop"), shown[0]
         try:
-            outputs = loop(module, state, x, own_inputs)
+            outputs = loop.outputs(module, state, *shown)
         except Exception as cause:
             if isinstance(cause, DataError):
                 raise
             raise DataError(
-                f"the network does not take inputs of shape {tuple(x.shape[1 + own_inputs :])}: "
+                f"the network does not take inputs of shape {tuple(x.shape[1 + own :])}: "
                 f"{_first_line(cause)}"
             ) from cause
         if mapping.kind != "loop":
@@ -124,8 +140,13 @@ def mapped_or_looped(
         return outputs, loop
 
 
-def _one(module: nn.Module, tensors: Tree, x: Tensor) -> Tensor:
-    """Outputs [B, C] of one member."""
+def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
+    """Outputs [B, C] of one member, and those of the part."""
+    call = functools.partial(_outputs, module, tensors)
+    return with_part(module, call, x, *part) if part else (call(x),)
+
+
+def _outputs(module: nn.Module, tensors: Tree, x: Tensor) -> Tensor:
     outputs = functional_call(module, tensors, (x,))
     if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2):
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -133,7 +154,8 @@ def _one(module: nn.Module, tensors: Tree, x: Tensor) -> Tensor:
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
-Run = Callable[[Tree, Tensor], Tensor]
+Run = Callable[..., tuple[Tensor, ...]]
+"""Outputs from tensors and inputs."""
 
 
 class _Kept(dict):
@@ -143,11 +165,11 @@ class _Kept(dict):
         return _Kept()
 
 
-def _compiled(module: nn.Module, mapping: Mapping, own_inputs: bool, run: Run) -> Run:
+def _compiled(module: nn.Module, mapping: Mapping, own: tuple[bool, ...], run: Run) -> Run:
     kept = module.__dict__.setdefault("_shoal_compiled", _Kept())
-    if (mapping, own_inputs) not in kept:
-        kept[mapping, own_inputs] = torch.compile(run, dynamic=False)
-    return kept[mapping, own_inputs]
+    if (mapping, own) not in kept:
+        kept[mapping, own] = torch.compile(run, dynamic=False)
+    return kept[mapping, own]
 
 
 def _first_line(error: Exception) -> str:

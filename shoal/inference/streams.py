@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["Branch", "lanes"]
+__all__ = ["lanes"]
 
 
 @contextmanager
@@ -37,40 +37,6 @@ def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[
     yield sides
     for side in sides:
         here.wait_stream(side)
-
-
-class Branch:
-    """A block of work beside what follows it, until it is joined.
-
-    What was made before the block and is read in it has to be held until then.
-
-    >>> branch = Branch(torch.device("cpu"))
-    >>> with branch:
-    ...     product = torch.ones(2) @ torch.ones(2)
-    >>> branch.join()
-
-    Args:
-        device: where the work runs.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._here = torch.cuda.current_stream(device) if on_gpu else None
-        self._side = None if self._here is None else _sides(self._here, 1)[0]
-        self._block = torch.cuda.stream(self._side)
-
-    def __enter__(self) -> None:
-        if self._here is not None and self._side is not None:
-            self._side.wait_stream(self._here)
-        self._block.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._block.__exit__(*error)
-
-    def join(self) -> None:
-        """Wait for the block."""
-        if self._here is not None and self._side is not None:
-            self._here.wait_stream(self._side)
 
 
 @functools.lru_cache(maxsize=16)

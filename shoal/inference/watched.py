@@ -78,6 +78,27 @@ class Watched:
         with twice_differentiable(mapping, self.x.is_cuda) as chosen:
             return ensemble(self.x, chosen, own, seed, step, self.probes)
 
+    def run_in(
+        self,
+        batch: Tensor,
+        own_inputs: bool,
+        ensemble: Ensemble,
+        mapping: Mapping,
+        seed: int,
+        step: int | Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs for a whole batch, and for the part of it that is watched.
+
+        The part is normalised as the batch is. That of tokens is by itself: what is recorded of
+        them is added to their embeddings.
+        """
+        if self.probes is not None:
+            whole = ensemble(batch, mapping, own_inputs, seed, step)
+            return whole, self.run(ensemble.aside(), mapping, seed, step)
+        with twice_differentiable(mapping, self.x.is_cuda) as chosen:
+            whole, part = ensemble.with_part(batch, self.x, chosen, own_inputs, seed, step)
+        return whole, part
+
     def gradients(self, scores: Tensor, live: bool) -> Tensor:
         """Gradient of each member's scores, summed over the batch [M, B, ...].
 

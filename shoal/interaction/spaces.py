@@ -85,15 +85,12 @@ class InputGradients:
         target: `logit`, the raw output, or `log-probability`, the log likelihood of the target.
         fraction: share of each batch, drawn anew at every step, on which members are compared. The
             kernel is a mean over sites, of which the part gives an unbiased estimate; its logarithm
-            is biased, as it is for any batch. Below 1 the part goes through the networks by itself,
-            and batch normalisation takes the statistics of the part.
-        running: batch normalisation takes its running statistics for the part instead. On a GPU
-            that is faster; with strong repulsion members stay unfitted (docs/results/cifar10).
+            is biased, as it is for any batch. Below 1, batch normalisation takes the statistics of
+            the whole batch, in which the points of the part have no say.
     """
 
     target: str = "logit"
     fraction: float = 1.0
-    running: bool = False
     base: Base = field(default="gradients", init=False, repr=False)
     isometric: bool = field(default=False, init=False, repr=False)
 

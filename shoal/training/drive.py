@@ -24,7 +24,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.backward import pull_back
 from shoal.training.functional_prior import functional_score
-from shoal.training.look import Look, looked_at
+from shoal.training.look import Look, looked_at, partly_looked_at
 from shoal.training.stages import Answer, Company, Stages, judge
 
 __all__ = ["Drive"]
@@ -46,7 +46,7 @@ class Drive:
         stages: the arithmetic between the networks.
         own_inputs: every member has inputs of its own [M, B, ...].
         frozen: members that push the others and stay where they are, in evaluation mode.
-        driven: the data act; if not, only a push on input gradients comes back.
+        rows: of the batch, those at which input gradients are compared; None for all.
     """
 
     posterior: Posterior
@@ -60,7 +60,7 @@ class Drive:
     stages: Stages
     own_inputs: bool = False
     frozen: Ensemble | None = None
-    driven: bool = True
+    rows: Tensor | None = None
 
     @property
     def weight(self) -> float | Tensor:
@@ -116,13 +116,15 @@ class Drive:
         return answer._replace(head=head), _concatenated(velocities, ensemble.weights)
 
     def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> Look:
-        if self.repulsion is not None and self.at_gradients:
-            likelihood, space = self.posterior.likelihood, self.repulsion.space
-            context = ensemble, x, self.y, likelihood, space, self.mapping, self.seed, self.step
-            return looked_at(*context, live)
         own = self.own_inputs or self.adversarial is not None
         shown = self.adversarial.watch(x, ensemble.members) if self.adversarial else x
-        return Look(shown, self._run(ensemble, shown, own))
+        if self.repulsion is None or not self.at_gradients:
+            return Look(shown, self._run(ensemble, shown, own))
+        likelihood, space = self.posterior.likelihood, self.repulsion.space
+        context = ensemble, x, self.y, likelihood, space, self.mapping, self.seed, self.step, live
+        if self.rows is None:
+            return looked_at(*context)
+        return partly_looked_at(*context, (shown, own), self.rows)
 
     def _run(self, ensemble: Ensemble, x: Tensor, own_inputs: bool) -> Tensor:
         return ensemble(x, self.mapping, own_inputs, self.seed, self.step)
@@ -171,11 +173,8 @@ class Drive:
         weights, adversarial = ensemble.weights, self.adversarial
         values, cotangents, head = [look.outputs], [answer.cotangent], None
         if look.gradients is not None and answer.push is not None:
-            if self.driven:
-                last = {name: weights[name] for name in ensemble.heads}
-                head = pull_back(look.outputs, answer.cotangent, last, keep_graph=True)
-            else:
-                values, cotangents = [], []
+            last = {name: weights[name] for name in ensemble.heads}
+            head = pull_back(look.outputs, answer.cotangent, last, keep_graph=True)
             values, cotangents = [*values, look.gradients], [*cotangents, answer.push]
         at_inputs = None
         if adversarial is not None:

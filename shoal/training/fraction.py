@@ -1,22 +1,16 @@
 """Repulsion of input gradients on a random part of each batch.
 
-The part goes through the networks by itself:
-
-* On a CPU, where every point goes through the networks for itself, the batch is divided: the part
-  is driven and repelled, the rest is only driven.
 * Batch normalisation couples the points of a batch, so that the drive needs the whole of it. The
-  part is then only repelled, and normalised by its own statistics, or if that is asked for by the
-  running ones. Those are numbers: the push ends where the input gradient ends and does not go back
-  through the forward pass.
-* On a GPU the part is always only repelled. It is too little work to keep the device busy, so that
-  the drive goes beside it; by the times of its convolutions, to drive it as well would not pay.
+  part goes through the networks once more, normalised as the batch is (`with_part`), and its push
+  comes back together with the drive.
+* Where every point goes through the networks for itself, a CPU divides the batch: the part is
+  driven and repelled, the rest is only driven. A GPU takes as long for two small batches as it
+  takes to show the part twice.
 
 The kernel is a mean over sites, so that the part needs no factor of its own; repulsion that is
-counted per batch is still counted against the whole batch. Running statistics follow the whole
-batch alone.
+counted per batch is still counted against the whole batch.
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
 
 from torch import Tensor
@@ -25,9 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.priors import Flat, FunctionalPrior
-from shoal.inference.statistics import running_statistics
-from shoal.inference.streams import Branch
+from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.drive import Drive
@@ -49,29 +41,19 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     rows, rest = some_of(share_of(repulsion), len(x), drive.seed, drive.step, x.device)
     share = len(rows) / len(x)
     counted = share if repulsion.per == "batch" else 1.0
-    repulsion = replace(repulsion, strength=counted * repulsion.strength)
-    divided = len(rest) > 0 and x.device.type != "cuda" and _divisible(drive, ensemble)
-    driving, left = (share, 1 - share) if divided else (0.0, 1.0)
-    shown = rest if divided else slice(None)
-    posterior = replace(drive.posterior, prior=Flat())  # a functional prior acts with the others
-    part = replace(drive, posterior=posterior, repulsion=repulsion, y=drive.y[rows])
-    part = replace(part, annealing=driving * drive.annealing, adversarial=None, driven=divided)
-    others = replace(drive, repulsion=None, y=drive.y[shown], annealing=left * drive.annealing)
-    # The part reads running statistics that the drive beside it moves: it gets its own before.
-    aside, branch = ensemble.aside(), Branch(x.device)
-    with branch, running_statistics(ensemble) if _by_running(repulsion) else nullcontext():
-        pushed, push = part(aside, x[rows])
-    answer, driven = others(ensemble, x[shown])
-    branch.join()
-    head = {name: driven[name] for name in ensemble.heads}
-    head = head if pushed.head is None else add_scaled(pushed.head, head, 1.0)
-    loss = driving * pushed.loss + left * answer.loss
+    drive = replace(drive, repulsion=replace(repulsion, strength=counted * repulsion.strength))
+    if len(rest) == 0:
+        return drive(ensemble, x)
+    if not _divisible(drive, ensemble):
+        return replace(drive, rows=rows)(ensemble, x)
+    part = replace(drive, y=drive.y[rows], annealing=share * drive.annealing)
+    left = replace(drive, repulsion=None, y=drive.y[rest], annealing=(1 - share) * drive.annealing)
+    pushed, velocity = part(ensemble, x[rows])
+    answer, driven = left(ensemble, x[rest])
+    loss = share * pushed.loss + (1 - share) * answer.loss
+    head = None if pushed.head is None else {n: t + driven[n] for n, t in pushed.head.items()}
     pushed = pushed._replace(loss=loss, alive=answer.alive & pushed.alive, head=head)
-    return pushed, add_scaled(push, driven, 1.0)
-
-
-def _by_running(repulsion: Repulsion) -> bool:
-    return getattr(innermost(repulsion.space), "running", False)
+    return pushed, add_scaled(velocity, driven, 1.0)
 
 
 def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
@@ -79,7 +61,7 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
 
     Adversarial training and chunks of members take batches whole.
     """
-    if drive.adversarial is not None or drive.mapping.chunk is not None:
+    if drive.y.is_cuda or drive.adversarial is not None or drive.mapping.chunk is not None:
         return False
     layers = [layer for group in ensemble.groups for layer in group.skeleton.modules()]
     coupled = any(isinstance(layer, _BatchNorm) for layer in layers)

@@ -22,7 +22,7 @@ from shoal.inference.watched import Watched
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
-__all__ = ["Look", "head_lengths", "looked_at", "some_of"]
+__all__ = ["Look", "head_lengths", "looked_at", "partly_looked_at", "some_of"]
 
 
 class Look(NamedTuple):
@@ -31,7 +31,8 @@ class Look(NamedTuple):
     Attributes:
         inputs: what was shown, [B, ...] or [M, B, ...].
         outputs: [M, B, C].
-        gradients: of each member's scores with respect to the inputs [M, B, ...], where wanted.
+        gradients: of each member's scores with respect to the inputs, or to some of them,
+            [M, B, ...], where wanted.
     """
 
     inputs: Tensor
@@ -67,6 +68,26 @@ def looked_at(
     outputs = watched.run(ensemble, mapping, seed, step)
     scores = _scores(innermost(space).target, likelihood, outputs, y)
     return Look(watched.x, outputs, watched.gradients(scores, live))
+
+
+def partly_looked_at(
+    ensemble: Ensemble,
+    x: Tensor,
+    y: Tensor,
+    likelihood: Likelihood,
+    space: Space,
+    mapping: Mapping,
+    seed: int,
+    step: int | Tensor,
+    live: bool,
+    shown: tuple[Tensor, bool],
+    rows: Tensor,
+) -> Look:
+    """Outputs for a whole batch as it is shown, and input gradients at some of its rows."""
+    watched = Watched.of(ensemble, x[rows])
+    outputs, part = watched.run_in(*shown, ensemble, mapping, seed, step)
+    scores = _scores(innermost(space).target, likelihood, part, y[rows])
+    return Look(shown[0], outputs, watched.gradients(scores, live))
 
 
 def some_of(

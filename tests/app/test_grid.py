@@ -85,9 +85,12 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
     (quarter,) = parse_variants("forde+fraction=0.25:16")
     assert quarter == Variant("forde", 16.0, (("fraction", 0.25),))
     assert parse_variants(quarter.label) == (quarter,)
-    (fast,) = parse_variants("forde+running=true+fraction=0.25")
-    assert fast.spec == {"name": "forde", "fraction": 0.25, "running": True}
-    assert fast.label == "forde+fraction=0.25+running=true"
+    (tuned,) = parse_variants("forde-tuned+fraction=0.25+alpha=0.4")
+    assert tuned.spec == {"name": "forde-tuned", "alpha": 0.4, "fraction": 0.25}
+    assert tuned.label == "forde-tuned+alpha=0.4+fraction=0.25"
+    (likely,) = parse_variants("f-kde+probabilities=true")
+    assert likely.spec == {"name": "f-kde", "probabilities": True}
+    assert likely.label == "f-kde+probabilities=true"
     (swept_once,) = swept(parse_variants("forde+fraction=0.25"), (16.0,))
     assert swept_once == quarter
     config = load_config("digits-forde", [])
@@ -120,7 +123,7 @@ def test_the_method_of_a_config_in_words(method, label):
         ("forde+fractoin=0.25", "fraction"),
         ("forde+fraction=2", "fraction"),
         ("forde+fraction", "a name and a number"),
-        ("forde+running=2", "running"),
+        ("f-kde+probabilities=2", "probabilities"),
         ("ensemble+fraction=0.25", "no repulsion"),
         ("custom+fraction=0.25", "in the config"),
     ],

@@ -32,10 +32,10 @@ def test_a_strength_is_told_even_where_all_runs_of_the_method_share_it(strong):
 
 
 def test_a_page_calls_a_method_as_it_is_typed():
-    told = {"name": "forde", "running": True, "fraction": 0.25}
+    told = {"name": "forde-tuned", "fraction": 0.25, "alpha": 0.4}
     entry = Entry("run", {"method": told, "strength": 16.0}, [], [], {}, None)
-    assert entry.method == variant_of(told, 16.0).label == "forde+fraction=0.25+running=true:16"
-    assert entry.family == "forde+fraction=0.25+running=true"
+    assert entry.method == variant_of(told, 16.0).label == "forde-tuned+alpha=0.4+fraction=0.25:16"
+    assert entry.family == "forde-tuned+alpha=0.4+fraction=0.25"
 
 
 def test_no_part_of_the_page_calls_it_by_less(strong):

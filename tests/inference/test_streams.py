@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from shoal.inference.streams import Branch, lanes
+from shoal.inference.streams import lanes
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -16,13 +16,6 @@ class TestOnACpu:
     def test_there_is_one_lane_and_it_is_the_ordinary_one(self):
         with lanes(4, torch.device("cpu"), []) as side:
             assert side == [None]
-
-    def test_a_branch_is_computed_at_once(self):
-        branch = Branch(torch.device("cpu"))
-        with branch:
-            found = torch.ones(3).sum()
-        branch.join()
-        assert found == 3
 
 
 @pytest.mark.parametrize(("chosen", "found"), [(None, "32"), ("1", "1")])
@@ -58,11 +51,3 @@ class TestOnAGpu:
         with lanes(2, device, []) as first, torch.cuda.stream(torch.cuda.Stream()):
             with lanes(2, device, []) as second:
                 assert not set(first) & set(second)
-
-    def test_a_branch_is_waited_for(self):
-        branch = Branch(torch.device("cuda"))
-        with branch:
-            torch.cuda._sleep(20_000_000)
-            found = torch.ones(3, device="cuda").sum()
-        branch.join()
-        assert (found + 1).item() == 4

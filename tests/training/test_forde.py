@@ -117,9 +117,7 @@ def test_the_update_is_the_literal_definition(network, name, legacy, engine):
     assert info.push > 1e-3 * info.drive
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"fraction": 0.5}, {"fraction": 0.5, "running": True}], ids=str
-)
+@pytest.mark.parametrize("changes", [{}, {"fraction": 0.5}], ids=str)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_running_statistics_follow_the_batch_once(engine, changes):
     build, shape = NETWORKS["cnn with batch norm"]
@@ -140,22 +138,19 @@ def test_running_statistics_follow_the_batch_once(engine, changes):
 
 @pytest.mark.parametrize("place", ["here", "as on a GPU"])
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    ("network", "running"),
-    [("mlp", False), ("cnn with batch norm", False), ("cnn with batch norm", True)],
-)
+@pytest.mark.parametrize("target", ["logit", "log-probability"])
+@pytest.mark.parametrize("network", ["mlp", "cnn with batch norm"])
 def test_a_fraction_compares_members_on_a_part_of_the_batch(
-    monkeypatch, network, running, engine, place
+    monkeypatch, network, target, engine, place
 ):
-    if place == "as on a GPU":  # nothing is driven in the part
+    if place == "as on a GPU":  # the part is shown twice
         monkeypatch.setattr(fraction, "_divisible", lambda drive, ensemble: False)
     build, shape = NETWORKS[network]
     x, y = training_data(shape)
     ensemble, _ = ensemble_and_members(build)
-    ensemble(3 * x[BATCH:] + 1)  # running statistics that are those of no batch below
     modules = [ensemble.member(i).train() for i in range(MEMBERS)]
     batch = x[:BATCH], y[:BATCH]
-    method = shoal.methods.get("forde", fraction=0.5, running=running).with_strength(STRENGTH)
+    method = shoal.methods.get("forde", fraction=0.5, target=target).with_strength(STRENGTH)
     velocity, info = shoal.forces(
         ensemble, posterior(), prepared(method, x), batch,
         annealing=GAMMA, mapping=ENGINES[engine], seed=5, step=9,
@@ -165,34 +160,9 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(
     assert len(set(rows.tolist())) == 3
     axes = by_numpy("forde", False, x)
     book = textbook(modules, batch)
-    target = book.gradient_space(False, *axes, rows=rows, running=running) / N
-    torch.testing.assert_close(reference.flat_velocity(velocity, modules), target, **TOLERANCE)
+    wanted = book.gradient_space(False, *axes, target=target, rows=rows) / N
+    torch.testing.assert_close(reference.flat_velocity(velocity, modules), wanted, **TOLERANCE)
     assert info.push > 0 and info.h2 > 0 and 1 < info.effective <= MEMBERS
-
-
-def test_the_part_does_not_see_statistics_move_beside_it(monkeypatch):
-    build, shape = NETWORKS["cnn with batch norm"]
-    x, y = training_data(shape)
-    found = {}
-    for beside in (False, True):
-        ensemble, _ = ensemble_and_members(build)
-        ensemble(3 * x[BATCH:] + 1)
-        moving = [t for name, t in ensemble.buffers.items() if "running" in name]
-
-        class Beside(fraction.Branch):
-            """A block during which the drive has moved the statistics already."""
-
-            def __enter__(self):
-                [tensor.mul_(7) for tensor in moving if beside]  # noqa: B023
-
-            def __exit__(self, *error):
-                [tensor.div_(7) for tensor in moving if beside]  # noqa: B023
-
-        monkeypatch.setattr(fraction, "Branch", Beside)
-        repulsion = prepared(shoal.methods.get("forde", fraction=0.5, running=True), x)
-        found[beside], _ = shoal.forces(ensemble, posterior(), repulsion, (x[:BATCH], y[:BATCH]))
-    for name, tensor in found[False].items():
-        torch.testing.assert_close(found[True][name], tensor, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("adversarial", [None, shoal.Adversarial(0.1)], ids=["", "adversarial"])

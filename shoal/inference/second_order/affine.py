@@ -1,9 +1,9 @@
-r"""A layer that scales and shifts every channel by fixed numbers, with what follows it.
+r"""A layer that scales and shifts every channel by numbers it is given, with what follows it.
 
-Batch normalisation in evaluation mode is such a layer, and so is the bias of a convolution:
+Batch normalisation in evaluation mode is such a layer, so is one that takes its statistics from
+another batch, and the bias of a convolution:
 
-$$ y = γ r (x - mean) + β + residual, \quad out = y \text{ or } \max(y, 0), \quad
-   r = 1 / \sqrt{variance + eps}. $$
+$$ y = γ r (x - mean) + β + residual, \quad out = y \text{ or } \max(y, 0), \quad r = 1 / std. $$
 
 Its gradient γ r g at x depends on x by nothing but the signs of the rectifier. So the second
 derivative ends there: in a network of such layers and convolutions, a push on the input gradients
@@ -11,6 +11,7 @@ never goes back through the forward pass. To autograd this has to be said, by a 
 absent; the functions of torch hand a tensor of zeros through all layers instead.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -43,10 +44,11 @@ class _Affine(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, *channels, ctx.eps, residual, ctx.rectified = inputs
+        x, *channels, residual, ctx.rectified = inputs
         ctx.residual = residual is not None
-        # Only the gradient of γ asks for x: a bias alone would keep what nobody reads.
-        kept = None if channels[0] is None else x
+        layer = Channels._make(channels)
+        # Only the gradients of γ and r ask for x: a bias alone would keep what nobody reads.
+        kept = x if layer.scaled or layer.weight is not None else None
         ctx.save_for_backward(kept, output if ctx.rectified else None, *channels)
         ctx.set_materialize_grads(False)
 
@@ -54,23 +56,55 @@ class _Affine(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         gradient = gradients[0]
         if gradient is None:
-            return (None,) * 8
+            return (None,) * 7
         x, out, *channels = ctx.saved_tensors
-        layer = Channels._make((*channels, ctx.eps))
-        given = x is not None
-        scale = given and wanted(ctx, 1)
-        shift = layer.bias is not None and wanted(ctx, 2, 1 + given)
-        both = ctx.residual or scale or shift
+        layer = Channels._make(channels)
+        asked = _asked(ctx, layer, first=1, tensors=1)
         like = out if x is None else x
         if like is not None and by_kernels(like):
             gradient = alike(gradient, like)
-        at_x, passed = _passed_back(gradient, out, layer, both)
-        at_weight = _sums(passed * layer.normalised(x)) if scale and x is not None else None
-        at_bias = _sums(passed).to(passed) if shift else None
-        if at_weight is not None:
-            at_weight = at_weight.to(layer.weight)
-        at_residual = passed if ctx.residual else None
-        return at_x, at_weight, at_bias, None, None, None, at_residual, None
+        at_x, passed = _passed_back(gradient, out, layer, ctx.residual or any(asked))
+        at_channels = _at_channels(x, passed, layer, asked)
+        return at_x, *at_channels, passed if ctx.residual else None, None
+
+
+def _asked(ctx: Any, layer: Channels, first: int, tensors: int) -> list[bool]:
+    """Whether somebody waits for the gradient of each of the numbers.
+
+    Args:
+        ctx: of a function.
+        layer: the numbers, which are inputs of it.
+        first: the place of γ among the inputs.
+        tensors: how many of those before are tensors.
+    """
+    asked = []
+    for index, numbers in enumerate(layer):
+        asked.append(numbers is not None and wanted(ctx, first + index, tensors))
+        tensors += numbers is not None
+    return asked
+
+
+def _at_channels(
+    x: Tensor | None, passed: Tensor, layer: Channels, asked: list[bool]
+) -> list[Tensor | None]:
+    """First derivatives with respect to γ, β, mean and r, where they are asked for."""
+    scale, shift, centre, spread = asked
+    at: list[Tensor | None] = [None, None, None, None]
+    if shift or centre:
+        total = _sums(passed)
+        at[1] = total if shift else None
+        at[2] = -total * _factor(layer.weight, layer.rstd) if centre else None
+    if (scale or spread) and x is not None:
+        along = _sums(passed * layer.normalised(x))
+        at[0] = along if scale else None
+        at[3] = along * _factor(layer.weight) / _factor(layer.rstd) if spread else None
+    pairs = zip(at, layer, strict=True)
+    return [None if found is None else found.to(numbers) for found, numbers in pairs]
+
+
+def _factor(*numbers: Tensor | None) -> Any:
+    """The product of those that are given."""
+    return math.prod(each for each in numbers if each is not None)
 
 
 def _sums(t: Tensor) -> Tensor:
@@ -102,7 +136,7 @@ class _PassBack(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        gradient, out, _, *channels, ctx.eps = inputs
+        gradient, out, _, *channels = inputs
         ctx.save_for_backward(gradient, out, *channels)
         ctx.set_materialize_grads(False)
 
@@ -110,15 +144,15 @@ class _PassBack(Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple:
         refuse_third()
         gradient, out, *channels = ctx.saved_tensors
-        layer = Channels._make((*channels, ctx.eps))
+        layer = Channels._make(channels)
         u, beside = cotangents if len(cotangents) == 2 else (cotangents[0], None)
         if u is None and beside is None:
-            return (None,) * 8
+            return (None,) * 7
         u = torch.zeros_like(gradient) if u is None else u
-        scale = layer.weight is not None and wanted(ctx, 3, 1 + (out is not None))
-        at_g, at_weight = arithmetic(gradient, "affine").pass_twice(
-            u, beside, gradient, out, layer, scale
+        scale, _, _, spread = _asked(ctx, layer, first=3, tensors=1 + (out is not None))
+        at_g, both = arithmetic(gradient, "affine").pass_twice(
+            u, beside, gradient, out, layer, scale or spread
         )
-        if at_weight is not None:
-            at_weight = at_weight.to(layer.weight)
-        return at_g, None, None, at_weight, None, None, None, None
+        at_weight = both[0].to(layer.weight) if scale else None
+        at_rstd = both[1].to(layer.rstd) if spread else None
+        return at_g, None, None, at_weight, None, None, at_rstd

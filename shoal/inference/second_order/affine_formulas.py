@@ -15,33 +15,29 @@ __all__ = ["Channels", "pass_back", "pass_twice", "shift", "sums"]
 
 
 class Channels(NamedTuple):
-    """What a layer does to its channels when that does not depend on the batch.
+    """What a layer does to its channels when that does not depend on its input.
 
     Attributes:
         weight: γ [C], or None for ones.
         bias: β [C], or None for zeros.
-        mean: taken away from each channel [C]; None, as the variance, where nothing is normalised.
-        variance: of each channel [C].
-        eps: added to it.
+        mean: taken away from each channel [C]; None, as 1 / std, where nothing is normalised.
+        rstd: 1 / std of each channel [C].
     """
 
     weight: Tensor | None = None
     bias: Tensor | None = None
     mean: Tensor | None = None
-    variance: Tensor | None = None
-    eps: float = 0.0
+    rstd: Tensor | None = None
 
     @property
     def scaled(self) -> bool:
         """Channels are multiplied by something."""
-        return self.variance is not None
+        return self.rstd is not None
 
     def reduced(self, t: Tensor) -> Tensor:
         """r t."""
         t = wide(t)
-        if self.variance is None:
-            return t
-        return t * per_channel((self.variance + self.eps).rsqrt(), t)
+        return t if self.rstd is None else t * per_channel(self.rstd, t)
 
     def normalised(self, x: Tensor) -> Tensor:
         """h = r (x - mean)."""
@@ -78,12 +74,16 @@ def pass_twice(
     layer: Channels,
     summed: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The derivative of `pass_back` at the cotangents of its results: at the gradient and at γ."""
+    """The derivative of `pass_back` at the cotangents of its results.
+
+    It is taken with respect to the gradient and, if `summed`, to γ and 1 / std, together [2, C].
+    """
     at_g, _ = pass_back(u, beside, out, layer, both=False)
     if not summed:
         return at_g, None
-    product = layer.reduced(_where_passed(gradient, out)) * u
-    return at_g, product.sum(all_but_channels(product))
+    product = wide(_where_passed(gradient, out)) * u
+    both = layer.reduced(product), layer.weighted(product)
+    return at_g, torch.stack([sums(each) for each in both])
 
 
 def sums(t: Tensor) -> Tensor:

@@ -140,11 +140,12 @@ def sums_of_pull(
 
 @triton.jit
 def pull(
-    gradient, x, out, more, weight, bias, mean, rstd, sums, at_x, at_residual, height, width,
-    AFFINE: tl.constexpr, SIGNS: tl.constexpr, MORE: tl.constexpr, RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    gradient, x, out, more, weight, bias, mean, rstd, sums, at_mean, at_rstd, at_x, at_residual,
+    height, width, AFFINE: tl.constexpr, SIGNS: tl.constexpr, MORE: tl.constexpr,
+    CENTRED: tl.constexpr, SPREAD: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient at x, with what comes from elsewhere, and at the residual."""
+    """The gradient at x, with what comes from elsewhere and at the moments, and at the residual."""
     place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
     h = _normalised(x, place, inside, centre, r)
@@ -154,6 +155,11 @@ def pull(
     found = (gamma * r)[None, :] * (g - g_mean[None, :] - h * gh[None, :])
     if MORE:
         found += load(more, place, inside)
+    if CENTRED:
+        found += (channel(at_mean, columns, width, 0.0, True) / height)[None, :]
+    if SPREAD:
+        q = channel(at_rstd, columns, width, 0.0, True) / height
+        found -= h * (r * r * q)[None, :]
     tl.store(at_x + place, found.to(at_x.dtype.element_ty), mask=inside)
     if RESIDUAL:
         tl.store(at_residual + place, g.to(at_residual.dtype.element_ty), mask=inside)

@@ -11,7 +11,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["refuse_third", "wanted"]
+__all__ = ["refuse_another", "refuse_third", "wanted"]
 
 _will_execute: Any = getattr(torch._C, "_will_engine_execute_node", None)
 
@@ -39,8 +39,17 @@ def wanted(ctx: Any, index: int, place: int | None = None) -> bool:
 
 def refuse_third() -> None:
     """Closed forms end at the second derivative; within it, nothing may ask for a graph."""
+    _refuse(
+        "a layer within fast_second_order() has two derivatives, and a third was asked for; "
+        "leave fast_second_order() out, or create_graph in the second pass"
+    )
+
+
+def refuse_another() -> None:
+    """Statistics of a batch have a first derivative in closed form; a graph of it there is not."""
+    _refuse("statistics that another batch is normalised by have one derivative, not two")
+
+
+def _refuse(sentence: str) -> None:
     if torch.is_grad_enabled():
-        raise ConfigError(
-            "a layer within fast_second_order() has two derivatives, and a third was asked for; "
-            "leave fast_second_order() out, or create_graph in the second pass"
-        )
+        raise ConfigError(sentence)

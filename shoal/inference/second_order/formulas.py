@@ -9,6 +9,9 @@ $$ d g = γ r (u - ⟨u⟩ - h ⟨u h⟩), \quad
    d γ = \sum r a, \quad a = ⟨(g - ⟨g⟩ - h ⟨g h⟩) u⟩ = ⟨g u⟩ - ⟨g⟩⟨u⟩ - ⟨g h⟩⟨u h⟩ $$
 $$ d x = γ r^2 \left( - h a - ⟨u h⟩ (g - ⟨g⟩) - ⟨g h⟩ (u - ⟨u⟩) + 2 h ⟨g h⟩ ⟨u h⟩ \right). $$
 
+Who uses mean and r elsewhere, and has the gradients m and q there, adds to ∂x the mean over n
+pixels: $(m - r^2 h q) / n$.
+
 Sums are taken in single precision or better, and results have the type of what they belong to.
 """
 
@@ -20,6 +23,7 @@ from torch import Tensor
 from shoal.inference.second_order.layout import all_but_channels, per_channel, wide
 
 __all__ = [
+    "AtMoments",
     "Layer",
     "Pulled",
     "PulledTwice",
@@ -74,6 +78,9 @@ class PulledTwice(NamedTuple):
 Running = tuple[Tensor | None, Tensor | None]
 """Running mean and running variance of each channel."""
 
+AtMoments = tuple[Tensor | None, Tensor | None]
+"""Gradients at mean and 1 / std of each channel, from wherever else these are used."""
+
 
 def moments(x: Tensor, eps: float, running: Running, momentum: float) -> tuple[Tensor, Tensor]:
     """Mean and 1 / sqrt(variance + eps) of each channel; running statistics follow, in place."""
@@ -94,13 +101,20 @@ def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
     return (y.relu() if layer.rectified else y).to(layer.x.dtype)
 
 
-def pull(layer: Layer, gradient: Tensor, more: Tensor | None) -> Pulled:
-    """The gradient at `x`, to which `more` is added, and what else comes with it."""
+def pull(
+    layer: Layer, gradient: Tensor, more: Tensor | None, moments: AtMoments = (None, None)
+) -> Pulled:
+    """The gradient at `x`, to which `more` and that of the moments are added, and the others."""
     h, g = _normalised(layer), _behind_rectifier(layer, gradient)
     mean_g, mean_gh = _mean(g), _mean(g * h)
     at_x = _scaled(layer, (g - mean_g - h * mean_gh)) * per_channel(layer.rstd, h)
     at_x = at_x if more is None else at_x + more
     count = layer.x.numel() // layer.x.shape[1]
+    at_mean, at_rstd = moments
+    if at_mean is not None:
+        at_x = at_x + per_channel(at_mean / count, h)
+    if at_rstd is not None:
+        at_x = at_x - h * per_channel(layer.rstd.square() * at_rstd / count, h)
     sums = count * mean_gh.flatten(), count * mean_g.flatten()
     return Pulled(at_x.to(layer.x.dtype), *sums, g.to(gradient.dtype))
 

@@ -32,7 +32,7 @@ def pass_back(
     passed = torch.empty_like(t) if both else None
     beside = None if beside is None else alike(beside, t)
     kernels.pass_back[matrix.passes](
-        t, beside, out, layer.weight, layer.variance, layer.eps, at_x, passed, *matrix.size,
+        t, beside, out, layer.weight, layer.rstd, at_x, passed, *matrix.size,
         AFFINE=layer.weight is not None, SCALED=layer.scaled, RECTIFIED=out is not None,
         BESIDE=beside is not None, BOTH=both, **matrix.pass_tile,
     )  # fmt: skip
@@ -47,19 +47,19 @@ def pass_twice(
     layer: Channels,
     summed: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The derivative of `pass_back` at the cotangents of its results: at the gradient and at γ."""
+    """The derivative of `pass_back`, at the gradient and, if `summed`, at γ and 1 / std [2, C]."""
     if not summed:
         return pass_back(u, beside, out, layer, both=False)
     u = alike(u, gradient)
     matrix, at_g = Matrix(gradient), torch.empty_like(gradient)
     beside = None if beside is None else alike(beside, gradient)
-    shares = matrix.shares(1, gradient)
+    shares = matrix.shares(2, gradient)
     kernels.pass_twice[matrix.sums](
-        u, beside, gradient, out, layer.weight, layer.variance, layer.eps, at_g, shares,
-        *matrix.size, matrix.strip, SCALED=layer.scaled, RECTIFIED=out is not None,
-        BESIDE=beside is not None, **matrix.sum_tile,
+        u, beside, gradient, out, layer.weight, layer.rstd, at_g, shares, *matrix.size,
+        matrix.strip, AFFINE=layer.weight is not None, SCALED=layer.scaled,
+        RECTIFIED=out is not None, BESIDE=beside is not None, **matrix.sum_tile,
     )  # fmt: skip
-    return at_g, matrix.summed(shares)[0]
+    return at_g, matrix.summed(shares)
 
 
 def sums(t: Tensor) -> Tensor:

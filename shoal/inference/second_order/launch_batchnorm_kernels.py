@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.inference.second_order import batchnorm_kernels as kernels
-from shoal.inference.second_order.formulas import Layer, Pulled, PulledTwice, Running
+from shoal.inference.second_order.formulas import AtMoments, Layer, Pulled, PulledTwice, Running
 from shoal.inference.second_order.layout import alike
 from shoal.inference.second_order.matrix_kernels import SHARES, Matrix, grid_of_shares
 
@@ -39,8 +39,10 @@ def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
     return out
 
 
-def pull(layer: Layer, gradient: Tensor, more: Tensor | None) -> Pulled:
-    """The gradient at `x`, to which `more` is added, and what else comes with it."""
+def pull(
+    layer: Layer, gradient: Tensor, more: Tensor | None, moments: AtMoments = (None, None)
+) -> Pulled:
+    """The gradient at `x`, to which `more` and that of the moments are added, and the others."""
     matrix, gradient = Matrix(layer.x), alike(gradient, layer.x)
     shares = matrix.shares(2, layer.x)
     state, how = _state(layer), _how(layer)
@@ -52,8 +54,9 @@ def pull(layer: Layer, gradient: Tensor, more: Tensor | None) -> Pulled:
     at_residual = torch.empty_like(gradient) if layer.out is not None else gradient
     more = None if more is None else alike(more, layer.x)
     kernels.pull[matrix.passes](
-        gradient, *state[:2], more, *state[2:], sums, at_x, at_residual, *matrix.size,
-        MORE=more is not None, RESIDUAL=layer.out is not None, **how, **matrix.pass_tile,
+        gradient, *state[:2], more, *state[2:], sums, *moments, at_x, at_residual, *matrix.size,
+        MORE=more is not None, CENTRED=moments[0] is not None, SPREAD=moments[1] is not None,
+        RESIDUAL=layer.out is not None, **how, **matrix.pass_tile,
     )  # fmt: skip
     return Pulled(at_x, sums[0], sums[1], at_residual)
 

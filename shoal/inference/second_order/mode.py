@@ -72,18 +72,19 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         training: bool = False,
         momentum: float = 0.1,
         eps: float = 1e-5,
+        note: Callable[[tuple[Tensor, Tensor]], None] | None = None,
     ) -> Tensor:
         running, count = (running_mean, running_var), input.numel() // input.shape[1]
         fuse = self._fuses(input)
         if not training and fuse and running_mean is not None and running_var is not None:
-            fixed = Channels(weight, bias, running_mean, running_var, eps)
+            fixed = Channels(weight, bias, running_mean, (running_var + eps).rsqrt())
             return Deferred.of(input, functools.partial(affine, input, fixed))
         # One value has no variance, which torch says best.
         if not training or count < 2 or (weight is None) != (bias is None):
             return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
         with torch.no_grad():
             moments = arithmetic(input, "batchnorm").moments(input, eps, running, momentum)
-        layer = functools.partial(normalise, input, weight, bias, moments)
+        layer = functools.partial(normalise, input, weight, bias, moments, note=note)
         return Deferred.of(input, layer) if fuse else layer()
 
     def _convolution(

@@ -5,8 +5,12 @@ brought there in one pass: beside its output the layer has a *port*, an empty te
 x whose gradient is by definition added to that of x. What the second derivative asks of x is sent
 into the port, so that autograd itself brings it to the place where the first-order gradient is
 written, and no tensor is read and written again for a sum.
+
+Mean and 1 / std are outputs as well, for those who normalise something else by them; what comes
+back to them is added in the same pass.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +19,8 @@ from torch.autograd import Function
 
 from shoal.inference.second_order import formulas
 from shoal.inference.second_order.backend import arithmetic
-from shoal.inference.second_order.demand import refuse_third
-from shoal.inference.second_order.formulas import Layer
+from shoal.inference.second_order.demand import refuse_another, refuse_third
+from shoal.inference.second_order.formulas import Layer, Pulled
 
 __all__ = ["normalise"]
 
@@ -28,6 +32,7 @@ def normalise(
     moments: tuple[Tensor, Tensor],
     residual: Tensor | None = None,
     rectified: bool = False,
+    note: Callable[[tuple[Tensor, Tensor]], None] | None = None,
 ) -> Tensor:
     """γ h + β, plus a residual and rectified if wanted.
 
@@ -38,14 +43,17 @@ def normalise(
         moments: mean of x and 1 / sqrt(variance + eps), whose dependence on x the derivatives know.
         residual: added before the rectifier.
         rectified: max(., 0) at the end.
+        note: is told the moments as functions of x, of which there is a first derivative.
     """
     mean, rstd = moments
     applied: Any = _Normalise.apply(x, weight, bias, residual, mean, rstd, rectified)
+    if note is not None:
+        note(applied[2:])
     return applied[0]
 
 
 class _Normalise(Function):
-    """The layer; outputs are what it is for, and its port."""
+    """The layer; outputs are what it is for, its port, and its moments."""
 
     generate_vmap_rule = True
 
@@ -58,13 +66,13 @@ class _Normalise(Function):
         mean: Tensor,
         rstd: Tensor,
         rectified: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         layer = Layer(x, weight, bias, None, mean, rstd, rectified)
         out = arithmetic(x, "batchnorm").normalise(layer, residual)
-        return out, x.new_empty(()).expand(x.shape)
+        return out, x.new_empty(()).expand(x.shape), mean.detach(), rstd.detach()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         x, weight, bias, residual, mean, rstd, ctx.rectified = inputs
         ctx.residual = residual is not None
         # Without a residual the signs of the rectifier follow from x, which is kept anyway.
@@ -74,17 +82,32 @@ class _Normalise(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
-        gradient, more = gradients
+        gradient, more, *moments = gradients
         *layer, port = ctx.saved_tensors
-        if gradient is None:
+        elsewhere = any(each is not None for each in moments)
+        if gradient is None and not elsewhere:
             return more, *[None] * 6
-        pulled: Any = _Pull.apply(gradient, more, port, ctx.rectified, *layer)
+        if elsewhere:
+            pulled = _with_moments(layer, ctx.rectified, gradient, more, moments)
+        else:
+            pulled: Any = _Pull.apply(gradient, more, port, ctx.rectified, *layer)
         weight, bias = layer[1:3]
         at_weight = None if weight is None else pulled[1].to(weight)
         at_bias = None if bias is None else pulled[2].to(bias)
         # Without a rectifier the residual receives the gradient as it is.
         at_residual = pulled[-1] if ctx.rectified else gradient
         return pulled[0], at_weight, at_bias, at_residual if ctx.residual else None, *[None] * 3
+
+
+def _with_moments(
+    layer: list[Tensor], rectified: bool, gradient: Tensor | None, more: Tensor | None, moments: Any
+) -> Pulled:
+    """The gradient of the layer where its moments have been used elsewhere."""
+    refuse_another()
+    x = layer[0]
+    gradient = torch.zeros_like(x) if gradient is None else gradient
+    here = Layer._make((*layer, rectified))
+    return arithmetic(x, "batchnorm").pull(here, gradient, more, tuple(moments))
 
 
 class _Pull(Function):

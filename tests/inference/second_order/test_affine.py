@@ -15,8 +15,6 @@ from shoal.core.errors import ConfigError
 from shoal.inference.second_order import fast_second_order
 from shoal.inference.second_order.affine import Channels, affine
 
-EPS = 1e-5
-
 
 def numbers(scaled, affine_too, residual):
     random = torch.Generator().manual_seed(1)
@@ -25,10 +23,10 @@ def numbers(scaled, affine_too, residual):
         return torch.randn(*size, generator=random, dtype=torch.float64).requires_grad_()
 
     x, weight, bias, beside = draw(3, 2, 2, 3), draw(2), draw(2), draw(3, 2, 2, 3)
-    mean, variance = draw(2).detach(), draw(2).detach().square() + 0.1
+    mean, rstd = draw(2), (draw(2).detach().square() + 0.1).requires_grad_()
     channels = Channels(weight if scaled and affine_too else None, bias if affine_too else None)
     if scaled:
-        channels = channels._replace(mean=mean, variance=variance, eps=EPS)
+        channels = channels._replace(mean=mean, rstd=rstd)
     return x, channels, beside if residual else None
 
 
@@ -36,7 +34,7 @@ def plain(x, channels, residual, rectified):
     shape = (1, -1, 1, 1)
     y = x
     if channels.mean is not None:
-        y = (y - channels.mean.view(shape)) / (channels.variance.view(shape) + EPS).sqrt()
+        y = (y - channels.mean.view(shape)) * channels.rstd.view(shape)
     y = y if channels.weight is None else y * channels.weight.view(shape)
     y = y if channels.bias is None else y + channels.bias.view(shape)
     y = y if residual is None else y + residual
@@ -49,12 +47,12 @@ VARIANTS = [some for some in product([True, False], repeat=4) if any(some)]
 @pytest.mark.parametrize(("scaled", "learned", "residual", "rectified"), VARIANTS)
 def test_both_derivatives_against_finite_differences(scaled, learned, residual, rectified):
     x, channels, beside = numbers(scaled, learned, residual)
-    live = [t for t in (x, channels.weight, channels.bias, beside) if t is not None]
+    live = [t for t in (x, *channels, beside) if t is not None]
 
     def function(x, *rest):
         rest = iter(rest)
-        taken = [None if t is None else next(rest) for t in (*channels[:2], beside)]
-        return affine(x, channels._replace(weight=taken[0], bias=taken[1]), taken[2], rectified)
+        *taken, residual = (None if t is None else next(rest) for t in (*channels, beside))
+        return affine(x, Channels._make(taken), residual, rectified)
 
     assert gradcheck(function, live)
     assert gradgradcheck(function, live)
@@ -65,7 +63,7 @@ def test_as_plain_double_backward(scaled, learned, residual, rectified):
     found = []
     for function in (affine, plain):
         x, channels, beside = numbers(scaled, learned, residual)
-        live = [t for t in (x, channels.weight, channels.bias, beside) if t is not None]
+        live = [t for t in (x, *channels, beside) if t is not None]
         outputs = function(x, channels, beside, rectified)
         (slope,) = torch.autograd.grad(outputs.sin().sum(), x, create_graph=True)
         loss = slope.pow(3).sum() + outputs.square().sum()
@@ -159,10 +157,10 @@ for (channels, side), scaled, learned, rectified in product(sizes, *[(True, Fals
         return drawn.to(memory_format=torch.channels_last)
     x, g, u, beside = draw(), draw(), draw().contiguous(), draw().contiguous()
     assert backend.by_kernels(x) and backend.arithmetic(x, "affine") is launch
-    gamma, beta, mean, variance = torch.randn(4, channels, device=device)
+    gamma, beta, mean, rstd = torch.randn(4, channels, device=device)
     layer = Channels(gamma if scaled and learned else None, beta if learned else None)
     if scaled:
-        layer = layer._replace(mean=mean, variance=variance.square() + 0.1, eps=1e-3)
+        layer = layer._replace(mean=mean, rstd=rstd.square() + 0.1)
     close = lambda ours, theirs: torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-5)
     close(launch.sums(g), formulas.sums(g))
     close(launch.sums(beside), formulas.sums(beside))
@@ -176,7 +174,7 @@ for (channels, side), scaled, learned, rectified in product(sizes, *[(True, Fals
                 assert (ours is None) == (theirs is None)
                 if ours is not None:
                     close(ours, theirs)
-        for summed in (False, layer.weight is not None):
+        for summed in (False, layer.scaled):
             twice = u, residual, g, signs, layer, summed
             for ours, theirs in zip(launch.pass_twice(*twice), formulas.pass_twice(*twice)):
                 assert (ours is None) == (theirs is None)

@@ -94,6 +94,38 @@ def test_a_push_without_a_drive_reaches_the_input():
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("driven", [True, False])
+@pytest.mark.parametrize(("affine", "residual", "rectified"), VARIANTS)
+def test_what_comes_back_to_the_moments_reaches_the_input(affine, residual, rectified, driven):
+    """They are functions of the input, whether or not anything comes back to the outputs."""
+    found = []
+    for own in (True, False):
+        given = tensors(affine, residual)
+        live = [t for t in given if t is not None]
+        if own:
+            noted = []
+            moments = formulas.moments(given[0].detach(), EPS, (None, None), 0.1)
+            outputs = normalise(*given[:3], moments, given[3], rectified, note=noted.extend)
+            mean, rstd = noted
+        else:
+            outputs = plain(*given, rectified)
+            variance, mean = torch.var_mean(given[0], (0, 2, 3), correction=0)
+            rstd = (variance + EPS).rsqrt()
+        loss = (mean.sin() * rstd.square()).sum() + (outputs.pow(3).sum() if driven else 0.0)
+        found.append(torch.autograd.grad(loss, live, materialize_grads=True))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_moments_that_are_used_elsewhere_have_one_derivative():
+    x, weight, bias, _ = tensors(True, False)
+    noted = []
+    moments = formulas.moments(x.detach(), EPS, (None, None), 0.1)
+    normalise(x, weight, bias, moments, note=noted.extend)
+    with pytest.raises(ConfigError, match="have one derivative, not two"):
+        torch.autograd.grad(noted[1].sum(), x, create_graph=True)
+
+
 def test_members_together_by_vmap():
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     weights = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
@@ -142,6 +174,7 @@ def test_a_third_derivative_is_refused():
 
 KERNELS = """
 import torch
+from itertools import product
 from shoal.inference.second_order import backend, formulas
 from shoal.inference.second_order import launch_batchnorm_kernels as launch
 torch.manual_seed(0)
@@ -169,9 +202,11 @@ for channels, side, affine, residual, rectified in [
     torch.testing.assert_close(launch.normalise(layer, beside), out, rtol=2e-5, atol=2e-5)
     layer = layer._replace(out=out if residual and rectified else None)
     asked = 4 if layer.out is not None else 3
-    for extra in (None, more):
-        pulled = formulas.pull(layer, g, extra)
-        for ours, theirs in zip(launch.pull(layer, g, extra)[:asked], pulled):
+    at_mean, at_rstd = 100 * torch.randn(2, channels, device=device)
+    moments = [(None, None), (at_mean, None), (None, at_rstd), (at_mean, at_rstd)]
+    for extra, at in product((None, more), moments):
+        pulled = formulas.pull(layer, g, extra, at)
+        for ours, theirs in zip(launch.pull(layer, g, extra, at)[:asked], pulled):
             torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-4)
     twice = layer, g, (pulled.gh, pulled.g), u, beside
     for ours, theirs in zip(launch.differentiate(*twice), formulas.differentiate(*twice)):

@@ -1,0 +1,143 @@
+"""A part of a batch that is normalised as the whole of it.
+
+The part goes through the network by itself. Where batch normalisation would take its statistics, it
+is given those that the same layer found in the batch, as functions of the weights: they are
+differentiated like everything else. The points of the part have no say in them, so that the output
+of one point depends on no other, and the gradient at the points of a part costs what the part does.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from shoal.core.errors import ConfigError
+from shoal.inference.second_order import affine_formulas
+from shoal.inference.second_order.affine import Channels, affine
+from shoal.inference.second_order.backend import by_kernels
+from shoal.inference.second_order.deferred import Deferred, computed
+from shoal.inference.second_order.layout import all_but_channels, wide
+from shoal.inference.second_order.mode import fused_layers
+
+__all__ = ["with_part"]
+
+Moments = list[Tensor]
+"""Mean and 1 / std of each channel; nothing where a layer took no statistics."""
+
+
+def with_part(
+    module: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, part: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `call` makes of a batch and, normalised by the same statistics, of a part of it.
+
+    Running statistics follow the batch and not the part.
+
+    >>> layer, x = nn.BatchNorm1d(1), torch.tensor([[-3.0], [-1.0], [1.0], [3.0]])
+    >>> whole, part = with_part(layer, layer, x, x[2:])
+    >>> torch.equal(part, whole[2:])
+    True
+
+    Args:
+        module: the network.
+        call: runs it.
+        x: the batch [B, ...].
+        part: some points [P, ...].
+    """
+    noted: list[Moments] = []
+    with _Noting(noted):
+        outputs = call(x)
+    with _Giving(iter(noted)), _statistics_still(module):
+        return outputs, call(part)
+
+
+class _Noting(fused_layers):
+    """Notes the statistics of every normalised layer, in the order in which layers are called."""
+
+    def __init__(self, noted: list[Moments]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func is F.batch_norm:
+            return self._noted(*computed(args), **computed(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _noted(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        moments: Moments = []
+        self.noted.append(moments)
+        given = input, running_mean, running_var, weight, bias, training, momentum, eps
+        if by_kernels(input) and (weight is None) == (bias is None):
+            return self._batch_norm(*given, note=moments.extend)
+        if training:
+            variance, mean = torch.var_mean(wide(input), all_but_channels(input), correction=0)
+            moments += [mean, (variance + eps).rsqrt()]
+        return F.batch_norm(*given)
+
+
+class _Giving(fused_layers):
+    """Gives every normalised layer what has been noted of it."""
+
+    def __init__(self, noted: Iterator[Moments]) -> None:
+        super().__init__()
+        self.noted = noted
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func is F.batch_norm:
+            moments = next(self.noted, None)
+            if moments is None:
+                raise ConfigError(
+                    "the network normalises a part of a batch more often than the whole of it; "
+                    "repel input gradients with fraction = 1"
+                )
+            if moments:
+                return _given(moments, *computed(args), **computed(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _given(
+    moments: Moments,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    mean, rstd = moments
+    channels = Channels(weight, bias, mean, rstd)
+    if by_kernels(input):
+        return Deferred.of(input, functools.partial(affine, input, channels))
+    return affine_formulas.shift(input, channels, None, rectified=False)
+
+
+@contextmanager
+def _statistics_still(module: nn.Module) -> Iterator[None]:
+    """A block in which layers do not count their batches."""
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+    for layer in layers:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
