@@ -25,7 +25,7 @@ from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Gaussian
 from shoal.interaction.bandwidths import Fixed
-from shoal.interaction.methods import METHODS
+from shoal.interaction.methods import METHODS, get
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import Normalised, Weights
 from shoal.models import MLP, Blueprint
@@ -38,6 +38,7 @@ OLD, NEW = 3, 2
 COMPOSITIONS = {name: method.repulsion for name, method in METHODS.items()} | {
     "normalised weights": Repulsion(Normalised(Weights())),
     "fixed bandwidth": Repulsion(Weights(), bandwidth=Fixed(4.0)),
+    "half of the points": get("forde", fraction=0.5).repulsion,
 }
 
 

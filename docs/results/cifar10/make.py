@@ -17,6 +17,7 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +154,11 @@ def tables(
     names = [group.label.partition(":")[0] for group in groups]
     first = [_means(g, groups, known.get(name, {})) for g, name in zip(groups, names, strict=True)]
     second = [cells for group in groups if (cells := _differences(group, groups))]
-    plain = next((costs[g.label]["ms_a_step"] for g in groups if g.label == "ensemble"), None)
+    plain = next((group for group in groups if group.label == "ensemble"), None)
     kinds = ["accuracy at all severities, %", *(group.label for group in groups)]
     third = [_one_corruption(name, groups) for name in _corruptions(groups)]
     words = ["method", "seconds an epoch", "ms a step", "times the plain ensemble", "training, s"]
-    fourth = [_cost(label, spent, plain) for label, spent in costs.items()]
+    fourth = [_cost(group, plain, costs) for group in groups]
     blocks = [(header, first), (header, second), (kinds, third), (words, fourth)]
     return "\n\n".join(markdown_table(*block) for block in blocks if block[1]) + "\n"
 
@@ -186,9 +187,14 @@ def _differences(group: Group, groups: list[Group]) -> list[str]:
         if found is None:
             return []
         scale = 100 if key.endswith("accuracy") else 1
-        middle, low, high = (scale * value for value in found[0])
-        cells.append(f"{middle:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})")
+        middle, *ends = (f"{scale * value:+.{digits}f}" for value in found[0])
+        cells.append(f"{middle} ({' to '.join(ends)})" if _bounded(found[0]) else middle)
     return cells
+
+
+def _bounded(interval: Sequence[float]) -> bool:
+    """One seed has a difference and no interval."""
+    return all(map(math.isfinite, interval))
 
 
 def _one_corruption(name: str, groups: list[Group]) -> list[str]:
@@ -198,8 +204,12 @@ def _one_corruption(name: str, groups: list[Group]) -> list[str]:
     for group in groups:
         told = statistics.fmean(group.values(measure).values())
         found = against_baseline(measure, group, groups)
-        apart = "" if found is None else " ({:+.2f}; {:+.2f} to {:+.2f})".format(*found[0])
-        cells.append(f"{told:.2f}{apart}")
+        words = ""
+        if found is not None:
+            middle, *ends = (f"{value:+.2f}" for value in found[0])
+            apart = f"; {' to '.join(ends)}" if _bounded(found[0]) else ""
+            words = f" ({middle}{apart})"
+        cells.append(f"{told:.2f}{words}")
     return cells
 
 
@@ -217,10 +227,17 @@ def _over_severities(name: str, entry: Entry) -> float:
     return 100 * statistics.fmean(known) if known else math.nan
 
 
-def _cost(label: str, spent: dict[str, float], plain: float | None) -> list[str]:
-    ratio = "-" if plain is None else f"{spent['ms_a_step'] / plain:.2f}"
+def _cost(group: Group, plain: Group | None, costs: dict[str, dict[str, float]]) -> list[str]:
+    """The ratio is told of runs of one call: between two calls, machine and code can differ."""
+    spent, ratio = costs[group.label], "-"
+    if plain is not None and _commands(group) == _commands(plain):
+        ratio = f"{spent['ms_a_step'] / costs[plain.label]['ms_a_step']:.2f}"
     cells = [f"{spent['seconds_an_epoch']:.2f}", f"{spent['ms_a_step']:.1f}", ratio]
-    return [label, *cells, f"{spent['training_seconds']:.0f}"]
+    return [group.label, *cells, f"{spent['training_seconds']:.0f}"]
+
+
+def _commands(group: Group) -> set[str]:
+    return {entry.provenance["command"] for entry in group.entries}
 
 
 def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
