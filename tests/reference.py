@@ -226,18 +226,20 @@ class Textbook:
         """phi for the first-order repulsive ensemble."""
         return torch.stack(self.gradient_rows(*how, **more))
 
-    def gradient_rows(self, legacy=False, U=None, spread=None, target="logit", rows=None):
+    def gradient_rows(
+        self, legacy=False, U=None, spread=None, target="logit", rows=None, own=False
+    ):
         """phi_i = gamma s_i - (N / B) d log sum_j k_ij / d theta_i, member by member.
 
         `U` [D, R] are the axes and `spread` [R] the weights of the kernel; `rows` are the points of
         the batch on which members are compared, by a forward pass of their own, in which they are
-        normalised by the statistics that the weights give the whole batch.
+        normalised by the statistics that the weights give the whole batch, or by their `own`.
         """
         M, x = len(self.modules), self.x if rows is None else self.x[rows]
         y = self.y if rows is None else self.y[rows]
         z = []
         for module in self.modules:
-            with nullcontext() if rows is None else normalised_as(module, self.x):
+            with nullcontext() if rows is None or own else normalised_as(module, self.x):
                 z.append(_directions(module, x, y, U, spread, target))
         h2 = [[_site_h2([v[b] for v in z], j, legacy) for j in range(M)] for b in range(len(x))]
         phi = []

@@ -147,19 +147,13 @@ class Ensemble:
         return self._run([Shown(x, own_inputs)], mapping, seed, step, probes)[0]
 
     def with_part(
-        self,
-        x: Tensor,
-        part: Tensor,
-        mapping: Mapping,
-        own_inputs: bool = False,
-        seed: int = 0,
-        step: int | Tensor = 0,
+        self, batch: Shown, part: Tensor, mapping: Mapping, seed: int = 0, step: int | Tensor = 0
     ) -> list[Tensor]:
         """Outputs for a batch and, normalised as the batch is, for a part of it [M, P, ...].
 
         The other arguments are those of a call.
         """
-        return self._run([Shown(x, own_inputs), Shown(part, True)], mapping, seed, step, None)
+        return self._run([batch, Shown(part, True)], mapping, seed, step, None)
 
     def _run(
         self,
@@ -217,7 +211,8 @@ class Ensemble:
     def aside(self) -> "Ensemble":
         """The same members with running statistics of their own, so that a look leaves no trace."""
         aside = self.part(0, self.members)
-        for group in aside.groups:
+        for group, own in zip(aside.groups, self.groups, strict=True):
+            group.weights = own.weights  # the leaves that gradients come back to
             group.buffers = {name: tensor.clone() for name, tensor in group.buffers.items()}
         return aside
 

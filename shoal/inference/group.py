@@ -95,8 +95,8 @@ class Group:
             shown = [Shown(lowered_inputs(x, self.compute, own), own) for x, own in shown]
         if keys is not None:
             state = state | dict.fromkeys(self.keys, keys)
-        inputs = tuple(own for _, own in shown), bool(probe)
-        case = (mapping, self.skeleton.training, *inputs, torch.is_grad_enabled())
+        own = tuple(inputs.own for inputs in shown)
+        case = (mapping, self.skeleton.training, own, bool(probe), torch.is_grad_enabled())
         if case in self._proven:
             outputs = self._proven[case].outputs(self.skeleton, state, *shown)
         else:

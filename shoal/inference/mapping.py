@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.types import Tree
 from shoal.inference.second_order import fused_layers, with_part
 from shoal.inference.streams import lanes
@@ -114,7 +114,7 @@ def mapped_or_looped(
     before = {name: t.detach().clone() for name, t in state.items() if not t.requires_grad}
     try:
         return mapping.outputs(module, state, *shown), mapping
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ShoalError):
         raise
     except Exception as error:
         with torch.no_grad():
@@ -124,7 +124,7 @@ def mapped_or_looped(
         try:
             outputs = loop.outputs(module, state, *shown)
         except Exception as cause:
-            if isinstance(cause, DataError):
+            if isinstance(cause, ShoalError):
                 raise
             raise DataError(
                 f"the network does not take inputs of shape {tuple(x.shape[1 + own :])}: "
@@ -142,12 +142,12 @@ def mapped_or_looped(
 
 def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
     """Outputs [B, C] of one member, and those of the part."""
-    call = functools.partial(_outputs, module, tensors)
-    return with_part(module, call, x, *part) if part else (call(x),)
+    if not part:
+        return (_checked(functional_call(module, tensors, (x,))),)
+    return tuple(map(_checked, with_part(module, tensors, x, *part)))
 
 
-def _outputs(module: nn.Module, tensors: Tree, x: Tensor) -> Tensor:
-    outputs = functional_call(module, tensors, (x,))
+def _checked(outputs: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2):
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise DataError(f"a network must return outputs [B, C] for a batch of B, not {shape}")

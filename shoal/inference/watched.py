@@ -16,8 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shoal.core.errors import DataError
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import Mapping
+from shoal.inference.mapping import Mapping, Shown
 from shoal.inference.second_order import fast_second_order
+from shoal.inference.suited import has_batch_norm, has_convolutions
 
 __all__ = ["Watched", "twice_differentiable"]
 
@@ -80,8 +81,8 @@ class Watched:
 
     def run_in(
         self,
-        batch: Tensor,
-        own_inputs: bool,
+        batch: Shown,
+        alone: bool,
         ensemble: Ensemble,
         mapping: Mapping,
         seed: int,
@@ -89,14 +90,23 @@ class Watched:
     ) -> tuple[Tensor, Tensor]:
         """Outputs for a whole batch, and for the part of it that is watched.
 
-        The part is normalised as the batch is. That of tokens is by itself: what is recorded of
-        them is added to their embeddings.
+        Args:
+            batch: the inputs.
+            alone: the part is normalised by its own statistics, and not as the batch is. So are
+                tokens: what is recorded of them is added to their embeddings.
+            ensemble: the members.
+            mapping: how they run.
+            seed: of dropout.
+            step: of the same.
         """
-        if self.probes is not None:
-            whole = ensemble(batch, mapping, own_inputs, seed, step)
+        # Without convolutions and statistics there is nothing to share, and a batch that goes for
+        # itself need not be differentiable twice.
+        apart = not (has_convolutions(ensemble) or has_batch_norm(ensemble))
+        if alone or apart or self.probes is not None:
+            whole = ensemble(batch.x, mapping, batch.own, seed, step)
             return whole, self.run(ensemble.aside(), mapping, seed, step)
         with twice_differentiable(mapping, self.x.is_cuda) as chosen:
-            whole, part = ensemble.with_part(batch, self.x, chosen, own_inputs, seed, step)
+            whole, part = ensemble.with_part(batch, self.x, chosen, seed, step)
         return whole, part
 
     def gradients(self, scores: Tensor, live: bool) -> Tensor:

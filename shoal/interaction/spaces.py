@@ -86,11 +86,14 @@ class InputGradients:
         fraction: share of each batch, drawn anew at every step, on which members are compared. The
             kernel is a mean over sites, of which the part gives an unbiased estimate; its logarithm
             is biased, as it is for any batch. Below 1, batch normalisation takes the statistics of
-            the whole batch, in which the points of the part have no say.
+            the whole batch, in which the points of the part have no say (tokens: of the part).
+        own_statistics: it takes those of the part instead, by which its points act on each other,
+            as those of a whole batch do. On a GPU that costs nearly as much as the whole batch.
     """
 
     target: str = "logit"
     fraction: float = 1.0
+    own_statistics: bool = False
     base: Base = field(default="gradients", init=False, repr=False)
     isometric: bool = field(default=False, init=False, repr=False)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from shoal.core.tree import add_scaled, mixed
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import Mapping
+from shoal.inference.mapping import Mapping, Shown
 from shoal.inference.numerics import rough_products
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import FunctionalPrior
@@ -32,7 +32,7 @@ __all__ = ["Drive"]
 
 @dataclass(frozen=True)
 class Drive:
-    """One batch, shown to the members once.
+    """One batch, shown to the members; a part of it once more where input gradients need that.
 
     Attributes:
         posterior: what drives them.
@@ -103,11 +103,11 @@ class Drive:
         looks, velocities, heads = [], [], []
         for part in parts:
             first = part.first - ensemble.first
-            rows = slice(first, first + part.members)
-            look = whole._forward(part, x[rows] if self.own_inputs else x)
+            mine = slice(first, first + part.members)
+            look = whole._forward(part, x[mine] if self.own_inputs else x)
             looks.append(look.still())
-            mine = whole._answer(part, x, looks[-1]) if answer is None else _of(answer, rows)
-            velocity, head = whole._back(part, look, mine)
+            own = whole._answer(part, x, looks[-1]) if answer is None else _of(answer, mine)
+            velocity, head = whole._back(part, look, own)
             velocities.append(velocity)
             heads.append(head)
         if answer is None:
@@ -124,7 +124,7 @@ class Drive:
         context = ensemble, x, self.y, likelihood, space, self.mapping, self.seed, self.step, live
         if self.rows is None:
             return looked_at(*context)
-        return partly_looked_at(*context, (shown, own), self.rows)
+        return partly_looked_at(*context, Shown(shown, own), self.rows)
 
     def _run(self, ensemble: Ensemble, x: Tensor, own_inputs: bool) -> Tensor:
         return ensemble(x, self.mapping, own_inputs, self.seed, self.step)
@@ -160,6 +160,8 @@ class Drive:
         if base == "weights":
             return None
         plain = replace(self, adversarial=None)
+        if self.rows is not None:  # they are in evaluation mode, and see a part for itself
+            plain, x = replace(plain, rows=None, y=self.y[self.rows]), x[self.rows]
         with torch.set_grad_enabled(self.at_gradients):
             look = plain._forward(self.frozen, x, live=False).still()
         shown = look.outputs if look.gradients is None else look.gradients

@@ -1,8 +1,8 @@
 """Repulsion of input gradients on a random part of each batch.
 
 * Batch normalisation couples the points of a batch, so that the drive needs the whole of it. The
-  part goes through the networks once more, normalised as the batch is (`with_part`), and its push
-  comes back together with the drive.
+  part goes through the networks once more, normalised as the batch is (`with_part`) or by its own
+  statistics, and its push comes back together with the drive.
 * Where every point goes through the networks for itself, a CPU divides the batch: the part is
   driven and repelled, the rest is only driven. A GPU takes as long for two small batches as it
   takes to show the part twice.
@@ -14,12 +14,12 @@ counted per batch is still counted against the whole batch.
 from dataclasses import replace
 
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import FunctionalPrior
+from shoal.inference.suited import has_batch_norm
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.drive import Drive
@@ -63,6 +63,5 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     """
     if drive.y.is_cuda or drive.adversarial is not None or drive.mapping.chunk is not None:
         return False
-    layers = [layer for group in ensemble.groups for layer in group.skeleton.modules()]
-    coupled = any(isinstance(layer, _BatchNorm) for layer in layers)
-    return not (coupled or ensemble.buffers or isinstance(drive.posterior.prior, FunctionalPrior))
+    coupled = has_batch_norm(ensemble) or isinstance(drive.posterior.prior, FunctionalPrior)
+    return not (coupled or ensemble.buffers)

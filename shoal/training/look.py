@@ -17,7 +17,7 @@ from shoal.core.tree import member_norms
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.mapping import Mapping
+from shoal.inference.mapping import Mapping, Shown
 from shoal.inference.watched import Watched
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
@@ -80,14 +80,15 @@ def partly_looked_at(
     seed: int,
     step: int | Tensor,
     live: bool,
-    shown: tuple[Tensor, bool],
+    shown: Shown,
     rows: Tensor,
 ) -> Look:
     """Outputs for a whole batch as it is shown, and input gradients at some of its rows."""
     watched = Watched.of(ensemble, x[rows])
-    outputs, part = watched.run_in(*shown, ensemble, mapping, seed, step)
+    alone = innermost(space).own_statistics
+    outputs, part = watched.run_in(shown, alone, ensemble, mapping, seed, step)
     scores = _scores(innermost(space).target, likelihood, part, y[rows])
-    return Look(shown[0], outputs, watched.gradients(scores, live))
+    return Look(shown.x, outputs, watched.gradients(scores, live))
 
 
 def some_of(

@@ -61,7 +61,8 @@ class Answer(NamedTuple):
         cotangent: what is pulled back through the networks [M, B, C].
         mix: of the drives [M, M]; None is the identity.
         measures: see `Settled`; None when the space is not here.
-        push: what is pulled back from the input gradients [M, B, ...]; None without them.
+        push: what is pulled back from the input gradients, of all points or of a part
+            [M, B, ...]; None without them.
         head: of what comes back to the last layers, the part that is drive; None where drive and
             push have been measured before.
     """

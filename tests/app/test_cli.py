@@ -83,6 +83,12 @@ def test_fit_keeps_what_it_says(here):
     assert json.loads((here / "fit.json").read_text())["scores"]["test"] == scores
 
 
+def test_fit_calls_a_method_as_it_is_typed_elsewhere(here, capsys):
+    told = ['method={name="forde", fraction=0.5}', "strength=4", "-o", "runs/part", "-q"]
+    assert main(["fit", *TINY, "steps=3", *told]) == 0
+    assert "toy-classification, forde+fraction=0.5:4, 2 members" in capsys.readouterr().out
+
+
 def test_a_second_fit_does_not_overwrite_the_first(here, capsys):
     assert main(["fit", *TINY, "steps=20"]) == 2
     assert "add --resume to continue it" in capsys.readouterr().err

@@ -117,7 +117,9 @@ def test_the_update_is_the_literal_definition(network, name, legacy, engine):
     assert info.push > 1e-3 * info.drive
 
 
-@pytest.mark.parametrize("changes", [{}, {"fraction": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"fraction": 0.5}, {"fraction": 0.5, "own_statistics": True}], ids=str
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_running_statistics_follow_the_batch_once(engine, changes):
     build, shape = NETWORKS["cnn with batch norm"]
@@ -139,9 +141,12 @@ def test_running_statistics_follow_the_batch_once(engine, changes):
 @pytest.mark.parametrize("place", ["here", "as on a GPU"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("target", ["logit", "log-probability"])
-@pytest.mark.parametrize("network", ["mlp", "cnn with batch norm"])
+@pytest.mark.parametrize(
+    ("network", "own"),
+    [("mlp", False), ("cnn with batch norm", False), ("cnn with batch norm", True)],
+)
 def test_a_fraction_compares_members_on_a_part_of_the_batch(
-    monkeypatch, network, target, engine, place
+    monkeypatch, network, own, target, engine, place
 ):
     if place == "as on a GPU":  # the part is shown twice
         monkeypatch.setattr(fraction, "_divisible", lambda drive, ensemble: False)
@@ -150,7 +155,8 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(
     ensemble, _ = ensemble_and_members(build)
     modules = [ensemble.member(i).train() for i in range(MEMBERS)]
     batch = x[:BATCH], y[:BATCH]
-    method = shoal.methods.get("forde", fraction=0.5, target=target).with_strength(STRENGTH)
+    changes = {"fraction": 0.5, "target": target, "own_statistics": own}
+    method = shoal.methods.get("forde", **changes).with_strength(STRENGTH)
     velocity, info = shoal.forces(
         ensemble, posterior(), prepared(method, x), batch,
         annealing=GAMMA, mapping=ENGINES[engine], seed=5, step=9,
@@ -160,7 +166,7 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(
     assert len(set(rows.tolist())) == 3
     axes = by_numpy("forde", False, x)
     book = textbook(modules, batch)
-    wanted = book.gradient_space(False, *axes, target=target, rows=rows) / N
+    wanted = book.gradient_space(False, *axes, target=target, rows=rows, own=own) / N
     torch.testing.assert_close(reference.flat_velocity(velocity, modules), wanted, **TOLERANCE)
     assert info.push > 0 and info.h2 > 0 and 1 < info.effective <= MEMBERS
 
@@ -185,6 +191,61 @@ def test_drive_and_push_are_told_apart_at_the_last_layer(network, engine, share,
     for told, vectors in ((info.drive, drive), (info.push, push)):
         wanted = vectors.square().sum(1).mean().sqrt().float()
         torch.testing.assert_close(told, wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_push_of_a_part_is_the_same_beside_worst_cases(engine):
+    """Adversarial training changes the drive alone."""
+    build, shape = NETWORKS["cnn with batch norm"]
+    x, y = training_data(shape)
+    found = {}
+    for strength in (0.0, STRENGTH):
+        for adversarial in (None, shoal.Adversarial(0.1)):
+            ensemble, _ = ensemble_and_members(build)
+            method = shoal.methods.get("forde", fraction=0.5).with_strength(strength)
+            found[strength, adversarial is None], _ = shoal.forces(
+                ensemble, posterior(), prepared(method, x), (x[:BATCH], y[:BATCH]),
+                mapping=ENGINES[engine], adversarial=adversarial,
+            )  # fmt: skip
+    for name, tensor in found[STRENGTH, True].items():
+        plain = tensor - found[0.0, True][name]
+        torch.testing.assert_close(found[STRENGTH, False][name] - found[0.0, False][name], plain)
+        assert not torch.equal(found[0.0, False][name], found[0.0, True][name])
+
+
+def test_architectures_that_differ_compare_the_same_part():
+    shape = NETWORKS["cnn with batch norm"][1]
+    x, y = training_data(shape)
+    builds = [(lambda w=w: SmallCNN((w, 4), "softplus", norm="batch").build(shape, CLASSES), 2)
+              for w in (3, 5)]  # fmt: skip
+    method = shoal.methods.get("forde", fraction=0.5).with_strength(STRENGTH)
+    found = []
+    for mapping in ENGINES.values():
+        ensemble = shoal.Ensemble.init(builds, seed=3).train()
+        velocity, info = shoal.forces(
+            ensemble, posterior(), prepared(method, x), (x[:BATCH], y[:BATCH]), mapping=mapping
+        )
+        found.append(velocity)
+        assert info.push > 1e-3 * info.drive
+    for other in found[1:]:
+        for name, tensor in found[0].items():
+            torch.testing.assert_close(other[name], tensor, **TOLERANCE)
+
+
+def test_a_network_that_cannot_be_shown_a_part_is_answered():
+    class Uneven(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm1d(5), nn.Linear(5, CLASSES)
+
+        def forward(self, x):
+            return self.last(self.norm(x) if len(x) == BATCH else x)
+
+    x, y = training_data((5,))
+    ensemble, _ = ensemble_and_members(Uneven)
+    repulsion = shoal.methods.get("forde-identity", fraction=0.5).repulsion
+    with pytest.raises(ConfigError, match="otherwise than the whole of it; repel input gradients"):
+        shoal.forces(ensemble, posterior(), repulsion, (x[:BATCH], y[:BATCH]))
 
 
 def test_the_part_is_drawn_anew_at_each_step_and_evenly():
@@ -241,7 +302,7 @@ def directions(module, batch):
 
 
 def bandwidths(z):
-    sites = [torch.stack([own[b].detach() for own in z]) for b in range(BATCH)]
+    sites = [torch.stack([own[b].detach() for own in z]) for b in range(len(z[0]))]
     return [reference.median_h2(points, False, "log") for points in sites]
 
 
@@ -494,29 +555,35 @@ class AfterEmbedding(nn.Module):
         return self.reader.head(self.reader.layer(h).mean(1))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("place", ["here", "as on a GPU"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_tokens_are_compared_at_their_embedding(engine):
+def test_tokens_are_compared_at_their_embedding(monkeypatch, engine, place, share):
+    if place == "as on a GPU":
+        monkeypatch.setattr(fraction, "_divisible", lambda drive, ensemble: False)
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(11, (BATCH, 6), generator=generator)
     y = torch.randint(CLASSES, (BATCH,), generator=generator)
     ensemble, modules = ensemble_and_members(Reader)
-    repulsion = shoal.methods.get("forde-identity").repulsion
+    repulsion = shoal.methods.get("forde-identity", fraction=share).repulsion
+    rows = torch.arange(BATCH) if share == 1 else some_of(share, BATCH, 0, 0, x.device)[0]
     pushed, _ = shoal.forces(ensemble, posterior(), repulsion, (x, y), mapping=ENGINES[engine])
     z = []
     with sdpa_kernel(SDPBackend.MATH):
         plain, _ = shoal.forces(ensemble, posterior(), None, (x, y))
         for module in modules:
-            e = module.tokens(x)
+            e = module.tokens(x[rows])
             e = e if e.requires_grad else e.requires_grad_()
             outputs = AfterEmbedding(module)(e)
-            g = torch.autograd.grad(
-                sum(outputs[b, y[b]] for b in range(BATCH)), e, create_graph=True
-            )[0].flatten(1)
+            scores = outputs[range(len(rows)), y[rows]]
+            g = torch.autograd.grad(scores.sum(), e, create_graph=True)[0].flatten(1)
             z.append(g / g.norm(dim=1, keepdim=True))
     h2 = bandwidths(z)
     for i, module in enumerate(modules):
         row = sum(
-            sum(reference.rbf(z[i][b], z[j][b].detach(), h2[b]) for b in range(BATCH)) / BATCH
+            sum(reference.rbf(z[i][b], z[j][b].detach(), h2[b]) for b in range(len(rows)))
+            / len(rows)
             for j in range(MEMBERS)
         )
         push = reference._flat_grad(torch.log(row), module, retain_graph=True)

@@ -47,11 +47,12 @@ def rows_of(ensemble, start, stop):
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("build", [plain, normed])
 @pytest.mark.parametrize("name", COMPOSITIONS)
 @pytest.mark.parametrize("chunk", [None, 1])
-def test_new_members_move_as_in_the_whole_ensemble(name, chunk):
+def test_new_members_move_as_in_the_whole_ensemble(name, chunk, build):
     """The velocity beside frozen members is, row for row, that of the whole ensemble."""
-    whole = shoal_of(members=OLD + NEW)
+    whole = shoal_of(build, members=OLD + NEW).train(False)
     posterior = Posterior(Categorical(), Gaussian(0.7), 40)
     x, y = points()
     x = x.double()

@@ -11,6 +11,7 @@ from shoal.app.outcome import Outcome, counted
 from shoal.app.show import scores_text
 from shoal.app.threads import set_threads
 from shoal.app.ticker import parts_ticker
+from shoal.app.variants import variant_of
 from shoal.app.words import seconds
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
@@ -47,7 +48,7 @@ def run(options: Namespace) -> Outcome:
 
 def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
     spent = float(run.provenance.get("seconds", 0.0))
-    method = config.method if isinstance(config.method, str) else "custom"
+    method = variant_of(config.method, config.strength).label
     members, epochs = run.ensemble.members, len(run.history)
     title = f"{config.name}, {method}, {counted(members, 'member')}, seed {config.seed}"
     table = scores_text(scores) if scores else "The data have no test part to judge it by."

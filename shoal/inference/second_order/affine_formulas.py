@@ -1,4 +1,4 @@
-"""A layer that scales and shifts every channel by fixed numbers: value, gradient and the next.
+"""A layer that scales and shifts every channel by given numbers: value, gradient and the next.
 
 See `affine` for the equations. Sums are taken in single precision or better, and results have the
 type of what they belong to.

@@ -1,7 +1,8 @@
-"""Layers that scale and shift every channel by fixed numbers, as Triton kernels.
+"""Layers that scale and shift every channel by given numbers, as Triton kernels.
 
 The matrix and its tiles are those of `matrix_kernels`. Nothing has to be summed before the one
-elementwise pass; the gradient of the scale is a sum over rows, which its pass takes on the way.
+elementwise pass; the gradients of γ and 1 / std are sums over rows, which its pass takes on the
+way.
 
 SCALED says whether mean and 1 / std are given, AFFINE and SHIFTED whether γ and β are, RECTIFIED
 whether the layer ends in a rectifier, whose signs are those of its outputs.

@@ -74,7 +74,7 @@ def sums_of_moments(
 @triton.jit
 def settle_moments(
     x, shares, running_mean, running_variance, found, programs, height, width, eps, momentum,
-    FOLLOWED: tl.constexpr, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr,
+    FOLLOWED: tl.constexpr, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1 / std from the shares; the running mean and unbiased variance follow."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -83,8 +83,8 @@ def settle_moments(
     origin = channel(x, columns, width, 0.0, True)
     old_mean = channel(running_mean, columns, width, 0.0, FOLLOWED)
     old_variance = channel(running_variance, columns, width, 0.0, FOLLOWED)
-    one = total(shares, columns, programs, width, 2 * width, PROGRAMS, COLUMNS)
-    two = total(shares + width, columns, programs, width, 2 * width, PROGRAMS, COLUMNS)
+    one = total(shares, columns, programs, width, 2 * width, TOGETHER, COLUMNS)
+    two = total(shares + width, columns, programs, width, 2 * width, TOGETHER, COLUMNS)
     centre = one / height
     variance = tl.maximum(two / height - centre * centre, 0.0)
     mean = centre + origin

@@ -37,8 +37,8 @@ PROGRAMS = 528
 STAGES = tl.constexpr(3)
 """Tiles of a sum that are on their way at a time."""
 
-SHARES = {"PROGRAMS": 256, "COLUMNS": 8}
-"""Of the programs that were summing, how many are added at a time, for how many channels."""
+SHARES = {"TOGETHER": 256, "COLUMNS": 8}
+"""How many shares are added at a time, for how many channels."""
 
 
 class Matrix:
@@ -112,15 +112,15 @@ def channel(t, columns, width, default, GIVEN: tl.constexpr):
 
 @triton.jit
 def total(
-    shares, columns, programs, width, stride, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr
+    shares, columns, programs, width, stride, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     """Sums over the programs, whose shares lie `stride` numbers apart.
 
     Within the loop, tiles are added: to sum over a tile, its threads have to wait for each other.
     """
-    found = tl.zeros([PROGRAMS, COLUMNS], tl.float32)
-    for start in range(0, programs, PROGRAMS):
-        rows = start + tl.arange(0, PROGRAMS)
+    found = tl.zeros([TOGETHER, COLUMNS], tl.float32)
+    for start in range(0, programs, TOGETHER):
+        rows = start + tl.arange(0, TOGETHER)
         inside = (rows[:, None] < programs) & (columns[None, :] < width)
         place = rows[:, None] * stride + columns[None, :]
         found += tl.load(shares + place, mask=inside, other=0.0)
@@ -129,9 +129,9 @@ def total(
 
 @triton.jit
 def add_shares(
-    shares, sums, programs, width, PROGRAMS: tl.constexpr, COLUMNS: tl.constexpr
+    shares, sums, programs, width, TOGETHER: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     """Sums over the programs."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    found = total(shares, columns, programs, width, width, PROGRAMS, COLUMNS)
+    found = total(shares, columns, programs, width, width, TOGETHER, COLUMNS)
     tl.store(sums + columns, found, mask=columns < width)

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.core.errors import ConfigError
+from shoal.core.types import Tree
 from shoal.inference.second_order import affine_formulas
 from shoal.inference.second_order.affine import Channels, affine
 from shoal.inference.second_order.backend import by_kernels
@@ -30,29 +32,31 @@ Moments = list[Tensor]
 """Mean and 1 / std of each channel; nothing where a layer took no statistics."""
 
 
-def with_part(
-    module: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, part: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What `call` makes of a batch and, normalised by the same statistics, of a part of it.
+def with_part(module: nn.Module, tensors: Tree, x: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+    """What a network makes of a batch and, normalised by the same statistics, of a part of it.
 
-    Running statistics follow the batch and not the part.
+    Running statistics, and whatever else the network remembers, follow the batch and not the part.
 
     >>> layer, x = nn.BatchNorm1d(1), torch.tensor([[-3.0], [-1.0], [1.0], [3.0]])
-    >>> whole, part = with_part(layer, layer, x, x[2:])
+    >>> whole, part = with_part(layer, {}, x, x[2:])
     >>> torch.equal(part, whole[2:])
     True
 
     Args:
         module: the network.
-        call: runs it.
+        tensors: what stands in for its parameters and buffers.
         x: the batch [B, ...].
         part: some points [P, ...].
     """
     noted: list[Moments] = []
     with _Noting(noted):
-        outputs = call(x)
-    with _Giving(iter(noted)), _statistics_still(module):
-        return outputs, call(part)
+        outputs = computed(functional_call(module, tensors, (x,)))
+    left = iter(noted)
+    with _Giving(left), _statistics_still(module):
+        more = functional_call(module, tensors | _other_memory(module, tensors), (part,))
+    if next(left, None) is not None:
+        raise _otherwise()
+    return outputs, more
 
 
 class _Noting(fused_layers):
@@ -84,7 +88,8 @@ class _Noting(fused_layers):
         self.noted.append(moments)
         given = input, running_mean, running_var, weight, bias, training, momentum, eps
         if by_kernels(input) and (weight is None) == (bias is None):
-            return self._batch_norm(*given, note=moments.extend)
+            # A layer can be computed twice, with and without what follows it.
+            return self._batch_norm(*given, note=functools.partial(moments.__setitem__, slice(2)))
         if training:
             variance, mean = torch.var_mean(wide(input), all_but_channels(input), correction=0)
             moments += [mean, (variance + eps).rsqrt()]
@@ -104,10 +109,7 @@ class _Giving(fused_layers):
         if func is F.batch_norm:
             moments = next(self.noted, None)
             if moments is None:
-                raise ConfigError(
-                    "the network normalises a part of a batch more often than the whole of it; "
-                    "repel input gradients with fraction = 1"
-                )
+                raise _otherwise()
             if moments:
                 return _given(moments, *computed(args), **computed(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
@@ -128,6 +130,20 @@ def _given(
     if by_kernels(input):
         return Deferred.of(input, functools.partial(affine, input, channels))
     return affine_formulas.shift(input, channels, None, rectified=False)
+
+
+def _otherwise() -> ConfigError:
+    return ConfigError(
+        "the network normalises a part of a batch otherwise than the whole of it; "
+        "repel input gradients with fraction = 1"
+    )
+
+
+def _other_memory(module: nn.Module, tensors: Tree) -> Tree:
+    """Copies of the buffers that are not those of batch normalisation, which stay anyway."""
+    still = {b for m in module.modules() if isinstance(m, _BatchNorm) for b in m.buffers()}
+    named = ((name, b) for name, b in module.named_buffers() if b not in still)
+    return {name: tensors.get(name, buffer).clone() for name, buffer in named}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from reference import normalised_as
 from second_order_reference import run_kernels
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn import functional as F
 
 from shoal.core.errors import ConfigError
@@ -59,7 +59,7 @@ def test_both_derivatives_are_those_of_the_definition(block, smooth):
 
     def ours(part):
         with block():
-            return with_part(module, module, x, part)
+            return with_part(module, {}, x, part)
 
     def literal(part):
         outputs = module(x)
@@ -73,17 +73,17 @@ def test_both_derivatives_are_those_of_the_definition(block, smooth):
 
 def test_a_part_is_seen_as_in_its_batch_and_depends_on_no_neighbour():
     module, x = drawn()
-    outputs, more = with_part(module, module, x, x[4:])
+    outputs, more = with_part(module, {}, x, x[4:])
     torch.testing.assert_close(more, outputs[4:])
     other = torch.cat([x[4:5], 7 * x[5:]])
-    torch.testing.assert_close(with_part(module, module, x, other)[1][0], outputs[4])
+    torch.testing.assert_close(with_part(module, {}, x, other)[1][0], outputs[4])
 
 
 def test_a_filter_can_be_scaled_and_the_push_knows():
     """What does not change a normalised network does not change its gradients at a part."""
     module, x = drawn()
     part = x[4:].clone().requires_grad_()
-    _, more = with_part(module, module, x, part)
+    _, more = with_part(module, {}, x, part)
     (slope,) = torch.autograd.grad(more[:, 0].sum(), part, create_graph=True)
     weight = module.second.weight
     (push,) = torch.autograd.grad(slope.pow(3).sum(), weight)
@@ -96,7 +96,7 @@ def test_statistics_follow_the_batch_once():
     for both in (True, False):
         module, x = drawn()
         module.norms[1].eval()
-        with_part(module, module, x, x[4:]) if both else module(x)
+        with_part(module, {}, x, x[4:]) if both else module(x)
         kept.append({name: tensor.clone() for name, tensor in module.named_buffers()})
         assert [norm.training for norm in module.norms] == [True, False, True]
     assert kept[0]["norms.0.num_batches_tracked"] == 1
@@ -106,27 +106,46 @@ def test_statistics_follow_the_batch_once():
 
 def test_layers_that_keep_no_statistics_take_those_of_the_batch():
     layer, x = nn.BatchNorm1d(3, track_running_stats=False), torch.randn(5, 3)
-    outputs, more = with_part(layer, layer, x, x[3:])
+    outputs, more = with_part(layer, {}, x, x[3:])
     torch.testing.assert_close(more, outputs[3:])
 
 
 def test_the_mode_comes_back_after_an_error():
     module, x = drawn()
     with pytest.raises(RuntimeError):
-        with_part(module, module, x, x[:, :1])
+        with_part(module, {}, x, x[:, :1])
     assert all(norm.training for norm in module.norms)
 
 
-def test_a_network_that_normalises_its_part_otherwise_is_refused():
-    layer, calls = nn.BatchNorm1d(3), iter([1, 2])
+class Uneven(nn.Module):
+    """Normalises batches of some sizes once more."""
 
-    def repeated(x):
-        for _ in range(next(calls)):
-            x = layer(x)
-        return x
+    def __init__(self, sizes):
+        super().__init__()
+        self.first, self.second, self.sizes = nn.BatchNorm1d(3), nn.BatchNorm1d(3), sizes
 
-    with pytest.raises(ConfigError, match="more often than the whole of it"):
-        with_part(layer, repeated, torch.randn(5, 3), torch.randn(2, 3))
+    def forward(self, x):
+        return self.first(self.second(x) if len(x) in self.sizes else x)
+
+
+@pytest.mark.parametrize("size", [5, 2], ids=["less often", "more often"])
+def test_a_network_that_normalises_its_part_otherwise_is_refused(size):
+    with pytest.raises(ConfigError, match="a part of a batch otherwise than the whole of it"):
+        with_part(Uneven([size]), {}, torch.randn(5, 3), torch.randn(2, 3))
+
+
+def test_whatever_else_a_network_remembers_follows_the_batch():
+    kept = []
+    for both in (True, False):
+        torch.manual_seed(0)
+        norm = nn.InstanceNorm2d(2, track_running_stats=True)
+        module = nn.Sequential(norm, nn.utils.spectral_norm(nn.Conv2d(2, 3, 3)))
+        x = torch.randn(6, 2, 5, 5)
+        with_part(module, {}, x, x[4:]) if both else module(x)
+        kept.append({name: tensor.clone() for name, tensor in module.named_buffers()})
+    assert len(kept[0]) > 3
+    for name, tensor in kept[0].items():
+        torch.testing.assert_close(tensor, kept[1][name])
 
 
 def test_members_together_by_vmap():
@@ -135,9 +154,7 @@ def test_members_together_by_vmap():
     still = {name: b.expand(2, *b.shape).clone() for name, b in module.named_buffers()}
 
     def one(tensors, part):
-        return with_part(
-            module, lambda inputs: functional_call(module, tensors, (inputs,)), x, part
-        )
+        return with_part(module, tensors, x, part)
 
     part = torch.stack([x[4:], x[:2]])
     together = vmap(one)(weights | still, part)
@@ -147,9 +164,21 @@ def test_members_together_by_vmap():
             torch.testing.assert_close(mine[i], theirs)
 
 
+class Twice(nn.Module):
+    """A layer that is used with its rectifier and without, and one that is the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x))
+        return self.last((F.relu(x) + x).mean((2, 3)))
+
+
 KERNELS = """
 import torch
-from test_shared_statistics import derivatives, drawn
+from test_shared_statistics import Twice, derivatives, drawn
 from shoal.inference.second_order import fast_second_order, with_part
 device = "cuda" if torch.cuda.is_available() else "cpu"
 found = []
@@ -161,10 +190,14 @@ for last in (True, False):
             memory_format=torch.channels_last)
     def shown(part):
         with fast_second_order():
-            return with_part(module, module, x, part)
+            return with_part(module, {}, x, part)
     found.append([*derivatives(module, x, shown), *module.buffers()])
 for ours, theirs in zip(*found, strict=True):
     torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+module, x = Twice().to(device), torch.randn(6, 2, 5, 5, device=device)
+x = x.to(memory_format=torch.channels_last)
+outputs, more = with_part(module, {}, x, x[4:])
+torch.testing.assert_close(more, outputs[4:], rtol=1e-5, atol=1e-5)
 """
 
 
