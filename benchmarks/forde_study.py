@@ -47,7 +47,7 @@ def cells() -> dict[str, Any]:
     found[f"forde fraction={HALF}"] = {"name": "forde", "fraction": HALF}
     for times in STRENGTHS[1:]:
         found[strong(times)] = shoal.methods.get("forde").with_strength(times)
-    for words, own in (("", False), (" own statistics", True)):
+    for words, own in (("", False), (" own", True)):
         part = shoal.methods.get("forde", fraction=QUARTER, own_statistics=own)
         for times in (STRENGTHS[0], STRENGTHS[2]):
             found[f"{strong(times)} fraction={QUARTER}{words}"] = part.with_strength(times)
