@@ -24,7 +24,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.backward import pull_back
 from shoal.training.functional_prior import functional_score
-from shoal.training.look import Look, looked_at, partly_looked_at
+from shoal.training.look import Look, Part, looked_at
 from shoal.training.stages import Answer, Company, Stages, judge
 
 __all__ = ["Drive"]
@@ -122,9 +122,8 @@ class Drive:
             return Look(shown, self._run(ensemble, shown, own))
         likelihood, space = self.posterior.likelihood, self.repulsion.space
         context = ensemble, x, self.y, likelihood, space, self.mapping, self.seed, self.step, live
-        if self.rows is None:
-            return looked_at(*context)
-        return partly_looked_at(*context, Shown(shown, own), self.rows)
+        part = None if self.rows is None else Part(Shown(shown, own), self.rows)
+        return looked_at(*context, part)
 
     def _run(self, ensemble: Ensemble, x: Tensor, own_inputs: bool) -> Tensor:
         return ensemble(x, self.mapping, own_inputs, self.seed, self.step)

@@ -22,7 +22,7 @@ from shoal.inference.watched import Watched
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
-__all__ = ["Look", "head_lengths", "looked_at", "partly_looked_at", "some_of"]
+__all__ = ["Look", "Part", "head_lengths", "looked_at", "some_of"]
 
 
 class Look(NamedTuple):
@@ -52,6 +52,18 @@ class Look(NamedTuple):
         return cls(looks[0].inputs, outputs, torch.cat(gradients) if gradients else None)
 
 
+class Part(NamedTuple):
+    """Some points of a batch.
+
+    Attributes:
+        batch: as it is shown to the members.
+        rows: which of its points.
+    """
+
+    batch: Shown
+    rows: Tensor
+
+
 def looked_at(
     ensemble: Ensemble,
     x: Tensor,
@@ -62,33 +74,32 @@ def looked_at(
     seed: int,
     step: int | Tensor,
     live: bool,
+    part: Part | None = None,
 ) -> Look:
-    """Outputs and input gradients of every member; `live` ones can be differentiated again."""
-    watched = Watched.of(ensemble, x)
-    outputs = watched.run(ensemble, mapping, seed, step)
-    scores = _scores(innermost(space).target, likelihood, outputs, y)
-    return Look(watched.x, outputs, watched.gradients(scores, live))
+    """Outputs of every member, and input gradients, all or of a part.
 
-
-def partly_looked_at(
-    ensemble: Ensemble,
-    x: Tensor,
-    y: Tensor,
-    likelihood: Likelihood,
-    space: Space,
-    mapping: Mapping,
-    seed: int,
-    step: int | Tensor,
-    live: bool,
-    shown: Shown,
-    rows: Tensor,
-) -> Look:
-    """Outputs for a whole batch as it is shown, and input gradients at some of its rows."""
-    watched = Watched.of(ensemble, x[rows])
-    alone = innermost(space).own_statistics
-    outputs, part = watched.run_in(shown, alone, ensemble, mapping, seed, step)
-    scores = _scores(innermost(space).target, likelihood, part, y[rows])
-    return Look(shown.x, outputs, watched.gradients(scores, live))
+    Args:
+        ensemble: the members.
+        x: inputs [B, ...].
+        y: targets.
+        likelihood: what they are scored by.
+        space: of the input gradients.
+        mapping: how the members run.
+        seed: of dropout.
+        step: of the same.
+        live: the gradients can be differentiated again.
+        part: where gradients are wanted, if not everywhere.
+    """
+    if part is None:
+        watched = Watched.of(ensemble, x)
+        shown, outputs = watched.x, watched.run(ensemble, mapping, seed, step)
+        judged = outputs
+    else:
+        watched, shown, y = Watched.of(ensemble, x[part.rows]), part.batch.x, y[part.rows]
+        alone = innermost(space).own_statistics
+        outputs, judged = watched.run_in(part.batch, alone, ensemble, mapping, seed, step)
+    scores = _scores(innermost(space).target, likelihood, judged, y)
+    return Look(shown, outputs, watched.gradients(scores, live))
 
 
 def some_of(

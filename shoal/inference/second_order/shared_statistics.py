@@ -59,21 +59,31 @@ def with_part(module: nn.Module, tensors: Tree, x: Tensor, part: Tensor) -> tupl
     return outputs, more
 
 
-class _Noting(fused_layers):
-    """Notes the statistics of every normalised layer, in the order in which layers are called."""
+class _Watching(fused_layers):
+    """Fused layers, but for batch normalisation where `_met` has something else to offer."""
 
-    def __init__(self, noted: list[Moments]) -> None:
+    def __init__(self, noted: Any) -> None:
         super().__init__()
         self.noted = noted
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
+        met = None
         if func is F.batch_norm:
-            return self._noted(*computed(args), **computed(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
+            met = self._met(*computed(args), **computed(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs) if met is None else met
 
-    def _noted(
+    def _met(self, input: Tensor, *rest: Any, **more: Any) -> Tensor | None:
+        raise NotImplementedError
+
+
+class _Noting(_Watching):
+    """Notes the statistics of every normalised layer, in the order in which layers are called."""
+
+    noted: list[Moments]
+
+    def _met(
         self,
         input: Tensor,
         running_mean: Tensor | None,
@@ -96,40 +106,30 @@ class _Noting(fused_layers):
         return F.batch_norm(*given)
 
 
-class _Giving(fused_layers):
+class _Giving(_Watching):
     """Gives every normalised layer what has been noted of it."""
 
-    def __init__(self, noted: Iterator[Moments]) -> None:
-        super().__init__()
-        self.noted = noted
+    noted: Iterator[Moments]
 
-    def __torch_function__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        if func is F.batch_norm:
-            moments = next(self.noted, None)
-            if moments is None:
-                raise _otherwise()
-            if moments:
-                return _given(moments, *computed(args), **computed(kwargs or {}))
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-def _given(
-    moments: Moments,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *_: Any,
-    **__: Any,
-) -> Tensor:
-    mean, rstd = moments
-    channels = Channels(weight, bias, mean, rstd)
-    if by_kernels(input):
-        return Deferred.of(input, functools.partial(affine, input, channels))
-    return affine_formulas.shift(input, channels, None, rectified=False)
+    def _met(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> Tensor | None:
+        moments = next(self.noted, None)
+        if moments is None:
+            raise _otherwise()
+        if not moments:
+            return None
+        channels = Channels(weight, bias, *moments)
+        if by_kernels(input):
+            return Deferred.of(input, functools.partial(affine, input, channels))
+        return affine_formulas.shift(input, channels, None, rectified=False)
 
 
 def _otherwise() -> ConfigError:
