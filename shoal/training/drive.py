@@ -116,14 +116,18 @@ class Drive:
         return answer._replace(head=head), _concatenated(velocities, ensemble.weights)
 
     def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> Look:
-        own = self.own_inputs or self.adversarial is not None
-        shown = self.adversarial.watch(x, ensemble.members) if self.adversarial else x
         if self.repulsion is None or not self.at_gradients:
-            return Look(shown, self._run(ensemble, shown, own))
+            shown = self._shown(ensemble, x)
+            return Look(shown.x, self._run(ensemble, *shown))
         likelihood, space = self.posterior.likelihood, self.repulsion.space
         context = ensemble, x, self.y, likelihood, space, self.mapping, self.seed, self.step, live
-        part = None if self.rows is None else Part(Shown(shown, own), self.rows)
+        part = None if self.rows is None else Part(self._shown(ensemble, x), self.rows)
         return looked_at(*context, part)
+
+    def _shown(self, ensemble: Ensemble, x: Tensor) -> Shown:
+        if self.adversarial is None:
+            return Shown(x, self.own_inputs)
+        return Shown(self.adversarial.watch(x, ensemble.members), own=True)
 
     def _run(self, ensemble: Ensemble, x: Tensor, own_inputs: bool) -> Tensor:
         return ensemble(x, self.mapping, own_inputs, self.seed, self.step)

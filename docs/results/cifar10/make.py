@@ -187,14 +187,15 @@ def _differences(group: Group, groups: list[Group]) -> list[str]:
         if found is None:
             return []
         scale = 100 if key.endswith("accuracy") else 1
-        middle, *ends = (f"{scale * value:+.{digits}f}" for value in found[0])
-        cells.append(f"{middle} ({' to '.join(ends)})" if _bounded(found[0]) else middle)
+        middle, ends = _interval(found[0], scale, digits)
+        cells.append(f"{middle} ({ends})" if ends else middle)
     return cells
 
 
-def _bounded(interval: Sequence[float]) -> bool:
-    """One seed has a difference and no interval."""
-    return all(map(math.isfinite, interval))
+def _interval(found: Sequence[float], scale: int, digits: int) -> tuple[str, str]:
+    """A difference and the ends of its interval, which one seed does not have."""
+    middle, low, high = (f"{scale * value:+.{digits}f}" for value in found)
+    return middle, f"{low} to {high}" if all(map(math.isfinite, found)) else ""
 
 
 def _one_corruption(name: str, groups: list[Group]) -> list[str]:
@@ -204,12 +205,9 @@ def _one_corruption(name: str, groups: list[Group]) -> list[str]:
     for group in groups:
         told = statistics.fmean(group.values(measure).values())
         found = against_baseline(measure, group, groups)
-        words = ""
-        if found is not None:
-            middle, *ends = (f"{value:+.2f}" for value in found[0])
-            apart = f"; {' to '.join(ends)}" if _bounded(found[0]) else ""
-            words = f" ({middle}{apart})"
-        cells.append(f"{told:.2f}{words}")
+        apart = [] if found is None else filter(None, _interval(found[0], 1, 2))
+        words = "; ".join(apart)
+        cells.append(f"{told:.2f} ({words})" if words else f"{told:.2f}")
     return cells
 
 

@@ -12,7 +12,7 @@ Everything else is left to autograd, and outside of the block nothing is differe
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,20 @@ from shoal.inference.second_order.convolution import Geometry, convolve
 from shoal.inference.second_order.deferred import Deferred, computed
 from shoal.inference.second_order.normalisation import normalise
 
-__all__ = ["fast_second_order", "fused_layers"]
+__all__ = ["BatchNorm", "fast_second_order", "fused_layers"]
+
+
+class BatchNorm(NamedTuple):
+    """What `F.batch_norm` is called with."""
+
+    input: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
 
 
 class fast_second_order(TorchFunctionMode):  # noqa: N801
@@ -59,21 +72,13 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         if func in _AXES:
             return self._convolution(func, *computed(args), **computed(kwargs))
         if func is F.batch_norm:
-            return self._batch_norm(*computed(args), **computed(kwargs))
+            return self._batch_norm(BatchNorm(*computed(args), **computed(kwargs)))
         return func(*args, **kwargs)
 
     def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        note: Callable[[tuple[Tensor, Tensor]], None] | None = None,
+        self, called: BatchNorm, note: Callable[[tuple[Tensor, Tensor]], None] | None = None
     ) -> Tensor:
+        input, running_mean, running_var, weight, bias, training, momentum, eps = called
         running, count = (running_mean, running_var), input.numel() // input.shape[1]
         fuse = self._fuses(input)
         if not training and fuse and running_mean is not None and running_var is not None:
@@ -81,7 +86,7 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
             return Deferred.of(input, functools.partial(affine, input, fixed))
         # One value has no variance, which torch says best.
         if not training or count < 2 or (weight is None) != (bias is None):
-            return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
+            return F.batch_norm(*called)
         with torch.no_grad():
             moments = arithmetic(input, "batchnorm").moments(input, eps, running, momentum)
         layer = functools.partial(normalise, input, weight, bias, moments, note=note)

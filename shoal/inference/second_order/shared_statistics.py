@@ -24,7 +24,7 @@ from shoal.inference.second_order.affine import Channels, affine
 from shoal.inference.second_order.backend import by_kernels
 from shoal.inference.second_order.deferred import Deferred, computed
 from shoal.inference.second_order.layout import all_but_channels, wide
-from shoal.inference.second_order.mode import fused_layers
+from shoal.inference.second_order.mode import BatchNorm, fused_layers
 
 __all__ = ["with_part"]
 
@@ -71,10 +71,10 @@ class _Watching(fused_layers):
     ) -> Any:
         met = None
         if func is F.batch_norm:
-            met = self._met(*computed(args), **computed(kwargs or {}))
+            met = self._met(BatchNorm(*computed(args), **computed(kwargs or {})))
         return super().__torch_function__(func, types, args, kwargs) if met is None else met
 
-    def _met(self, input: Tensor, *rest: Any, **more: Any) -> Tensor | None:
+    def _met(self, called: BatchNorm) -> Tensor | None:
         raise NotImplementedError
 
 
@@ -83,27 +83,17 @@ class _Noting(_Watching):
 
     noted: list[Moments]
 
-    def _met(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
+    def _met(self, called: BatchNorm) -> Tensor:
         moments: Moments = []
         self.noted.append(moments)
-        given = input, running_mean, running_var, weight, bias, training, momentum, eps
-        if by_kernels(input) and (weight is None) == (bias is None):
+        x = called.input
+        if by_kernels(x) and (called.weight is None) == (called.bias is None):
             # A layer can be computed twice, with and without what follows it.
-            return self._batch_norm(*given, note=functools.partial(moments.__setitem__, slice(2)))
-        if training:
-            variance, mean = torch.var_mean(wide(input), all_but_channels(input), correction=0)
-            moments += [mean, (variance + eps).rsqrt()]
-        return F.batch_norm(*given)
+            return self._batch_norm(called, functools.partial(moments.__setitem__, slice(2)))
+        if called.training:
+            variance, mean = torch.var_mean(wide(x), all_but_channels(x), correction=0)
+            moments += [mean, (variance + called.eps).rsqrt()]
+        return F.batch_norm(*called)
 
 
 class _Giving(_Watching):
@@ -111,25 +101,16 @@ class _Giving(_Watching):
 
     noted: Iterator[Moments]
 
-    def _met(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        *_: Any,
-        **__: Any,
-    ) -> Tensor | None:
+    def _met(self, called: BatchNorm) -> Tensor | None:
         moments = next(self.noted, None)
         if moments is None:
             raise _otherwise()
         if not moments:
             return None
-        channels = Channels(weight, bias, *moments)
-        if by_kernels(input):
-            return Deferred.of(input, functools.partial(affine, input, channels))
-        return affine_formulas.shift(input, channels, None, rectified=False)
+        x, channels = called.input, Channels(called.weight, called.bias, *moments)
+        if by_kernels(x):
+            return Deferred.of(x, functools.partial(affine, x, channels))
+        return affine_formulas.shift(x, channels, None, rectified=False)
 
 
 def _otherwise() -> ConfigError:
