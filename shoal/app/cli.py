@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.app.config import load_config
 from shoal.app.parser import overview, parse
-from shoal.core import notices
+from shoal.core.notices import quiet
 from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.core.strict_json import to_json
 from shoal.training.interruption import Interruption
@@ -70,7 +70,7 @@ def _command(arguments: list[str]) -> int:
         print(f"shoal {version('shoal')}")
         return 0
     options = parse(arguments)
-    notices.quiet.set(options.quiet or options.json)
+    quiet.set(options.quiet or options.json)
     if getattr(options, "threads", None) is not None:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
     if not options.debug:

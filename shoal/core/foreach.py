@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["add", "add_into", "mul"]
+__all__ = ["add_each", "add_into", "mul_each"]
 
 _torch: Any = torch
 
 
-def add(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float = 1.0) -> list[Tensor]:
+def add_each(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float = 1.0) -> list[Tensor]:
     """a + alpha b for each pair.
 
-    >>> add([torch.ones(1)], [torch.ones(1)], alpha=2.0)
+    >>> add_each([torch.ones(1)], [torch.ones(1)], alpha=2.0)
     [tensor([3.])]
     """
     return list(_torch._foreach_add(list(ours), list(others), alpha=alpha))
@@ -30,15 +30,15 @@ def add_into(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float) -> 
     True
     """
     if torch.compiler.is_compiling():
-        return add(ours, others, alpha)
+        return add_each(ours, others, alpha)
     _torch._foreach_add_(list(ours), list(others), alpha=alpha)
     return list(ours)
 
 
-def mul(ours: Sequence[Tensor], factor: Tensor | Sequence[float]) -> list[Tensor]:
+def mul_each(ours: Sequence[Tensor], factor: Tensor | Sequence[float]) -> list[Tensor]:
     """Each tensor times one scalar for all, or one number for each.
 
-    >>> mul([torch.ones(1), torch.ones(1)], [2.0, 3.0])
+    >>> mul_each([torch.ones(1), torch.ones(1)], [2.0, 3.0])
     [tensor([2.]), tensor([3.])]
     """
     return list(_torch._foreach_mul(list(ours), factor))

@@ -75,6 +75,6 @@ def add_scaled(tree: Tree, other: Tree | None, scale: Tensor | float, spans: Spa
             for t, span in zip(others, spans, strict=True)
         ]
     elif isinstance(scale, Tensor):
-        others = foreach.mul(others, scale)
+        others = foreach.mul_each(others, scale)
     alpha = 1.0 if isinstance(scale, Tensor) else scale
-    return dict(zip(tree, foreach.add(ours, others, alpha=alpha), strict=True))
+    return dict(zip(tree, foreach.add_each(ours, others, alpha=alpha), strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.core.random import chance, hashed, key
 
-__all__ = ["KeyedDropout", "install", "keys"]
+__all__ = ["KeyedDropout", "install_dropout", "dropout_keys"]
 
 
 class KeyedDropout(nn.Module):
@@ -44,7 +44,7 @@ class KeyedDropout(nn.Module):
         return x * keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim)) / (1 - self.p)
 
 
-def install(module: nn.Module) -> list[str]:
+def install_dropout(module: nn.Module) -> list[str]:
     """Replace the dropout layers of `module` in place; returns the names of their keys."""
     keyed: dict[nn.Module, KeyedDropout] = {}
     for name, layer in list(module.named_modules(remove_duplicate=False)):
@@ -57,7 +57,7 @@ def install(module: nn.Module) -> list[str]:
     return [name for name, _ in module.named_buffers() if _is_key(module, name)]
 
 
-def keys(seed: int, step: int | Tensor, members: Tensor) -> Tensor:
+def dropout_keys(seed: int, step: int | Tensor, members: Tensor) -> Tensor:
     """One 64-bit key a member [M] for the masks of one step."""
     return hashed(key(seed, "dropout", step, members.device) + members)
 

@@ -13,12 +13,12 @@ from torch.func import functional_call
 
 from shoal.core.types import Tree
 
-__all__ = ["first_called", "install"]
+__all__ = ["first_called", "install_embeddings"]
 
 _KINDS = (nn.Embedding, nn.EmbeddingBag)
 
 
-def install(module: nn.Module) -> None:
+def install_embeddings(module: nn.Module) -> None:
     """Let the embeddings of `module` take a probe, in place."""
     for layer in module.modules():
         if isinstance(layer, _KINDS):

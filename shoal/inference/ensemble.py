@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.files import read_tensors, write_tensors
 from shoal.core.types import Tree
-from shoal.inference import dropout
+from shoal.inference.dropout import dropout_keys
 from shoal.inference.group import Group
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.mapping import Mapping, Shown
@@ -181,7 +181,7 @@ class Ensemble:
         if not any(group.keys for group in self.groups):
             return None
         own = torch.arange(self.first, self.first + self.members, device=self.device)
-        return dropout.keys(seed, step, own)
+        return dropout_keys(seed, step, own)
 
     def member(self, index: int) -> nn.Module:
         """Member `index` as an ordinary module, a copy in evaluation mode."""

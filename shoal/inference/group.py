@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError
 from shoal.core.types import Tree
-from shoal.inference import dropout, embeddings, linear
+from shoal.inference.dropout import install_dropout
+from shoal.inference.embeddings import first_called, install_embeddings
+from shoal.inference.linear import install_linear
 from shoal.inference.mapping import Mapping, Shown, mapped_or_looped
 from shoal.inference.precision import lowered, lowered_inputs
 
@@ -57,9 +59,9 @@ class Group:
         rest |= {name: _stack(buffers, name) for name in buffers[0]}
         prototype = modules[0]
         skeleton = copy.deepcopy(prototype)
-        linear.install(skeleton)
-        embeddings.install(skeleton)
-        return cls(prototype, skeleton, weights, rest, dropout.install(skeleton))
+        install_linear(skeleton)
+        install_embeddings(skeleton)
+        return cls(prototype, skeleton, weights, rest, install_dropout(skeleton))
 
     @property
     def members(self) -> int:
@@ -111,7 +113,7 @@ class Group:
         """The embedding that tokens [B, ...] go through first; None when there is none."""
         if x.shape not in self._embedded:
             one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
-            self._embedded[x.shape] = embeddings.first_called(self.skeleton, one, x)
+            self._embedded[x.shape] = first_called(self.skeleton, one, x)
         return self._embedded[x.shape]
 
     def part(self, start: int, stop: int) -> "Group":

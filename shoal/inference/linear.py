@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
 
-__all__ = ["MemberLinear", "install"]
+__all__ = ["MemberLinear", "install_linear"]
 
 
 class MemberLinear(nn.Linear):
@@ -43,7 +43,7 @@ class MemberLinear(nn.Linear):
         return functorch._add_batch_dim(outputs.mT, 0, level)
 
 
-def install(module: nn.Module) -> None:
+def install_linear(module: nn.Module) -> None:
     """Let the linear layers of `module` know of members, in place."""
     for layer in module.modules():
         if type(layer) is nn.Linear:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.core import foreach
+from shoal.core.foreach import add_into, mul_each
 from shoal.core.errors import ConfigError
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
@@ -78,5 +78,5 @@ class Posterior:
 def _add_multiples(drive: Tree, weights: Tree, scales: list[float]) -> Tree:
     drives, thetas = list(drive.values()), [weights[name] for name in drive]
     if len(set(scales)) > 1:
-        thetas, scales = list(foreach.mul(thetas, scales)), [1.0]
-    return dict(zip(drive, foreach.add_into(drives, thetas, scales[0]), strict=True))
+        thetas, scales = list(mul_each(thetas, scales)), [1.0]
+    return dict(zip(drive, add_into(drives, thetas, scales[0]), strict=True))

@@ -2,7 +2,7 @@
 
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset
-from shoal.data.load import load
+from shoal.data.load import load as load_data
 from shoal.training.run import Run
 
 __all__ = ["own_data"]
@@ -17,7 +17,7 @@ def own_data(run: Run, name: str, advice: str) -> Dataset:
         advice: what to do then.
     """
     try:
-        return load(run.config.get("data", ""))
+        return load_data(run.config.get("data", ""))
     except ConfigError as error:
         raise ConfigError(
             f"the data of {name} cannot be loaded again: {error}; {advice}"

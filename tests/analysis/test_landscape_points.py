@@ -6,7 +6,7 @@ from small_runs import assert_one_sentence, normed, plain, points, quick, shoal_
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from shoal.analysis.landscape import pooling
+from shoal.analysis.landscape.pooling import install_pooling
 from shoal.analysis.landscape.planes import line, plane_through_origin, plane_through_three
 from shoal.analysis.landscape.points import chosen, combined, cosines, joined, with_weights
 from shoal.analysis.landscape.pooling import Halving
@@ -162,7 +162,7 @@ def test_halving_by_comparisons_is_pooling(shape):
     x = torch.randn(3, 4, *shape, generator=torch.Generator().manual_seed(0))
     x[0, 0, 0, 0] = torch.nan
     layers = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(3))
-    pooling.install(layers)
+    install_pooling(layers)
     assert [type(layer) is Halving for layer in layers] == [True, False, False]
     expected = nn.functional.max_pool2d(x, 2)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.analysis.landscape import pooling
+from shoal.analysis.landscape.pooling import install_pooling
 from shoal.core.errors import ConfigError
 from shoal.core.tree import mixed, rows
 from shoal.core.types import Tree
@@ -54,7 +54,7 @@ def with_weights(ensemble: Ensemble, weights: Tree, buffers: Tree | None = None)
         buffers = {n: t[:1].expand(count, *t.shape[1:]).clone() for n, t in group.buffers.items()}
     # A skeleton of its own, so that the mode of an ensemble in training stays what it is.
     skeleton = copy.deepcopy(group.skeleton)
-    pooling.install(skeleton)
+    install_pooling(skeleton)
     made = replace(group, weights=weights, buffers=buffers, skeleton=skeleton, prefix="")
     found = Ensemble([made], ensemble.builds)
     found.alive = found.alive.to(ensemble.device)

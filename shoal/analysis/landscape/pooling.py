@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Halving", "install"]
+__all__ = ["Halving", "install_pooling"]
 
 _PLAIN = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 
@@ -26,7 +26,7 @@ class Halving(nn.MaxPool2d):
         return torch.maximum(rows[..., ::2], rows[..., 1::2])
 
 
-def install(module: nn.Module) -> None:
+def install_pooling(module: nn.Module) -> None:
     """Let the layers of `module` that halve an image do so by comparisons, in place."""
     for layer in module.modules():
         if type(layer) is not nn.MaxPool2d:
