@@ -31,12 +31,12 @@ def function_distances(problem: Problem, reference: Reference, flat: Tensor) -> 
     """
     found = {}
     places = {"on": slice(0, len(problem.on)), "off": slice(len(problem.on), None)}
-    for place, rows in places.items():
+    for place, chosen in places.items():
         inputs = problem.on if place == "on" else problem.off
         outputs = problem.apply(flat, inputs)
         part = Reference(
-            reference.draws, reference.mean[rows], reference.std[rows],
-            None if reference.quantiles is None else reference.quantiles[:, rows], {},
+            reference.draws, reference.mean[chosen], reference.std[chosen],
+            None if reference.quantiles is None else reference.quantiles[:, chosen], {},
         )  # fmt: skip
         distances = _moments(problem, part, outputs)
         distances |= _classes(part, outputs) if problem.classes else _curves(problem, part, outputs)
