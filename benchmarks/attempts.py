@@ -1,4 +1,4 @@
-"""Trying things on a device: each by itself, with a clock, and failures that are results."""
+"""Timed attempts on a device, each by itself; a failure is a result."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ __all__ = ["Battery", "captured", "profile", "timed"]
 
 
 def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """The step as a CUDA graph, after three that let libraries choose their kernels."""
+    """The step as a CUDA graph, after three warm-up steps for kernel selection."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -27,7 +27,7 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def timed(step: Callable[[], object], device: torch.device, seconds: float) -> list[float]:
-    """Milliseconds of single steps, after two to warm up."""
+    """Milliseconds of single steps, after two warm-up steps."""
     times, start = [], time.perf_counter()
     for turn in range(200):
         begun = time.perf_counter()
@@ -41,7 +41,7 @@ def timed(step: Callable[[], object], device: torch.device, seconds: float) -> l
 
 
 def profile(step: Callable[[], object]) -> list[dict[str, Any]]:
-    """The twenty kernels that take longest in one step."""
+    """The twenty slowest kernels of one step."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as recording
 
@@ -55,7 +55,7 @@ def profile(step: Callable[[], object]) -> list[dict[str, Any]]:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer."""
+    """Interrupt the block after so many seconds."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"took more than {seconds:.0f} s")
@@ -70,14 +70,14 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 class Battery:
-    """Everything that is tried, with what came of it and how much time is left."""
+    """Runs attempts within a time limit, and keeps their results."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.perf_counter() + seconds
         self.results: dict[str, Any] = {}
 
     def __call__(self, name: str, work: Callable[[], Any]) -> None:
-        """Try one thing; its failure is its result."""
+        """Run one attempt; a failure is its result."""
         left = self.end - time.perf_counter()
         try:
             if left < 1:

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: options, a title, and a place for the figures."""
+"""What the scripts of this folder share: options, a header, and a folder for figures."""
 
 import argparse
 import sys
@@ -17,17 +17,17 @@ DOCS = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Options that every script has."""
+    """The options of every script."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("--device", help="cpu or cuda; by default a GPU where there is one")
-    made.add_argument("--quick", action="store_true", help="small and short: whether it works")
+    made.add_argument("--device", help="cpu or cuda (a GPU where there is one)")
+    made.add_argument("--quick", action="store_true", help="a small, short test")
     made.add_argument("--threads", type=int, help="CPU threads")
-    made.add_argument("-o", "--out", help="write every figure there as JSON")
+    made.add_argument("-o", "--out", help="write every number to this JSON file")
     return made
 
 
 def options(made: argparse.ArgumentParser) -> argparse.Namespace:
-    """What was typed, with the device found and the threads set."""
+    """The parsed options; the device is resolved and the threads are set."""
     found = made.parse_args()
     found.device = find_device(found.device)
     if found.threads is not None:
@@ -36,17 +36,17 @@ def options(made: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def title(device: torch.device) -> dict[str, Any]:
-    """The beginning of a result: the machine, how busy it is, and versions."""
+    """The header of a result: machine, load and versions."""
     return {"machine": machine(device), "versions": versions()}
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Report progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def finish(value: dict[str, Any], text: str, out: str | None) -> None:
-    """Show the result, and keep it if wanted."""
+    """Print the result, and write it to a file if there is one."""
     value["machine"]["load_after"] = load()
     print(text)
     if out is not None:

@@ -1,13 +1,13 @@
-r"""A step of FoRDE as its equations read, on members that Shoal keeps and runs.
+r"""A step of FoRDE by its equations, on members that Shoal holds and runs.
 
-With u the normalised and rotated gradient of the true class's output with respect to the input, and
-the lengths of principal components, the members minimise
+Let u be the input gradient of the true class's output, normalised, rotated to principal components
+and scaled by their lengths. The members minimise
 
 $$ \sum_i CE_i + \frac{1}{B} \sum_i \log \sum_j \frac{1}{B} \sum_b
    \exp(-|u_{ib} - u_{jb}|^2 / h_{jb}), $$
 
-where the second argument is held fixed and h is the median over i, over log M. Nothing here is
-shared with the trainer, so that how the networks are differentiated can be timed by itself.
+where the second argument is fixed and h is the median over i, divided by log M. This file shares no
+code with the trainer. The differentiation of the networks can therefore be timed by itself.
 """
 
 import math
@@ -20,42 +20,51 @@ from torch.nn import functional as F
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
 
-__all__ = ["Look", "cotangents", "look", "plain_gradients", "pull", "shown_to_members"]
+__all__ = [
+    "PassResult",
+    "backward_pass",
+    "cotangents",
+    "forward_with_gradients",
+    "member_inputs",
+    "plain_gradients",
+]
 
-Look = tuple[Tensor, Tensor]
+PassResult = tuple[Tensor, Tensor]
 """Outputs [M, B, C] and input gradients [M, B, ...], both with their graph."""
 
 
-def shown_to_members(x: Tensor, members: int, dtype: torch.dtype) -> Tensor:
-    """A copy of the images for each member, channels last in memory, whose gradients are kept."""
+def member_inputs(x: Tensor, members: int, dtype: torch.dtype) -> Tensor:
+    """A copy of the images per member, channels last in memory, that requires gradients."""
     last = x.to(dtype).movedim(1, -1).expand(members, -1, -1, -1, -1).contiguous()
     return last.movedim(-1, 2).requires_grad_()
 
 
-def look(
+def forward_with_gradients(
     ensemble: Ensemble, x: Tensor, y: Tensor, mapping: Mapping, way: AbstractContextManager
-) -> Look:
-    """Forward, and to the gradients of the true class with respect to the inputs."""
-    shown = shown_to_members(x, ensemble.members, ensemble.groups[0].compute or x.dtype)
+) -> PassResult:
+    """Forward pass, and the input gradients of the true class."""
+    inputs = member_inputs(x, ensemble.members, ensemble.groups[0].compute or x.dtype)
     with way:
-        outputs = ensemble(shown, mapping, own_inputs=True)
+        outputs = ensemble(inputs, mapping, own_inputs=True)
     picked = outputs.gather(-1, y.expand(ensemble.members, -1).unsqueeze(-1))
-    (slopes,) = torch.autograd.grad(picked.sum(), shown, create_graph=True)
-    return outputs, slopes
+    (input_gradients,) = torch.autograd.grad(picked.sum(), inputs, create_graph=True)
+    return outputs, input_gradients
 
 
-def cotangents(outputs: Tensor, slopes: Tensor, y: Tensor, axes: Tensor, count: int) -> Look:
+def cotangents(
+    outputs: Tensor, input_gradients: Tensor, y: Tensor, axes: Tensor, count: int
+) -> PassResult:
     """Gradients of the loss at the outputs, and of the repulsion at the input gradients.
 
     Args:
         outputs: [M, B, C].
-        slopes: [M, B, ...].
+        input_gradients: [M, B, ...].
         y: labels of the outputs.
         axes: [D, D], principal axes with the square roots of their variances.
-        count: points by which the repulsion is divided.
+        count: number of points that divides the repulsion.
     """
     z = outputs.detach().float().requires_grad_()
-    g = slopes.detach().float().requires_grad_()
+    g = input_gradients.detach().float().requires_grad_()
     loss = F.cross_entropy(z.flatten(0, 1), y.repeat(len(z))) * len(z)
     (at_outputs,) = torch.autograd.grad(loss, z)
     flat = g.flatten(2)
@@ -66,12 +75,12 @@ def cotangents(outputs: Tensor, slopes: Tensor, y: Tensor, axes: Tensor, count: 
     d2 = d2.clamp(min=0)
     h = d2.detach().median(0).values / math.log(len(u)) + 1e-12
     kernel = torch.exp(-d2 / h).mean(-1)
-    (at_slopes,) = torch.autograd.grad(kernel.sum(1).log().sum() / count, g)
-    return at_outputs, at_slopes
+    (at_gradients,) = torch.autograd.grad(kernel.sum(1).log().sum() / count, g)
+    return at_outputs, at_gradients
 
 
-def pull(ensemble: Ensemble, found: Look, at: Look) -> list[Tensor]:
-    """What both cotangents ask of the weights, by one backward pass through both graphs."""
+def backward_pass(ensemble: Ensemble, found: PassResult, at: PassResult) -> list[Tensor]:
+    """Gradients of the weights for both cotangents, by one backward pass."""
     weights = list(ensemble.weights.values())
     given = [cotangent.to(value.dtype) for value, cotangent in zip(found, at, strict=True)]
     return list(torch.autograd.grad(found, weights, given))

@@ -1,14 +1,14 @@
-"""Questions that the paper on repelled input gradients leaves open, answered by one table of runs.
+"""A study of repelled input gradients: questions that the paper leaves open.
 
     python benchmarks/forde_study.py --seeds 10                    digits, on a CPU
     python benchmarks/forde_study.py --data tables --seeds 10      tables
     python benchmarks/forde_study.py --data cifar10 --device cuda  ResNet18 on corrupted CIFAR-10
 
-Which axes (principal components, cosines, pixels as they are), how much of their eigenvalues
-(alpha), how much of each batch (fraction) and by which statistics, how strong, at what cost beside
-every other method, and whether any of it helps on tables. Every cell is trained from every seed on
-the same data; what is compared is paired by seed. Writes runs.csv, study.json, table.md and figures
-into the folder of --out.
+The study compares axes (principal components, cosines, pixels), the power of their eigenvalues
+(alpha), batch fractions and their statistics, strengths, and the cost beside other methods, on
+images and on tables. Every method is trained from every seed on the same data, and differences are
+paired by seed. The script writes runs.csv, study.json, table.md and figures into the folder of
+--out.
 """
 
 import csv
@@ -39,8 +39,8 @@ STRENGTHS = (1.0, 4.0, 16.0, 64.0)
 OTHERS = ("ensemble", "kde", "svgd", "f-kde", "f-svgd")
 
 
-def cells() -> dict[str, Any]:
-    """Everything that is trained, by the label it has in tables and figures."""
+def compared_methods() -> dict[str, Any]:
+    """Every method that is trained, by its label in tables and figures."""
     found: dict[str, Any] = {name: name for name in (*OTHERS, *BASES)}
     for alpha in ALPHAS[1:-1]:
         found[f"forde-tuned alpha={alpha}"] = {"name": "forde-tuned", "alpha": alpha}
@@ -48,20 +48,20 @@ def cells() -> dict[str, Any]:
     for times in STRENGTHS[1:]:
         found[strong(times)] = shoal.methods.get("forde").with_strength(times)
     for words, own in (("", False), (" own", True)):
-        part = shoal.methods.get("forde", fraction=QUARTER, own_statistics=own)
+        method = shoal.methods.get("forde", fraction=QUARTER, own_statistics=own)
         for times in (STRENGTHS[0], STRENGTHS[2]):
-            found[f"{strong(times)} fraction={QUARTER}{words}"] = part.with_strength(times)
+            found[f"{strong(times)} fraction={QUARTER}{words}"] = method.with_strength(times)
     return found
 
 
 def strong(times: float) -> str:
-    """Label of the repulsion at so many times its published strength."""
+    """Label of `forde` at a multiple of its published strength."""
     return "forde" if times == 1 else f"forde strength={times:g}"
 
 
-def judged(run: shoal.Run, data: shoal.Dataset) -> dict[str, Any]:
-    """Scores on the test data, their mean over the shifts, and accuracy at each severity."""
-    assert data.test is not None, "a study needs a test part"
+def evaluated(run: shoal.Run, data: shoal.Dataset) -> dict[str, Any]:
+    """Scores on the test set, their mean over the shifts, and scores at each severity."""
+    assert data.test is not None, "a study needs a test set"
     row: dict[str, Any] = dict(_scores(run, data.test))
     shifts = {name: _scores(run, split) for name, split in data.shifts.items()}
     for metric in list(row):
@@ -86,7 +86,7 @@ def _scores(run: shoal.Run, split: shoal.Split) -> dict[str, float]:
 
 
 def trained(data: shoal.Dataset, method: Any, seed: int, build: Any, how: dict[str, Any]) -> dict:
-    """One run: its scores, and the milliseconds of a step after the first epoch."""
+    """One run: its scores, and the milliseconds per step after the first epoch."""
     likelihood = how.get("likelihood") or shoal.likelihoods.Categorical()
     blueprint = Blueprint(build, data.input_shape, likelihood.width(data.outputs))
     ensemble = shoal.Ensemble.init(blueprint, how["members"], seed=seed)
@@ -95,7 +95,7 @@ def trained(data: shoal.Dataset, method: Any, seed: int, build: Any, how: dict[s
     steps = -(-len(data.train) // settings["batch_size"])
     later = [row["seconds"] for row in run.history[1:]] or [run.history[0]["seconds"]]
     last = run.history[-1]
-    return judged(run, data) | {
+    return evaluated(run, data) | {
         "ms_per_step": 1000 * statistics.median(later) / steps,
         "push_over_drive": last["ratio"],
         "h2": [row["h2"] for row in run.history],
@@ -103,7 +103,7 @@ def trained(data: shoal.Dataset, method: Any, seed: int, build: Any, how: dict[s
 
 
 def study(name: str, data: Any, build: Any, how: dict, seeds: int, methods: dict) -> list[dict]:
-    """Every cell from every seed; `data` is a data set, or a function of the seed."""
+    """Every method from every seed; `data` is a data set, or a function of the seed."""
     rows = []
     for seed in range(seeds):
         given: Any = data(seed) if callable(data) else data
@@ -142,15 +142,15 @@ COLUMNS = {
     "corrupted_rmse": ("corrupted RMSE", 1, 3),
     "corrupted_nll": ("corrupted NLL", 1, 3),
     "corrupted_ece": ("corrupted ECE", 1, 4),
-    "push_over_drive": ("push / drive", 1, 3),
+    "push_over_drive": ("force ratio", 1, 3),
 }
-"""What the table shows of a number: heading, factor and digits."""
+"""The format of each number in the table: heading, factor and digits."""
 
 
-def table(name: str, told: dict[str, dict[str, Any]]) -> str:
-    """Means, and in parentheses the differences with their intervals; bold where without zero."""
-    known = [key for key in COLUMNS if key in next(iter(told.values()))]
-    lines = [[label, *(_cell(entry[key], key) for key in known)] for label, entry in told.items()]
+def table(name: str, means: dict[str, dict[str, Any]]) -> str:
+    """Means, with differences and their intervals in parentheses; significant ones are bold."""
+    known = [key for key in COLUMNS if key in next(iter(means.values()))]
+    lines = [[label, *(_cell(entry[key], key) for key in known)] for label, entry in means.items()]
     return markdown_table([name, *(COLUMNS[key][0] for key in known)], lines) + "\n"
 
 
@@ -159,38 +159,38 @@ def _cell(number: dict[str, Any], key: str) -> str:
     mean, found = f"{factor * number['mean']:.{digits}f}", number.get("difference")
     if found is None or key == "push_over_drive":
         return mean
-    apart, low, high = (f"{factor * value:+.{digits}f}" for value in found.values())
-    words = f"{mean} ({apart}; {low} to {high})"
+    middle, low, high = (f"{factor * value:+.{digits}f}" for value in found.values())
+    words = f"{mean} ({middle}; {low} to {high})"
     return f"**{words}**" if found["low"] > 0 or found["high"] < 0 else words
 
 
 def figures(rows: list[dict], out: Path) -> None:
-    """Robustness of each choice, accuracy against severity, and cost."""
-    told = summary(rows)
+    """Corrupted accuracy of each setting, accuracy against severity, and cost."""
+    means = summary(rows)
 
     def bars(labels: list[str], metric: str, name: str, words: str, share: bool) -> None:
-        values = {k: (told[k][metric]["mean"], told[k][metric]["error"]) for k in labels}
+        values = {k: (means[k][metric]["mean"], means[k][metric]["error"]) for k in labels}
         write_bytes(out / name, png(comparison(values, words, share=share), 110))
 
     bases = ["ensemble", *BASES]
     bars(bases, "corrupted_accuracy", "bases.png", "accuracy under corruption", True)
-    bars(list(told), "ms_per_step", "cost.png", "ms per step", False)
+    bars(list(means), "ms_per_step", "cost.png", "ms per step", False)
     ends = {0.0: "forde-identity", 1.0: "forde"}
     labels = [ends.get(alpha, f"forde-tuned alpha={alpha}") for alpha in ALPHAS]
-    _against(told, dict(zip(ALPHAS, labels, strict=True)), "alpha", out)
+    _against(means, dict(zip(ALPHAS, labels, strict=True)), "alpha", out)
     doublings = {math.log2(times): strong(times) for times in STRENGTHS}
-    _against(told, doublings, "strength", out, "doublings of the published strength")
+    _against(means, doublings, "strength", out, "doublings of the published strength")
     for metric in ("accuracy", "ece"):
         shown = ["ensemble", "f-kde", *BASES, strong(STRENGTHS[2])]
         write_bytes(out / f"{metric}.png", png(_by_severity(rows, shown, metric), 110))
 
 
-def _against(told: dict, labels: dict[float, str], name: str, out: Path, words: str = "") -> None:
+def _against(means: dict, labels: dict[float, str], name: str, out: Path, words: str = "") -> None:
     """Clean and corrupted accuracy against a setting."""
     curves = {}
     for metric, who in (("accuracy", "clean"), ("corrupted_accuracy", "corrupted")):
-        cells = [told[label][metric] for label in labels.values()]
-        points = [cell["mean"] for cell in cells], [cell["error"] for cell in cells]
+        scores = [means[label][metric] for label in labels.values()]
+        points = [score["mean"] for score in scores], [score["error"] for score in scores]
         curves[who] = Curve(list(labels), *points)
     drawn = severity(curves, "accuracy", words or name, share=True)
     write_bytes(out / f"{name}.png", png(drawn, 110))
@@ -201,9 +201,11 @@ def _by_severity(rows: list[dict], labels: list[str], metric: str) -> Any:
     for label in labels:
         own = [row for row in rows if row["method"] == label]
         levels = sorted(own[0]["severity"], key=int)
-        told = [mean_and_error([row["severity"][level][metric] for row in own]) for level in levels]
+        means = [
+            mean_and_error([row["severity"][level][metric] for row in own]) for level in levels
+        ]
         start = mean_and_error([row[metric] for row in own])
-        points = [start, *told]
+        points = [start, *means]
         places = [0.0, *map(float, levels)]
         curves[label] = Curve(places, [mean for mean, _ in points], [e for _, e in points])
     return severity(curves, metric, share=metric == "accuracy")
@@ -236,10 +238,10 @@ def settings(found: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def of_tables(found: Any, seeds: int) -> list[dict]:
-    """The same question on rows of features, for classes and for real targets."""
+    """The same study on tables, for class labels and for real targets."""
     rows = []
     labels = ("ensemble", "f-kde", *BASES, *map(strong, STRENGTHS[1:3]))
-    methods = {label: method for label, method in cells().items() if label in labels}
+    methods = {label: m for label, m in compared_methods().items() if label in labels}
     for name, make in tables().items():
         real = make(0).task == "regression"
         noise = shoal.likelihoods.HeteroscedasticGaussian() if real else None
@@ -250,9 +252,9 @@ def of_tables(found: Any, seeds: int) -> list[dict]:
 
 
 def main() -> None:
-    """Train every cell, and write what came out."""
+    """Train every method, and write the results."""
     made = parser(__doc__ or "")
-    made.add_argument("--data", default="digits", help="digits, tables, or a set of images by name")
+    made.add_argument("--data", default="digits", help="digits, tables, or an image set by name")
     made.add_argument("--subset", type=int, default=25000, help="training images of a large set")
     made.add_argument("--model", default="resnet18", help="architecture for a large set")
     made.add_argument("--members", type=int, default=5)
@@ -268,14 +270,14 @@ def main() -> None:
     if found.data == "tables":
         rows = of_tables(found, found.seeds)
     else:
-        rows = study(found.data, *settings(found), found.seeds, cells())
+        rows = study(found.data, *settings(found), found.seeds, compared_methods())
         figures(rows, out)
     write_text(out / "runs.csv", _csv(rows))
     names = dict.fromkeys(row["data"] for row in rows)
-    told = {name: summary([row for row in rows if row["data"] == name]) for name in names}
-    write_text(out / "table.md", "\n".join(table(name, entries) for name, entries in told.items()))
+    means = {name: summary([row for row in rows if row["data"] == name]) for name in names}
+    write_text(out / "table.md", "\n".join(table(name, entries) for name, entries in means.items()))
     asked = {key: str(value) for key, value in vars(found).items() if key != "out"}
-    write_json(out / "study.json", title(found.device) | {"options": asked, "results": told})
+    write_json(out / "study.json", title(found.device) | {"options": asked, "results": means})
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Growing beside training all at once: python benchmarks/grow.py [-o docs/results/grow/digits.json]
+"""Growing or training at once: python benchmarks/grow.py [-o docs/results/grow/digits.json]
 
-Ten members on the digits, at equal cost: each way shows every member the data as often, so that the
-ten together are trained for the same number of member-epochs. *At once* trains ten members
-together. *Grown* trains five, freezes them and grows five more that the first push away. *Apart*
-trains five and five that know nothing of each other, and joins them: what growing has to beat.
+Ten members on the digits, by three procedures. Every member gets the same number of epochs. *At
+once* trains ten members together. *Grown* trains five and freezes them; they repel five new ones.
+*Separate* trains two ensembles of five independently and joins them. Growing should beat this.
 """
 
 import time
@@ -22,10 +21,17 @@ from shoal.prediction import Predictive, mean_and_error, paired_difference
 from shoal.training.run import Run
 
 METHODS = {"kde:300": ("kde", 300.0), "f-kde:100": ("f-kde", 100.0)}
-"""The strengths of the demo, at which repulsion is felt."""
+"""The strengths of the demo, at which repulsion has an effect."""
 
 SIZE, HALF = 10, 5
-MEASURES = ("accuracy", "nll", "ece", "effective_functions", "auroc_mutual_information")
+MEASURES = {
+    "accuracy": "accuracy",
+    "nll": "NLL",
+    "ece": "ECE",
+    "effective_functions": "effective number of functions",
+    "auroc_mutual_information": "AUROC by mutual information",
+}
+"""Each metric and its heading."""
 
 
 def train(data: Dataset, ensemble: Ensemble, name: str, epochs: int, seed: int) -> Run:
@@ -35,8 +41,8 @@ def train(data: Dataset, ensemble: Ensemble, name: str, epochs: int, seed: int) 
     return shoal.fit(ensemble, data, **settings, lr=1e-3, progress=False)
 
 
-def ways(data: Dataset, name: str, epochs: int, seed: int) -> dict[str, tuple[Any, float]]:
-    """What each way predicts with, and its wall time."""
+def procedures(data: Dataset, name: str, epochs: int, seed: int) -> dict[str, tuple[Any, float]]:
+    """The run or runs of each procedure, and its wall time."""
     build = Blueprint(MLP((100, 100)), data.input_shape, data.outputs)
     started = time.perf_counter()
     whole = train(data, Ensemble.init(build, SIZE, seed), name, epochs, seed)
@@ -48,34 +54,37 @@ def ways(data: Dataset, name: str, epochs: int, seed: int) -> dict[str, tuple[An
     grown_time = time.perf_counter() - started
     fresh = Ensemble.init(build, SIZE, seed).part(HALF, SIZE)
     second = train(data, fresh, name, epochs, seed)
-    apart = [first, second]
-    return {"at once": (whole, at_once), "grown": (grown, grown_time), "apart": (apart, 2 * half)}
+    return {
+        "at once": (whole, at_once),
+        "grown": (grown, grown_time),
+        "separate": ([first, second], 2 * half),
+    }
 
 
-def judged(source: Any, data: Dataset) -> dict[str, float]:
-    """Scores on the test data, and how photographs are told from digits."""
+def evaluated(source: Any, data: Dataset) -> dict[str, float]:
+    """Scores on the test set, and OOD detection of photographs."""
     assert data.test is not None and data.test.y is not None
-    test, foreign = (_predicted(source, x) for x in (data.test.x, data.ood["photographs"].x))
+    test, ood = (_predicted(source, x) for x in (data.test.x, data.ood["photographs"].x))
     scores = shoal.evaluate(test, data.test.y)
-    told = shoal.metrics.registry["auroc_mutual_information"](test, foreign)
-    return {**scores, "auroc_mutual_information": told}
+    auroc = shoal.metrics.registry["auroc_mutual_information"](test, ood)
+    return {**scores, "auroc_mutual_information": auroc}
 
 
 def _predicted(source: Any, x: torch.Tensor) -> Predictive:
     if not isinstance(source, list):
         return shoal.predict(source, x)
-    parts = [shoal.predict(run, x) for run in source]
-    return Predictive(torch.cat([part.members for part in parts]), parts[0].likelihood)
+    each = [shoal.predict(run, x) for run in source]
+    return Predictive(torch.cat([pred.members for pred in each]), each[0].likelihood)
 
 
 def measure(seeds: int, epochs: int) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """Every number of every method, way and seed."""
+    """Every number of every method, procedure and seed."""
     data, found = shoal.data.load("digits"), {}
     for name in METHODS:
         for seed in range(seeds):
-            for way, (source, seconds) in ways(data, name, epochs, seed).items():
-                scores = judged(source, data) | {"seconds": seconds}
-                kept = found.setdefault(name, {}).setdefault(way, {})
+            for procedure, (source, seconds) in procedures(data, name, epochs, seed).items():
+                scores = evaluated(source, data) | {"seconds": seconds}
+                kept = found.setdefault(name, {}).setdefault(procedure, {})
                 for key in (*MEASURES, "seconds"):
                     kept.setdefault(key, []).append(scores[key])
             say(f"{name}, seed {seed}")
@@ -83,18 +92,20 @@ def measure(seeds: int, epochs: int) -> dict[str, dict[str, dict[str, list[float
 
 
 def text(found: dict[str, dict[str, dict[str, list[float]]]]) -> str:
-    """A table in Markdown, and growing less the others, paired by seed."""
+    """A Markdown table, and the differences of growing from the others, paired by seed."""
     rows = [
-        [name, way, *(plus_minus(*mean_and_error(kept[key])) for key in MEASURES)]
-        for name, per_way in found.items()
-        for way, kept in per_way.items()
+        [name, procedure, *(plus_minus(*mean_and_error(kept[key])) for key in MEASURES)]
+        for name, kept_by in found.items()
+        for procedure, kept in kept_by.items()
     ]
-    lines = [markdown_table(["method", "way", *MEASURES], rows), ""]
-    for name, per_way in found.items():
-        for other in ("at once", "apart"):
-            pairs = ((key, per_way["grown"][key], per_way[other][key]) for key in MEASURES)
-            gaps = [f"{key} {_gap(mine, theirs)}" for key, mine, theirs in pairs]
-            lines.append(f"- {name}, grown less {other}: " + ", ".join(gaps))
+    lines = [markdown_table(["method", "procedure", *MEASURES.values()], rows), ""]
+    for name, kept_by in found.items():
+        for other in ("at once", "separate"):
+            pairs = (
+                (word, kept_by["grown"][key], kept_by[other][key]) for key, word in MEASURES.items()
+            )
+            gaps = [f"{word} {_gap(mine, theirs)}" for word, mine, theirs in pairs]
+            lines.append(f"- {name}, grown - {other}: " + ", ".join(gaps))
     return "\n".join(lines)
 
 
@@ -104,10 +115,10 @@ def _gap(mine: list[float], theirs: list[float]) -> str:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure, print and write."""
     made = parser(__doc__ or "")
     made.add_argument("--seeds", type=int, default=5, help="(5)")
-    made.add_argument("--epochs", type=int, default=60, help="of every member (60)")
+    made.add_argument("--epochs", type=int, default=60, help="epochs per member (60)")
     found = options(made)
     seeds, epochs = (2, 3) if found.quick else (found.seeds, found.epochs)
     values = measure(seeds, epochs)

@@ -1,9 +1,9 @@
-"""How the time of a step grows with members, batch size and weights; as JSON and as figures.
+"""How the time per step grows with members, batch size and weights; as JSON and as figures.
 
     python benchmarks/growth.py --device cpu
 
-writes docs/benchmarks/growth-cpu.json and three figures, each as SVG and PNG. Where there is no
-matplotlib the figures can be drawn elsewhere, from the JSON:
+writes docs/benchmarks/growth-cpu.json and three figures, each as SVG and PNG. On a machine without
+matplotlib there are no figures; draw them elsewhere from the JSON:
 
     python benchmarks/growth.py --draw docs/benchmarks/growth-cuda.json
 """
@@ -35,14 +35,14 @@ POINTS = 16_384
 
 @dataclass(frozen=True)
 class Sweep:
-    """One size that grows while the others stay.
+    """One size that grows while the others are fixed.
 
     Attributes:
-        name: of the size.
-        key: of a row, where the size is found.
-        axis: what is written below the figure.
-        sizes: to measure.
-        quick: the same when there is little time.
+        name: name of the size.
+        key: key of the size in a row.
+        axis: label of the horizontal axis.
+        sizes: sizes to measure.
+        quick: sizes for a short test.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Sweep:
     quick: tuple[int, ...]
 
     def case(self, size: int, device: torch.device, batch_size: int) -> Case:
-        """20 members, batch 128 and width 100, but for the one that grows."""
+        """20 members, batch size 128 and width 100, except the size that grows."""
         members = size if self.name == "members" else 20
         batch = size if self.name == "batch" else batch_size
         network = perceptron(size if self.name == "weights" else 100)
@@ -61,22 +61,22 @@ class Sweep:
 
 SWEEPS = (
     Sweep("members", "members", "members M", (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)),
-    Sweep("batch", "batch_size", "points in a batch B", (16, 32, 64, 128, 256, 512, 1024), (8, 16)),
-    Sweep("weights", "weights", "weights of one member", (25, 50, 100, 200, 400, 800), (10, 20)),
+    Sweep("batch", "batch_size", "batch size B", (16, 32, 64, 128, 256, 512, 1024), (8, 16)),
+    Sweep("weights", "weights", "weights per member", (25, 50, 100, 200, 400, 800), (10, 20)),
 )
 
 
 def main() -> None:
-    """Measure every sweep and draw it, or draw what was measured before."""
-    made = parser("How the time of a step grows with members, batch size and weights.")
+    """Measure and draw every sweep, or draw an earlier measurement."""
+    made = parser("How the time per step grows with members, batch size and weights.")
     made.add_argument("--engine", default="auto", help="(auto)")
-    made.add_argument("--seconds", type=float, help="for each point (3; quick: 0.05)")
-    made.add_argument("--draw", metavar="FILE", help="only draw the figures of this JSON")
+    made.add_argument("--seconds", type=float, help="seconds per point (3; quick: 0.05)")
+    made.add_argument("--draw", metavar="FILE", help="only draw the figures of this JSON file")
     found = options(made)
     file = Path(found.draw or found.out or DOCS / f"growth-{found.device.type}.json")
     if found.draw is None:
         value = measured(found.device, found.engine, found.seconds, found.quick)
-        finish(value, told(value), str(file))
+        finish(value, as_text(value), str(file))
     try:
         figures(read_json(file), file)
     except ConfigError as error:
@@ -86,7 +86,7 @@ def main() -> None:
 def measured(
     device: torch.device, engine: str, seconds: float | None, quick: bool
 ) -> dict[str, Any]:
-    """Every sweep, on this machine."""
+    """Measure every sweep on this machine."""
     seconds = seconds or (0.05 if quick else 3.0)
     value = title(device)
     value["settings"] = {"engine": engine, "points": POINTS, "seconds": seconds}
@@ -98,7 +98,7 @@ def measured(
 
 
 def figures(value: dict[str, Any], file: Path) -> None:
-    """One figure for each sweep, beside the JSON and named after it."""
+    """One figure per sweep, beside the JSON file and named after it."""
     kind = file.stem.removeprefix("growth-")
     for sweep in SWEEPS:
         rows = value["sweeps"][sweep.name]["rows"]
@@ -108,7 +108,7 @@ def figures(value: dict[str, Any], file: Path) -> None:
 def swept(
     sweep: Sweep, device: torch.device, engine: str, seconds: float, quick: bool
 ) -> list[Row]:
-    """All sizes and methods, in turns."""
+    """Time all sizes and methods, in turns."""
     sizes, batch_size = (sweep.quick, 16) if quick else (sweep.sizes, 128)
     cases = [sweep.case(size, device, batch_size) for size in sizes]
     entries = [Contestant(case, "shoal", method, engine) for case in cases for method in METHODS]
@@ -119,7 +119,7 @@ def swept(
 
 
 def share(row: Row, rows: Sequence[Row]) -> float | None:
-    """How much longer than the plain ensemble of the same size, within the same rounds."""
+    """Extra time relative to the plain ensemble of the same size, within the same rounds."""
     sizes = ("members", "batch_size", "weights")
     plain = next(
         other for other in rows
@@ -131,7 +131,7 @@ def share(row: Row, rows: Sequence[Row]) -> float | None:
 
 
 def summary(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
-    """Exponent of the growth over the larger half of the sizes, and the largest share."""
+    """Exponent of the growth over the larger half of the sizes, and the largest extra time."""
     exponents, shares = {}, {}
     for method in METHODS:
         mine = [row for row in rows if row["method"] == method and "ms" in row]
@@ -159,10 +159,10 @@ def draw(sweep: Sweep, rows: Sequence[Row], path: Path) -> None:
         for method in METHODS:
             _curve(axes, [row for row in rows if row["method"] == method and "ms" in row], sweep)
         _proportion(axes, [row for row in rows if row["method"] == "ensemble"], sweep)
-        axes.set(xscale="log", yscale="log", xlabel=sweep.axis, ylabel="time of a step (ms)")
+        axes.set(xscale="log", yscale="log", xlabel=sweep.axis, ylabel="time per step (ms)")
         _plain_ticks(axes, sorted({row[sweep.key] for row in rows}))
         legend(figure, axes)
-        label = f"Time of a training step in milliseconds against {sweep.axis}"
+        label = f"Time per training step in milliseconds against {sweep.axis}"
         path.with_suffix(".svg").write_text(svg(figure, path.name, label) + "\n")
         figure.savefig(path.with_suffix(".png"), dpi=160, facecolor="white")
 
@@ -194,8 +194,8 @@ def _plain_ticks(axes: Any, sizes: Sequence[int]) -> None:
     power(axes.yaxis)
 
 
-def told(value: dict[str, Any]) -> str:
-    """The result for people."""
+def as_text(value: dict[str, Any]) -> str:
+    """The result as text."""
     blocks = []
     for name, sweep in value["sweeps"].items():
         key = next(found.key for found in SWEEPS if found.name == name)
@@ -206,7 +206,7 @@ def told(value: dict[str, Any]) -> str:
         ]  # fmt: skip
         known = {m: e for m, e in sweep["exponent"].items() if e is not None}
         slopes = ", ".join(f"{method} {exponent:.2f}" for method, exponent in known.items())
-        header = ["", name, "ms a step", "±", "over plain"]
+        header = ["", name, "ms per step", "±", "over plain"]
         blocks.append(f"{table(lines, header)}\nexponent over the larger half: {slopes}")
     return "\n\n".join(blocks)
 

@@ -1,8 +1,8 @@
 """How long a plane of weight space takes: OMP_NUM_THREADS=2 python benchmarks/landscape_plane.py
 
-41 x 41 networks between two small CNNs, each judged on 2,000 images of 8 x 8 pixels (or --side),
-as extra members of one batched forward. Prints wall seconds, processor seconds, and the ratio of
-the wall seconds to the 60 that the plane may take on two cores.
+41 x 41 networks between two small CNNs, each evaluated on 2,000 images of 8 x 8 pixels (or --side)
+as members of one forward pass. The script prints wall seconds, processor seconds, and the ratio of
+the wall seconds to a budget of 60 seconds on two cores.
 """
 
 import argparse

@@ -1,10 +1,9 @@
-"""Repulsive ensembles as they were released, step by step: flat weights and a loop over members.
+"""The released update of repulsive ensembles: flat weights and a loop over members.
 
 D'Angelo & Fortuin (2021), arXiv 2106.11642. Each member is a row of one matrix W [M, d]. A step
-takes a detached copy of W, runs one member after another with the row cut into its layers, finds
-every gradient by autograd, writes the negative direction into `W.grad` and calls an optimiser of
-torch. Nothing here is shared with the library, and nothing is slower than it has to be to follow
-the formulas: kernels come from one Gram matrix, not from loops over pairs.
+takes a detached copy of W, runs one member after another, computes every gradient by autograd,
+writes the negative direction into `W.grad` and calls a torch optimiser. This file shares no code
+with Shoal. It follows the formulas without needless cost: kernels come from one Gram matrix.
 
     s_i  gradient of log p(w_i | D), the likelihood scaled from the batch to all N points
     G_i  gradient of sum_j k(w_i, w_j) with the second argument held fixed
@@ -53,7 +52,7 @@ class Published:
         self.optimizer = optimizer([self.W], lr=lr)  # pyright: ignore[reportCallIssue]
 
     def step(self, method: str, x: Tensor, y: Tensor) -> None:
-        """Move every member once by "kde" or "f-kde"."""
+        """One step of every member by "kde" or "f-kde"."""
         W = self.W.detach().clone().requires_grad_()
         outputs = torch.stack([self._member(w, x) for w in W])
         direction = self._weight_space if method == "kde" else self._function_space
@@ -104,7 +103,7 @@ class Published:
 
     def _prior_score(self, f: Tensor, x: Tensor) -> Tensor:
         """Spectral estimate at f [M, D] from as many functions drawn from the prior."""
-        # The draws carry a graph that nobody needs, as they do in the released code.
+        # The draws carry an unused graph, as in the released code.
         drawn = (self.prior_std * torch.randn_like(self.W.detach())).requires_grad_()
         draws = torch.stack([self._member(w, x) for w in drawn]).flatten(1).detach()
         draws.requires_grad_()
@@ -117,7 +116,7 @@ class Published:
 
 
 def rbf(a: Tensor, b: Tensor) -> Tensor:
-    """exp(-d² / 2 h²) with h² = median of all d² (those on the diagonal too) / (2 ln(M + 1))."""
+    """exp(-d² / 2 h²) with h² = median of all d² (diagonal included) / (2 ln(M + 1))."""
     d2 = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.mT
     h2 = torch.quantile(d2.detach().flatten(), 0.5) / (2 * math.log(len(b) + 1))
     return torch.exp(-d2 / (2 * h2))

@@ -1,11 +1,11 @@
-"""One training epoch of the same perceptrons by other libraries' own functions, and by ours.
+"""One training epoch of the same perceptrons, by other libraries' own functions and by Shoal.
 
     pip install --no-deps posteriors torchensemble uqdeepnn bayestorch
     python benchmarks/peers.py --device cpu -o docs/benchmarks/peers-cpu.json
 
-A library that does not import here is left out, with the reason. Every library is handed data in
-the form that its own examples use, and every epoch begins with untrained networks. Plain ensembles
-are trained with Adam, Stein variational gradient descent with plain gradient steps.
+A library that cannot be imported is left out, with the reason. Every library gets data in the form
+of its own examples, and every epoch starts with untrained networks. Plain ensembles are trained
+with Adam, Stein variational gradient descent with plain gradient steps.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ ADAM, SVGD, SGD = "ensemble, Adam", "SVGD", "ensemble, SGD"
 
 @dataclass(frozen=True)
 class Task:
-    """What everybody trains.
+    """What every library trains.
 
     Attributes:
         members: M.
@@ -57,7 +57,7 @@ class Task:
         return perceptron().blueprint().to(self.x.device)
 
     def loader(self) -> DataLoader:
-        """The data as most libraries want them."""
+        """The data in the form that most libraries need."""
         return DataLoader(TensorDataset(self.x, self.y), self.batch_size, shuffle=True)
 
 
@@ -65,7 +65,7 @@ Epoch = Callable[[Task], None]
 
 
 def shoal_epoch(method: str, optimizer: str) -> Epoch:
-    """An epoch by `shoal.fit`."""
+    """One epoch by `shoal.fit`."""
 
     def run(task: Task) -> None:
         fit(
@@ -176,11 +176,11 @@ RACES: dict[str, dict[str, Epoch]] = {
 
 
 def main() -> None:
-    """Time every epoch that can be run."""
-    made = parser("One training epoch of the same ensemble by other libraries and by ours.")
+    """Time every library that can run."""
+    made = parser("One training epoch of the same ensemble, by other libraries and by Shoal.")
     made.add_argument("--members", type=int, default=20)
     made.add_argument("--batch-size", type=int, default=128)
-    made.add_argument("--points", type=int, help="in the epoch (12,800; quick: 4 batches)")
+    made.add_argument("--points", type=int, help="data points per epoch (12,800; quick: 4 batches)")
     made.add_argument("--rounds", type=int, help="(3; quick: 1)")
     found = options(made)
     points = found.points or (4 * found.batch_size if found.quick else 12_800)
@@ -193,11 +193,11 @@ def main() -> None:
         "rounds": rounds,
     }  # fmt: skip
     value["epochs"] = [row for name in RACES for row in race(name, task, rounds)]
-    finish(value, told(value), found.out)
+    finish(value, as_text(value), found.out)
 
 
 def race(name: str, task: Task, rounds: int) -> list[dict[str, Any]]:
-    """Seconds of an epoch by each library, in turns."""
+    """Seconds per epoch of each library, timed in turns."""
     rows: list[dict[str, Any]] = [{"what": name, "library": who} for who in RACES[name]]
     for row in rows:
         row |= warm(RACES[name][row["library"]], task)
@@ -216,7 +216,7 @@ def race(name: str, task: Task, rounds: int) -> list[dict[str, Any]]:
 
 
 def warm(epoch: Epoch, task: Task) -> dict[str, Any]:
-    """A short epoch, to see whether the library works here."""
+    """A short epoch, to test that the library works here."""
     few = 2 * task.batch_size
     short = Task(task.members, task.batch_size, task.x[:few], task.y[:few])
     try:
@@ -227,7 +227,7 @@ def warm(epoch: Epoch, task: Task) -> dict[str, Any]:
 
 
 def seconds(epoch: Epoch, task: Task) -> float:
-    """Of one epoch, without what it prints."""
+    """Seconds of one epoch; its output is discarded."""
     _wait(task)
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
@@ -242,8 +242,8 @@ def _wait(task: Task) -> None:
         torch.cuda.synchronize()
 
 
-def told(value: dict[str, Any]) -> str:
-    """The result for people."""
+def as_text(value: dict[str, Any]) -> str:
+    """The result as text."""
     rows = value["epochs"]
     lines = [
         [f"{row['what']}: {row['library']}", f"{row['seconds']:.3g}",
@@ -251,7 +251,7 @@ def told(value: dict[str, Any]) -> str:
         for row in rows if "error" not in row
     ]  # fmt: skip
     skipped = [f"{row['library']} left out: {row['error']}" for row in rows if "error" in row]
-    return "\n".join([table(lines, ["", "s an epoch", "shoal is faster by"]), *skipped])
+    return "\n".join([table(lines, ["", "seconds per epoch", "Shoal is faster by"]), *skipped])
 
 
 if __name__ == "__main__":

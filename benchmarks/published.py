@@ -1,9 +1,9 @@
-"""The released update of repulsive ensembles beside ours, in one process, in turns.
+"""The released update of repulsive ensembles and ours, timed in one process, in turns.
 
     python benchmarks/published.py --device cpu -o docs/benchmarks/published-cpu.json
 
-First both take a few steps in float64 from the same weights on the same batches, to show that they
-do the same; then they are timed with Adam in float32.
+First both take a few steps in float64, from the same weights on the same batches, to show that they
+agree. Then they are timed with Adam in float32.
 """
 
 from contextlib import ExitStack
@@ -30,11 +30,11 @@ BATCHES = 468
 
 
 def main() -> None:
-    """Check, time, tell."""
-    made = parser("The released update of repulsive ensembles beside ours.")
+    """Check, time and print."""
+    made = parser("The released update of repulsive ensembles and ours.")
     made.add_argument("--members", type=int, default=20)
     made.add_argument("--batch-size", type=int, default=128)
-    made.add_argument("--seconds", type=float, help="for each line (10; quick: 0.2)")
+    made.add_argument("--seconds", type=float, help="seconds per line (10; quick: 0.2)")
     found = options(made)
     batches = 8 if found.quick else BATCHES
     case = Case(
@@ -46,12 +46,12 @@ def main() -> None:
     seconds = found.seconds or (0.2 if found.quick else 10.0)
     rows = [row for method in METHODS for row in compared(case, method, seconds)]
     value["steps"] = rows
-    finish(value, told(value), found.out)
+    finish(value, as_text(value), found.out)
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A released update, as an entry of a battery."""
+    """A released update, as a workload of the benchmark."""
 
     case: Case
     method: str
@@ -59,7 +59,7 @@ class Literal:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The name in tables."""
         return f"{self.method}, released update"
 
     def build(self, stack: ExitStack) -> Work:
@@ -75,13 +75,13 @@ class Literal:
         return steps
 
     def row(self) -> Row:
-        """What is known before anything has run."""
+        """The columns that are known before the first step."""
         row = Contestant(self.case, self.what, self.method, None).row()
         return row | {"label": self.label}
 
 
 def compared(case: Case, method: str, seconds: float) -> list[Row]:
-    """The released update, ours as published, and ours corrected, with how much faster they are."""
+    """The released update, ours as published, and ours corrected, with speed-ups."""
     entries = [
         Literal(case, method),
         Contestant(case, "shoal", method, "auto", legacy=True),
@@ -101,9 +101,9 @@ def compared(case: Case, method: str, seconds: float) -> list[Row]:
 def difference(case: Case, method: str) -> float:
     """Largest difference of a weight after a few steps in float64, relative to the largest weight.
 
-    The library's velocity is the released direction divided by N, so its learning rate is N times
-    that of plain gradient steps. Draws of a functional prior would differ: in function space both
-    go without a prior.
+    Shoal's velocity is the released direction divided by N, so its learning rate is N times that of
+    plain gradient steps. Draws of a functional prior would differ, so in function space neither has
+    a prior.
     """
     exact = replace(case, precision="float64", optimizer="sgd", lr=0.1)
     ensemble = exact.make()
@@ -134,8 +134,8 @@ def flat(ensemble: Ensemble) -> Tensor:
     return torch.cat([w.detach().flatten(1) for w in ensemble.weights.values()], 1)
 
 
-def told(value: dict[str, Any]) -> str:
-    """The result for people."""
+def as_text(value: dict[str, Any]) -> str:
+    """The result as text."""
     lines = [
         [row["label"], f"{row['ms']:.4g}", f"{100 * row['spread']:.0f} %",
          f"{row['times_faster_than_published']:.3g}"]
@@ -143,7 +143,7 @@ def told(value: dict[str, Any]) -> str:
     ]  # fmt: skip
     failed = [f"{row['label']}: {row['error']}" for row in value["steps"] if "error" in row]
     same = ", ".join(f"{method} {worst:.1e}" for method, worst in value["difference"].items())
-    header = ["", "ms a step", "±", "times faster"]
+    header = ["", "ms per step", "±", "times faster"]
     agree = f"Largest difference after {CHECKED} steps in float64: {same}"
     return "\n".join([agree, table(lines, header), *failed])
 

@@ -1,9 +1,9 @@
-"""What differentiating twice costs: steps of FoRDE beside the plain ensemble, in several ways.
+"""The cost of second derivatives: steps of FoRDE and of the plain ensemble, in several ways.
 
     python benchmarks/second_order.py --device cuda -o second-order.json
 
-ResNet18 with the CIFAR stem, M = 10, batch 128, bfloat16. Every way is tried by itself: one that
-fails says why, and the others go on. After `--seconds` no new one is begun.
+ResNet18 with the CIFAR stem, M = 10, batch size 128, bfloat16. Every way runs by itself. A failure
+is recorded with its reason and does not stop the others. After `--seconds` no new way starts.
 """
 
 import statistics
@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from attempts import Battery, captured, profile, timed
 from common import finish, options, parser, title
-from forde_step import cotangents, look, plain_gradients, pull, shown_to_members
+from forde_step import (
+    backward_pass,
+    cotangents,
+    forward_with_gradients,
+    member_inputs,
+    plain_gradients,
+)
 from torch import Tensor
 from whole_graph import WholeGraph
 
@@ -32,15 +38,15 @@ Step = Callable[[], list[Tensor]]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to take a step.
+    """One way to compute a step.
 
     Attributes:
-        name: what it is called in the result.
-        kind: "plain", "exact", "quarter" or "quarter, no norm".
-        second: "torch", "apart" (each layer by itself), "fused" or "whole" (one compiled graph).
-        streams: members under way at a time.
+        name: name in the result.
+        kind: "plain", "exact" (whole batch), "fraction" (0.25 of it) or "fraction, no norm".
+        second: "torch", "single" (each layer by itself), "fused" or "whole" (one compiled graph).
+        streams: number of members that run at the same time.
         graph: the step is replayed as a CUDA graph.
-        compiled: networks that are differentiated once go through `torch.compile`.
+        compiled: networks with a first derivative only go through `torch.compile`.
         search: the library searches for its fastest convolution.
     """
 
@@ -61,21 +67,21 @@ WAYS = [
     Way("exact, fused, graph, searched", "exact", search=True),
     Way("exact, fused, graph, 1 stream", "exact", streams=1),
     Way("exact, fused, graph, 10 streams", "exact", streams=10),
-    Way("exact, layers apart, graph", "exact", second="apart"),
+    Way("exact, single layers, graph", "exact", second="single"),
     Way("exact, fused, eager", "exact", graph=False),
-    Way("quarter, fused, graph", "quarter"),
-    Way("quarter, fused, graph, 10 streams", "quarter", streams=10),
-    Way("quarter without norm, graph", "quarter, no norm"),
+    Way("fraction, fused, graph", "fraction"),
+    Way("fraction, fused, graph, 10 streams", "fraction", streams=10),
+    Way("fraction without norm, graph", "fraction, no norm"),
     Way("plain, eager", "plain", streams=1, graph=False),
     Way("exact, plain double backward, eager", "exact", second="torch", streams=1, graph=False),
     Way("plain, compiled, graph", "plain", compiled=True),
-    Way("quarter, fused, compiled, graph", "quarter", compiled=True),
+    Way("fraction, fused, compiled, graph", "fraction", compiled=True),
     Way("exact, whole, graph", "exact", second="whole"),
 ]
 
 
 class Stage:
-    """Members, a batch and axes, for steps in any way.
+    """Members, a batch and axes, for steps in every way.
 
     Attributes:
         case: sizes and precision.
@@ -100,13 +106,13 @@ class Stage:
             return lambda: plain_gradients(self.ensemble, self.x, self.y, once)
         if way.kind == "exact":
             return self._repelled(way, slice(None))
-        part, rest = slice(0, len(self.x) // 4), slice(len(self.x) // 4, None)
-        # Batch normalisation couples the batch, so that its part is seen twice; else it is divided.
-        beside = rest if "no norm" in way.kind else slice(None)
-        repelled = self._repelled(way, part)
+        fraction, rest = slice(0, len(self.x) // 4), slice(len(self.x) // 4, None)
+        # Batch normalisation couples the batch: the fraction runs twice. Else the batch is divided.
+        driven = rest if "no norm" in way.kind else slice(None)
+        repelled = self._repelled(way, fraction)
 
         def step() -> list[Tensor]:
-            drive = plain_gradients(self.ensemble, self.x[beside], self.y[beside], once)
+            drive = plain_gradients(self.ensemble, self.x[driven], self.y[driven], once)
             return torch._foreach_add(drive, repelled())  # pyright: ignore
 
         return step
@@ -117,11 +123,11 @@ class Stage:
 
         def step() -> list[Tensor]:
             if whole is not None:
-                found = whole(shown_to_members(x, ensemble.members, self._dtype), y)
+                found = whole(member_inputs(x, ensemble.members, self._dtype), y)
             else:
                 mapping = Mapping("loop", streams=way.streams)
-                found = look(ensemble, x, y, mapping, _way(way.second))
-            return pull(ensemble, found, cotangents(*found, y, self.axes, len(self.x)))
+                found = forward_with_gradients(ensemble, x, y, mapping, _way(way.second))
+            return backward_pass(ensemble, found, cotangents(*found, y, self.axes, len(self.x)))
 
         return step
 
@@ -134,7 +140,7 @@ def _way(second: str) -> Any:
     return nullcontext() if second == "torch" else fast_second_order(fuse=second == "fused")
 
 
-def tried(way: Way, stages: dict[bool, Stage], seconds: float) -> dict[str, Any]:
+def timed_way(way: Way, stages: dict[bool, Stage], seconds: float) -> dict[str, Any]:
     """Time and memory of a way."""
     stage = stages["no norm" not in way.kind]
     device = stage.case.device
@@ -153,7 +159,7 @@ def tried(way: Way, stages: dict[bool, Stage], seconds: float) -> dict[str, Any]
 
 
 def errors(case: Case, members: int = 4, batch: int = 32) -> dict[str, float]:
-    """Distance of the weights' gradients from those of plain double backward in float32."""
+    """Relative distance of the weight gradients from those of plain double backward in float32."""
     small = replace(case, members=members, batch_size=batch, precision="float32")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     stage = Stage(small, norm=True)
@@ -161,15 +167,15 @@ def errors(case: Case, members: int = 4, batch: int = 32) -> dict[str, float]:
 
     def gradients(second: str, dtype: torch.dtype | None, at: Any = None) -> tuple[Tensor, Any]:
         stage.ensemble.compute_in(dtype)
-        found = look(stage.ensemble, stage.x, stage.y, mapping, _way(second))
+        found = forward_with_gradients(stage.ensemble, stage.x, stage.y, mapping, _way(second))
         at = at or cotangents(*found, stage.y, stage.axes, batch)
-        found = pull(stage.ensemble, found, at)
+        found = backward_pass(stage.ensemble, found, at)
         return torch.cat([t.flatten() for t in found]), at
 
-    # The repulsion is decided once: what is compared is how it is brought back.
+    # The cotangents are computed once, so only the backward passes are compared.
     exact, at = gradients("torch", None)
     result = {}
-    for second in ("torch", "apart", "fused"):
+    for second in ("torch", "single", "fused"):
         for name, dtype in (("float32", None), ("bfloat16", torch.bfloat16)):
             found, _ = gradients(second, dtype, at)
             result[f"{second}, {name}"] = ((found - exact).norm() / exact.norm()).item()
@@ -177,7 +183,7 @@ def errors(case: Case, members: int = 4, batch: int = 32) -> dict[str, float]:
 
 
 def trainer_steps(case: Case, seconds: float) -> Iterator[tuple[str, Callable[[], dict]]]:
-    """Steps as `shoal.fit` takes them, with the methods that there are."""
+    """Steps as in `shoal.fit`, with two methods."""
     for engine in ("auto", "auto+compile"):
         for method in ("ensemble", "forde"):
 
@@ -195,11 +201,13 @@ def trainer_steps(case: Case, seconds: float) -> Iterator[tuple[str, Callable[[]
 
 
 def main() -> None:
-    """Try every way, then the profile of the best."""
+    """Time every way, then profile the best."""
     made = parser(str(__doc__).splitlines()[0])
-    made.add_argument("--seconds", type=float, default=230.0, help="in which to begin new ways")
-    made.add_argument("--only", default="", help="ways with this in their name")
-    made.add_argument("--precision", default="bfloat16", help="of the networks")
+    made.add_argument(
+        "--seconds", type=float, default=230.0, help="start no new way after so many seconds"
+    )
+    made.add_argument("--only", default="", help="only ways with this text in their name")
+    made.add_argument("--precision", default="bfloat16", help="precision of the networks")
     given = options(made)
     widths, members, batch = ((4, 6), 2, 8) if given.quick else ((64, 128, 256, 512), 10, 128)
     side = 8 if given.quick else 32
@@ -208,8 +216,8 @@ def main() -> None:
     stages = {norm: Stage(case, norm) for norm in (True, False)}
     battery, each = Battery(given.seconds), 0.1 if given.quick else 1.5
     works = [("errors", lambda: errors(case))]
-    works += [(way.name, lambda way=way: tried(way, stages, each)) for way in WAYS]
-    # What takes a compiler a minute comes last.
+    works += [(way.name, lambda way=way: timed_way(way, stages, each)) for way in WAYS]
+    # The way that takes a minute to compile comes last.
     works[-1:-1] = list(trainer_steps(case, each))
     for name, work in works:
         if given.only in name:
@@ -218,7 +226,7 @@ def main() -> None:
 
 
 def report(battery: Battery, stages: dict[bool, Stage], given: Any) -> None:
-    """Ratios to the best plain step of the same network, and the profile of the best exact one."""
+    """Ratios to the best plain step of the same network, and a profile of the best exact step."""
     results = battery.results
     known = {way: results[way.name] for way in WAYS if "ms" in results.get(way.name, {})}
     base = {

@@ -1,4 +1,4 @@
-"""Data of the study of repelled input gradients: corrupted digits, and tables."""
+"""Data of the study of repelled input gradients: corrupted digits and tables."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +16,13 @@ LEVELS = (1, 2, 3, 4, 5)
 
 
 def corrupted_digits(seed: int) -> shoal.Dataset:
-    """The digits with every corruption that grey images can have, at five severities."""
+    """The digits with every corruption that applies to grey images, at five severities."""
     alone = replace(shoal.data.load({"name": "digits", "seed": seed}), shifts={}, ood={})
     return with_corruptions(alone, seed=seed)
 
 
 def tables() -> dict[str, Callable[[int], shoal.Dataset]]:
-    """Rows of features by name, each a function of the seed: classes, and real targets."""
+    """Tables by name, each a function of the seed, with class labels or real targets."""
     found: dict[str, Callable[[int], shoal.Dataset]] = {
         "breast-cancer": lambda seed: _table("load_breast_cancer", seed),
         "wine": lambda seed: _table("load_wine", seed),
@@ -51,8 +51,8 @@ def _table(name: str, seed: int) -> shoal.Dataset:
 
 
 def _noisy(data: shoal.Dataset, seed: int) -> shoal.Dataset:
-    """Test rows with noise of a tenth of each column's spread, and up to a half."""
-    assert data.test is not None, "a table has a test part"
+    """Test inputs with noise of 0.1 to 0.5 standard deviations of each column."""
+    assert data.test is not None, "a table has a test set"
     x, shifts = data.test.x, {}
     for level in LEVELS:
         noise = torch.randn(x.shape, generator=generator(seed, "noise", level))

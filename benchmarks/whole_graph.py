@@ -1,8 +1,8 @@
 """Forward pass and input gradient of one member as one compiled function, with its own backward.
 
-The networks are traced below autograd, with the second derivatives of `fast_second_order`, so that
-the compiler sees forward, input gradient and the backward pass through both, and fuses what lies
-between the convolutions. What autograd sees is a function with a first derivative.
+The networks are traced below autograd, with the second derivatives of `fast_second_order`. The
+compiler then sees forward pass, input gradient and the backward pass through both, and fuses the
+operations between the convolutions. Autograd sees a function with a first derivative.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ __all__ = ["WholeGraph"]
 
 
 class WholeGraph:
-    """Looks at a batch like `forde_step.look`, each member by a compiled function."""
+    """Computes what `forward_with_gradients` computes, each member by a compiled function."""
 
     def __init__(self, ensemble: Ensemble, streams: int) -> None:
         (self.group,) = ensemble.groups
         self.streams, self.names = streams, list(self.group.weights | self.group.buffers)
         self._run: Callable[..., Any] | None = None
 
-    def __call__(self, shown: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, inputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [M, B, C] and input gradients [M, B, ...]."""
         group = self.group
         state = group.weights | group.buffers
@@ -37,12 +37,14 @@ class WholeGraph:
         split = [tensor.unbind(0) for tensor in state.values()]
         found = []
         self._run = self._run or self._compiled()
-        with lanes(self.streams, shown.device, [shown]) as side:
+        with lanes(self.streams, inputs.device, [inputs]) as side:
             for i in range(group.members):
                 with torch.cuda.stream(side[i % len(side)]):
-                    found.append(self._run(*[parts[i] for parts in split], shown[i].detach(), y))
-        outputs, slopes = zip(*found, strict=True)
-        return torch.stack(outputs), torch.stack(slopes)
+                    found.append(
+                        self._run(*[tensors[i] for tensors in split], inputs[i].detach(), y)
+                    )
+        outputs, input_gradients = zip(*found, strict=True)
+        return torch.stack(outputs), torch.stack(input_gradients)
 
     def _one(self, *given: Tensor) -> tuple[Tensor, Tensor]:
         *tensors, x, y = given
@@ -51,8 +53,8 @@ class WholeGraph:
         with fast_second_order(fuse=False):
             outputs = functional_call(self.group.skeleton, state, (x,))
         picked = outputs.gather(-1, y.unsqueeze(-1)).sum()
-        (slope,) = torch.autograd.grad(picked, x, create_graph=True)
-        return outputs, slope
+        (input_gradient,) = torch.autograd.grad(picked, x, create_graph=True)
+        return outputs, input_gradient
 
     def _compiled(self) -> Callable[..., Any]:
         from functorch.compile import aot_function, min_cut_rematerialization_partition

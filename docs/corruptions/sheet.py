@@ -1,4 +1,4 @@
-"""Draw the contact sheet of one test image: every corruption at every severity."""
+"""Draw one test image under every corruption at every severity."""
 
 import argparse
 
@@ -11,7 +11,7 @@ from shoal.data.corruptions import SEVERITIES, corrupt, registry
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dataset", help="a name from: shoal list datasets")
-    parser.add_argument("index", type=int, help="which of its test images")
+    parser.add_argument("index", type=int, help="index of the test image")
     parser.add_argument("out", help="a .png file")
     options = parser.parse_args()
     image = data.load(options.dataset).test.x[options.index : options.index + 1]
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def sheet_row(image: torch.Tensor, name: str, index: int) -> torch.Tensor:
-    """The image itself, then at each severity as it is in the corrupted test set."""
+    """The clean image, then the corrupted image at each severity."""
     return torch.cat([image, *(corrupt(image, name, s, first=index) for s in SEVERITIES)])
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a study beside the published ones, as the table of its page.
+"""The table of a result page: our numbers, with the published ones in parentheses.
 
 python docs/results/tables.py mnist
 python docs/results/tables.py mnist-published
@@ -16,11 +16,11 @@ HERE = Path(__file__).parent
 
 
 class Column(NamedTuple):
-    """A metric on a part of the data, and how it is written."""
+    """A metric on a split of the data, and its format."""
 
     title: str
     metric: str
-    part: str = "test"
+    split: str = "test"
     scale: float = 1
     digits: int = 4
 
@@ -31,34 +31,37 @@ COLUMNS = {
         ACCURACY,
         Column("NLL", "nll"),
         Column("ECE, 30 bins, %", "ece_30", scale=100, digits=2),
-        Column("entropy NotMNIST / MNIST", "entropy_ratio", "ood:notmnist", digits=1),
-        Column("AUROC NotMNIST", "auroc_entropy", "ood:notmnist", digits=3),
+        Column("entropy ratio NotMNIST / MNIST", "entropy_ratio", "ood:notmnist", digits=1),
+        Column("AUROC by predictive entropy, NotMNIST", "auroc_entropy", "ood:notmnist", digits=3),
     ],
     "fashion-mnist": [
         ACCURACY,
         Column("NLL", "nll"),
-        Column("- log of the mean probability", "nll_legacy", digits=3),
+        Column("-log of mean probability", "nll_legacy", digits=3),
         Column("ECE, %", "ece", scale=100, digits=2),
-        Column("entropy MNIST / Fashion", "entropy_ratio", "ood:mnist", digits=2),
-        Column("AUROC, entropy", "auroc_entropy", "ood:mnist", digits=3),
-        Column("AUROC, disagreement", "auroc_disagreement", "ood:mnist", digits=3),
+        Column("entropy ratio MNIST / Fashion", "entropy_ratio", "ood:mnist", digits=2),
+        Column("AUROC by predictive entropy", "auroc_entropy", "ood:mnist", digits=3),
+        Column("AUROC by disagreement", "auroc_disagreement", "ood:mnist", digits=3),
     ],
 }
 COLUMNS["mnist-published"] = COLUMNS["mnist"]
 BESIDE = {"mnist-published": "mnist"}
-"""Studies that are held against the published numbers of another's folder."""
+"""Studies that use the published numbers in the folder of another study."""
 
 
 def rows(path):
-    """Of a CSV file."""
+    """The rows of a CSV file."""
     with path.open() as file:
         yield from csv.DictReader(file)
 
 
 def ours(folder):
-    """Mean and standard error of every method, size, metric and part."""
+    """Mean and standard error of every method, size, metric and split.
+
+    The column of the split was called "part" in older files.
+    """
     return {
-        (row["method"], int(row["size"]), row["metric"], row["part"]): (
+        (row["method"], int(row["size"]), row["metric"], row.get("split", row.get("part"))): (
             float(row["mean"]),
             float(row["stderr"]),
         )
@@ -68,7 +71,7 @@ def ours(folder):
 
 
 def published(folder):
-    """By method, size and metric; in per cent where the table is."""
+    """Published numbers by method, size and metric; ECE in per cent."""
     found = {}
     for row in rows(folder / "published.csv"):
         for metric, value in row.items():
@@ -90,7 +93,7 @@ def main():
     for method, size in sorted(cases, key=lambda case: (case[1], cases.index(case))):
         cells = []
         for column in columns:
-            value = mine[method, size, column.metric, column.part]
+            value = mine[method, size, column.metric, column.split]
             mean, error = (column.scale * each for each in value)
             known = theirs.get((method, size, column.metric))
             beside = "" if known is None else f" ({known:.{column.digits}f})"

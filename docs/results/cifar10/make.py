@@ -1,12 +1,12 @@
-"""Residual networks on half of CIFAR-10, clean and under every corruption: repelled or not.
+"""Residual networks on half of CIFAR-10, clean and under every corruption, with repulsion or not.
 
     python docs/results/cifar10/make.py --device cuda --runs FOLDER
 
-The training is that of an experiment, as long as is asked for. Runs are kept in
-the folder of --runs, and a call goes on where the last one stopped. After every run the
-numbers so far are written beside this file, or into the folder of --out: results.csv (every score
-of every run), summary.csv (means, and differences paired by seed), study.json (settings, machine,
-cost), tables.md (the same beside published numbers) and two figures.
+The training is that of an experiment, for a given number of epochs. The folder of --runs keeps the
+runs, and the same command resumes an interrupted study. After every run the script writes the
+numbers so far beside this file, or into the folder of --out: results.csv (every score of every
+run), summary.csv (means, and differences paired by seed), study.json (settings, machine, cost),
+tables.md (means, with published numbers in parentheses) and two figures.
 """
 
 import argparse
@@ -47,9 +47,9 @@ COLUMNS = {
     "corrupted_accuracy": ("corrupted accuracy, %", Measure("accuracy", "corrupted:all"), 2),
     "corrupted_nll": ("corrupted NLL", Measure("nll", "corrupted:all"), 3),
     "corrupted_ece": ("corrupted ECE", Measure("ece", "corrupted:all"), 4),
-    "auroc": ("AUROC of the entropy, SVHN", Measure("auroc_entropy", "ood:svhn"), 3),
+    "auroc": ("AUROC by predictive entropy, SVHN", Measure("auroc_entropy", "ood:svhn"), 3),
     "auroc_disagreement": (
-        "AUROC of the disagreement, SVHN",
+        "AUROC by disagreement, SVHN",
         Measure("auroc_disagreement", "ood:svhn"),
         3,
     ),
@@ -58,19 +58,21 @@ PUBLISHED = {"cifar10-forde": "published.csv", "cifar10-resnet32": "published-re
 
 
 def options() -> argparse.Namespace:
-    """What was typed."""
+    """The command-line options."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--experiment", default="cifar10-forde")
     made.add_argument("--epochs", type=int, default=36)
     made.add_argument("--seeds", type=int, default=4)
-    made.add_argument("--first", type=int, default=0, help="the first of the seeds")
+    made.add_argument("--first", type=int, default=0, help="the first seed")
     made.add_argument("--methods", default="ensemble,forde:16")
     made.add_argument("--members", type=int, default=5)
     made.add_argument("--device", help="cpu or cuda; by default a GPU where there is one")
-    made.add_argument("--runs", default="runs/cifar10-study", help="where runs are kept")
-    made.add_argument("--out", default=str(HERE), help="where the numbers are written")
-    made.add_argument("--within", type=float, help="begin no run that would end after so many s")
-    made.add_argument("--quick", action="store_true", help="digits: whether it works")
+    made.add_argument("--runs", default="runs/cifar10-study", help="the folder of the runs")
+    made.add_argument("--out", default=str(HERE), help="the folder of the numbers")
+    made.add_argument(
+        "--within", type=float, help="start no run that would end after so many seconds"
+    )
+    made.add_argument("--quick", action="store_true", help="digits: a short test")
     return made.parse_args()
 
 
@@ -90,13 +92,13 @@ def planned(asked: argparse.Namespace) -> Grid:
 
 
 def trained(grid: Grid, data: Any, within: float | None, after: Any) -> None:
-    """Every run that is missing, as long as there is time for the longest so far."""
+    """Train every missing run, while there is time for one as long as the longest."""
     begun, longest, queue = time.monotonic(), 0.0, grid.queue
     with FolderLock(grid.folder):
         for place, cell in enumerate(queue):
             started = time.monotonic()
             if within is not None and started - begun + longest > within:
-                return say(f"{len(queue) - place} runs are left for the next call")
+                return say(f"{len(queue) - place} runs remain for the next call")
             run_cell(grid, cell, data)
             seconds = time.monotonic() - started
             longest = max(longest, seconds)
@@ -105,12 +107,12 @@ def trained(grid: Grid, data: Any, within: float | None, after: Any) -> None:
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Report progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def write(grid: Grid, out: Path, found: dict[str, Any]) -> None:
-    """All that is known so far."""
+    """Write everything that is known so far."""
     groups = groups_of(grid)
     if not groups:
         return
@@ -125,7 +127,7 @@ def write(grid: Grid, out: Path, found: dict[str, Any]) -> None:
 
 
 def cost(group: Group) -> dict[str, float]:
-    """Seconds of an epoch, without those in which steps are captured, and of a whole run."""
+    """Seconds per epoch, without the epochs that capture steps, and per run."""
     epochs = [row["seconds"] for entry in group.entries for row in entry.history[2:]]
     epochs = epochs or [row["seconds"] for entry in group.entries for row in entry.history]
     steps = {entry.history[0]["step"] for entry in group.entries}
@@ -139,7 +141,7 @@ def cost(group: Group) -> dict[str, float]:
 
 
 def _published(grid: Grid) -> dict[str, dict[str, str]]:
-    """Of the paper by method, where the data are those of the paper."""
+    """Numbers of the paper by method, if the experiment uses its data."""
     if grid.config.name not in PUBLISHED:
         return {}
     with (HERE / PUBLISHED[grid.config.name]).open() as file:
@@ -149,22 +151,22 @@ def _published(grid: Grid) -> dict[str, dict[str, str]]:
 def tables(
     groups: list[Group], costs: dict[str, dict[str, float]], known: dict[str, dict[str, str]]
 ) -> str:
-    """Means beside published ones; then differences, each corruption, and cost."""
+    """Tables of means with published means, differences, each corruption, and cost."""
     header = ["method", "seeds", *(title for title, _, _ in _columns(groups).values())]
     names = [group.label.partition(":")[0] for group in groups]
     first = [_means(g, groups, known.get(name, {})) for g, name in zip(groups, names, strict=True)]
     second = [cells for group in groups if (cells := _differences(group, groups))]
     plain = next((group for group in groups if group.label == "ensemble"), None)
-    kinds = ["accuracy at all severities, %", *(group.label for group in groups)]
+    kinds = ["mean accuracy over severities, %", *(group.label for group in groups)]
     third = [_one_corruption(name, groups) for name in _corruptions(groups)]
-    words = ["method", "seconds an epoch", "ms a step", "times the plain ensemble", "training, s"]
+    titles = ["seconds per epoch", "ms per step", "ratio to the plain ensemble", "training, s"]
     fourth = [_cost(group, plain, costs) for group in groups]
-    blocks = [(header, first), (header, second), (kinds, third), (words, fourth)]
+    blocks = [(header, first), (header, second), (kinds, third), (["method", *titles], fourth)]
     return "\n\n".join(markdown_table(*block) for block in blocks if block[1]) + "\n"
 
 
 def _columns(groups: list[Group]) -> dict[str, tuple[str, Measure, int]]:
-    """What these runs were judged by."""
+    """The columns for which these runs have scores."""
     return {key: column for key, column in COLUMNS.items() if groups[0].values(column[1])}
 
 
@@ -174,13 +176,13 @@ def _means(group: Group, groups: list[Group], known: dict[str, str]) -> list[str
         scale = 100 if key.endswith("accuracy") else 1
         mean, error = (scale * value for value in measure.summary(group))
         beside = f" ({known[key]})" if key in known else ""
-        spread = f" ± {error:.{digits}f}" if error == error else ""
-        cells.append(f"{mean:.{digits}f}{spread}{beside}")
+        plus_minus = f" ± {error:.{digits}f}" if error == error else ""
+        cells.append(f"{mean:.{digits}f}{plus_minus}{beside}")
     return cells
 
 
 def _differences(group: Group, groups: list[Group]) -> list[str]:
-    """To the plain ensemble, paired by seed, with the ends of the 95 % interval."""
+    """Differences from the plain ensemble, paired by seed, with their 95 % intervals."""
     cells = [f"{group.label} − ensemble", str(len(group.entries))]
     for key, (_, measure, digits) in _columns(groups).items():
         found = against_baseline(measure, group, groups)
@@ -193,26 +195,26 @@ def _differences(group: Group, groups: list[Group]) -> list[str]:
 
 
 def _interval(found: Sequence[float], scale: int, digits: int) -> tuple[str, str]:
-    """A difference and the ends of its interval, which one seed does not have."""
+    """A difference and the ends of its interval; one seed has no interval."""
     middle, low, high = (f"{scale * value:+.{digits}f}" for value in found)
     return middle, f"{low} to {high}" if all(map(math.isfinite, found)) else ""
 
 
 def _one_corruption(name: str, groups: list[Group]) -> list[str]:
-    """The mean of the plain ensemble, and of the others with the interval of their difference."""
+    """The mean of each method, with the difference from the plain ensemble."""
     measure = functools.partial(_over_severities, name)
     cells = [name.replace("-", " ")]
     for group in groups:
-        told = statistics.fmean(group.values(measure).values())
+        mean = statistics.fmean(group.values(measure).values())
         found = against_baseline(measure, group, groups)
-        apart = [] if found is None else filter(None, _interval(found[0], 1, 2))
-        words = "; ".join(apart)
-        cells.append(f"{told:.2f} ({words})" if words else f"{told:.2f}")
+        difference = [] if found is None else filter(None, _interval(found[0], 1, 2))
+        words = "; ".join(difference)
+        cells.append(f"{mean:.2f} ({words})" if words else f"{mean:.2f}")
     return cells
 
 
 def _corruptions(groups: list[Group]) -> list[str]:
-    """Those that every run was judged under."""
+    """The corruptions under which every run was evaluated."""
     everyone = sum(len(group.entries) for group in groups)
     measures = {name: functools.partial(_over_severities, name) for name in corruptions}
     known = {n: sum(len(group.values(m)) for group in groups) for n, m in measures.items()}
@@ -226,7 +228,7 @@ def _over_severities(name: str, entry: Entry) -> float:
 
 
 def _cost(group: Group, plain: Group | None, costs: dict[str, dict[str, float]]) -> list[str]:
-    """The ratio is told of runs of one call: between two calls, machine and code can differ."""
+    """The ratio is for runs of one command: two commands may differ in machine and code."""
     spent, ratio = costs[group.label], "-"
     if plain is not None and _commands(group) == _commands(plain):
         ratio = f"{spent['ms_a_step'] / costs[plain.label]['ms_a_step']:.2f}"
@@ -244,19 +246,19 @@ def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
     curves = {}
     for group in groups:
         known = {x: measure for x, measure in places.items() if group.values(measure)}
-        told = [measure.summary(group) for measure in known.values()]
-        curves[group.label] = Curve(list(known), [m for m, _ in told], [e for _, e in told])
+        points = [measure.summary(group) for measure in known.values()]
+        curves[group.label] = Curve(list(known), [m for m, _ in points], [e for _, e in points])
     return severity(curves, Measure(metric).title, share=share)
 
 
 def _known(file: Path) -> dict[str, Any]:
-    """Where the runs were made, when there is nothing left to train."""
-    told = json.loads(file.read_text())
-    return {key: told[key] for key in ("machine", "versions", "settings")}
+    """Machine, versions and settings of the finished runs."""
+    study = json.loads(file.read_text())
+    return {key: study[key] for key in ("machine", "versions", "settings")}
 
 
 def main() -> None:
-    """Train and judge what is missing, and write the numbers after every run."""
+    """Train and evaluate missing runs, and write the numbers after every run."""
     asked = options()
     grid, out = planned(asked), Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
 """The landscape of a deep ensemble: python docs/results/landscape/make.py --out FOLDER
 
-Trains five independent members with snapshots along training, then looks at everything that
-`shoal landscape` looks at, and writes one JSON file, one CSV file and the figures as PNG and SVG.
-By default CIFAR-10 with the network of Fort et al. (2019) on a GPU; --data digits takes a small
-network and some minutes of one core, --quick looks at them coarsely. A part that fails is recorded
-in parts.json and does not stop the others; a call that was stopped goes on where it was.
+The script trains five independent members with snapshots, runs every analysis of `shoal landscape`,
+and writes one JSON file, one CSV file and the figures as PNG and SVG. The default is CIFAR-10 with
+the network of Fort et al. (2019) on a GPU. --data digits uses a small network and takes some
+minutes on one core; --quick is coarse. A failed analysis is recorded in parts.json and does not
+stop the others. The same command resumes an interrupted study.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CORRUPTED = {
     "corruptions": ["gaussian-noise", "motion-blur", "fog", "jpeg-compression"],
     "severities": [3],
 }
-"""One corruption of each family; digits bring shifts of their own."""
+"""One corruption of each family; digits have their own shifts."""
 
 
 def prepared(options):
@@ -63,13 +63,13 @@ def trained(options, data, blueprint):
     )
 
 
-def parts_of(run, data, effort, names):
-    """Every part with the seconds it took, or what went wrong."""
+def analysed(run, data, effort, names):
+    """The result of every analysis with its seconds, or its error."""
     for name in names:
         start = time.monotonic()
         try:
-            part = study(run, data, [name], effort=effort)[name]
-            row = {"sentence": finding(name, part), **part.scores}
+            result = study(run, data, [name], effort=effort)[name]
+            row = {"sentence": finding(name, result), **result.scores}
         except Exception as error:
             traceback.print_exc()
             row = {"failed": f"{type(error).__name__}: {error}"}
@@ -81,14 +81,14 @@ def parts_of(run, data, effort, names):
 def draw(folder, out):
     """Each figure as PNG and as SVG, named after its title."""
     section = between(tell([folder]))
-    for index, picture in enumerate(pictures([] if section is None else section.blocks), 1):
-        name = f"{index:02d}-{slug(picture.title)}"
-        write_bytes(out / f"{name}.png", shoal.plots.png(picture.figure, 110))
-        write_text(out / f"{name}.svg", shoal.plots.svg(picture.figure, name, picture.title))
+    for index, drawn in enumerate(pictures([] if section is None else section.blocks), 1):
+        name = f"{index:02d}-{slug(drawn.title)}"
+        write_bytes(out / f"{name}.png", shoal.plots.png(drawn.figure, 110))
+        write_text(out / f"{name}.svg", shoal.plots.svg(drawn.figure, name, drawn.title))
 
 
 def write(run, out, seconds, found):
-    """What is known so far."""
+    """Write the numbers so far."""
     value = {"seconds": seconds, "device": str(run.ensemble.device), "config": run.config}
     write_json(out / "parts.json", value | {"parts": found})
     text = io.StringIO()
@@ -109,7 +109,7 @@ def flat(value, path=()):
 
 
 def main():
-    """Train, look, write."""
+    """Train, analyse and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quick", action="store_true")
@@ -118,8 +118,8 @@ def main():
     parser.add_argument("--device", default=None)
     parser.add_argument("--precision", default=None)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=300, help="of training a curve (300)")
-    parser.add_argument("--parts", help="such as line,tunnel; all by default")
+    parser.add_argument("--steps", type=int, default=300, help="training steps of a curve (300)")
+    parser.add_argument("--parts", help="analyses, such as line,tunnel (all)")
     options = parser.parse_args()
     if options.quick:
         options.data = "digits"
@@ -134,7 +134,7 @@ def main():
     names = options.parts.split(",") if options.parts else registry.names()
     kept = options.out / "parts.json"
     found = read_json(kept)["parts"] if kept.exists() else {}
-    for name, row in parts_of(run, data, effort, names):
+    for name, row in analysed(run, data, effort, names):
         found[name] = row
         seconds["everything"] = round(time.monotonic() - start, 2)
         write(run, options.out, seconds, found)

@@ -1,8 +1,8 @@
-"""Pictures of every method on the published toys: python docs/results/toys/make.py
+"""Figures of every method on the published toy problems: python docs/results/toys/make.py
 
-Writes regression.png, classification.png and particles.png beside itself, one panel a method. Every
-panel has the same data, networks, seeds and number of steps, and strength 1 unless --strength says
-otherwise. About two minutes on two cores.
+The script writes regression.png, classification.png and particles.png beside itself, one panel per
+method. All panels have the same data, networks, seeds, number of steps and strength (1, or
+--strength). It takes about two minutes on two cores.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def regression(strength):
 
 
 def classification(strength):
-    """Entropy over the plane."""
+    """Predictive entropy over the plane."""
     data = shoal.data.registry["toy-classification"]()
     side = torch.linspace(-12, 12, 80)
     up, across = torch.meshgrid(side, side, indexing="ij")
@@ -80,7 +80,7 @@ def sampling():
 
 
 def sheet(figures, columns, path):
-    """All panels on one picture."""
+    """All panels in one figure."""
     panels = []
     for figure in figures:
         panels.append(Image.open(io.BytesIO(shoal.plots.png(figure, 60))).convert("RGB"))
@@ -93,7 +93,7 @@ def sheet(figures, columns, path):
 
 
 def main():
-    """Make all three pictures."""
+    """Make all three figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strength", type=float, default=1.0)
     options = parser.parse_args()
