@@ -1,0 +1,8 @@
+"""`python -m shoal` is the command line."""
+
+import sys
+
+from shoal.app.start import start
+
+if __name__ == "__main__":
+    sys.exit(start())
