@@ -68,8 +68,8 @@ class Trainer:
         self.repulsion = repulsion or settings.method.repulsion
         self.moving, self.frozen = divided(ensemble, settings)
         self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
-        whole = Posterior(settings.likelihood, settings.prior, batches.n, settings.temperature)
-        self.posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
+        self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
+        self.posterior = self._posterior()
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
@@ -117,6 +117,8 @@ class Trainer:
             yield from self.captured.epoch(self.epoch, start, count, self.step)
             return
         for x, y in islice(self.batches.batches(self.epoch, start), count):
+            if self.batches.n != self.posterior.n:  # the first pass over a stream has counted it
+                self.posterior = self._posterior()
             set_learning_rate(self.optimizer, self._rate(self.step))
             self.move(x, y, self._factor(self.step), self.step)
             yield
@@ -166,12 +168,22 @@ class Trainer:
             frozen=self.frozen,
         )
 
+    def _posterior(self) -> Posterior:
+        """Of as many data points as are known, less what the optimiser takes over."""
+        settings = self.settings
+        for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
+            if decay is not None:
+                group["weight_decay"] = decay
+        points = self.batches.n
+        whole = Posterior(settings.likelihood, settings.prior, points, settings.temperature)
+        return hand_over(whole, self.repulsion, settings, self.optimizer)
+
     def try_out(self) -> int:
         """Choose mapping and threads by a short trial on the CPU; returns the threads."""
         ensemble, plan = self.ensemble, parse(self.settings.engine)
         if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
             return torch.get_num_threads()
-        x, y = next(iter(self.batches.batches(self.epoch)))
+        x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
 
         def step(mapping: Mapping) -> object:
@@ -231,11 +243,13 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything else that resuming needs."""
+        found = self.batches.found if isinstance(self.batches, LoaderBatches) else {}
         return {
             "step": self.step,
             "history": self.rows,
             "optimizer": _flat(self.optimizer)[1],
             "mapping": asdict(self.mapping),
+            **({"data": found} if found else {}),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -249,6 +263,9 @@ class Trainer:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
         self.mapping = Mapping(**state["mapping"])
+        if isinstance(self.batches, LoaderBatches):
+            self.batches.found = state.get("data", {})
+            self.posterior = self._posterior()
 
 
 def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
