@@ -20,7 +20,7 @@ from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.numerics import calculating_in
 from shoal.training.axes import keep, prepared
-from shoal.training.history import balance_sentence
+from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.interruption import Interruption
 from shoal.training.progress import Progress, make_progress
 from shoal.training.provenance import provenance
@@ -193,11 +193,15 @@ class Session:
             )
 
     def _conclude(self, progress: Progress) -> None:
+        diverged = divergence_sentence(self.trainer.rows)
+        if diverged is not None:
+            self._say(progress, diverged)
+            return
         repulsion = self.trainer.settings.method.repulsion
         cold = self.trainer.settings.temperature == 0
         if repulsion is None or cold or self.trainer.ensemble.members == 1:
             return
-        self._say(progress, balance_sentence(self.trainer.rows, repulsion.strength))
+        self._say(progress, balance_sentence(self.trainer.rows))
 
     def _say(self, progress: Progress, sentence: str | None) -> None:
         """Note a sentence and show it, once in a run."""

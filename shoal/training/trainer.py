@@ -1,5 +1,6 @@
 """The trainer: members, optimiser and progress in time, all that a checkpoint has to hold."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -55,6 +56,7 @@ class Trainer:
         step: how many are done.
         rows: one line of history for each epoch done.
         tracker: what the steps of the epoch under way have told.
+        initial: mean loss of the members before the first step, once it is taken.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Trainer:
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
+        self.initial: Tensor | None = None
         self.captured = self._capture()
         if ensemble.device.type == "cpu":
             keep_freed()
@@ -105,6 +108,8 @@ class Trainer:
             left = min(size - start, self.steps - before)
             for _ in self._steps(start, left):
                 self.step += 1
+                if self.step == 1:
+                    self.initial = self.tracker.loss()
                 yield
             if self.step - before < left:
                 raise DataError(
@@ -218,10 +223,16 @@ class Trainer:
             self._bury()
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
+        row |= self._initial()
         # Only now: to read the row is to wait for the device, which may lag behind the launches.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
         return self.rows[-1]
+
+    def _initial(self) -> dict[str, float]:
+        """The loss before the first step, until the first line of history has it."""
+        loss = math.nan if self.initial is None or self.rows else float(self.initial)
+        return {"initial_loss": loss} if math.isfinite(loss) else {}
 
     def _bury(self) -> None:
         """Members that the last step made infinite have no later step to be found out by."""
@@ -250,6 +261,7 @@ class Trainer:
             "optimizer": _flat(self.optimizer)[1],
             "mapping": asdict(self.mapping),
             **({"data": found} if found else {}),
+            **self._initial(),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -263,6 +275,8 @@ class Trainer:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
         self.mapping = Mapping(**state["mapping"])
+        initial = state.get("initial_loss")
+        self.initial = None if initial is None else torch.tensor(initial)
         if isinstance(self.batches, LoaderBatches):
             self.batches.found = state.get("data", {})
             self.posterior = self._posterior()
