@@ -31,7 +31,8 @@ def predict(
 
     Args:
         source: a run, an ensemble, or the folder of a run.
-        x: an array or tensor [B, ...], or an iterable of batches.
+        x: an array or tensor [B, ...], a pair (x, y), a torch `Dataset` of points x or (x, y), or
+            a loader or other iterable of batches x or (x, y).
         batch_size: how many inputs go through the members at once.
         device: where to compute; None stays where the members are.
         likelihood: what the outputs of an ensemble mean; a run knows.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from shoal.app.story import Entry, Group
 from shoal.app.words import joined
+from shoal.training.history import has_diverged
 
 __all__ = ["SIGNS", "diverged", "diverged_sentence"]
 
@@ -18,11 +19,8 @@ SIGNS = (
 def diverged(entry: Entry) -> bool:
     """Members stopped being finite, the loss ended far above where it began, or the whole does
     worse than guessing."""
-    first, last = (entry.history[0], entry.history[-1]) if entry.history else ({}, {})
-    if last.get("alive", entry.members) < entry.members:
-        return True
-    began, ended = first.get("loss"), last.get("loss")
-    if began is not None and ended is not None and ended > began + abs(began):
+    last = entry.history[-1] if entry.history else {}
+    if last.get("alive", entry.members) < entry.members or has_diverged(entry.history):
         return True
     if entry.assessment is None:
         return False

@@ -1,7 +1,7 @@
 """From numbers to sentences. Numbers that differ by less than their noise are called equal."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from shoal.app.words import joined, number, percent
 from shoal.prediction.statistics import Difference
@@ -14,7 +14,6 @@ __all__ = [
     "coverage_sentence",
     "doubt_sentence",
     "error_sentence",
-    "falling_sentence",
     "halves_sentence",
     "members_sentence",
     "recognition_sentence",
@@ -229,25 +228,3 @@ def shift_sentence(name: str, accuracy: float, confidence: float, noise: float) 
     if abs(confidence - accuracy) <= _SIGMAS * noise:
         return f"{text}: still calibrated within noise."
     return f"{text}: {'overconfident' if confidence > accuracy else 'underconfident'}."
-
-
-def falling_sentence(losses: Sequence[float]) -> str:
-    """Whether training had come to rest.
-
-    >>> falling_sentence([1.0, 0.5, 0.3, 0.2])
-    'The loss was still falling at the end, by 33 % in the last tenth of training: train longer.'
-    >>> falling_sentence([1.0, 0.1, 0.1, 0.1])
-    'The loss had come to rest.'
-    """
-    if len(losses) < 3 or not all(map(math.isfinite, (losses[-1], losses[0]))):
-        return ""
-    before = losses[-1 - max(1, len(losses) // 10)]
-    fall = (before - losses[-1]) / abs(before) if before else 0.0
-    if fall > 0.03:
-        return (
-            f"The loss was still falling at the end, by {100 * fall:.0f} % in the last tenth of "
-            f"training: train longer."
-        )
-    if fall < -0.03:
-        return "The loss was rising at the end: lower the learning rate."
-    return "The loss had come to rest."

@@ -90,7 +90,7 @@ VERBS = {
     "grow": Verb(
         "train more members for a run, repelled by those it has",
         "shoal grow runs/digits-f-kde-m5-s0 --more 5\n"
-        "shoal grow runs/digits-f-kde-m5-s0 --more 5 epochs=30 strength=100 -o runs/larger",
+        "shoal grow runs/digits-f-kde-m5-s0 --more 5 epochs=30 -o runs/larger",
         arguments.grow,
         "\n\nThe old members stay as they are; the new folder has all of them.",
     ),

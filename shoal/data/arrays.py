@@ -10,7 +10,9 @@ from torch import Tensor
 from shoal.core.errors import DataError
 from shoal.core.remember import recalled
 
-__all__ = ["as_inputs", "as_targets", "check_labels"]
+__all__ = ["as_inputs", "as_targets", "check_columns", "check_labels"]
+
+_FEW = 1024
 
 
 def as_inputs(x: Any, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -94,6 +96,31 @@ def check_labels(y: Tensor, classes: int) -> None:
             f"y[{first}] is {int(y[first])}, but the network has {classes} outputs for the "
             f"classes 0 to {classes - 1}; give it one output a class"
         )
+
+
+def check_columns(y: Tensor) -> None:
+    """Refuse real targets [N, K] of two values, which may be labels: one has to say what they are.
+
+    Several columns of real numbers are regressed on; columns of 0 and 1 are more often one-hot
+    rows, or several labels a point, for which a squared error is not meant.
+    """
+    if not y.is_floating_point() or y.ndim < 2 or y.shape[-1] < 2:
+        return
+    values = y[:_FEW].unique().tolist()
+    values = y.unique().tolist() if len(values) <= 2 else values
+    if len(values) != 2 or (values != [0, 1] and len(y) < 3):
+        return
+    low, high = (f"{value:g}" for value in values)
+    one_hot = values == [0, 1] and bool((y.sum(-1) == 1).all())
+    other = (
+        "type y.argmax(1) for one-hot rows"
+        if one_hot
+        else f"type (y[:, 0] == {high}).astype(int) for the labels of one column"
+    )
+    raise DataError(
+        f"y has {y.shape[-1]} columns of {low} and {high}, which may be labels or numbers; "
+        f"{other}, or likelihood='gaussian' to regress on them"
+    )
 
 
 def _tensor(value: Any, name: str) -> Tensor:

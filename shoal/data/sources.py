@@ -1,18 +1,19 @@
 """From what a user hands to `fit` or `predict` to batches of tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from shoal.core.errors import DataError
 from shoal.data.arrays import as_inputs, as_targets, check_labels
-from shoal.data.batches import ArrayBatches, Batches, LoaderBatches, checked_size
+from shoal.data.batches import ArrayBatches, Batches, checked_size
 from shoal.data.dataset import Dataset, Split
+from shoal.data.loaders import LoaderBatches
 
 __all__ = [
     "ArrayBatches",
@@ -54,24 +55,28 @@ def batches_of(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
     classes: int | None = None,
+    steps: int | None = None,
 ) -> ArrayBatches | LoaderBatches:
     """Batches of whatever can be trained on, on `device`.
 
     Args:
-        data: a Dataset, a Split, a pair (x, y) of arrays, a torch Dataset, a torch DataLoader, or
-            anything that gives batches (x, y) each time it is iterated over.
+        data: a Dataset, a Split, a pair (x, y) of arrays, a torch Dataset of points (x, y), be it
+            indexed or iterated over, a torch DataLoader, or anything that gives batches (x, y)
+            each time it is iterated over, such as a list of them.
         batch_size: points in a batch; a loader has its own.
         seed: with the epoch, decides the order of the points.
         device: where the batches are wanted; None leaves them where the data are.
         dtype: type of real inputs and targets.
         classes: refuse labels outside 0 to `classes` - 1.
+        steps: how many batches will be wanted; what has no length is not counted then.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
     elif isinstance(data, TorchDataset):
-        data = DataLoader(data, checked_size(batch_size), shuffle=True)
+        shuffle = not isinstance(data, IterableDataset)
+        data = DataLoader(data, checked_size(batch_size), shuffle=shuffle)
     if _is_loader(data):
-        return LoaderBatches(data, seed, device, dtype, classes)
+        return LoaderBatches(data, seed, device, dtype, classes, steps)
     split = as_split(data, dtype)
     if split.y is None:
         raise DataError("there are inputs but no targets; pass a pair (x, y)")
@@ -86,18 +91,46 @@ def input_batches(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Iterator[Tensor]:
-    """Inputs in their own order, batch by batch on `device`; targets, if any, are left out."""
+    """Inputs in their own order, batch by batch on `device`; targets, if any, are left out.
+
+    Args:
+        data: an array or tensor, a Split, a pair (x, y), a torch Dataset of points x or (x, y), or
+            a loader, list or other iterable of batches x or (x, y).
+        batch_size: inputs in a batch; a loader has its own.
+        device: where the batches are wanted; None leaves them where the data are.
+        dtype: type of real inputs.
+    """
     if isinstance(data, Dataset):
         raise DataError(f"dataset '{data.name}' has several parts; pass one, such as data.test")
+    size = checked_size(batch_size)
     if isinstance(data, TorchDataset):
-        data = DataLoader(data, checked_size(batch_size))
-    if _is_loader(data):
-        for batch in data:
-            x = batch[0] if isinstance(batch, (tuple, list)) else batch
-            yield as_inputs(x, dtype).to(device, non_blocking=True)
+        data = DataLoader(data, size)
+    pair = isinstance(data, tuple) and len(data) == 2
+    if pair or isinstance(data, Split) or hasattr(data, "__array__"):
+        whole = _inputs_of_pair(*data) if pair else data.x if isinstance(data, Split) else data
+        for x in as_inputs(whole, dtype).split(size):
+            yield x.to(device)
         return
-    for x in as_split(data, dtype).x.split(checked_size(batch_size)):
-        yield x.to(device)
+    if not hasattr(data, "__iter__") or isinstance(data, (str, bytes, Mapping)):
+        raise DataError(f"x must be an array, a tensor or a loader, not {type(data).__name__}")
+    for batch in data:
+        x = batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
+        if not hasattr(x, "__array__"):
+            raise DataError(
+                f"a loader must yield tensors x or pairs (x, y), but a {type(x).__name__} came; "
+                f"turn plain lists into one array with numpy.asarray(x)"
+            )
+        yield as_inputs(x, dtype).to(device, non_blocking=True)
+
+
+def _inputs_of_pair(x: Any, y: Any) -> Any:
+    shapes = [np.shape(part)[1:] for part in (x, y) if hasattr(part, "__array__")]
+    if len(shapes) == 2 and shapes[0] and shapes[0] == shapes[1]:
+        raise DataError(
+            f"a tuple of two arrays may be a pair (x, y) or two batches; type x alone for the "
+            f"inputs {list(np.shape(x))}, or a list [a, b] of batches"
+        )
+    return x
 
 
 def _is_pair(data: object) -> bool:
@@ -108,7 +141,8 @@ def _is_pair(data: object) -> bool:
 
 
 def _is_loader(data: Any) -> bool:
-    if isinstance(data, (Dataset, Split, tuple, Tensor, str, bytes)) or hasattr(data, "__array__"):
+    whole = (Dataset, Split, tuple, Tensor, str, bytes, Mapping)
+    if isinstance(data, whole) or hasattr(data, "__array__"):
         return False
     if isinstance(data, list):
         first = data[0] if data else None

@@ -8,6 +8,7 @@ products of the covariance with thin matrices. Halko, Martinsson & Tropp (2011),
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class Inputs:
         """They are numbers that can be changed a little, and not tokens."""
         return self._first.is_floating_point()
 
-    @property
+    @cached_property
     def _first(self) -> Tensor:
         return next(iter(self.batches()))
 

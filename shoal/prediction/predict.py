@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.data.arrays import as_inputs
 from shoal.data.dataset import Split
+from shoal.data.sources import input_batches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.inference.numerics import calculating_in
@@ -43,7 +43,8 @@ def predict(
 
     Args:
         source: a run (anything with `ensemble` and `likelihood`) or an ensemble.
-        x: an array or tensor [B, ...], a `Split`, or an iterable of batches x or (x, y).
+        x: an array or tensor [B, ...], a `Split`, a pair (x, y), a torch `Dataset` of points x or
+            (x, y), or a loader or other iterable of batches x or (x, y).
         batch_size: how many inputs go through the members at once; a loader brings its own.
         device: where to compute; None stays where the ensemble is.
         likelihood: what the outputs mean; None takes the run's, or `Categorical` for an ensemble.
@@ -79,7 +80,7 @@ def member_outputs(
 ) -> Tensor:
     """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`."""
     with torch.no_grad(), _ready(ensemble, device, keep, precision) as call:
-        outputs = [call(batch) for batch in _batches(x, batch_size, ensemble.dtype)]
+        outputs = [call(batch) for batch in input_batches(x, batch_size, None, ensemble.dtype)]
     if not outputs:
         raise DataError("there is nothing to predict: x holds no inputs")
     return torch.cat(outputs, dim=1)
@@ -145,24 +146,6 @@ def _ready(
 
 def _on_gpu(ensemble: Any, device: torch.device) -> bool:
     return device.type == "cuda" and isinstance(ensemble, Ensemble)
-
-
-def _batches(x: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    if isinstance(x, Split):
-        x = x.x
-    if isinstance(x, Tensor) or hasattr(x, "__array__"):
-        yield from as_inputs(x, dtype).split(batch_size)
-        return
-    if not isinstance(x, Iterable):
-        raise DataError(f"x must be an array, a tensor or a loader, not {type(x).__name__}")
-    for batch in x:
-        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
-        if not isinstance(inputs, Tensor | np.ndarray):
-            raise DataError(
-                f"a loader must yield tensors x or pairs (x, y), but a {type(inputs).__name__} "
-                f"came; turn plain lists into one array with numpy.asarray(x)"
-            )
-        yield as_inputs(inputs, dtype)
 
 
 def _sound(members: Tensor, alive: Tensor) -> Tensor:

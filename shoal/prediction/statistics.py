@@ -8,7 +8,14 @@ import numpy as np
 
 from shoal.core.errors import ConfigError, DataError
 
-__all__ = ["Difference", "mean_and_error", "paired_difference", "standard_error", "t_quantile"]
+__all__ = [
+    "Difference",
+    "linear_change",
+    "mean_and_error",
+    "paired_difference",
+    "standard_error",
+    "t_quantile",
+]
 
 
 def standard_error(values: Sequence[float] | np.ndarray) -> float:
@@ -63,6 +70,32 @@ def paired_difference(
         return Difference(mean, -math.inf, math.inf)
     reach = t_quantile(0.5 + level / 2, len(first) - 1) * error
     return Difference(mean, mean - reach, mean + reach)
+
+
+def linear_change(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Difference:
+    r"""Change along the line of least squares, from the first value to the last.
+
+    The interval is Student's with n - 2 degrees. Values near each other in time err alike, so the
+    standard error is multiplied by $\sqrt{(1 + r) / (1 - r)}$, where r is the correlation of one
+    residual with the next, at least 0: the variance of a mean of an autoregressive series.
+
+    >>> linear_change([1.0, 2.0, 3.0])
+    Difference(difference=2.0, low=2.0, high=2.0)
+    """
+    numbers = _numbers(values)
+    if len(numbers) < 3:
+        raise DataError(f"a trend needs three values, not {len(numbers)}")
+    times = np.arange(len(numbers)) - (len(numbers) - 1) / 2
+    slope = float(times @ numbers / (times @ times))
+    residuals = numbers - numbers.mean() - slope * times
+    power = float(residuals @ residuals)
+    error = math.sqrt(power / (len(numbers) - 2) / (times @ times))
+    alike = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else 0.0
+    error *= math.sqrt((1 + (r := min(max(alike, 0.0), 0.9))) / (1 - r))
+    span = len(numbers) - 1
+    reach = t_quantile(0.5 + level / 2, len(numbers) - 2) * error * span
+    change = slope * span
+    return Difference(change, change - reach, change + reach)
 
 
 def t_quantile(p: float, degrees: int) -> float:

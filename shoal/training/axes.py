@@ -37,7 +37,7 @@ def prepared(
     if repulsion is None or repulsion.space.base != "gradients":
         return repulsion, {}
     inputs = Inputs(lambda: _inputs(batches))
-    device = next(inputs.batches()).device
+    device = batches.first()[0].device
     path = None if folder is None else folder.path / AXES
     if path is not None and path.exists() and needs_data(repulsion.space):
         tensors = read_tensors(path)
@@ -57,5 +57,5 @@ def _inputs(batches: ArrayBatches | LoaderBatches) -> Iterator[Tensor]:
     if isinstance(batches, ArrayBatches):
         yield from batches.x.split(_ROWS)
         return
-    for x, _ in batches.batches(0):
+    for x, _ in batches.sweep():
         yield x

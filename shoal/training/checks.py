@@ -6,7 +6,7 @@ import torch
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import nearest
-from shoal.data.arrays import check_labels
+from shoal.data.arrays import check_columns, check_labels
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
@@ -44,6 +44,7 @@ def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches
     outputs, y = _outputs(ensemble, batches)
     if not y.is_floating_point():
         return Categorical()
+    check_columns(batches.y if isinstance(batches, ArrayBatches) else y)
     columns = 1 if y.ndim == 1 else y.shape[-1]
     return HeteroscedasticGaussian() if outputs == 2 * columns else Gaussian()
 
@@ -59,7 +60,7 @@ def check_targets(
             check_labels(batches.y, outputs)
             return
         batches.classes = outputs  # from here on every batch is checked when it is read
-        next(iter(batches.batches(0)))
+        batches.first()
         return
     if not y.is_floating_point():
         raise DataError("regression needs real targets; convert the whole numbers to float")
@@ -84,7 +85,7 @@ def _usable(device: torch.device | str) -> torch.device:
 @torch.no_grad()
 def _outputs(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches) -> tuple[int, torch.Tensor]:
     """How many outputs the networks have for these inputs, and the targets of the first batch."""
-    x, y = next(iter(batches.batches(0)))
+    x, y = batches.first()
     few = x[:2].to(ensemble.device, ensemble.dtype if x.is_floating_point() else None)
     training = ensemble.training
     outputs = ensemble.train(False)(few).shape[-1]

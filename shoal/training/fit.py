@@ -60,7 +60,8 @@ def fit(
 
     Main arguments:
         ensemble: the members, changed in place.
-        data: a `Dataset`, a pair (x, y) of arrays or tensors, or a torch `DataLoader`.
+        data: a `Dataset`, a pair (x, y) of arrays or tensors, a torch `Dataset` or `DataLoader`, or
+            any iterable of batches (x, y). With `steps` it may be endless.
         method: a name from `shoal list methods`, or a `Repulsion` of your own.
         epochs: how often to go through the data (20), or `steps` instead.
         out: a folder to keep the run in.
@@ -100,7 +101,7 @@ def fit(
         The run, with the trained ensemble and its history.
     """
     where, dtype = destination(ensemble, device, precision)
-    batches = batches_of(data, batch_size, seed, where, dtype)
+    batches = batches_of(data, batch_size, seed, where, dtype, steps=steps)
     settings = Settings.resolve(
         method,
         legacy,

@@ -1,6 +1,7 @@
 """History: what every step told, gathered on the device and written once an epoch."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from shoal.training.step import StepInfo
 
-__all__ = ["NEGLIGIBLE", "Tracker", "balance_sentence"]
+__all__ = ["NEGLIGIBLE", "Tracker", "balance_sentence", "divergence_sentence", "has_diverged"]
 
 NEGLIGIBLE = 1e-3
 """Below this ratio of push to drive, through a whole epoch, members are independent in effect."""
@@ -39,6 +40,10 @@ class Tracker:
         self.sums += torch.cat([self.one, info.measures, info.loss.float()])
         torch.fmax(self.ratio_max, info.ratio, out=self.ratio_max)
         self.lived += info.alive
+
+    def loss(self) -> Tensor:
+        """Mean loss over members and the steps of the epoch so far, a scalar of its own."""
+        return (self.sums[5:] / self.sums[0]).mean()
 
     def bury(self, found: Tensor) -> None:
         """Members that the last step made infinite, found only after it [M]."""
@@ -84,22 +89,45 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def balance_sentence(rows: list[dict[str, Any]], strength: float) -> str | None:
+def balance_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
     """One sentence when repulsion was negligible through an epoch; None when it never was."""
     known = [row for row in rows if row["ratio_max"] is not None]
     quiet = [row for row in known if row["ratio_max"] < NEGLIGIBLE]
     if not quiet:
         return None
-    ratio = max(row["ratio"] for row in quiet)
     if len(quiet) == len(rows):
         when = "throughout: this is a plain ensemble in effect"
     else:
-        when = (
-            f"in {len(quiet)} of {len(rows)} epochs, a plain ensemble in effect while they lasted"
-        )
-    enough = f"{float(f'{strength * 0.1 / ratio:.0e}'):g}" if ratio > 0 else ""
-    advice = f"try strength={enough}" if enough else "try a larger strength"
-    return (
-        f"Repulsion was at most {100 * ratio:.2g} % of the drive {when}; "
-        f"to let members repel each other, {advice}, or a higher temperature."
-    )
+        when = f"in {len(quiet)} of {len(rows)} epochs: a plain ensemble in effect in those"
+    ratio = max(row["ratio"] for row in quiet)
+    return f"The force ratio (push / drive) was at most {ratio:.1g} {when}."
+
+
+def has_diverged(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """The loss ended far above where it began, or is not a finite number any more.
+
+    Far is as much again as it began with, and at least one nat: a loss that begins near 0, as that
+    of trained members, may well double.
+
+    >>> has_diverged([{"loss": 2.3}, {"loss": 3e19}]), has_diverged([{"loss": 0.1}, {"loss": 0.3}])
+    (True, False)
+    """
+    if not rows or "loss" not in rows[-1]:
+        return False
+    began, ended = _ends(rows)
+    return ended is None or (began is not None and ended > began + max(abs(began), 1.0))
+
+
+def divergence_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """One sentence for a run that diverged; None for any other."""
+    if not has_diverged(rows):
+        return None
+    began, ended = _ends(rows)
+    what = "is not finite" if ended is None else f"went from {began:.3g} to {ended:.3g} nats"
+    return f"Training diverged: the loss {what}; lower the learning rate or set clip."
+
+
+def _ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Loss before the first step, or of the first epoch in older runs, and of the last epoch."""
+    first = rows[0].get("initial_loss")
+    return rows[0].get("loss") if first is None else first, rows[-1]["loss"]

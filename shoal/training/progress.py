@@ -95,5 +95,7 @@ class _Bar(_Silent):
 
 
 def _figures(row: dict[str, Any]) -> str:
-    text = "loss not finite" if row["loss"] is None else f"loss {row['loss']:.4f}"
+    loss = row["loss"]
+    form = ".4f" if loss is None or abs(loss) < 1e6 else ".3g"
+    text = "loss not finite" if loss is None else f"loss {loss:{form}}"
     return f"{text}, push/drive {row['ratio']:.1e}" if row["push"] and row["ratio"] else text

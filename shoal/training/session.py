@@ -20,7 +20,7 @@ from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.numerics import calculating_in
 from shoal.training.axes import keep, prepared
-from shoal.training.history import balance_sentence
+from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.interruption import Interruption
 from shoal.training.progress import Progress, make_progress
 from shoal.training.provenance import provenance
@@ -85,6 +85,7 @@ class Session:
             torch.set_num_threads(trainer.try_out())
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
+            self._say(progress, self._guess)
             stack.callback(ensemble.train, False)
             self._train(progress)
         return self._result()
@@ -111,11 +112,17 @@ class Session:
                     f"the run in {folder.path} has {key} = {known.get(key)!r}, this call "
                     f"{plain.get(key)!r}; resume with the same settings or choose another folder"
                 )
-        before = folder.provenance()
+        before, data = folder.provenance(), self.provenance["data"]
         self.provenance["seconds"] = before.get("seconds", 0.0)
         self.notes = before.get("notes", [])
-        if before.get("data") != self.provenance["data"]:
+        uncounted = data if self._guess is None else {**(before.get("data") or {}), "sha256": None}
+        if before.get("data") != uncounted:
             raise ConfigError(f"the run in {folder.path} was trained on other data than these")
+
+    @property
+    def _guess(self) -> str | None:
+        """How many data points a stream is taken for, in words; None when it is known."""
+        return self.batches.guess if isinstance(self.batches, LoaderBatches) else None
 
     def _train(self, progress: Progress) -> None:
         trainer = self.trainer
@@ -153,9 +160,18 @@ class Session:
         self.provenance["seconds"] += row["seconds"]
         progress.epoch(row)
         self._keep_snapshot()
+        self._recount(progress)
         self._warn_of_deaths()
         for callback in self.callbacks:
             callback(self._result())
+
+    def _recount(self, progress: Progress) -> None:
+        """A stream that has ended for the first time has told how many data points it has."""
+        points, data = self.batches.n, self.provenance["data"]
+        if points != data["points"]:
+            self.provenance["data"] = {**data, "points": points}
+            counted = f"The first pass counted {points:,} data points, which is N from then on."
+            self._say(progress, counted)
 
     def _keep_snapshot(self) -> None:
         epoch, every = len(self.trainer.rows), self.settings.keep_every
@@ -177,11 +193,18 @@ class Session:
             )
 
     def _conclude(self, progress: Progress) -> None:
+        diverged = divergence_sentence(self.trainer.rows)
+        if diverged is not None:
+            self._say(progress, diverged)
+            return
         repulsion = self.trainer.settings.method.repulsion
         cold = self.trainer.settings.temperature == 0
         if repulsion is None or cold or self.trainer.ensemble.members == 1:
             return
-        sentence = balance_sentence(self.trainer.rows, repulsion.strength)
+        self._say(progress, balance_sentence(self.trainer.rows))
+
+    def _say(self, progress: Progress, sentence: str | None) -> None:
+        """Note a sentence and show it, once in a run."""
         if sentence is not None and sentence not in self.notes:
             self.notes.append(sentence)
             progress.say(sentence)

@@ -1,5 +1,6 @@
 """The trainer: members, optimiser and progress in time, all that a checkpoint has to hold."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -55,6 +56,7 @@ class Trainer:
         step: how many are done.
         rows: one line of history for each epoch done.
         tracker: what the steps of the epoch under way have told.
+        initial: mean loss of the members before the first step, once it is taken.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class Trainer:
         self.repulsion = repulsion or settings.method.repulsion
         self.moving, self.frozen = divided(ensemble, settings)
         self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
-        whole = Posterior(settings.likelihood, settings.prior, batches.n, settings.temperature)
-        self.posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
+        self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
+        self.posterior = self._posterior()
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
@@ -78,6 +80,7 @@ class Trainer:
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
+        self.initial: Tensor | None = None
         self.captured = self._capture()
         if ensemble.device.type == "cpu":
             keep_freed()
@@ -105,6 +108,8 @@ class Trainer:
             left = min(size - start, self.steps - before)
             for _ in self._steps(start, left):
                 self.step += 1
+                if self.step == 1:
+                    self.initial = self.tracker.loss()
                 yield
             if self.step - before < left:
                 raise DataError(
@@ -117,6 +122,8 @@ class Trainer:
             yield from self.captured.epoch(self.epoch, start, count, self.step)
             return
         for x, y in islice(self.batches.batches(self.epoch, start), count):
+            if self.batches.n != self.posterior.n:  # the first pass over a stream has counted it
+                self.posterior = self._posterior()
             set_learning_rate(self.optimizer, self._rate(self.step))
             self.move(x, y, self._factor(self.step), self.step)
             yield
@@ -166,12 +173,22 @@ class Trainer:
             frozen=self.frozen,
         )
 
+    def _posterior(self) -> Posterior:
+        """Of as many data points as are known, less what the optimiser takes over."""
+        settings = self.settings
+        for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
+            if decay is not None:
+                group["weight_decay"] = decay
+        points = self.batches.n
+        whole = Posterior(settings.likelihood, settings.prior, points, settings.temperature)
+        return hand_over(whole, self.repulsion, settings, self.optimizer)
+
     def try_out(self) -> int:
         """Choose mapping and threads by a short trial on the CPU; returns the threads."""
         ensemble, plan = self.ensemble, parse(self.settings.engine)
         if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
             return torch.get_num_threads()
-        x, y = next(iter(self.batches.batches(self.epoch)))
+        x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
 
         def step(mapping: Mapping) -> object:
@@ -206,10 +223,16 @@ class Trainer:
             self._bury()
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
+        row |= self._initial()
         # Only now: to read the row is to wait for the device, which may lag behind the launches.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
         return self.rows[-1]
+
+    def _initial(self) -> dict[str, float]:
+        """The loss before the first step, until the first line of history has it."""
+        loss = math.nan if self.initial is None or self.rows else float(self.initial)
+        return {"initial_loss": loss} if math.isfinite(loss) else {}
 
     def _bury(self) -> None:
         """Members that the last step made infinite have no later step to be found out by."""
@@ -231,11 +254,14 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Everything else that resuming needs."""
+        found = self.batches.found if isinstance(self.batches, LoaderBatches) else {}
         return {
             "step": self.step,
             "history": self.rows,
             "optimizer": _flat(self.optimizer)[1],
             "mapping": asdict(self.mapping),
+            **({"data": found} if found else {}),
+            **self._initial(),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -249,6 +275,11 @@ class Trainer:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
         self.mapping = Mapping(**state["mapping"])
+        initial = state.get("initial_loss")
+        self.initial = None if initial is None else torch.tensor(initial)
+        if isinstance(self.batches, LoaderBatches):
+            self.batches.found = state.get("data", {})
+            self.posterior = self._posterior()
 
 
 def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:

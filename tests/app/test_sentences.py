@@ -103,24 +103,6 @@ def test_one_seed_compares_nothing():
 
 
 @pytest.mark.parametrize(
-    ("losses", "words"),
-    [
-        ([1.0, 0.9, 0.8, 0.5], "still falling"),
-        ([1.0, 0.1, 0.1, 0.101], "come to rest"),
-        ([1.0, 0.1, 0.2], "rising"),
-        ([-1.0, -2.0, -3.0], "still falling"),
-    ],
-)
-def test_course_of_the_loss(losses, words):
-    assert words in sentences.falling_sentence(losses)
-
-
-@pytest.mark.parametrize("losses", [[], [1.0], [1.0, 0.5], [1.0, 0.5, math.nan]])
-def test_too_short_a_history_says_nothing(losses):
-    assert sentences.falling_sentence(losses) == ""
-
-
-@pytest.mark.parametrize(
     ("ratios", "text"),
     [
         ({}, "There are no foreign data"),

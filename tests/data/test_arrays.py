@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from shoal.core.errors import DataError
-from shoal.data.arrays import as_inputs, as_targets, check_labels
+from shoal.data.arrays import as_inputs, as_targets, check_columns, check_labels
 
 NUMBERS = [[0.5, 1.0], [2.0, -3.0], [4.0, 5.0]]
 
@@ -163,3 +163,40 @@ def test_labels_in_range_pass():
 def test_labels_that_are_refused(y, sentence):
     with pytest.raises(DataError, match=sentence):
         check_labels(y, classes=5)
+
+
+LABELS = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (LABELS, ["3 columns of 0 and 1", "(y[:, 0] == 1).astype(int)"]),
+        (torch.eye(3), ["3 columns of 0 and 1", "y.argmax(1)"]),
+        (2 * LABELS - 1, ["columns of -1 and 1", "(y[:, 0] == 1).astype(int)"]),
+        (LABELS.repeat(1000, 1), ["3 columns of 0 and 1"]),
+    ],
+    ids=["several labels", "one-hot", "signs", "many"],
+)
+def test_columns_of_two_values_are_not_taken_for_numbers(y, words):
+    with pytest.raises(DataError) as caught:
+        check_columns(y)
+    for word in [*words, "likelihood='gaussian'"]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        LABELS[:, :1],
+        LABELS[:, 0],
+        LABELS.long(),
+        LABELS + torch.arange(3.0),
+        torch.zeros(5, 2),
+        torch.tensor([[0.3, 0.7]]),
+        torch.cat([LABELS.repeat(1000, 1), torch.full((1, 3), 0.5)]),
+    ],
+    ids=["a column", "a row", "integers", "reals", "nothing", "one point", "a real far down"],
+)
+def test_other_columns_are(y):
+    check_columns(y)

@@ -15,7 +15,8 @@ from torch.utils.data import (
 )
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.data.batches import ArrayBatches, LoaderBatches
+from shoal.data.batches import ArrayBatches
+from shoal.data.loaders import LoaderBatches
 
 N = 23
 X = torch.arange(N, dtype=torch.float32).unsqueeze(1)

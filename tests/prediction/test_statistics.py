@@ -6,6 +6,7 @@ from scipy import stats
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.prediction.statistics import (
+    linear_change,
     mean_and_error,
     paired_difference,
     standard_error,
@@ -73,3 +74,30 @@ def test_levels_are_fractions(level):
 def test_quantiles_outside_the_distribution_are_refused(p, degrees):
     with pytest.raises(ConfigError, match="no t quantile"):
         t_quantile(p, degrees)
+
+
+def test_a_change_along_a_line_is_that_of_scipy():
+    values = [3.0, 2.0, 2.5, 1.0, 1.5, 0.2, 0.6]  # residuals that alternate: nothing is inflated
+    line = stats.linregress(range(7), values)
+    change, low, high = linear_change(values)
+    assert change == pytest.approx(6 * line.slope)
+    assert high - change == pytest.approx(6 * stats.t.ppf(0.975, 5) * line.stderr)
+    assert change - low == pytest.approx(high - change)
+
+
+def test_values_that_err_alike_widen_the_interval_of_a_change():
+    """Its 95 % interval holds the true change about as often as it should, or nearly."""
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(300):
+        noise = rng.normal(size=60)
+        for k in range(1, 60):
+            noise[k] = 0.5 * noise[k - 1] + math.sqrt(0.75) * noise[k]
+        change, low, high = linear_change(0.05 * np.arange(60) + noise)
+        held += low <= 0.05 * 59 <= high
+    assert held / 300 > 0.88
+
+
+def test_two_values_have_no_trend():
+    with pytest.raises(DataError, match="three values"):
+        linear_change([1.0, 2.0])

@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
+from shoal.core.errors import DataError
 from shoal.data.augment import CropFlip
 from shoal.data.toys import toy_classification, toy_regression, true_curve
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
@@ -131,6 +132,16 @@ class TestData:
         other = quick(data=(x, y), steps=3, batch_size=len(x))
         for name, tensor in one.ensemble.weights.items():
             torch.testing.assert_close(tensor, other.ensemble.weights[name])
+
+    @pytest.mark.parametrize("form", [tuple, lambda pair: [pair]], ids=["arrays", "batches"])
+    def test_several_labels_a_point_are_regressed_on_only_when_asked(self, form):
+        x, _ = points()
+        data = form((x, (x > 0).float()))
+        build = lambda: nn.Linear(3, 3)  # noqa: E731
+        with pytest.raises(DataError, match="3 columns of 0 and 1.*'gaussian'"):
+            quick(build, data)
+        run = quick(build, data, likelihood="gaussian")
+        assert run.likelihood.task == "regression"
 
     @pytest.mark.parametrize(
         "outputs, columns, expected",

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 
 from shoal import plots
-from shoal.app import sentences
 from shoal.app.blocks import Block, Cell, Fold, Picture, Remark, Section, Table, folded, section
+from shoal.app.convergence import loss_sentence
 from shoal.app.diverged import SIGNS, diverged
 from shoal.app.story import Entry, Story
 from shoal.app.words import joined, number, percent, seconds
@@ -37,16 +37,13 @@ def went(story: Story) -> Section | None:
 
 
 def answer(entry: Entry) -> str:
-    """Whether the losses had come to rest and how far members are apart."""
+    """Whether the loss converged, and the range of the members' losses."""
     last = [loss for loss in entry.history[-1].get("member_loss") or [] if _finite(loss)]
-    losses = [math.nan if (v := row.get("loss")) is None else v for row in entry.history]
-    rest = sentences.falling_sentence(losses)
+    course, epochs = loss_sentence(entry.history), len(entry.history)
     if not last:
-        return rest or "The history of this run is too short to tell."
-    span = (
-        f"After {len(losses)} epochs members have losses from {min(last):.3g} to {max(last):.3g}."
-    )
-    return f"{rest} {span}".strip()
+        return course or "The history of this run is too short to tell."
+    span = f"After {epochs} epochs members have losses from {min(last):.3g} to {max(last):.3g}."
+    return f"{course} {span}".strip()
 
 
 def _finite(value: float | None) -> bool:
