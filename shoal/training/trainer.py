@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ from shoal.core.types import Tree
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.inference.suited import has_convolutions
@@ -50,7 +51,8 @@ class Trainer:
         settings: every choice of the run.
         batches: the training data.
         repulsion: that of the method, with what it takes from the training data filled in.
-        posterior: what drives the members, less what the optimiser has taken over.
+        posterior: what drives the members, less what the optimiser has taken over. Its likelihood
+            learns along with them.
         steps: how many steps the run has.
         step: how many are done.
         rows: one line of history for each epoch done.
@@ -68,7 +70,10 @@ class Trainer:
         self.repulsion = repulsion or settings.method.repulsion
         self.moving, self.frozen = divided(ensemble, settings)
         self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
-        whole = Posterior(settings.likelihood, settings.prior, batches.n, settings.temperature)
+        likelihood = settings.likelihood
+        if isinstance(batches, ArrayBatches):
+            likelihood = likelihood.begun(batches.y.to(ensemble.device))
+        whole = Posterior(likelihood, settings.prior, batches.n, settings.temperature)
         self.posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
@@ -81,6 +86,14 @@ class Trainer:
         self.captured = self._capture()
         if ensemble.device.type == "cpu":
             keep_freed()
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """With what it has learned so far; a copy that stays as it is."""
+        state = {
+            name: t.detach().cpu().clone() for name, t in self.posterior.likelihood.state.items()
+        }
+        return self.posterior.likelihood.restored(state)
 
     @property
     def epoch(self) -> int:
@@ -117,6 +130,10 @@ class Trainer:
             yield from self.captured.epoch(self.epoch, start, count, self.step)
             return
         for x, y in islice(self.batches.batches(self.epoch, start), count):
+            if self.step == 0 and not isinstance(self.batches, ArrayBatches):
+                # All targets of a loader are known at the end; its first batch tells their unit.
+                begun = self.settings.likelihood.begun(y)
+                self.posterior = replace(self.posterior, likelihood=begun)
             set_learning_rate(self.optimizer, self._rate(self.step))
             self.move(x, y, self._factor(self.step), self.step)
             yield
@@ -139,6 +156,8 @@ class Trainer:
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass gets this memory, still in the cache
+        if info.statistics is not None:
+            self.posterior.likelihood.learn(info.statistics, len(y), self.posterior.n)
         self.moving.alive.copy_(info.alive)
         self.tracker.add(info)
 
@@ -226,8 +245,11 @@ class Trainer:
         if self.ensemble.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.ensemble.device)
         ensemble = {name: tensor.detach() for name, tensor in self.ensemble.state.items()}
-        tracker = self.tracker.state
-        return {"ensemble": ensemble, "optimizer": tensors, "tracker": tracker, "random": random}
+        parts = {"ensemble": ensemble, "optimizer": tensors, "random": random}
+        learned = self.posterior.likelihood.state
+        return (
+            parts | {"tracker": self.tracker.state} | ({"likelihood": learned} if learned else {})
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything else that resuming needs."""
@@ -244,11 +266,18 @@ class Trainer:
         self.ensemble.load_state(parts["ensemble"])
         _load_flat(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
         self.tracker.load_state(parts["tracker"])
+        self._restore_likelihood(parts.get("likelihood", {}))
         torch.set_rng_state(parts["random"]["cpu"])
         if self.ensemble.device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
         self.mapping = Mapping(**state["mapping"])
+
+    def _restore_likelihood(self, learned: dict[str, Tensor]) -> None:
+        device = self.ensemble.device
+        own = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
+        likelihood = self.settings.likelihood.restored(own)
+        self.posterior = replace(self.posterior, likelihood=likelihood)
 
 
 def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
