@@ -59,7 +59,10 @@ def task_of(known: str | Mapping[str, Any]) -> Task:
     """
     if not isinstance(known, str):
         lists = {key: tuple(v) if isinstance(v, list) else v for key, v in known.items()}
-        return Task(**lists)
+        try:
+            return Task(**lists)
+        except TypeError as error:
+            raise ConfigError(f"this is not the description of a task: {error}") from None
     for name in registry:
         if registry[name].about.name == known:
             return registry[name].about
