@@ -19,7 +19,7 @@ from shoal.analysis.evidence.parts import parts_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Categorical, Gaussian, HomoscedasticGaussian
+from shoal.inference.likelihoods import Gaussian, HomoscedasticGaussian
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.prediction import Predictive
