@@ -134,6 +134,15 @@ class TestTheNoise:
         assert noises[0] != float(self.y.std(correction=0))
         assert noises[1:] == pytest.approx([noises[0]] * 2, rel=1e-3)
 
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde", "f-svgd", "forde"])
+    def test_is_learned_in_captured_steps(self, method):
+        given = {"method": method, "steps": 40, "device": "cuda"}
+        runs = [quick(network, (self.x, self.y), engine=e, **given) for e in ("auto", "auto+eager")]
+        noises = [run.likelihood.noise_std for run in runs]
+        assert noises[0] == pytest.approx(noises[1], rel=1e-3)
+        assert noises[0] != [float(self.y.std(correction=0))]
+
     def test_is_learned_from_both_parts_of_a_batch(self):
         whole, part = (
             quick(network, (self.x, self.y), method={"name": "forde", "fraction": f}, steps=1,
@@ -226,6 +235,9 @@ class TestWhatIsAskedFor:
             quick(network, (x, y.long()), likelihood="homoscedastic")
 
 
+UCI = pytest.mark.skipif(path_of(UCI_PATH) is None, reason="the UCI data are not here")
+
+
 def concrete(seed, raw):
     data = load({"name": "uci", "problem": "concrete", "split": seed})
     assert data.scaling is not None
@@ -237,8 +249,15 @@ def concrete(seed, raw):
     return shoal.evaluate(pred if raw else in_units(pred, scaling), target)
 
 
-@pytest.mark.skipif(path_of(UCI_PATH) is None, reason="the UCI data are not here")
+@UCI
 def test_concrete_in_raw_units_with_nothing_but_defaults():
     raw, scaled = concrete(0, raw=True), concrete(0, raw=False)
     assert 0.88 <= raw["coverage_95"] <= 0.99
     assert abs(raw["nll"] - scaled["nll"]) < 0.05
+
+
+@UCI
+def test_data_that_come_standardised_train_as_they_did_before():
+    y = load({"name": "uci", "problem": "concrete"}).train.y
+    assert HeteroscedasticGaussian().begun(y).state["location"].tolist() == [0.0]
+    assert HeteroscedasticGaussian().begun(y).state["scale"].tolist() == [1.0]
