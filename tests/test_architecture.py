@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
     "core": set(),
     "interaction": {"core"},
-    "inference": {"core", "interaction"},
+    "inference": {"core", "interaction", "data"},
     "data": {"core"},
     "models": {"core"},
     "training": {"core", "interaction", "inference", "data", "models"},

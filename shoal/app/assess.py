@@ -113,9 +113,9 @@ def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:
 def _told(test: Predictive, ood: Predictive) -> dict[str, float]:
     """The metrics of foreign data, their mean uncertainty, and how much of them is recognised."""
     registry = metrics.registry
-    fitting = [name for name in registry if test.task in registry[name].kinds]
+    fitting = [name for name in registry if registry[name].fits(test)]
     found = {name: registry[name](test, ood) for name in fitting if registry[name].ood}
-    kind = "entropy" if test.task == "classification" else "variance"
+    kind = test.likelihood.about.uncertainty
     known, foreign = (metrics.scores(pred)[kind] for pred in (test, ood))
     means = {name: float(values.double().mean()) for name, values in _uncertainty(ood).items()}
     means["effective_functions"] = metrics.effective_functions(ood)
@@ -123,7 +123,7 @@ def _told(test: Predictive, ood: Predictive) -> dict[str, float]:
 
 
 def _uncertainty(pred: Predictive) -> dict[str, Tensor]:
-    if pred.task == "regression":
+    if not pred.likelihood.about.has_classes:
         return {"disagreement": pred.disagreement(), "stddev": pred.stddev.mean(-1)}
     return {
         "entropy": pred.entropy(),
@@ -135,8 +135,8 @@ def _uncertainty(pred: Predictive) -> dict[str, Tensor]:
 
 def _samples(part: str, pred: Predictive, split: Split, gallery: int) -> dict[str, Tensor]:
     found = {name: values.float() for name, values in _uncertainty(pred).items()}
-    if pred.task == "regression":
-        found |= _regression(pred, split)
+    if not pred.likelihood.about.has_classes:
+        found |= _numbers(pred, split)
     else:
         found["prediction"] = pred.labels()
         if split.y is not None:
@@ -158,13 +158,14 @@ def _spaced(values: Tensor, room: int) -> Tensor:
     return values[:: math.ceil(len(values) / room)].contiguous()
 
 
-def _regression(pred: Predictive, split: Split) -> dict[str, Tensor]:
+def _numbers(pred: Predictive, split: Split) -> dict[str, Tensor]:
     found = {"mean": _column(pred.mean), "stddev": _column(pred.stddev)}
     if split.x[0].numel() == 1:
         found["x"] = split.x.flatten().float()
     if split.y is not None:
         found["y"] = _column(pred.check(split.y))
-        found["pit"] = _column(metrics.pit(pred, split.y))
+        if "gaussian" in pred.likelihood.about.kinds:
+            found["pit"] = _column(metrics.pit(pred, split.y))
     return found
 
 
@@ -181,7 +182,7 @@ def _labelled(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
 
 def _pooled(name: str, test: Predictive, y: Tensor, ood: Predictive) -> dict[str, Tensor]:
     """Accuracy of the sure answers when foreign data, of which none is right, are among them."""
-    if test.task == "regression":
+    if not test.likelihood.about.has_classes:
         return {}
     above = metrics.accuracy_confidence(test, y, ood=ood)
     return {f"pooled:{name}/above/{key}": v.float() for key, v in above._asdict().items()}
@@ -204,7 +205,7 @@ def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tenso
 
 def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
     """What tells the members apart: accuracy of each, different labels of each pair."""
-    if pred.task == "regression":
+    if not pred.likelihood.about.has_classes:
         return {"test/affinity": metrics.affinity(pred).float()}
     right = pred.member_probs().argmax(-1) == pred.check(y)
     return {
@@ -227,7 +228,7 @@ def _training_points(dataset: Dataset) -> dict[str, Tensor]:
 
 def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:
     """Entropy on a grid around the data, for classes in the plane."""
-    if dataset.task != "classification" or dataset.input_shape != (2,):
+    if not run.likelihood.about.has_classes or dataset.input_shape != (2,):
         return {}
     across, up = _around(dataset.train.x)
     grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).reshape(-1, 2)
@@ -252,6 +253,7 @@ def _described(dataset: Dataset, pred: Predictive, counts: Mapping[str, int]) ->
     return {
         "name": dataset.name,
         "task": pred.task,
+        "about": pred.likelihood.about.plain,
         "classes": classes,
         "inputs": "images" if image else "inputs",
         "counts": dict(counts),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shoal.core.errors import CheckpointCorrupt
 from shoal.core.files import read_json, read_tensors, write_json, write_tensors
+from shoal.inference.likelihoods import Task, task_of
 from shoal.prediction.calibration import AccuracyConfidence, Reliability
 
 __all__ = ["SAMPLES", "SCORES", "Assessment", "load_assessment"]
@@ -37,8 +38,14 @@ class Assessment:
 
     @property
     def task(self) -> str:
-        """`"classification"` or `"regression"`."""
+        """Name of the likelihood's task, such as "classification"."""
         return self.scores["data"]["task"]
+
+    @property
+    def about(self) -> Task:
+        """What the run's likelihood says of its task; of old runs the name alone is kept."""
+        data = self.scores["data"]
+        return task_of(data.get("about") or data["task"])
 
     @property
     def test(self) -> dict[str, float]:

@@ -81,8 +81,8 @@ def make_data(config: Config) -> Dataset:
 
 def make_ensemble(config: Config, data: Dataset) -> Ensemble:
     """Fresh members whose sizes follow from the data and the likelihood."""
-    default = "categorical" if data.task == "classification" else "gaussian"
-    likelihood = likelihoods.registry.make(config.likelihood or default)
+    y = torch.zeros(0, dtype=torch.int64) if data.train.y is None else data.train.y
+    likelihood = likelihoods.registry.make(config.likelihood or likelihoods.default_for(y))
     outputs = likelihood.width(data.outputs)
     pairs = [(_blueprint(table, data, outputs), count) for table, count in _networks(config)]
     _check_memory(pairs)

@@ -10,8 +10,8 @@ from typing import Any
 
 from shoal.app.config import load_config
 from shoal.app.parser import overview, parse
-from shoal.core.notices import quiet
 from shoal.core.errors import ShoalError, ShoalWarning
+from shoal.core.notices import quiet
 from shoal.core.strict_json import to_json
 from shoal.training.interruption import Interruption
 

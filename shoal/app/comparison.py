@@ -6,16 +6,14 @@ import math
 from typing import Any
 
 from shoal.app.grid import Cell, Grid
-from shoal.app.measures import CORRUPTED, Measure, against_baseline
+from shoal.app.measures import CORRUPTED, Measure, against_baseline, headline
 from shoal.app.outcome import table
-from shoal.app.sentences import verdict
 from shoal.app.story import Group, flat, tell
+from shoal.app.verdicts import Verdict, verdict
 from shoal.app.words import number, plus_minus
 
 __all__ = ["comparison_text", "comparison_value", "groups_of", "headlines", "results_csv"]
 
-_TEST = ("accuracy", "nll", "ece", "rmse", "crps", "coverage_90")
-_FOREIGN = ("auroc_entropy", "auroc_variance")
 _SETS = 2
 
 
@@ -33,10 +31,12 @@ def groups_of(grid: Grid) -> list[Group]:
 
 def headlines(groups: list[Group]) -> list[Measure]:
     """The few measures that a terminal has room for."""
-    wanted = [*(Measure(key) for key in _TEST), *CORRUPTED]
     assessment = groups[0].first.assessment
-    for name in list(assessment.ood if assessment else {})[:_SETS]:
-        wanted += [Measure(key, f"ood:{name}") for key in _FOREIGN]
+    if assessment is None:
+        return []
+    told = f"auroc_{assessment.about.uncertainty}"
+    wanted = [*(Measure(key) for key in headline(assessment.about)), *CORRUPTED]
+    wanted += [Measure(told, f"ood:{name}") for name in list(assessment.ood)[:_SETS]]
     return [m for m in wanted if any(group.values(m) for group in groups)]
 
 
@@ -73,7 +73,7 @@ def _difference(measure: Measure, group: Group, groups: list[Group]) -> str:
         return ""
     difference, low, high = (measure.scale * value for value in found[0])
     word = verdict(found[0], measure.better)
-    if word == "equal":
+    if word is Verdict.EQUAL:
         return word
     text = number(difference, (high - low) / 4)
     return f"{word} {text if text.startswith('−') else f'+{text}'}"

@@ -38,7 +38,7 @@ def grid_of(names: list[str]) -> Grid:
 def corruption_blocks(story: Story) -> Iterator[Block]:
     """Accuracy and calibration error of every method as corruptions grow, and the lead in full."""
     grid = grid_of(list(story.assessment.shifts))
-    if not grid or story.assessment.task != "classification":
+    if not grid or not story.assessment.about.has_classes:
         return
     count = "one corruption" if len(grid) == 1 else f"{len(grid)} corruptions"
     for key, reading in _READINGS.items():

@@ -86,7 +86,7 @@ def optimal(told: Evidence) -> str:
 
 def widths(told: Evidence) -> str:
     """What the richer priors say: a width, or that points are best."""
-    at_members = [rung for rung in told.rungs if "at the members" in rung.name and rung.scales]
+    at_members = [rung for rung in told.rungs if rung.centre == "members" and rung.scales]
     widest = max((max(rung.scales.values()) for rung in at_members), default=0.0)
     gap = told.rungs[0].log_evidence - told.rungs[-1].log_evidence
     best = (

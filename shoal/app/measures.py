@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shoal.app.story import Entry, Group, Story
+from shoal.inference.likelihood import Task
 from shoal.prediction.metric import registry
 from shoal.prediction.statistics import Difference, mean_and_error, paired_difference
 
-__all__ = ["CORRUPTED", "Measure", "against_baseline", "baseline", "measures"]
+__all__ = ["CORRUPTED", "Measure", "against_baseline", "baseline", "headline", "measures"]
 
-_CLASSIFICATION = ("accuracy", "nll", "brier", "ece", "effective_functions")
-_REGRESSION = ("rmse", "nll", "crps", "coverage_90", "sharpness", "effective_functions")
-_FOREIGN = ("recognised", "auroc_entropy", "auroc_variance", "entropy_ratio")
+_FEW = ("accuracy", "nll", "ece", "rmse", "crps", "coverage_90")
 _SETS = 3
 
 _NAMES = {
@@ -99,11 +98,18 @@ CORRUPTED = tuple(Measure(key, "corrupted:all") for key in ("accuracy", "nll", "
 
 def measures(story: Story) -> list[Measure]:
     """The columns that the runs of a page have numbers for."""
-    keys = _CLASSIFICATION if story.assessment.task == "classification" else _REGRESSION
-    wanted = [*(Measure(key) for key in keys), *CORRUPTED]
+    about = story.assessment.about
+    wanted = [*(Measure(key) for key in about.measures), *CORRUPTED]
     for name in list(story.assessment.ood)[:_SETS]:
-        wanted += [Measure(key, f"ood:{name}") for key in _FOREIGN]
+        keys = ("recognised", f"auroc_{about.uncertainty}", "entropy_ratio")
+        wanted += [Measure(key, f"ood:{name}") for key in keys]
     return [m for m in wanted if any(group.values(m) for group in story.groups)]
+
+
+def headline(about: Task) -> list[str]:
+    """The few metrics that a terminal has room for: usual ones, then the likelihood's own."""
+    own = [key for key in about.measures if Measure(key).better != "neither"]
+    return [*_FEW, *(key for key in own if key not in (*_FEW, "brier"))]
 
 
 def baseline(group: Group, groups: Sequence[Group]) -> Group | None:

@@ -3,9 +3,13 @@
 import math
 from collections.abc import Mapping
 
+from shoal.app.verdicts import Calibration, Coverage, Repulsion, Verdict
+from shoal.app.verdicts import calibration as calibration_of
+from shoal.app.verdicts import coverage as coverage_of
+from shoal.app.verdicts import repulsion as repulsion_of
+from shoal.app.verdicts import verdict as verdict_of
 from shoal.app.words import joined, number, percent
 from shoal.prediction.statistics import Difference
-from shoal.training.history import NEGLIGIBLE
 
 __all__ = [
     "accuracy_sentence",
@@ -19,11 +23,7 @@ __all__ = [
     "recognition_sentence",
     "repulsion_sentence",
     "shift_sentence",
-    "verdict",
 ]
-
-_LIGHT = 0.05
-_SIGMAS = 2.0
 
 
 def accuracy_sentence(accuracy: float, error: float, count: int, inputs: str = "inputs") -> str:
@@ -66,11 +66,11 @@ def calibration_sentence(
         text = (
             f"When it says {percent(near[0])}, it is right {percent(near[1])} of the time. {text}"
         )
-    gap = says - right
-    if abs(gap) <= _SIGMAS * noise:
+    found = calibration_of(says, right, noise)
+    if found is Calibration.CALIBRATED:
         return f"{text}: equal within noise."
-    points = percent(abs(gap)).removesuffix(" %")
-    return f"{text}: {'overconfident' if gap > 0 else 'underconfident'} by {points} points."
+    points = percent(abs(says - right)).removesuffix(" %")
+    return f"{text}: {found} by {points} points."
 
 
 def coverage_sentence(level: float, found: float, count: int) -> str:
@@ -80,9 +80,8 @@ def coverage_sentence(level: float, found: float, count: int) -> str:
     'Its 90 % intervals hold 91 % of the targets: equal within noise.'
     """
     text = f"Its {percent(level)} intervals hold {percent(found)} of the targets"
-    if abs(found - level) <= _SIGMAS * math.sqrt(level * (1 - level) / count):
-        return f"{text}: equal within noise."
-    return f"{text}: {'too wide' if found > level else 'too narrow'}."
+    held = coverage_of(level, found, count)
+    return f"{text}: {'equal within noise' if held is Coverage.HELD else held}."
 
 
 def recognition_sentence(name: str, share: float, auroc: float) -> str:
@@ -156,31 +155,17 @@ def repulsion_sentence(method: str, ratio: float) -> str:
     >>> repulsion_sentence("kde", 0.0002)
     'Repulsion was 0.02 % of the force, so this is a plain ensemble in effect.'
     """
-    if method.split(" ")[0] == "ensemble":
-        return "Members were trained independently, without repulsion."
-    if math.isnan(ratio):
-        return "How strong repulsion was is not on record."
-    text = f"Repulsion was {percent(ratio / (1 + ratio))} of the force"
-    if ratio < NEGLIGIBLE:
-        return f"{text}, so this is a plain ensemble in effect."
-    if ratio < _LIGHT:
-        return f"{text}: a light touch, so expect little difference from a plain ensemble."
-    return f"{text}: enough to keep members apart."
-
-
-def verdict(difference: Difference, better: str) -> str:
-    """One word for a paired difference: equal, better, worse, or unknown for a single seed.
-
-    >>> verdict(Difference(0.1, -0.1, 0.3), "lower"), verdict(Difference(0.1, 0.05, 0.15), "lower")
-    ('equal', 'worse')
-    """
-    if not all(map(math.isfinite, difference)):
-        return "unknown"
-    if difference.low <= 0 <= difference.high:
-        return "equal"
-    if better not in ("lower", "higher"):
-        return "different"
-    return "better" if (difference.difference > 0) == (better == "higher") else "worse"
+    found = repulsion_of(method.split(" ")[0] == "ensemble", ratio)
+    share = percent(ratio / (1 + ratio))
+    return {
+        Repulsion.NONE: "Members were trained independently, without repulsion.",
+        Repulsion.UNKNOWN: "How strong repulsion was is not on record.",
+        Repulsion.NEGLIGIBLE: f"Repulsion was {share} of the force, so this is a plain ensemble in "
+        f"effect.",
+        Repulsion.LIGHT: f"Repulsion was {share} of the force: a light touch, so expect little "
+        f"difference from a plain ensemble.",
+        Repulsion.ACTIVE: f"Repulsion was {share} of the force: enough to keep members apart.",
+    }[found]
 
 
 def comparison_sentence(
@@ -192,14 +177,14 @@ def comparison_sentence(
     >>> comparison_sentence("NLL", "lower", {"kde": equal, "sge": equal}, "the plain ensemble", 3)
     'In NLL, kde and sge equal the plain ensemble within noise (3 seeds).'
     """
-    words = {label: verdict(difference, better) for label, difference in differences.items()}
-    equal = [label for label, word in words.items() if word == "equal"]
+    verdicts = {label: verdict_of(difference, better) for label, difference in differences.items()}
+    equal = [label for label, found in verdicts.items() if found is Verdict.EQUAL]
     parts = []
     if equal:
         verb = "equals" if len(equal) == 1 else "equal"
         parts.append(f"{joined(equal)} {verb} {baseline} within noise")
-    for word in ("better", "worse", "different"):
-        found = {name: differences[name] for name, given in words.items() if given == word}
+    for word in (Verdict.BETTER, Verdict.WORSE, Verdict.DIFFERENT):
+        found = {name: differences[name] for name, given in verdicts.items() if given is word}
         told = [f"{name} (by {_size(found[name])})" for name in found]
         if told:
             than = "" if parts else f" than {baseline}"
@@ -225,6 +210,6 @@ def shift_sentence(name: str, accuracy: float, confidence: float, noise: float) 
     """
     right, says = percent(accuracy), percent(confidence)
     text = f"Under {name} it is right {right} of the time and says {says}"
-    if abs(confidence - accuracy) <= _SIGMAS * noise:
-        return f"{text}: still calibrated within noise."
-    return f"{text}: {'overconfident' if confidence > accuracy else 'underconfident'}."
+    found = calibration_of(confidence, accuracy, noise)
+    still = "still calibrated within noise"
+    return f"{text}: {still if found is Calibration.CALIBRATED else found}."

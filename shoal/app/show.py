@@ -1,15 +1,16 @@
 """The scores of one run as text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.app.assessment import Assessment
+from shoal.app.measures import headline
 from shoal.app.outcome import table
 from shoal.app.words import number
 from shoal.data.corruptions import parse_shift
 
 __all__ = ["scores_text"]
 
-_TEST = ("accuracy", "nll", "ece", "brier", "rmse", "crps", "coverage_90")
 _FOREIGN = ("recognised", "auroc_entropy", "auroc_variance", "fpr95_entropy", "disagreement")
 
 
@@ -24,12 +25,13 @@ def scores_text(scores: Mapping[str, Any]) -> str:
         for name, found in scores.get("corrupted", {}).items()
     }
     labelled = {"test": scores["test"], **shifts, **means}
-    blocks = [_block(labelled, _TEST), _block(scores["ood"], _FOREIGN)]
+    few = [*headline(Assessment(dict(scores)).about), "brier"]
+    blocks = [_block(labelled, few), _block(scores["ood"], _FOREIGN)]
     width = max(map(len, [*labelled, *scores["ood"]]))
     return "\n\n".join(table(rows, header) for header, rows in _padded(blocks, width) if rows)
 
 
-def _block(parts: Mapping[str, Mapping[str, float]], keys: tuple[str, ...]) -> tuple:
+def _block(parts: Mapping[str, Mapping[str, float]], keys: Sequence[str]) -> tuple:
     shown = [key for key in keys if any(key in scores for scores in parts.values())]
     rows = [[part, *(_cell(scores, key) for key in shown)] for part, scores in parts.items()]
     return ["", *(key.replace("_", " ") for key in shown)], rows

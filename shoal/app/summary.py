@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal.app.measures import Measure, against_baseline
-from shoal.app.sentences import verdict
 from shoal.app.story import Group
+from shoal.app.verdicts import verdict
 
 __all__ = ["COLUMNS", "every_measure", "summary_csv"]
 

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from shoal.app.diverged import diverged, diverged_sentence
 from shoal.app.flatten import flat, plain
 from shoal.app.measures import Measure, against_baseline
-from shoal.app.sentences import verdict
 from shoal.app.story import Group
+from shoal.app.verdicts import Verdict, verdict
 from shoal.app.words import joined
 from shoal.prediction.statistics import Difference, paired_difference
 from shoal.training.history import NEGLIGIBLE
@@ -16,6 +17,16 @@ from shoal.training.history import NEGLIGIBLE
 __all__ = ["Sweep", "growth_sentence", "negligible", "strength_sentence", "sweeps"]
 
 _OWN = ("strength", "seed", "init_seed")
+
+
+class _Gain(Enum):
+    """What the strengths of a method bring against the plain ensemble."""
+
+    BEATS = "{} {verb} the plain ensemble before accuracy falls"
+    EQUALS = "no strength of {} that is not negligible does so by more than noise"
+    IDLE = "{} was negligible at every strength"
+    LOST = "{} was negligible at every strength at which training did not diverge"
+    NONE = "{} says nothing, for training diverged at every strength"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +48,7 @@ class Sweep:
         for strength, group in self.groups.items():
             for measure in (Measure("accuracy"), Measure("rmse")):
                 found = against_baseline(measure, group, groups)
-                if found is not None and verdict(found[0], measure.better) == "worse":
+                if found is not None and verdict(found[0], measure.better) is Verdict.WORSE:
                     return strength
         return None
 
@@ -69,7 +80,7 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[Group], measure: 
     """Whether repulsion that is not negligible beats the plain ensemble before accuracy falls."""
     if all(len(group.entries) < 2 for sweep in found for group in sweep.groups.values()):
         return "One seed a strength says nothing about the noise; `--seeds 5` does."
-    words: dict[str, list[str]] = {"beats": [], "equals": [], "idle": [], "lost": [], "none": []}
+    gains: dict[_Gain, list[str]] = {kind: [] for kind in _Gain}
     falling = []
     for sweep in found:
         limit = sweep.falls(groups)
@@ -78,29 +89,22 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[Group], measure: 
         gain = _best_gain(active, groups, measure, limit)
         if gain is not None:
             best = f"{sweep.method} at strength {gain[0]:g} (by {abs(gain[1]):.2g})"
-            words["beats"].append(best)
+            gains[_Gain.BEATS].append(best)
         else:
-            words["equals" if active else _idle(sweep)].append(sweep.method)
+            gains[_Gain.EQUALS if active else _idle(sweep)].append(sweep.method)
     lost = diverged_sentence({sweep.method: sweep.groups for sweep in found})
-    return " ".join(filter(None, (_gains(measure, words), _falls(falling), lost)))
+    return " ".join(filter(None, (_gains(measure, gains), _falls(falling), lost)))
 
 
-def _idle(sweep: Sweep) -> str:
+def _idle(sweep: Sweep) -> _Gain:
     """What a sweep is worth whose forces were negligible: a run that diverged has shown none."""
     sound = [not any(map(diverged, group.entries)) for group in sweep.groups.values()]
-    return "idle" if all(sound) else "lost" if any(sound) else "none"
+    return _Gain.IDLE if all(sound) else _Gain.LOST if any(sound) else _Gain.NONE
 
 
-def _gains(measure: Measure, words: Mapping[str, list[str]]) -> str:
-    verb = "beats" if len(words["beats"]) == 1 else "beat"
-    parts = {
-        "beats": f"{{}} {verb} the plain ensemble before accuracy falls",
-        "equals": "no strength of {} that is not negligible does so by more than noise",
-        "idle": "{} was negligible at every strength",
-        "lost": "{} was negligible at every strength at which training did not diverge",
-        "none": "{} says nothing, for training diverged at every strength",
-    }
-    told = [parts[kind].format(joined(names)) for kind, names in words.items() if names]
+def _gains(measure: Measure, gains: Mapping[_Gain, list[str]]) -> str:
+    verb = "beats" if len(gains[_Gain.BEATS]) == 1 else "beat"
+    told = [kind.value.format(joined(names), verb=verb) for kind, names in gains.items() if names]
     return f"In {measure.title}, {'; '.join(told)}."
 
 
@@ -119,10 +123,17 @@ def _best_gain(
         found = against_baseline(measure, group, groups)
         if found is None or (limit is not None and strength >= limit):
             continue
-        if verdict(found[0], measure.better) == "better":
+        if verdict(found[0], measure.better) is Verdict.BETTER:
             gains[strength] = found[0].difference
     best = max(gains, key=lambda strength: abs(gains[strength]), default=None)
     return None if best is None else (best, gains[best])
+
+
+_GROWTH = {
+    Verdict.BETTER: "improves",
+    Verdict.EQUAL: "stays equal within noise",
+    Verdict.WORSE: "worsens",
+}
 
 
 def growth_sentence(groups: Sequence[Group], measure: Measure) -> str:
@@ -130,17 +141,18 @@ def growth_sentence(groups: Sequence[Group], measure: Measure) -> str:
 
     Seeds are the pairs. Empty where no such method ran with two sizes of more than one member.
     """
-    words: dict[str, list[str]] = {"better": [], "equal": [], "worse": []}
+    verdicts: dict[Verdict, list[str]] = {}
     spans: dict[str, str] = {}
     for label in dict.fromkeys(group.label for group in groups):
         same = [g for g in groups if g.label == label and g.members > 1 and not negligible(g)]
         same.sort(key=lambda group: group.members)
         if len(same) > 1:
             word = verdict(_change(same[0], same[-1], measure), measure.better)
-            words.setdefault(word, []).append(label)
+            verdicts.setdefault(word, []).append(label)
             spans[label] = f"{same[0].members} to {same[-1].members} members"
-    verbs = {"better": "improves", "equal": "stays equal within noise", "worse": "worsens"}
-    told = [f"{verb} for {joined(words[word])}" for word, verb in verbs.items() if words[word]]
+    told = [
+        f"{verb} for {joined(verdicts[word])}" for word, verb in _GROWTH.items() if word in verdicts
+    ]
     if not told:
         return ""
     reach = joined(list(dict.fromkeys(spans.values())))

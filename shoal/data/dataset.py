@@ -54,9 +54,13 @@ class Dataset:
     @property
     def task(self) -> str:
         """`"classification"` for integer targets, `"regression"` for real ones."""
+        return "classification" if self.has_classes else "regression"
+
+    @property
+    def has_classes(self) -> bool:
+        """The targets are not real numbers, so that they are taken for labels."""
         y = self.train.y
-        real = y is not None and y.is_floating_point()
-        return "regression" if real else "classification"
+        return y is None or not y.is_floating_point()
 
     @property
     def outputs(self) -> int:
@@ -66,7 +70,7 @@ class Dataset:
         y = self.train.y
         if y is None:
             return 1
-        if self.task == "classification":
+        if self.has_classes:
             return int(y.max()) + 1
         return 1 if y.ndim == 1 else y.shape[-1]
 

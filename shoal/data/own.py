@@ -68,7 +68,7 @@ def _check_together(data: Dataset) -> None:
             )
         if part.y is None:
             raise DataError(f"the file of '{name}' has no targets, which are needed to judge by")
-        if data.task == "classification":
+        if data.has_classes:
             check_labels(part.y, data.outputs)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shoal.core.random import chance, hashed, key
 
-__all__ = ["KeyedDropout", "install_dropout", "dropout_keys"]
+__all__ = ["KeyedDropout", "dropout_keys", "install_dropout"]
 
 
 class KeyedDropout(nn.Module):

@@ -1,45 +1,53 @@
 """Likelihoods: what the outputs of a member say about the targets."""
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.core.errors import ConfigError, DataError
-from shoal.core.registry import Registry
+from shoal.core.errors import ConfigError
+from shoal.data.arrays import check_labels
+from shoal.inference.likelihood import Likelihood, Task, registry, task_of
+from shoal.inference.normal import Normal, Standardising
 
-__all__ = ["Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "registry"]
+__all__ = [
+    "Categorical",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "HomoscedasticGaussian",
+    "Likelihood",
+    "Task",
+    "default_for",
+    "registry",
+    "task_of",
+]
 
-registry = Registry("likelihood")
+LEAST = 1e-6
+"""Smallest learned variance, in units of the variance of the targets."""
 
-
-class Likelihood(Protocol):
-    """log p(y | outputs) of every data point; leading axes of the outputs broadcast."""
-
-    task: ClassVar[str]
-
-    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log density of each target, outputs [..., B, C] and y [B, ...] to [..., B]."""
-        ...
-
-    def width(self, targets: int) -> int:
-        """How many outputs a member needs for this many classes or target columns."""
-        ...
+WINDOW = 10_000
+"""Points over which learned noise is averaged: enough to know it to a per cent."""
 
 
 @registry.register("categorical")
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Likelihood):
     """Classes by softmax: log p(y | f) = f_y - log sum_c exp f_c.
 
     >>> Categorical().log_prob(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([0.2500])
     """
 
-    task: ClassVar[str] = "classification"
+    about: ClassVar[Task] = Task(
+        "classification",
+        kinds=("any", "classes"),
+        measures=("accuracy", "nll", "brier", "ece", "effective_functions"),
+        under_shift=("accuracy", "ece"),
+        uncertainty="entropy",
+    )
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log probability of the labels y [B] (integers)."""
@@ -51,14 +59,41 @@ class Categorical:
         """Class probabilities [..., B, C]."""
         return outputs.softmax(-1)
 
-    def width(self, targets: int) -> int:
-        """One logit a class."""
-        return targets
+    def mean(self, outputs: Tensor) -> Tensor:
+        """Class probabilities [..., B, C], the mean of the one-hot label."""
+        return self.probs(outputs)
+
+    def variance(self, outputs: Tensor) -> Tensor:
+        """p (1 - p) of the one-hot label [..., B, C]."""
+        probs = self.probs(outputs)
+        return probs * (1 - probs)
+
+    def entropy(self, mean: Tensor, variance: Callable[[], Tensor]) -> Tensor:
+        """Entropy of the probabilities."""
+        return torch.special.entr(mean).sum(-1)
+
+    def affinity(self, outputs: Tensor) -> Tensor:
+        """Mean over the inputs of the sum over classes of sqrt(p_i p_j)."""
+        root = self.probs(outputs).double().sqrt().flatten(1)
+        return root @ root.T / outputs.shape[1]
+
+    def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The logit of the label."""
+        return outputs.gather(-1, y.expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
+
+    def check(self, y: Tensor, outputs: int) -> None:
+        """Labels must be whole numbers below the number of outputs."""
+        check_labels(y, outputs)
+
+    def prepared(self, y: Tensor, outputs: int) -> Tensor:
+        """Labels [B]."""
+        check_labels(y, outputs)
+        return y
 
 
 @registry.register("gaussian")
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Normal):
     """Real targets with known noise: y ~ N(f, noise_std²), independent columns.
 
     Attributes:
@@ -66,55 +101,90 @@ class Gaussian:
     """
 
     noise_std: float = 1.0
-    task: ClassVar[str] = "regression"
 
     def __post_init__(self) -> None:
         if not self.noise_std > 0:
             raise ConfigError(f"noise_std must be positive, not {self.noise_std}")
 
-    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y under each member, both [..., B, K]."""
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         return outputs, torch.full_like(outputs, self.noise_std**2)
 
-    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log density of the targets y [B] or [B, K]."""
-        return _normal_log_prob(*self.moments(outputs), y)
 
-    def width(self, targets: int) -> int:
-        """One mean a column."""
-        return targets
+@registry.register("homoscedastic")
+@dataclass(frozen=True, repr=False)
+class HomoscedasticGaussian(Standardising):
+    r"""Real targets with one learned noise a column: y ~ N(a + b f, b² s²).
+
+    a and b are mean and standard deviation of the training targets. The noise is the type II
+    maximum of the likelihood by expectation maximisation: with the M members as samples of the
+    posterior, the M-step has the closed form
+    $s^2 = \frac{1}{MN} \sum_{m,n} (z_n - f_m(x_n))^2$, z = (y - a) / b. Each step takes it as a
+    moving average over about the last min(N, 10,000) points. The noise belongs to the data, so all
+    members share it.
+    """
+
+    learns_noise: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        noise = ", ".join(f"{value:.3g}" for value in self.noise_std)
+        return f"HomoscedasticGaussian({f'noise_std={noise}' if noise else ''})"
+
+    @property
+    def noise_std(self) -> list[float]:
+        """Learned standard deviation of the noise in each column, in units of y."""
+        known = self.learned
+        if known is None or known.variance is None:
+            return []
+        return (known.scale * known.variance.sqrt()).tolist()
+
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        known = self.learned
+        if known is None or known.variance is None:
+            return outputs, torch.ones_like(outputs)
+        return outputs, known.variance.to(outputs).expand_as(outputs)
+
+    def statistics(self, outputs: Tensor, y: Tensor, alive: Tensor) -> Tensor | None:
+        """Mean square of z - f over the finite members and the batch [K]; NaN where none is."""
+        error = (self._standardised(y, outputs) - outputs).detach().square().mean(-2)
+        counts = alive.unsqueeze(-1) & error.isfinite()
+        return torch.where(counts, error, 0.0).sum(0) / counts.sum(0)
+
+    def learn(self, statistics: Tensor, points: int, n: int) -> None:
+        """Move the variance towards that of the batch."""
+        if self.learned is None or self.learned.variance is None:
+            return
+        variance = self.learned.variance
+        share = min(1.0, points / min(n, WINDOW))
+        moved = variance.lerp(statistics.to(variance), share).clamp(min=LEAST)
+        variance.copy_(torch.where(moved.isfinite(), moved, variance))
 
 
 @registry.register("heteroscedastic", cite=("lakshminarayanan2017simple",))
 @dataclass(frozen=True)
-class HeteroscedasticGaussian:
-    """Real targets with learned noise: outputs (mu, s), y ~ N(mu, softplus(s) + 1e-6).
+class HeteroscedasticGaussian(Standardising):
+    """Real targets with noise learned for every input: y ~ N(a + b mu, b² (softplus(s) + 1e-6)).
 
+    The network gives (mu, s); a and b are mean and standard deviation of the training targets.
     Lakshminarayanan et al. (2017), arXiv 1612.01474.
     """
 
-    task: ClassVar[str] = "regression"
-
-    def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y under each member, both [..., B, K] from outputs [..., B, 2K]."""
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = outputs.chunk(2, -1)
-        return mean, F.softplus(raw) + 1e-6
-
-    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log density of the targets y [B] or [B, K]."""
-        return _normal_log_prob(*self.moments(outputs), y)
+        return mean, F.softplus(raw) + LEAST
 
     def width(self, targets: int) -> int:
         """A mean and a raw variance a column."""
         return 2 * targets
 
 
-def _normal_log_prob(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    y = y.unsqueeze(-1) if y.ndim == 1 else y
-    if y.shape[-1] != mean.shape[-1]:
-        raise DataError(
-            f"targets have {y.shape[-1]} columns but the members predict {mean.shape[-1]}; "
-            f"give the network one mean a column"
-        )
-    square = (y.to(mean.dtype) - mean).square() / variance
-    return -0.5 * (square + variance.log() + math.log(2 * math.pi)).sum(-1)
+def default_for(y: Tensor, outputs: int | None = None) -> Likelihood:
+    """Classes for whole numbers; for real ones learned noise, by input if there are outputs for it.
+
+    Args:
+        y: targets.
+        outputs: of a network, where there is one already.
+    """
+    if not y.is_floating_point():
+        return Categorical()
+    columns = 1 if y.ndim == 1 else y.shape[-1]
+    return HeteroscedasticGaussian() if outputs == 2 * columns else HomoscedasticGaussian()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shoal.core.foreach import add_into, mul_each
 from shoal.core.errors import ConfigError
+from shoal.core.foreach import add_into, mul_each
 from shoal.core.tree import add_scaled
 from shoal.core.types import Tree
 from shoal.inference.likelihoods import Likelihood

@@ -5,25 +5,25 @@ import math
 import torch
 
 from shoal.prediction.calibration import reliability
-from shoal.prediction.metric import BOTH, CLASSIFICATION, average, register
+from shoal.prediction.metric import ANY, CLASSES, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["accuracy", "brier", "ece", "ece_30", "ece_adaptive", "nll", "nll_legacy"]
 
 
-@register("accuracy", CLASSIFICATION, "higher")
+@register("accuracy", CLASSES, "higher")
 def accuracy(pred: Predictive, y: ArrayLike) -> float:
     """Fraction of inputs whose most probable class is the right one."""
     return average(pred.labels() == pred.check(y))
 
 
-@register("nll", BOTH, "lower", cite=("lakshminarayanan2017simple",))
+@register("nll", ANY, "lower", cite=("lakshminarayanan2017simple",))
 def nll(pred: Predictive, y: ArrayLike) -> float:
     r"""Negative log-likelihood $-\frac1n \sum_n \log p(y_n | x_n)$ of the mixture, in nats."""
     return -average(pred.log_prob(y))
 
 
-@register("nll_legacy", CLASSIFICATION, "lower", cite=("dangelo2021repulsive",))
+@register("nll_legacy", CLASSES, "lower", cite=("dangelo2021repulsive",))
 def nll_legacy(pred: Predictive, y: ArrayLike) -> float:
     r"""The released repulsive-ensemble code's "NLL", $-\log \frac1n \sum_n p(y_n | x_n)$.
 
@@ -32,7 +32,7 @@ def nll_legacy(pred: Predictive, y: ArrayLike) -> float:
     return math.log(len(pred)) - float(pred.log_prob(y).double().logsumexp(0))
 
 
-@register("brier", CLASSIFICATION, "lower")
+@register("brier", CLASSES, "lower")
 def brier(pred: Predictive, y: ArrayLike) -> float:
     r"""Brier score $\frac1n \sum_n \sum_c (p_{nc} - 1[y_n = c])^2$, summed over classes: 0 to 2."""
     probs = pred.probs.double()
@@ -40,7 +40,7 @@ def brier(pred: Predictive, y: ArrayLike) -> float:
     return average((probs - truth).square().sum(-1))
 
 
-@register("ece", CLASSIFICATION, "lower", cite=("guo2017calibration",))
+@register("ece", CLASSES, "lower", cite=("guo2017calibration",))
 def ece(pred: Predictive, y: ArrayLike, bins: int = 15, adaptive: bool = False) -> float:
     r"""Expected calibration error of the top label, $\sum_i (n_i / n)\, |acc_i - conf_i|$.
 
@@ -49,13 +49,13 @@ def ece(pred: Predictive, y: ArrayLike, bins: int = 15, adaptive: bool = False) 
     return reliability(pred, y, bins, adaptive).error
 
 
-@register("ece_30", CLASSIFICATION, "lower", cite=("guo2017calibration",))
+@register("ece_30", CLASSES, "lower", cite=("guo2017calibration",))
 def ece_30(pred: Predictive, y: ArrayLike) -> float:
     """Expected calibration error in 30 bins of equal width."""
     return ece(pred, y, bins=30)
 
 
-@register("ece_adaptive", CLASSIFICATION, "lower", cite=("guo2017calibration",))
+@register("ece_adaptive", CLASSES, "lower", cite=("guo2017calibration",))
 def ece_adaptive(pred: Predictive, y: ArrayLike) -> float:
     """Expected calibration error in 15 bins of equal mass.
 

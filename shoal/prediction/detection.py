@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.prediction.metric import BOTH, CLASSIFICATION, REGRESSION, Better, average, register
+from shoal.prediction.metric import ANY, CLASSES, NUMBERS, Better, average, register
 from shoal.prediction.predictive import Predictive
 
 __all__ = ["aupr", "auroc", "check_pair", "disagreement_ratio", "entropy_ratio", "fpr95", "scores"]
@@ -42,11 +42,11 @@ def _max_prob(pred: Predictive) -> Tensor:
 
 
 _SCORES: dict[str, tuple[Callable[[Predictive], Tensor], tuple[str, ...], str]] = {
-    "entropy": (Predictive.entropy, CLASSIFICATION, "entropy"),
-    "mutual_information": (Predictive.mutual_information, CLASSIFICATION, "mutual information"),
-    "disagreement": (Predictive.disagreement, BOTH, "disagreement of the members"),
-    "max_prob": (_max_prob, CLASSIFICATION, "one minus the largest probability"),
-    "variance": (lambda pred: pred.variance.mean(-1), REGRESSION, "variance"),
+    "entropy": (Predictive.entropy, CLASSES, "entropy"),
+    "mutual_information": (Predictive.mutual_information, CLASSES, "mutual information"),
+    "disagreement": (Predictive.disagreement, ANY, "disagreement of the members"),
+    "max_prob": (_max_prob, CLASSES, "one minus the largest probability"),
+    "variance": (lambda pred: pred.variance.mean(-1), NUMBERS, "variance"),
 }
 
 _MEASURES: dict[str, tuple[Callable[[Tensor, Tensor], float], Better, str]] = {
@@ -58,7 +58,9 @@ _MEASURES: dict[str, tuple[Callable[[Tensor, Tensor], float], Better, str]] = {
 
 def scores(pred: Predictive) -> dict[str, Tensor]:
     """Every uncertainty that OOD data are told by, each [B], high for the unfamiliar."""
-    return {name: score(pred) for name, (score, kinds, _) in _SCORES.items() if pred.task in kinds}
+    known = pred.likelihood.about.kinds
+    fitting = {name: score for name, (score, kinds, _) in _SCORES.items() if {*kinds} & {*known}}
+    return {name: score(pred) for name, score in fitting.items()}
 
 
 def check_pair(test: Predictive, ood: Predictive) -> None:
@@ -86,14 +88,14 @@ for _measure in _MEASURES:
         _register(_measure, _score)
 
 
-@register("entropy_ratio", CLASSIFICATION, "higher", ood=True, cite=("dangelo2021repulsive",))
+@register("entropy_ratio", CLASSES, "higher", ood=True, cite=("dangelo2021repulsive",))
 def entropy_ratio(test: Predictive, ood: Predictive) -> float:
     """Mean entropy on OOD data over mean entropy on test data; infinite if the test has none."""
     check_pair(test, ood)
     return _ratio(ood.entropy(), test.entropy())
 
 
-@register("disagreement_ratio", BOTH, "higher", ood=True, cite=("dangelo2021repulsive",))
+@register("disagreement_ratio", ANY, "higher", ood=True, cite=("dangelo2021repulsive",))
 def disagreement_ratio(test: Predictive, ood: Predictive) -> float:
     """Mean disagreement on OOD data over that on test data; NaN for a single member."""
     check_pair(test, ood)

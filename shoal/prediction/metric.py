@@ -10,9 +10,10 @@ from torch import Tensor
 from shoal.core.registry import Registry
 
 __all__ = [
-    "BOTH",
-    "CLASSIFICATION",
-    "REGRESSION",
+    "ANY",
+    "CLASSES",
+    "GAUSSIAN",
+    "NUMBERS",
     "Better",
     "Metric",
     "average",
@@ -25,9 +26,10 @@ registry = Registry("metric")
 Better = Literal["lower", "higher", "neither"]
 F = TypeVar("F", bound=Callable[..., float])
 
-CLASSIFICATION = ("classification",)
-REGRESSION = ("regression",)
-BOTH = ("classification", "regression")
+ANY = ("any",)
+CLASSES = ("classes",)
+NUMBERS = ("numbers",)
+GAUSSIAN = ("gaussian",)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Metric:
 
     Attributes:
         function: `function(pred, y)`, or `function(pred_test, pred_ood)` when `ood` is set.
-        kinds: the tasks it judges, of "classification" and "regression".
+        kinds: of the predictions it judges; `inference.likelihood.Task` says what they are.
         better: "lower", "higher", or "neither" for numbers that describe and do not judge.
         ood: whether it compares with a prediction for data of another kind.
     """
@@ -48,6 +50,10 @@ class Metric:
 
     def __post_init__(self) -> None:
         vars(self)["__doc__"] = inspect.getdoc(self.function)
+
+    def fits(self, pred: Any) -> bool:
+        """Whether it can judge a prediction."""
+        return any(kind in pred.likelihood.about.kinds for kind in self.kinds)
 
     def __call__(self, pred: Any, other: Any) -> float:
         return self.function(pred, other)

@@ -76,7 +76,7 @@ def evaluate(pred: Predictive, y: ArrayLike, ood: Predictive | None = None) -> d
 
     Args:
         pred: the prediction for labelled data.
-        y: labels [B] for classes, targets [B] or [B, K] for regression.
+        y: labels [B] for classes, targets [B] or [B, K] for numbers.
         ood: the same ensemble's prediction for data of another kind; adds how well it is told.
 
     >>> import torch
@@ -86,7 +86,7 @@ def evaluate(pred: Predictive, y: ArrayLike, ood: Predictive | None = None) -> d
     1.0
     """
     y = pred.check(y)
-    metrics = {name: registry[name] for name in registry if pred.task in registry[name].kinds}
+    metrics = {name: registry[name] for name in registry if registry[name].fits(pred)}
     found = {name: metric(pred, y) for name, metric in metrics.items() if not metric.ood}
     if ood is not None:
         check_pair(pred, ood)

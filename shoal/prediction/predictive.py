@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.data.arrays import as_targets, check_labels
+from shoal.data.arrays import as_targets
 from shoal.inference.likelihoods import Likelihood
 
 __all__ = ["ArrayLike", "Predictive"]
@@ -72,7 +72,7 @@ class Predictive:
 
     @property
     def task(self) -> str:
-        """`"classification"` or `"regression"`."""
+        """Name of the likelihood's task, such as "classification"."""
         return self.likelihood.task
 
     @classmethod
@@ -102,19 +102,19 @@ class Predictive:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the mixture: `probs` for classes, [B, K] for regression."""
-        return self.average(self.moments()[0]) if self.task == "regression" else self.probs
+        """Mean of the mixture: `probs` for classes, [B, K] for numbers."""
+        return self.probs if self._has_classes else self.average(self._member_means)
 
     @property
     def variance(self) -> Tensor:
         r"""Variance of the mixture: p(1 - p) of the one-hot label, or the law of total variance.
 
-        For regression $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$ [B, K].
+        For numbers $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$ [B, K].
         """
-        if self.task != "regression":
+        if self._has_classes:
             return self.probs * (1 - self.probs)
-        mean, variance = self.moments()
-        return self.average(variance + (mean - self.mean).square())
+        variance = self.likelihood.variance(self.members)
+        return self.average(variance + (self._member_means - self.mean).square())
 
     @property
     def stddev(self) -> Tensor:
@@ -132,7 +132,7 @@ class Predictive:
         """Entropy of the prediction [B]: how uncertain, for whatever reason.
 
         For classes of the mean probabilities. The entropy of a Gaussian mixture has no closed
-        form, so for regression it is that of the Gaussian with the same mean and variance in each
+        form, so for numbers it is that of the Gaussian with the same mean and variance in each
         column, an upper bound.
         """
         return self._entropy
@@ -144,14 +144,14 @@ class Predictive:
     def mutual_information(self) -> Tensor:
         """`entropy() - aleatoric()` [B], never negative: what knowing the right member would tell.
 
-        For regression an upper bound, because `entropy` is one.
+        For numbers an upper bound, because `entropy` is one.
         """
         return (self.entropy() - self.aleatoric()).clamp_min(0)
 
     def disagreement(self) -> Tensor:
         r"""Spread of the members [B]: standard deviation over members, averaged over outputs.
 
-        Of the probabilities for classes, of the means for regression. The standard deviation is
+        Of the probabilities for classes, of the means for numbers. The standard deviation is
         unbiased, $\sum_m w_m (p_m - p)^2 / (1 - \sum_m w_m^2)$ under the root, which divides by
         M - 1 when the weights are equal. One member does not disagree with itself: 0.
         D'Angelo & Fortuin (2021), arXiv 2106.11642.
@@ -168,22 +168,19 @@ class Predictive:
 
     def check(self, y: ArrayLike) -> Tensor:
         """`y` as a tensor that fits this prediction: labels [B] or targets [B, K]."""
-        if self.task == "regression":
-            return self._check_columns(_real(y))
-        labels = as_targets(y, len(self), self.members.dtype)
-        check_labels(labels, self.members.shape[2])
-        return labels.to(self.members.device)
+        y = y if self._has_classes else _real(y)
+        targets = as_targets(y, len(self), self.members.dtype)
+        return self.likelihood.prepared(targets, self.members.shape[2]).to(self.members.device)
 
     def member_probs(self) -> Tensor:
         """Class probabilities of each member [M, B, C]."""
-        self._only("classification", "class probabilities", "mean, variance or log_prob")
-        return self._member_probs
+        self._only("classes", "class probabilities", "mean, variance or log_prob")
+        return self._member_means
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the target under each member, both [M, B, K]."""
-        self._only("regression", "member means and variances", "probs, mean or variance")
-        likelihood: Any = self.likelihood
-        return likelihood.moments(self.members)
+        self._only("numbers", "member means and variances", "probs, mean or variance")
+        return self.likelihood.moments(self.members)
 
     def average(self, values: Tensor) -> Tensor:
         """Weighted mean over members, [M, ...] to [...]."""
@@ -191,45 +188,36 @@ class Predictive:
             return values.mean(0)
         return torch.tensordot(self.weights.to(values.dtype), values, 1)
 
+    @property
+    def _has_classes(self) -> bool:
+        return self.likelihood.about.has_classes
+
     @cached_property
-    def _member_probs(self) -> Tensor:
-        likelihood: Any = self.likelihood
-        return likelihood.probs(self.members)
+    def _member_means(self) -> Tensor:
+        return self.likelihood.mean(self.members)
 
     @cached_property
     def _entropy(self) -> Tensor:
-        if self.task == "regression":
-            return _gaussian_entropy(self.variance)
-        return torch.special.entr(self.probs).sum(-1)
+        return self.likelihood.entropy(self.mean, lambda: self.variance)
 
     @cached_property
     def _aleatoric(self) -> Tensor:
-        if self.task == "regression":
-            return self.average(_gaussian_entropy(self.moments()[1]))
-        return self.average(torch.special.entr(self.member_probs()).sum(-1))
+        def variance() -> Tensor:
+            return self.likelihood.variance(self.members)
+
+        return self.average(self.likelihood.entropy(self._member_means, variance))
 
     @cached_property
     def _disagreement(self) -> Tensor:
-        each = self.moments()[0] if self.task == "regression" else self.member_probs()
+        each = self._member_means
         share = 1 / self.size if self.weights is None else float(self.weights.square().sum())
         if 1 - share < 1e-6:
             return torch.zeros_like(each[0, :, 0])
         variance = self.average((each - self.average(each)).square()) / (1 - share)
         return variance.sqrt().mean(-1)
 
-    def _check_columns(self, y: ArrayLike) -> Tensor:
-        K = self.moments()[0].shape[2]
-        targets = as_targets(y, len(self), self.members.dtype)
-        targets = targets.unsqueeze(-1) if targets.ndim == 1 else targets
-        if targets.shape[1] != K:
-            raise DataError(
-                f"y has {targets.shape[1]} columns but the members predict {K}; "
-                f"give the columns that the ensemble was trained on"
-            )
-        return targets.to(self.members.device)
-
-    def _only(self, task: str, what: str, instead: str) -> None:
-        if self.task != task:
+    def _only(self, kind: str, what: str, instead: str) -> None:
+        if kind not in self.likelihood.about.kinds:
             raise ConfigError(f"there are no {what} in {self.task}; use {instead} instead")
 
 
@@ -252,12 +240,8 @@ def _same_weights(a: Predictive, b: Predictive) -> bool:
 
 
 def _real(y: ArrayLike) -> ArrayLike:
-    """Whole numbers as real ones: in regression they are not labels."""
+    """Whole numbers as real ones: where there are no classes they are not labels."""
     if isinstance(y, Tensor):
         return y if y.is_floating_point() else y.double()
     array = np.asarray(y)
     return array.astype(np.float64) if array.dtype.kind in "biu" else array
-
-
-def _gaussian_entropy(variance: Tensor) -> Tensor:
-    return 0.5 * (2 * math.pi * math.e * variance).log().sum(-1)

@@ -1,4 +1,4 @@
-"""Metrics of predicted numbers: the prediction is a mixture of Gaussians in every column."""
+"""Metrics of predicted numbers; most are of mixtures of Gaussians in every column."""
 
 import math
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.prediction.metric import REGRESSION, average, register
+from shoal.prediction.metric import GAUSSIAN, NUMBERS, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["coverage", "crps", "pit", "rmse", "sharpness"]
 
 
-@register("rmse", REGRESSION, "lower")
+@register("rmse", NUMBERS, "lower")
 def rmse(pred: Predictive, y: ArrayLike) -> float:
     """Root mean square error of the mean, over inputs and columns."""
     return math.sqrt(average((pred.mean - pred.check(y)).square()))
 
 
-@register("crps", REGRESSION, "lower")
+@register("crps", GAUSSIAN, "lower")
 def crps(pred: Predictive, y: ArrayLike) -> float:
     r"""Continuous ranked probability score $\int (F(t) - 1[t \ge y])^2 dt$, in units of y.
 
@@ -61,25 +61,25 @@ def coverage(pred: Predictive, y: ArrayLike, level: float = 0.9) -> float:
     return average((pit(pred, y) - 0.5).abs() <= level / 2)
 
 
-@register("coverage_50", REGRESSION, "neither")
+@register("coverage_50", GAUSSIAN, "neither")
 def coverage_50(pred: Predictive, y: ArrayLike) -> float:
     """Fraction of targets in the central 50 % interval; best near 0.5."""
     return coverage(pred, y, 0.5)
 
 
-@register("coverage_90", REGRESSION, "neither")
+@register("coverage_90", GAUSSIAN, "neither")
 def coverage_90(pred: Predictive, y: ArrayLike) -> float:
     """Fraction of targets in the central 90 % interval; best near 0.9."""
     return coverage(pred, y, 0.9)
 
 
-@register("coverage_95", REGRESSION, "neither")
+@register("coverage_95", GAUSSIAN, "neither")
 def coverage_95(pred: Predictive, y: ArrayLike) -> float:
     """Fraction of targets in the central 95 % interval; best near 0.95."""
     return coverage(pred, y, 0.95)
 
 
-@register("sharpness", REGRESSION, "neither")
+@register("sharpness", NUMBERS, "neither")
 def sharpness(pred: Predictive, y: ArrayLike | None = None) -> float:
     """Mean standard deviation of the prediction; smaller is better only while coverage holds."""
     return average(pred.stddev)

@@ -1,11 +1,9 @@
 """How alike the members are: which labels they share, and how many functions they amount to."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from shoal.prediction.metric import BOTH, register
+from shoal.prediction.metric import ANY, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["affinity", "effective_functions", "effective_number", "pairwise_disagreement"]
@@ -27,22 +25,10 @@ def affinity(pred: Predictive) -> Tensor:
     place of the integral for labels. It is 1 for members that predict the same and 0 for members
     whose predictions exclude each other on every input, and positive semidefinite.
     """
-    if pred.task == "classification":
-        root = pred.member_probs().double().sqrt().flatten(1)
-        return root @ root.T / len(pred)
-    mean, variance = (moment.double() for moment in pred.moments())
-    return torch.stack(
-        [_gaussian_affinity(m, v, mean, variance) for m, v in zip(mean, variance, strict=True)]
-    )
+    return pred.likelihood.affinity(pred.members)
 
 
-def _gaussian_affinity(m: Tensor, v: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    total = v + variance
-    log_width = 0.5 * (math.log(2) + 0.5 * (v.log() + variance.log()) - total.log())
-    return (log_width - 0.25 * (m - mean).square() / total).sum(-1).exp().mean(-1)
-
-
-@register("effective_functions", BOTH, "neither")
+@register("effective_functions", ANY, "neither")
 def effective_functions(pred: Predictive, y: ArrayLike | None = None) -> float:
     r"""How many different functions the members amount to, from 1 (all equal) to M (all apart).
 

@@ -6,10 +6,10 @@ import torch
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import nearest
-from shoal.data.arrays import check_columns, check_labels
+from shoal.data.arrays import check_columns
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from shoal.inference.likelihoods import Likelihood, default_for
 
 __all__ = ["PRECISIONS", "check_targets", "default_likelihood", "destination"]
 
@@ -40,13 +40,10 @@ def destination(
 
 
 def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches) -> Likelihood:
-    """Classes for whole numbers; for real ones a learned noise if there are outputs for it."""
+    """What fits the targets and the outputs of the networks."""
     outputs, y = _outputs(ensemble, batches)
-    if not y.is_floating_point():
-        return Categorical()
     check_columns(batches.y if isinstance(batches, ArrayBatches) else y)
-    columns = 1 if y.ndim == 1 else y.shape[-1]
-    return HeteroscedasticGaussian() if outputs == 2 * columns else Gaussian()
+    return default_for(y, outputs)
 
 
 def check_targets(
@@ -55,21 +52,14 @@ def check_targets(
     """The outputs of the networks must be what the likelihood of these targets needs."""
     outputs, y = _outputs(ensemble, batches)
     _check_last_batch(ensemble, batches)
-    if likelihood.task == "classification":
-        if isinstance(batches, ArrayBatches):
-            check_labels(batches.y, outputs)
-            return
+    if isinstance(batches, ArrayBatches):
+        likelihood.check(batches.y, outputs)
+        return
+    if likelihood.about.has_classes:
         batches.classes = outputs  # from here on every batch is checked when it is read
         batches.first()
         return
-    if not y.is_floating_point():
-        raise DataError("regression needs real targets; convert the whole numbers to float")
-    columns = 1 if y.ndim == 1 else y.shape[-1]
-    if outputs != likelihood.width(columns):
-        raise DataError(
-            f"targets have {columns} columns, for which the likelihood needs "
-            f"{likelihood.width(columns)} outputs, but the network has {outputs}"
-        )
+    likelihood.check(y, outputs)
 
 
 def _usable(device: torch.device | str) -> torch.device:

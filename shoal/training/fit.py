@@ -69,8 +69,9 @@ def fit(
     Other arguments:
         legacy: the method as published, with its known faults.
         calibrated: the method with a push of the size that the posterior asks for.
-        likelihood: by default Categorical for whole-number targets; for real ones Gaussian with
-            unit noise, or a learned noise when the network has two outputs for each target.
+        likelihood: by default Categorical for whole-number targets; for real ones a Gaussian that
+            standardises the targets and learns its noise, one for each column, or one for each
+            input when the network has two outputs for each target.
         prior: on the weights, or on the outputs.
         optimizer: any elementwise optimiser of torch, by name or as {"name": ..., settings}.
         lr: learning rate.

@@ -53,6 +53,9 @@ def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Ans
     loss = share * pushed.loss + (1 - share) * answer.loss
     head = None if pushed.head is None else {n: t + driven[n] for n, t in pushed.head.items()}
     pushed = pushed._replace(loss=loss, alive=answer.alive & pushed.alive, head=head)
+    if pushed.statistics is not None and answer.statistics is not None:
+        both = share * pushed.statistics + (1 - share) * answer.statistics
+        pushed = pushed._replace(statistics=both)
     return pushed, add_scaled(velocity, driven, 1.0)
 
 

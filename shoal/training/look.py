@@ -126,8 +126,4 @@ def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Tensor) -> 
     """What each member's gradient is taken of, for every point [M, B]."""
     if target == "log-probability":
         return likelihood.log_prob(outputs, y)
-    if not y.is_floating_point():
-        index = y.expand(len(outputs), -1).unsqueeze(-1)
-        return outputs.gather(-1, index).squeeze(-1)
-    columns = 1 if y.ndim == 1 else y.shape[-1]
-    return outputs[..., :columns].sum(-1)
+    return likelihood.score(outputs, y)

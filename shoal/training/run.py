@@ -116,6 +116,7 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
         raise StorageError(f"{files.path} holds no checkpoint yet; its run was stopped too early")
     likelihood, build = _likelihood(config), _builds(config) if build is None else build
     checkpoint = load_checkpoint(files.checkpoints)
+    likelihood = likelihood.restored(checkpoint.parts.get("likelihood", {}))
     ensemble = Ensemble.from_state(checkpoint.parts.get("ensemble", {}), build)
     provenance = files.provenance()
     return Run(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.inference.ensemble import Ensemble, Group
+from shoal.inference.likelihoods import Likelihood, Task
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Flat
 from shoal.interaction.methods import Method, get
@@ -32,16 +33,13 @@ class _Particle(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Itself:
+class _Itself(Likelihood):
     """The likelihood of a particle is its output."""
 
-    task: ClassVar[str] = "sampling"
+    about: ClassVar[Task] = Task("sampling", kinds=())
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.squeeze(-1)
-
-    def width(self, targets: int) -> int:
-        return 1
 
 
 def sample(

@@ -217,7 +217,7 @@ class Session:
         trainer = self.trainer
         return Run(
             trainer.ensemble,
-            trainer.settings.likelihood,
+            trainer.likelihood,
             self.config,
             list(trainer.rows),
             list(self.notes),

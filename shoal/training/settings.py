@@ -79,7 +79,7 @@ class Settings:
             method=resolved,
             prior=prior,
             optimizer=dict(_fitting("optimizer", table, "items")),
-            likelihood=_fitting("likelihood", likelihoods.registry.make(likelihood), "log_prob"),
+            likelihood=_fitting("likelihood", likelihoods.registry.make(likelihood), "about"),
             schedule=_optional(schedules, rest.pop("schedule")),
             annealing=_optional(annealings.registry, rest.pop("annealing")),
             augment=_optional(augmentations.registry, rest.pop("augment")),

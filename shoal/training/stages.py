@@ -65,6 +65,7 @@ class Answer(NamedTuple):
             [M, B, ...]; None without them.
         head: of what comes back to the last layers, the part that is drive; None where drive and
             push have been measured before.
+        statistics: what the likelihood learns from; None where it learns nothing.
     """
 
     loss: Tensor
@@ -75,6 +76,7 @@ class Answer(NamedTuple):
     measures: Tensor | None
     push: Tensor | None = None
     head: Tree | None = None
+    statistics: Tensor | None = None
 
 
 class Apart(NamedTuple):
@@ -132,7 +134,9 @@ def respond(
     velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive, company)
     if repulsion is None:
         measures = measured(member_norms(here[0]), None, alive)
-    return Answer(loss, alive, gradient, velocity["outputs"], mix, measures)
+    statistics = posterior.likelihood.statistics(outputs, y, alive)
+    found = loss, alive, gradient, velocity["outputs"], mix, measures
+    return Answer(*found, statistics=statistics)
 
 
 def part(

@@ -39,11 +39,13 @@ class StepInfo:
         alive: which members are finite [M].
         measures: drive, push, h2 and effective [4]. Drive and push are measured where the space
             lives; for input gradients, on the weights of the last layer.
+        statistics: what the likelihood learns from; None where it learns nothing.
     """
 
     loss: Tensor
     alive: Tensor
     measures: Tensor
+    statistics: Tensor | None = None
 
     @property
     def drive(self) -> Tensor:
@@ -123,7 +125,8 @@ def forces(
     )
     measures = answer.measures if settled.measures is None else settled.measures
     assert measures is not None, "a space lives at the outputs or at the weights"
-    return settled.velocity, StepInfo(answer.loss, settled.alive, measures)
+    info = StepInfo(answer.loss, settled.alive, measures, answer.statistics)
+    return settled.velocity, info
 
 
 def _company(

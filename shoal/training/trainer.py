@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from shoal.core.types import Tree
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
 from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.inference.suited import has_convolutions
@@ -51,7 +52,8 @@ class Trainer:
         settings: every choice of the run.
         batches: the training data.
         repulsion: that of the method, with what it takes from the training data filled in.
-        posterior: what drives the members, less what the optimiser has taken over.
+        posterior: what drives the members, less what the optimiser has taken over. Its likelihood
+            learns along with them.
         steps: how many steps the run has.
         step: how many are done.
         rows: one line of history for each epoch done.
@@ -71,7 +73,10 @@ class Trainer:
         self.moving, self.frozen = divided(ensemble, settings)
         self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
         self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
-        self.posterior = self._posterior()
+        likelihood = settings.likelihood
+        if isinstance(batches, ArrayBatches):
+            likelihood = likelihood.begun(batches.y.to(ensemble.device))
+        self.posterior = self._posterior(likelihood)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
@@ -84,6 +89,14 @@ class Trainer:
         self.captured = self._capture()
         if ensemble.device.type == "cpu":
             keep_freed()
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """With what it has learned so far; a copy that stays as it is."""
+        state = {
+            name: t.detach().cpu().clone() for name, t in self.posterior.likelihood.state.items()
+        }
+        return self.posterior.likelihood.restored(state)
 
     @property
     def epoch(self) -> int:
@@ -122,8 +135,12 @@ class Trainer:
             yield from self.captured.epoch(self.epoch, start, count, self.step)
             return
         for x, y in islice(self.batches.batches(self.epoch, start), count):
+            if self.step == 0 and not isinstance(self.batches, ArrayBatches):
+                # All targets of a loader are known at the end; its first batch tells their unit.
+                begun = self.settings.likelihood.begun(y)
+                self.posterior = replace(self.posterior, likelihood=begun)
             if self.batches.n != self.posterior.n:  # the first pass over a stream has counted it
-                self.posterior = self._posterior()
+                self.posterior = self._posterior(self.posterior.likelihood)
             set_learning_rate(self.optimizer, self._rate(self.step))
             self.move(x, y, self._factor(self.step), self.step)
             yield
@@ -146,6 +163,8 @@ class Trainer:
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass gets this memory, still in the cache
+        if info.statistics is not None:
+            self.posterior.likelihood.learn(info.statistics, len(y), self.posterior.n)
         self.moving.alive.copy_(info.alive)
         self.tracker.add(info)
 
@@ -173,14 +192,14 @@ class Trainer:
             frozen=self.frozen,
         )
 
-    def _posterior(self) -> Posterior:
+    def _posterior(self, likelihood: Likelihood) -> Posterior:
         """Of as many data points as are known, less what the optimiser takes over."""
         settings = self.settings
         for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
             if decay is not None:
                 group["weight_decay"] = decay
         points = self.batches.n
-        whole = Posterior(settings.likelihood, settings.prior, points, settings.temperature)
+        whole = Posterior(likelihood, settings.prior, points, settings.temperature)
         return hand_over(whole, self.repulsion, settings, self.optimizer)
 
     def try_out(self) -> int:
@@ -249,8 +268,11 @@ class Trainer:
         if self.ensemble.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.ensemble.device)
         ensemble = {name: tensor.detach() for name, tensor in self.ensemble.state.items()}
-        tracker = self.tracker.state
-        return {"ensemble": ensemble, "optimizer": tensors, "tracker": tracker, "random": random}
+        parts = {"ensemble": ensemble, "optimizer": tensors, "random": random}
+        learned = self.posterior.likelihood.state
+        return (
+            parts | {"tracker": self.tracker.state} | ({"likelihood": learned} if learned else {})
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything else that resuming needs."""
@@ -270,6 +292,7 @@ class Trainer:
         self.ensemble.load_state(parts["ensemble"])
         _load_flat(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
         self.tracker.load_state(parts["tracker"])
+        self._restore_likelihood(parts.get("likelihood", {}))
         torch.set_rng_state(parts["random"]["cpu"])
         if self.ensemble.device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
@@ -279,7 +302,13 @@ class Trainer:
         self.initial = None if initial is None else torch.tensor(initial)
         if isinstance(self.batches, LoaderBatches):
             self.batches.found = state.get("data", {})
-            self.posterior = self._posterior()
+            self.posterior = self._posterior(self.posterior.likelihood)
+
+    def _restore_likelihood(self, learned: dict[str, Tensor]) -> None:
+        device = self.ensemble.device
+        own = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
+        likelihood = self.settings.likelihood.restored(own)
+        self.posterior = replace(self.posterior, likelihood=likelihood)
 
 
 def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:

@@ -6,10 +6,9 @@ from small_runs import assert_one_sentence, normed, plain, points, quick, shoal_
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from shoal.analysis.landscape.pooling import install_pooling
 from shoal.analysis.landscape.planes import line, plane_through_origin, plane_through_three
 from shoal.analysis.landscape.points import chosen, combined, cosines, joined, with_weights
-from shoal.analysis.landscape.pooling import Halving
+from shoal.analysis.landscape.pooling import Halving, install_pooling
 from shoal.analysis.landscape.statistics import refresh
 from shoal.analysis.landscape.survey import BATCH, apart, judged, outputs, survey
 from shoal.core.errors import ConfigError, DataError

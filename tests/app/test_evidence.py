@@ -37,9 +37,9 @@ TOLD = Evidence(
         "stacking": Weighting([0.0, 0.5, 0.5], 2.0, 0.4, 0.1),
     },
     rungs=[
-        Rung("Gaussians at the members, last layer", -10.9, 0.5, 0.6, {"2": 0.02}),
+        Rung("Gaussians at the members, last layer", -10.9, 0.5, 0.6, {"2": 0.02}, "members"),
         Rung("point masses", -10.93, 0.5, 0.6),
-        Rung("Gaussians at zero, last layer", -50.0, 0.55, 0.65, {"2": 0.7}),
+        Rung("Gaussians at zero, last layer", -50.0, 0.55, 0.65, {"2": 0.7}, "zero"),
     ],
     held_out="every second test point",
     judged="the other half of the test data",

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from shoal.app import sentences, words
+from shoal.app.verdicts import Verdict, verdict
 from shoal.prediction.statistics import Difference
 from shoal.training.history import NEGLIGIBLE
 
@@ -76,7 +77,7 @@ def test_members_are_counted_as_functions(members, effective, foreign, text):
     ],
 )
 def test_verdict(difference, better, word):
-    assert sentences.verdict(Difference(*difference), better) == word
+    assert verdict(Difference(*difference), better) is Verdict(word)
 
 
 def test_comparison_names_equal_and_different_methods():

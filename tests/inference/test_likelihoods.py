@@ -34,6 +34,8 @@ def oracle(likelihood, outputs):
         return distributions.Categorical(logits=outputs)
     if isinstance(likelihood, likelihoods.Gaussian):
         return distributions.Independent(distributions.Normal(outputs, likelihood.noise_std), 1)
+    if isinstance(likelihood, likelihoods.HomoscedasticGaussian):
+        return distributions.Independent(distributions.Normal(outputs, 1.0), 1)
     columns = outputs.shape[-1] // 2
     variance = torch.log1p(outputs[..., columns:].exp()) + 1e-6
     return distributions.Independent(

@@ -1,6 +1,7 @@
 """Laws that every registered metric keeps, whatever it measures."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,15 @@ from shoal.prediction import Predictive, evaluate, metrics
 
 M, B, C = 4, 60, 3
 LABELS = torch.arange(B) % C
+MEANINGS = {"classes": Categorical(), "numbers": HeteroscedasticGaussian()}
 VALUES = torch.linspace(-3, 3, B, dtype=torch.float64)
-CASES = [(name, kind) for name in metrics.registry for kind in metrics.registry[name].kinds]
+KINDS = {"any", "classes", "numbers", "gaussian"}
+CASES = [
+    (name, kind)
+    for name in metrics.registry
+    for kind in ("classes", "numbers")
+    if metrics.registry[name].fits(SimpleNamespace(likelihood=MEANINGS[kind]))
+]
 
 
 def noise(*shape, seed):
@@ -22,7 +30,7 @@ def noise(*shape, seed):
 
 
 def perfect(kind):
-    if kind == "classification":
+    if kind == "classes":
         logits = 100.0 * torch.nn.functional.one_hot(LABELS, C).double()
         return Predictive(logits.expand(M, -1, -1), Categorical())
     return Predictive(VALUES[None, :, None].expand(M, -1, -1), Gaussian(0.01))
@@ -30,14 +38,14 @@ def perfect(kind):
 
 def ignorant(kind):
     """Uniform classes, or one wide Gaussian whatever the input."""
-    if kind == "classification":
+    if kind == "classes":
         return Predictive(torch.zeros(M, B, C, dtype=torch.float64), Categorical())
     return Predictive(torch.zeros(M, B, 1, dtype=torch.float64), Gaussian(3.0))
 
 
 def divided(kind):
     """Each member sure of something else."""
-    if kind == "classification":
+    if kind == "classes":
         logits = 100.0 * torch.eye(C, dtype=torch.float64)[torch.arange(M) % C]
         return Predictive(logits.unsqueeze(1).expand(-1, B, -1), Categorical())
     means = torch.arange(M, dtype=torch.float64).view(M, 1, 1).expand(-1, B, -1)
@@ -45,16 +53,15 @@ def divided(kind):
 
 
 def arbitrary(kind, seed=0, members=M):
-    likelihood = Categorical() if kind == "classification" else HeteroscedasticGaussian()
-    outputs = noise(members, B, C if kind == "classification" else 2, seed=seed)
-    return Predictive(outputs, likelihood)
+    outputs = noise(members, B, C if kind == "classes" else 2, seed=seed)
+    return Predictive(outputs, MEANINGS[kind])
 
 
 def measure(name, kind, pred, other=None):
     metric = metrics.registry[name]
     if metric.ood:
         return metric(pred, arbitrary(kind, seed=9) if other is None else other)
-    return metric(pred, LABELS if kind == "classification" else VALUES)
+    return metric(pred, LABELS if kind == "classes" else VALUES)
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
@@ -82,7 +89,7 @@ def test_the_order_of_members_and_points_does_not_matter(name, kind):
         mixed = Predictive(pred.members[:, order], pred.likelihood)
         assert measure(name, kind, mixed) == pytest.approx(measure(name, kind, pred), rel=1e-12)
     else:
-        y = LABELS if kind == "classification" else VALUES
+        y = LABELS if kind == "classes" else VALUES
         mixed = metrics.registry[name](
             Predictive(pred.members[:, order], pred.likelihood), y[order]
         )
@@ -124,12 +131,12 @@ def test_every_metric_is_described_and_its_papers_are_known(name):
     assert metrics.registry.summary(name).endswith(".")
     assert all(key in BIBLIOGRAPHY for key in metrics.registry.cite(name))
     assert metrics.registry[name].better in ("lower", "higher", "neither")
-    assert set(metrics.registry[name].kinds) <= {"classification", "regression"}
+    assert set(metrics.registry[name].kinds) <= KINDS
 
 
-@pytest.mark.parametrize("kind", ["classification", "regression"])
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_evaluate_gives_every_metric_that_fits(kind):
-    y = LABELS if kind == "classification" else VALUES
+    y = LABELS if kind == "classes" else VALUES
     fits = {name for name, of in CASES if of == kind}
     known = {name for name in fits if not metrics.registry[name].ood}
     assert set(evaluate(arbitrary(kind), y)) == known
@@ -139,11 +146,11 @@ def test_evaluate_gives_every_metric_that_fits(kind):
 
 
 def test_evaluate_knows_the_perfect_and_the_uniform_classifier():
-    best = evaluate(perfect("classification"), LABELS, divided("classification"))
+    best = evaluate(perfect("classes"), LABELS, divided("classes"))
     expected = {"accuracy": 1, "nll": 0, "nll_legacy": 0, "brier": 0, "ece": 0, "entropy": 0}
     expected |= {"confidence": 1, "auroc_entropy": 1, "aupr_entropy": 1, "fpr95_entropy": 0}
     assert {name: best[name] for name in expected} == pytest.approx(expected, abs=1e-12)
-    plain = evaluate(ignorant("classification"), LABELS)
+    plain = evaluate(ignorant("classes"), LABELS)
     expected = {"accuracy": 1 / C, "nll": math.log(C), "nll_legacy": math.log(C), "ece": 0}
     expected |= {"brier": 1 - 1 / C, "entropy": math.log(C), "confidence": 1 / C}
     expected |= {"mutual_information": 0, "disagreement": 0, "effective_functions": 1}
@@ -152,7 +159,7 @@ def test_evaluate_knows_the_perfect_and_the_uniform_classifier():
 
 def test_evaluate_refuses_ood_predictions_of_another_kind():
     with pytest.raises(DataError, match="same ensemble"):
-        evaluate(arbitrary("classification"), LABELS, arbitrary("regression"))
+        evaluate(arbitrary("classes"), LABELS, arbitrary("numbers"))
 
 
 def test_a_misspelt_metric_is_answered_with_the_nearest():

@@ -30,7 +30,12 @@ import shoal
 from shoal.core.errors import DataError
 from shoal.data.augment import CropFlip
 from shoal.data.toys import toy_classification, toy_regression, true_curve
-from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
+from shoal.inference.likelihoods import (
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    HomoscedasticGaussian,
+)
 from shoal.inference.priors import Flat
 from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.training.optim import optimizers, schedules
@@ -145,8 +150,8 @@ class TestData:
 
     @pytest.mark.parametrize(
         "outputs, columns, expected",
-        [(1, None, Gaussian), (2, None, HeteroscedasticGaussian), (2, 2, Gaussian)]
-        + [(4, 2, HeteroscedasticGaussian)],
+        [(1, None, HomoscedasticGaussian), (2, None, HeteroscedasticGaussian)]
+        + [(2, 2, HomoscedasticGaussian), (4, 2, HeteroscedasticGaussian)],
     )
     def test_real_targets_choose_the_likelihood_by_the_outputs(self, outputs, columns, expected):
         x, _ = points()
@@ -175,7 +180,7 @@ class TestTheUpdate:
         ensemble = shoal_of(lambda: nn.Linear(3, 1))
         before = copied(ensemble.weights)
         quick(ensemble, (x, y), method="ensemble", prior=Flat(), optimizer="sgd", lr=0.1, steps=1,
-              batch_size=len(x))  # fmt: skip
+              batch_size=len(x), likelihood="gaussian")  # fmt: skip
         for i in range(3):
             residual = y - (x @ before["weight"][i].T).squeeze() - before["bias"][i]
             weight = before["weight"][i] + 0.1 * (residual @ x) / len(x)

@@ -42,7 +42,7 @@ def compare(pred: Predictive, y: ArrayLike, weights: Tensor) -> Weighted:
 
 def total_variation(p: Predictive, q: Predictive) -> Tensor:
     """Distance of two predictions for the same inputs [B]."""
-    if p.task == "classification":
+    if p.likelihood.about.has_classes:
         return 0.5 * (p.probs.double() - q.probs.double()).abs().sum(-1)
     return torch.stack([_integrated(p, q, point) for point in range(len(p))])
 

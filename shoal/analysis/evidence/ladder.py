@@ -7,7 +7,7 @@ last layer; and Gaussians at zero, the usual prior, with one scale a layer chose
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -37,6 +37,7 @@ class Rung:
         nll: mean negative log likelihood of judged data, members weighed alike; NaN without data.
         nll_posterior: the same with members weighed by their evidence.
         scales: standard deviation of the prior in each layer, where it has one.
+        centre: of Gaussians, "members" or "zero"; empty for other priors.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Rung:
     nll: float
     nll_posterior: float
     scales: dict[str, float] = field(default_factory=dict)
+    centre: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ class Ladder:
                 source = generator(self.seed, "draws", where, centre)
                 outputs = fitted.draws(self.judged.x, self.draws, source)
             name = f"Gaussians {words}, {where}"
-            rungs.append(self._rung(name, fitted.log_evidences, outputs, fitted.scales))
+            rung = self._rung(name, fitted.log_evidences, outputs, fitted.scales)
+            rungs.append(replace(rung, centre=centre))
         return rungs
 
     def _rung(

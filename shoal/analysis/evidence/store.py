@@ -32,7 +32,7 @@ def load_evidence(folder: Path | str) -> Evidence | None:
         return None
     value = read_json(path)
     try:
-        rungs = [Rung(**_numbers(rung)) for rung in value.pop("rungs")]
+        rungs = [Rung(**_known(_numbers(rung))) for rung in value.pop("rungs")]
         weightings = {k: Weighting(**_numbers(w)) for k, w in value.pop("weightings").items()}
         return Evidence(rungs=rungs, weightings=weightings, **value)
     except (TypeError, KeyError, AttributeError) as error:
@@ -73,6 +73,16 @@ def _data_of(run: Any) -> Any:
             f"the weights of members follow from the data, which cannot be loaded again: {error}; "
             f"pass data=(x, y)"
         ) from error
+
+
+def _known(rung: dict[str, Any]) -> dict[str, Any]:
+    """With the centre of Gaussians, which files of older runs have in the name alone."""
+    old = {f"Gaussians {words}": centre for words, centre in _CENTRES.items()}
+    centre = next((c for name, c in old.items() if str(rung["name"]).startswith(name)), "")
+    return {"centre": centre, **rung}
+
+
+_CENTRES = {"at the members": "members", "at zero": "zero"}
 
 
 def _numbers(table: dict[str, Any]) -> dict[str, Any]:

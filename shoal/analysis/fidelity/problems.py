@@ -55,7 +55,7 @@ class Problem:
     @property
     def classes(self) -> bool:
         """Whether it is a classification."""
-        return self.likelihood.task == "classification"
+        return self.likelihood.about.has_classes
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

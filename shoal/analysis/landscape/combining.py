@@ -59,7 +59,7 @@ def _mean_scores(
     scores = []
     for modes in _subsets(len(values), size, subsets):
         pred = Predictive(values[modes].flatten(0, 1), likelihood)
-        right = accuracy(pred, y) if pred.task == "classification" else float("nan")
+        right = accuracy(pred, y) if likelihood.about.has_classes else float("nan")
         scores.append((right, nll(pred, y)))
     columns = torch.tensor(scores, dtype=torch.float64).mean(0)
     return float(columns[0]), float(columns[1])

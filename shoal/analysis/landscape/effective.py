@@ -34,7 +34,7 @@ def effective_numbers(
     """
     found = {"weights": effective_number(cosines(ensemble))}
     found["outputs"] = effective_number(affinity(pred))
-    if pred.task == "classification":
+    if pred.likelihood.about.has_classes:
         found["labels"] = effective_number(1 - pairwise_disagreement(pred))
     if split.x.is_floating_point():
         few = Split(split.x[:gradients], None if split.y is None else split.y[:gradients])

@@ -84,7 +84,7 @@ def judged(
     """The survey of networks whose outputs [K, B, C] are known."""
     y = _targets(split).to(found.device)
     loss = -likelihood.log_prob(found, y).mean(-1)
-    if likelihood.task == "classification":
+    if likelihood.about.has_classes:
         accuracy = (found.argmax(-1) == y).double().mean(-1)
     else:
         accuracy = torch.full_like(loss, torch.nan).double()
@@ -99,11 +99,11 @@ def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
     of the predicted means.
     """
     references = references.to(found.device)
-    if likelihood.task == "classification":
+    if likelihood.about.has_classes:
         labels, others = found.argmax(-1), references.argmax(-1)
         each = [(labels != other).double().mean(-1) for other in others]
     else:
-        mean, means = likelihood.moments(found)[0], likelihood.moments(references)[0]
+        mean, means = likelihood.mean(found), likelihood.mean(references)
         each = [(mean - m).double().square().mean((-2, -1)).sqrt() for m in means]
     return torch.stack(each) if each else found.new_zeros(0, len(found)).double()
 

@@ -88,7 +88,7 @@ def embedded(pred: Predictive, seed: int = 0) -> Tensor:
     """
     if pred.size < 4:
         raise ConfigError(f"a map of functions needs at least 4 of them, not {pred.size}")
-    values = pred.member_probs() if pred.task == "classification" else pred.moments()[0]
+    values = pred.likelihood.mean(pred.members)
     manifold = require("sklearn.manifold", extra="report")
     perplexity = min(30.0, (pred.size - 1) / 3)
     tsne = manifold.TSNE(

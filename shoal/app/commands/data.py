@@ -93,6 +93,6 @@ def _parts(data: Dataset) -> dict[str, int]:
 
 def _described(data: Dataset) -> str:
     shape = " x ".join(map(str, data.input_shape))
-    what = f"{data.outputs} classes" if data.task == "classification" else "real targets"
+    what = f"{data.outputs} classes" if data.has_classes else "real targets"
     rows = [[name, f"{count:,}"] for name, count in _parts(data).items()]
     return f"{data.name} is here: inputs of {shape}, {what}\n\n{table(rows, ['part', 'points'])}"

@@ -40,7 +40,7 @@ def run(options: Namespace) -> Outcome:
             ticker.note(f"{name}: {seen[name]:,} networks")
 
         parts = study(found, data, names, effort=effort, fresh=options.fresh, tell=tell, tick=tick)
-    labels = found.likelihood.task == "classification"
+    labels = found.likelihood.about.has_classes
     told = {name: finding(name, part, labels) for name, part in parts.items()}
     text = "\n\n".join(f"{name}\n  {sentence}" for name, sentence in told.items())
     where = f"Kept in {options.run}/landscape; for a page type: shoal report {options.run}"

@@ -65,7 +65,7 @@ def _stretched(x: Tensor, run: Run, file: str) -> Tensor:
 
 
 def _columns(pred: Predictive) -> dict[str, np.ndarray]:
-    if pred.task == "regression":
+    if not pred.likelihood.about.has_classes:
         mean, stddev = pred.mean.numpy(), pred.stddev.numpy()
         if mean.shape[1] == 1:
             return {"mean": mean[:, 0], "stddev": stddev[:, 0]}
@@ -83,7 +83,7 @@ def _columns(pred: Predictive) -> dict[str, np.ndarray]:
 
 def _arrays(pred: Predictive) -> dict[str, np.ndarray]:
     """What has no place in a table: all class probabilities."""
-    return {} if pred.task == "regression" else {"probs": pred.probs.numpy()}
+    return {"probs": pred.probs.numpy()} if pred.likelihood.about.has_classes else {}
 
 
 def _rows(columns: dict[str, np.ndarray]) -> list[dict[str, float]]:

@@ -19,17 +19,21 @@ _SEVERITY = re.compile(r"(.+?)[-_ ]?(\d+(?:\.\d+)?)$")
 
 
 @section("calibration", order=40)
-def calibrated(story: Story) -> Section:
+def calibrated(story: Story) -> Section | None:
     """Confidence against what happens, here and after a shift."""
     blocks = [*_reliability(story), *_coverage(story), *_severity(story)]
     blocks += corruption_blocks(story)
+    if not blocks and not {"confidence", "coverage_90"} & story.assessment.test.keys():
+        return None
     return Section("Is it calibrated, also under shift?", answer(story), blocks)
 
 
 def answer(story: Story) -> str:
     """About the worst shift, or about the test where there is none."""
     lead, worst = story.lead, _worst(story)
-    if story.assessment.task == "regression":
+    if not story.assessment.about.has_classes:
+        if "coverage_90" not in story.assessment.test:
+            return "Intervals are not computed for targets of this kind."
         found, _ = Measure("coverage_90", worst or "test").summary(lead)
         count = story.assessment.scores["data"]["counts"].get(worst or "test", 1)
         return sentences.coverage_sentence(0.9, found, count)
@@ -47,7 +51,8 @@ _PAIR = ("accuracy", "confidence")
 
 def _worst(story: Story) -> str | None:
     """The shift under which the lead does worst."""
-    key, sign = ("accuracy", 1) if story.assessment.task == "classification" else ("rmse", -1)
+    key = story.assessment.about.under_shift[0]
+    sign = 1 if Measure(key).better == "higher" else -1
     found = {
         f"shift:{name}": sign * Measure(key, f"shift:{name}").summary(story.lead)[0]
         for name in story.assessment.shifts
@@ -108,7 +113,7 @@ def families(names: list[str]) -> dict[str, dict[float, str]]:
 
 
 def _severity(story: Story) -> Iterator[Block]:
-    keys = ("accuracy", "ece") if story.assessment.task == "classification" else ("rmse", "nll")
+    keys = story.assessment.about.under_shift
     others = [name for name in story.assessment.shifts if not parse_shift(name)]
     for kind, places in families(others).items():
         names = {0.0: "test", **places} if kind == "shift" else None
@@ -121,7 +126,7 @@ def _severity(story: Story) -> Iterator[Block]:
             yield Picture(
                 figure,
                 f"{title[0].upper()}{title[1:]} under shift",
-                f"0 is the test itself; to the right the data move away. {_HOPES[key]}",
+                f"0 is the test itself; to the right the data move away. {_HOPES.get(key, '')}",
             )
 
 

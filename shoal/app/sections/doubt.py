@@ -1,5 +1,6 @@
 """When does it know that it does not know? Entropy, accuracy against confidence, galleries."""
 
+import math
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -33,11 +34,13 @@ def doubts(story: Story) -> Section | None:
 
 def answer(story: Story) -> str:
     """How much more uncertain it is about foreign data, or where its errors are larger."""
-    if story.assessment.task == "classification":
+    if story.assessment.about.has_classes:
         names = story.assessment.ood
         found = {n: Measure("entropy_ratio", f"ood:{n}").summary(story.lead)[0] for n in names}
         return sentences.doubt_sentence(found)
     test = story.assessment.part("test")
+    if not {"mean", "y", "stddev"} <= test.keys():
+        return sentences.halves_sentence(math.nan, math.nan)
     square = (test["mean"] - test["y"]).square().reshape(len(test["y"]), -1).mean(-1)
     order = _flat(test["stddev"]).argsort()
     halves = order.tensor_split(2)
@@ -45,7 +48,7 @@ def answer(story: Story) -> str:
 
 
 def _histograms(story: Story) -> Iterator[Block]:
-    quantity = "entropy" if story.assessment.task == "classification" else "stddev"
+    quantity = "entropy" if story.assessment.about.has_classes else "stddev"
     for label, group in list(story.peers().items())[:_PANELS]:
         found = _spread(group, quantity)
         if found is not None:

@@ -9,6 +9,7 @@ from shoal.app.blocks import Block, Cell, Fold, Heading, Picture, Remark, Sectio
 from shoal.app.measures import Measure, against_baseline, baseline, measures
 from shoal.app.story import Group, Story
 from shoal.app.strength_blocks import strength_blocks
+from shoal.app.verdicts import Verdict, verdict
 from shoal.app.words import number, plus_minus
 from shoal.plots.comparison import outliers
 from shoal.prediction.statistics import Difference
@@ -126,14 +127,14 @@ def _forms(story: Story) -> str:
 
 def _differences(story: Story, columns: list[Measure]) -> Iterator[Block]:
     judged = [m for m in columns if m.better in ("lower", "higher")]
-    rows = [
-        [*_named(group, story), *(_difference(measure, group, story) for measure in judged)]
+    found = {
+        group: [_difference(measure, group, story) for measure in judged]
         for group in story.groups
         if baseline(group, story.groups) is not None
-    ]
-    if not rows:
+    }
+    if not found:
         return
-    if not any(cell.text.endswith("]") for row in rows for cell in row):
+    if all(cell.value == "" for cells in found.values() for cell in cells):
         yield Remark(
             "One seed a method says nothing about the noise; "
             "`shoal compare --seeds 5` gives every difference an interval."
@@ -142,7 +143,7 @@ def _differences(story: Story, columns: list[Measure]) -> Iterator[Block]:
     yield Table(
         "Difference to the plain ensemble of the same size and seed",
         [*_naming(story), *map(_heading, judged)],
-        rows,
+        [[*_named(group, story), *cells] for group, cells in found.items()],
         "Mean difference with its 95 % interval over the seeds; = where the interval holds zero. "
         "One interval in twenty misses by chance.",
     )
@@ -154,10 +155,10 @@ def _difference(measure: Measure, group: Group, story: Story) -> Cell:
         return Cell("–")
     scaled = Difference(*(measure.scale * end for end in found[0]))
     width = (scaled.high - scaled.low) / 4
-    word = sentences.verdict(scaled, measure.better)
+    word = verdict(scaled, measure.better)
     middle, low, high = (number(value, width) for value in scaled)
-    sign = "= " if word == "equal" else ""
-    tone = {"better": "good", "worse": "mind"}.get(word, "")
+    sign = "= " if word is Verdict.EQUAL else ""
+    tone = {Verdict.BETTER: "good", Verdict.WORSE: "mind"}.get(word, "")
     return Cell(f"{sign}{middle} [{low}, {high}]", scaled.difference, tone)
 
 

@@ -8,6 +8,14 @@ from shoal.app import sentences
 from shoal.app.blocks import Section, Statement, section
 from shoal.app.measures import Measure
 from shoal.app.story import Entry, Group, Story
+from shoal.app.verdicts import (
+    Calibration,
+    Coverage,
+    Repulsion,
+    calibration,
+    coverage,
+    repulsion,
+)
 from shoal.app.words import percent
 from shoal.prediction.statistics import mean_and_error
 
@@ -19,7 +27,7 @@ _ENOUGH = 50
 @section("trust", order=10)
 def trust(story: Story) -> Section:
     """What the numbers say about the first run, in three to five sentences."""
-    judge = _classes if story.assessment.task == "classification" else _numbers
+    judge = _classes if story.assessment.about.has_classes else _numbers
     said = [*judge(story), *_recognition(story), _members(story), _repulsion(story)]
     seeds = len(story.lead.entries)
     plain = story.lead.first.plain
@@ -43,7 +51,7 @@ def _classes(story: Story) -> list[Statement]:
     error = max(noise, error) if math.isfinite(error) else noise
     gap = calibration_noise(story.lead.first)
     sure = sentences.calibration_sentence(says, right, gap, near_ninety(story.lead.first))
-    calibrated = "equal within noise" in sure
+    calibrated = calibration(says, right, gap) is Calibration.CALIBRATED
     return [
         Statement(
             "accuracy",
@@ -87,12 +95,12 @@ def _numbers(story: Story) -> list[Statement]:
     rmse, _ = _mean(story.lead, "rmse")
     found, _ = _mean(story.lead, "coverage_90")
     spread = float(np.std(part["y"].double().numpy())) if "y" in part else 0.0
+    error = Statement("error", f"± {rmse:.3g}", sentences.error_sentence(rmse, spread, count))
+    if math.isnan(found):
+        return [error]
     held = sentences.coverage_sentence(0.9, found, count)
-    tone = "good" if "equal within noise" in held else "mind"
-    return [
-        Statement("error", f"± {rmse:.3g}", sentences.error_sentence(rmse, spread, count)),
-        Statement("intervals", f"{percent(found)} held", held, tone),
-    ]
+    tone = "good" if coverage(0.9, found, count) is Coverage.HELD else "mind"
+    return [error, Statement("intervals", f"{percent(found)} held", held, tone)]
 
 
 def _recognition(story: Story) -> list[Statement]:
@@ -104,8 +112,7 @@ def _recognition(story: Story) -> list[Statement]:
     if not found:
         return []
     name = min(found, key=lambda key: found[key])
-    told = "auroc_entropy" if story.assessment.task == "classification" else "auroc_variance"
-    auroc, _ = _mean(story.lead, told, f"ood:{name}")
+    auroc, _ = _mean(story.lead, f"auroc_{story.assessment.about.uncertainty}", f"ood:{name}")
     sentence = sentences.recognition_sentence(name, found[name], auroc)
     tone = "good" if found[name] > 0.9 else "mind"
     return [Statement("the unknown", f"{percent(found[name])} found", sentence, tone)]
@@ -128,4 +135,5 @@ def _repulsion(story: Story) -> Statement:
     sentence = sentences.repulsion_sentence(entry.method, entry.ratio)
     plain = entry.plain or math.isnan(entry.ratio)
     share = "none" if plain else percent(entry.ratio / (1 + entry.ratio))
-    return Statement("repulsion", share, sentence, "mind" if "in effect" in sentence else "plain")
+    negligible = repulsion(entry.plain, entry.ratio) is Repulsion.NEGLIGIBLE
+    return Statement("repulsion", share, sentence, "mind" if negligible else "plain")

@@ -19,7 +19,7 @@ from shoal.analysis.evidence.parts import parts_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Categorical, Gaussian
+from shoal.inference.likelihoods import Gaussian, HomoscedasticGaussian
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.prediction import Predictive
@@ -308,6 +308,6 @@ def test_regression_runs_have_evidence_too():
     )
     data = Dataset("line", Split(x, y), test=Split(x[:10], y[:10]))
     told = evidence(run, data, flow_steps=2)
-    assert isinstance(run.likelihood, Gaussian) and not isinstance(run.likelihood, Categorical)
+    assert isinstance(run.likelihood, HomoscedasticGaussian)
     assert len(told.rungs) == 6 and told.missing == {}
     assert 0 <= told.weightings["posterior"].total_variation <= 1

@@ -25,8 +25,10 @@ _SAMPLES = (2, 5, 10)
 @registry.register("diversity", cite=("fort2019deep",))
 def diversity(scene: Scene) -> Part:
     """Diversity against accuracy: members, averages, and samples around the first member."""
-    if scene.run.likelihood.task != "classification":
-        raise ConfigError("diversity against accuracy needs labels, and this is regression")
+    if not scene.run.likelihood.about.has_classes:
+        raise ConfigError(
+            f"diversity against accuracy needs labels, and this is {scene.run.likelihood.task}"
+        )
     reference = scene.outputs[:1]
     found = {"members": judged(scene.outputs[1:], scene.test, scene.run.likelihood, reference)}
     mode = scene.modes[0]
