@@ -72,7 +72,8 @@ class Session:
                 stack.enter_context(self.interruption)
                 self._open(folder, resume)
             ensemble = self.ensemble.to(device, dtype)
-            repulsion, self.axes = prepared(self.settings.method, self.batches, folder, dtype)
+            path = None if folder is None else folder.path
+            repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
             stack.enter_context(calculating_in(self.settings.precision, ensemble))
             trainer = self.trainer = Trainer(ensemble, self.settings, self.batches, repulsion)
             stack.enter_context(_own_random(trainer))
@@ -141,7 +142,7 @@ class Session:
     def _begin(self) -> None:
         """A folder becomes a run once a step has shown that it can be trained."""
         if self.folder is not None and not self.begun:
-            keep(self.folder, self.axes)
+            keep(self.folder.path, self.axes)
             if self.settings.keep_every is not None:
                 # Before the config: a folder that holds a run holds its beginning.
                 Trajectory(self.folder.path).keep(0, self.settings.keep_every, self.beginning)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import torch
+
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 from shoal.data import augment as augmentations
@@ -18,9 +20,11 @@ from shoal.inference.priors import FunctionalPrior, FunctionSpace, GaussianProce
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.bandwidths import Median
-from shoal.interaction.estimators import SSGE
+from shoal.interaction.estimators import SSGE, needs_eigenpairs
+from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.small import waits_for_host
 from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
@@ -116,6 +120,17 @@ class Settings:
         if self.steps is not None:
             return self.steps
         return (20 if self.epochs is None else self.epochs) * steps_per_epoch
+
+    def waits_for_host(self, members: int, device: torch.device, dtype: torch.dtype) -> bool:
+        """The mathematics of a step waits for the host, so that it cannot be captured."""
+        repulsion, prior = self.method.repulsion, self.prior
+        sizes: list[int] = []
+        if isinstance(prior, FunctionSpace) and needs_eigenpairs(prior.estimator):
+            sizes.append(prior.draws or members)
+        flow = None if repulsion is None else repulsion.flow
+        if isinstance(flow, Wasserstein) and needs_eigenpairs(flow.estimator):
+            sizes.append(members)
+        return any(waits_for_host(device, dtype, size) for size in sizes)
 
     def config(self) -> dict[str, Any]:
         """The table that repeats the run, of plain values."""

@@ -72,7 +72,10 @@ class Trainer:
         self.posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
-        self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
+        waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
+        self.plan = parse(settings.engine).settled_for(
+            ensemble.groups, ensemble.device, self.steps, waits
+        )
         self.mapping = self.plan.mapping or Mapping()
         self.stages = compiled_stages() if self.plan.compiled else Stages()
         self.step = 0
@@ -131,7 +134,9 @@ class Trainer:
             lambda mapping: self._forces(
                 x, y, annealing, step, mapping, is_per_member(settings.augment)
             ),
-            self.moving,
+            self.moving.buffers,
+            self.moving.members,
+            self.moving.device,
             self.mapping,
         )
         velocity = clip_members(velocity, settings.clip, self.spans)
@@ -177,8 +182,8 @@ class Trainer:
         def step(mapping: Mapping) -> object:
             return self._forces(x, y, 1.0, self.step, mapping)
 
-        if plan.mapping is None and has_convolutions(ensemble) and self.step == 0:
-            self.mapping = faster_mapping(step, ensemble, x.shape)
+        if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
+            self.mapping = faster_mapping(step, ensemble.groups, x.shape)
         threads = faster_threads(step, self.mapping)
         for name, tensor in ensemble.buffers.items():
             tensor.copy_(kept[name])

@@ -37,7 +37,7 @@ def run(options: Namespace) -> Outcome:
     changes = _changes(options.changes)
     if options.device is not None:
         changes["device"] = options.device
-    set_threads(options.threads, source.ensemble, int(source.config.get("batch_size", 128)))
+    set_threads(options.threads, source.ensemble.weights, int(source.config.get("batch_size", 128)))
     kept = {"out": folder, "resume": options.resume, "progress": not options.quiet}
     grown = grow(source, options.more, data=data, **changes, **kept)
     scores = None if data.test is None else assess(grown, data).scores
