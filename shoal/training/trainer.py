@@ -65,15 +65,16 @@ class Trainer:
         repulsion: Repulsion | None = None,
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        options = settings.options
         self.repulsion = repulsion or settings.method.repulsion
-        self.moving, self.frozen = divided(ensemble, settings)
-        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
-        whole = Posterior(settings.likelihood, settings.prior, batches.n, settings.temperature)
+        self.moving, self.frozen = divided(ensemble, settings.options.frozen)
+        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, options.lr)
+        whole = Posterior(settings.likelihood, settings.prior, batches.n, options.temperature)
         self.posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
-        self.plan = parse(settings.engine).settled_for(
+        self.plan = parse(options.engine).settled_for(
             ensemble.groups, ensemble.device, self.steps, waits
         )
         self.mapping = self.plan.mapping or Mapping()
@@ -128,7 +129,7 @@ class Trainer:
         """Move every member once, without waiting for the device."""
         settings = self.settings
         if settings.augment is not None:
-            own = key(settings.seed, "augment", step, x.device)
+            own = key(settings.options.seed, "augment", step, x.device)
             x = augmented(settings.augment, x, own, self.moving.members)
         (velocity, info), self.mapping = within_memory(
             lambda mapping: self._forces(
@@ -139,7 +140,7 @@ class Trainer:
             self.moving.device,
             self.mapping,
         )
-        velocity = clip_members(velocity, settings.clip, self.spans)
+        velocity = clip_members(velocity, settings.options.clip, self.spans)
         for name, weight in self.moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
@@ -164,7 +165,7 @@ class Trainer:
             annealing=annealing,
             adversarial=self.settings.adversarial,
             mapping=mapping,
-            seed=self.settings.seed,
+            seed=self.settings.options.seed,
             step=step,
             stages=self.stages,
             own_inputs=own_inputs,
@@ -173,7 +174,7 @@ class Trainer:
 
     def try_out(self) -> int:
         """Choose mapping and threads by a short trial on the CPU; returns the threads."""
-        ensemble, plan = self.ensemble, parse(self.settings.engine)
+        ensemble, plan = self.ensemble, parse(self.settings.options.engine)
         if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
             return torch.get_num_threads()
         x, y = next(iter(self.batches.batches(self.epoch)))
@@ -190,7 +191,7 @@ class Trainer:
         return threads
 
     def _rate(self, step: int) -> float:
-        return self.settings.lr * _at(self.settings.schedule, step, self.steps)
+        return self.settings.options.lr * _at(self.settings.schedule, step, self.steps)
 
     def _factor(self, step: int) -> float:
         return _at(self.settings.annealing, step, self.steps)

@@ -16,6 +16,7 @@ from shoal.interaction import small
 from shoal.training import trainer as trainer_module
 from shoal.training import trial
 from shoal.training.engine import Plan, parse
+from shoal.training.options import Options
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages
 from shoal.training.trainer import Trainer
@@ -45,12 +46,12 @@ def data(dtype=torch.float32):
 
 
 def settings(engine="auto", method="f-kde", steps=10, precision=None):
-    return Settings.resolve(
-        method, False, 30.0, "gaussian", likelihood="categorical", optimizer="sgd", lr=0.05,
-        schedule="cosine", epochs=None, steps=steps, batch_size=12, temperature=1.0,
-        annealing="linear", adversarial=None, augment=None, clip=None, seed=3,
+    options = Options(
+        method=method, strength=30.0, likelihood="categorical", optimizer="sgd", lr=0.05,
+        schedule="cosine", steps=steps, batch_size=12, annealing="linear", seed=3,
         precision=precision, engine=engine,
     )  # fmt: skip
+    return Settings.resolve(options)
 
 
 def ensemble_of(build, dtype=torch.float32):
