@@ -11,32 +11,22 @@ import torch
 from shoal.app.config import Config
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.core.values import check_settings, check_spec, check_value
-from shoal.data import augment, load
+from shoal.core.values import check_spec, check_value
+from shoal.data import load
 from shoal.data.dataset import Dataset
-from shoal.inference import likelihoods, priors
+from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.repulsion import Repulsion
 from shoal.models import Blueprint
 from shoal.models import registry as models
-from shoal.training import annealing
-from shoal.training.adversarial import Adversarial
 from shoal.training.fit import fit
-from shoal.training.optim import schedules
+from shoal.training.options import NAMES
 from shoal.training.run import Run, RunFolder
+from shoal.training.settings import REGISTRIES
 
 __all__ = ["check_device", "check_names", "default_folder", "make_data", "make_ensemble", "train"]
-
-_ELSEWHERE = ("name", "data", "model", "members", "out", "init_seed")
-_REGISTRIES = {
-    "likelihood": likelihoods.registry,
-    "prior": priors.registry,
-    "schedule": schedules,
-    "annealing": annealing.registry,
-    "augment": augment.registry,
-}
 
 
 def train(
@@ -67,10 +57,8 @@ def train(
         )
     ensemble = make_ensemble(config, data)
     prepare(ensemble)
-    settings = {f.name: getattr(config, f.name) for f in fields(config)}
-    settings = {key: value for key, value in settings.items() if key not in _ELSEWHERE}
-    settings["method"] = _method(config)
-    return fit(ensemble, data, **settings, out=out, resume=resume, progress=progress)
+    options = {name: getattr(config, name) for name in NAMES} | {"method": _method(config)}
+    return fit(ensemble, data, **options, out=out, resume=resume, progress=progress)
 
 
 def make_data(config: Config) -> Dataset:
@@ -111,13 +99,13 @@ def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:
 
 def check_names(config: Config) -> None:
     """Refuse names that nothing has and settings of the wrong type, before any work is done."""
-    for key, registry in _REGISTRIES.items():
+    for key, registry in REGISTRIES.items():
         spec = getattr(config, key)
         _refuse_custom(key, spec)
-        if spec is not None:
+        if key == "adversarial" and isinstance(spec, Mapping):
+            spec = {"name": "fgsm", **spec}
+        if spec is not None and not isinstance(spec, float | int):
             check_spec(key, spec, registry)
-    if isinstance(config.adversarial, Mapping):
-        check_settings("adversarial", Adversarial, config.adversarial)
     method = _method(config)
     if isinstance(method, Mapping) and not methods.known(method.get("name")):
         check_spec("method", {"name": "repulsion", **method}, repulsions.registry)

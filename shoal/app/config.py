@@ -1,11 +1,11 @@
-"""Config files: TOML whose keys are the arguments of `shoal.fit`, and the data and the network.
+"""Config files: TOML whose keys are the options of `shoal.fit`, and the data and the network.
 
 A file holds names, numbers and tables of these, and never the path of something to import. Nothing
 here loads torch, so that a mistake is answered at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,54 +16,27 @@ from shoal.core.disk import size_of, storage_errors
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import check_value
+from shoal.training.options import NAMES, Options, Spec, option
 
-__all__ = ["DEFAULTS", "Config", "experiments", "load_config", "summary"]
-
-Spec = str | dict[str, Any]
+__all__ = ["DEFAULTS", "KEYS", "Config", "experiments", "keys", "load_config", "summary"]
 
 
 @dataclass(frozen=True)
-class Config:
-    """One run, described by plain values; keys that `shoal.fit` shares with it are told there.
+class Config(Options):
+    """One run, described by plain values: the options of `shoal.fit`, and what is trained on what.
 
     Attributes:
         name: what the run is called after: the experiment, the file, or the data.
-        data: name of a data set, or a table with its name and settings.
-        model: name of an architecture, a table, or a list of tables that each have `members`.
-        members: how many networks train together.
-        out: the folder of the run.
     """
 
     name: str
-    data: Spec
-    model: Spec | list[dict[str, Any]] = "mlp"
-    members: int = 5
-    method: Spec = "f-kde"
-    legacy: bool = False
-    calibrated: bool = False
-    likelihood: Spec | None = None
-    prior: Spec = "gaussian"
-    optimizer: Spec = "adam"
-    lr: float = 1e-3
-    schedule: Spec | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    batch_size: int = 128
-    temperature: float = 1.0
-    strength: float | None = None
-    annealing: Spec | None = None
-    adversarial: float | dict[str, Any] | None = None
-    augment: Spec | None = None
-    clip: float | None = None
-    seed: int = 0
-    init_seed: int | None = None
-    device: str | None = None
-    precision: str | None = None
-    engine: str = "auto"
-    frozen: int = 0
-    save_every: float = 30.0
-    keep_every: int | None = None
-    out: str | None = None
+    data: Spec = option(MISSING, "name of a data set, or a table with its name and settings.")
+    model: Spec | list[dict[str, Any]] = option(
+        "mlp", "name of an architecture, a table, or a list of tables that each have `members`."
+    )
+    members: int = option(5, "how many networks train together.")
+    init_seed: int | None = option(None, "what the members are drawn from; by default `seed`.")
+    out: str | None = option(None, "the folder of the run.")
 
     @property
     def table(self) -> dict[str, Any]:
@@ -72,12 +45,23 @@ class Config:
         return {key: value for key, value in values.items() if value is not None}
 
 
-KEYS = tuple(field.name for field in fields(Config) if field.name != "name")
+_FIELDS = {entry.name: entry for entry in fields(Config) if entry.name != "name"}
+_TYPES = get_type_hints(Config)
+
+KEYS = ("data", "model", "members", *NAMES, "init_seed", "out")
 """What a config file may hold."""
 
-_TYPES = get_type_hints(Config)
-DEFAULTS = {field.name: field.default for field in fields(Config) if field.name in KEYS}
+DEFAULTS = {key: _FIELDS[key].default for key in KEYS}
 """What a key means that a file does not hold."""
+
+
+def keys() -> dict[str, str]:
+    """A sentence about every key, by the key and its default as they are typed.
+
+    >>> keys()["lr=0.001"]
+    'learning rate.'
+    """
+    return {_typed(key): _FIELDS[key].metadata["doc"] for key in KEYS}
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -123,6 +107,15 @@ def experiments() -> dict[str, str]:
 def summary(text: str) -> str:
     """What a config says of itself in its first line."""
     return text.partition("\n")[0].removeprefix("#").strip()
+
+
+def _typed(key: str) -> str:
+    default = DEFAULTS[key]
+    if default is None or default is MISSING:
+        return key
+    if isinstance(default, bool):
+        return f"{key}={str(default).lower()}"
+    return f"{key}={default:g}" if isinstance(default, float) else f"{key}={default}"
 
 
 def _read(source: str | Path) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.app.config import experiments, summary
+from shoal.app.config import experiments, keys, summary
 from shoal.core.bibliography import BIBLIOGRAPHY, Citation
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
@@ -36,7 +36,7 @@ _REGISTRIES = {
     "problems": "analysis.fidelity.problems",
 }
 
-KINDS = ("experiments", "methods", "schedules", "optimizers", *_REGISTRIES)
+KINDS = ("experiments", "options", "methods", "schedules", "optimizers", *_REGISTRIES)
 """What can be listed."""
 
 
@@ -61,6 +61,8 @@ def entries(kind: str) -> list[Entry]:
         return _registered(importlib.import_module(f"shoal.{_REGISTRIES[kind]}").registry)
     if kind == "experiments":
         return [Entry(name, summary(text)) for name, text in experiments().items()]
+    if kind == "options":
+        return [Entry(typed, doc) for typed, doc in keys().items()]
     if kind == "methods":
         from shoal.interaction.methods import METHODS
 

@@ -7,11 +7,11 @@ from typing import Any
 from shoal.app.toml import MAX_DEPTH, parse_toml
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
+from shoal.training.options import EXCLUDES
 
 __all__ = ["apply_override", "parse_value"]
 
 _OPENING = ("[", "{", '"', "'")
-_ALTERNATIVES = {"epochs": "steps", "steps": "epochs"}
 
 
 def apply_override(
@@ -38,7 +38,7 @@ def apply_override(
         raise ConfigError(f"there is no key {path[0]!r} in a config; {nearest(path[0], defaults)}")
     changed = dict(table)
     if len(path) == 1:
-        changed.pop(_ALTERNATIVES.get(key, key), None)
+        changed.pop(EXCLUDES.get(key, key), None)
     elif path[0] not in changed and isinstance(defaults.get(path[0]), str):
         changed[path[0]] = defaults[path[0]]
     return _changed(changed, path, parse_value(text.strip(), key), key)

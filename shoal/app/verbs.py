@@ -1,10 +1,12 @@
 """The verbs of the command line, with an example of each."""
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.app import arguments
+from shoal.app.config import keys
 
 __all__ = ["VERBS", "Verb"]
 
@@ -28,6 +30,17 @@ class Verb:
     about: str = ""
 
 
+def _keys(width: int = 96) -> str:
+    """The keys of a config, each with what it is."""
+    told = keys()
+    margin = " " * (max(map(len, told)) + 4)
+    lines = []
+    for typed, doc in told.items():
+        start = f"  {typed}".ljust(len(margin))
+        lines += textwrap.wrap(doc, width, initial_indent=start, subsequent_indent=margin)
+    return "\n".join(lines)
+
+
 VERBS = {
     "demo": Verb(
         "train, compare and show ensembles on handwritten digits",
@@ -41,8 +54,8 @@ VERBS = {
         "shoal fit digits method=kde members=10 model.hidden=[50,50] seed=1\n"
         "shoal fit runs/digits-f-kde-m5-s0/config.toml -o runs/again",
         arguments.fit,
-        "\n\nCtrl-C saves first; --resume goes on. The keys are the arguments of shoal.fit, and\n"
-        "data, model, members and out.",
+        "\n\nCtrl-C saves first; --resume goes on. The keys of a config, with their defaults:\n\n"
+        + _keys(),
     ),
     "evaluate": Verb(
         "judge a run on test data, shifted data and foreign data",

@@ -88,10 +88,13 @@ class ArrayBatches:
         """The first batch of the first epoch."""
         return next(self.batches(0))
 
+    def order(self, epoch: int) -> Tensor:
+        """The data points in the order of one epoch [N], on the CPU."""
+        return torch.randperm(self.n, generator=generator(self.seed, "order", epoch))
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of one epoch from number `start` on, in an order of its own."""
-        order = torch.randperm(self.n, generator=generator(self.seed, "order", epoch))
-        order = order.to(self.x.device)
+        order = self.order(epoch).to(self.x.device)
         for step in range(start, self.steps_per_epoch):
             rows = order[step * self.batch_size : (step + 1) * self.batch_size]
             yield self.x[rows], self.y[rows]

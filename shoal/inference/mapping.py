@@ -2,21 +2,22 @@
 
 import functools
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.types import Tree
-from shoal.inference.second_order import fused_layers, with_part
+from shoal.inference.second_order import fast_second_order, fused_layers, with_part
 from shoal.inference.streams import lanes
 
-__all__ = ["Mapping", "Shown", "mapped_or_looped", "parse"]
+__all__ = ["Mapping", "Shown", "mapped_or_looped", "parse", "twice_differentiable"]
 
 
 class Shown(NamedTuple):
@@ -105,6 +106,18 @@ def parse(engine: str) -> Mapping:
     raise ConfigError(
         f"engine is 'auto', 'vmap', 'loop' or 'chunk:SIZE' (as in 'chunk:4'), not '{engine}'"
     )
+
+
+@contextmanager
+def twice_differentiable(mapping: Mapping, on_gpu: bool) -> Iterator[Mapping]:
+    """How members are to run inside it, so that their input gradients can be differentiated.
+
+    Fused attention has no second derivative, a compiled network has none, and some layers have a
+    slow one.
+    """
+    fast = fast_second_order() if on_gpu else nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), fast:
+        yield replace(mapping, compiled=False)
 
 
 def mapped_or_looped(

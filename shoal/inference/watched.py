@@ -1,34 +1,17 @@
-"""Inputs whose influence on every member is recorded, once or twice differentiable.
+"""Inputs whose influence on every member is recorded, once or twice differentiable."""
 
-Fused attention has no second derivative, a compiled network has none, and some layers have a slow
-one. `twice_differentiable` is the one place that chooses how a network is called when its input
-gradient will be differentiated again.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.core.errors import DataError
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import Mapping, Shown
-from shoal.inference.second_order import fast_second_order
+from shoal.inference.mapping import Mapping, Shown, twice_differentiable
 from shoal.inference.suited import has_batch_norm, has_convolutions
 
-__all__ = ["Watched", "twice_differentiable"]
-
-
-@contextmanager
-def twice_differentiable(mapping: Mapping, on_gpu: bool) -> Iterator[Mapping]:
-    """How members are to run inside it, so that their input gradients can be differentiated."""
-    fast = fast_second_order() if on_gpu else nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), fast:
-        yield replace(mapping, compiled=False)
+__all__ = ["Watched"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +84,7 @@ class Watched:
         """
         # Without convolutions and statistics there is nothing to share, and a batch that goes for
         # itself need not be differentiable twice.
-        apart = not (has_convolutions(ensemble) or has_batch_norm(ensemble))
+        apart = not (has_convolutions(ensemble.groups) or has_batch_norm(ensemble.groups))
         if alone or apart or self.probes is not None:
             whole = ensemble(batch.x, mapping, batch.own, seed, step)
             return whole, self.run(ensemble.aside(), mapping, seed, step)

@@ -128,7 +128,9 @@ def _ready(
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training
     on_gpu = _on_gpu(placed, there)
-    how: dict[str, Any] = {"mapping": suited_mapping(placed)} if on_gpu else {}
+    how: dict[str, Any] = (
+        {"mapping": suited_mapping(placed.groups, placed.device)} if on_gpu else {}
+    )
 
     def call(x: Tensor) -> Tensor:
         outputs = placed(x.to(there), **how)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +14,6 @@ from shoal.interaction.bases import Inputs
 from shoal.interaction.fitting import fitted, learned, needs_data, with_learned
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.run import RunFolder
 
 __all__ = ["AXES", "keep", "prepared"]
 
@@ -26,7 +26,7 @@ _ROWS = 4096
 def prepared(
     method: Method,
     batches: ArrayBatches | LoaderBatches,
-    folder: RunFolder | None,
+    folder: Path | None,
     dtype: torch.dtype,
 ) -> tuple[Repulsion | None, Tree]:
     """The repulsion with axes and units as tensors where the members are, and those tensors.
@@ -38,7 +38,7 @@ def prepared(
         return repulsion, {}
     inputs = Inputs(lambda: _inputs(batches))
     device = batches.first()[0].device
-    path = None if folder is None else folder.path / AXES
+    path = None if folder is None else folder / AXES
     if path is not None and path.exists() and needs_data(repulsion.space):
         tensors = read_tensors(path)
     else:
@@ -47,10 +47,10 @@ def prepared(
     return replace(repulsion, space=with_learned(repulsion.space, tensors)), tensors
 
 
-def keep(folder: RunFolder, axes: Tree) -> None:
+def keep(folder: Path, axes: Tree) -> None:
     """Write the axes, if there are any, before the run is said to have begun."""
     if axes:
-        write_tensors(folder.path / AXES, axes)
+        write_tensors(folder / AXES, axes)
 
 
 def _inputs(batches: ArrayBatches | LoaderBatches) -> Iterator[Tensor]:

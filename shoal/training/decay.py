@@ -46,7 +46,7 @@ def hand_over(
 
 def _is_needed(repulsion: Repulsion | None, settings: Settings) -> bool:
     """Annealing and the Stein flow scale it; clipping and repulsion of weights measure it."""
-    if settings.annealing is not None or settings.clip is not None:
+    if settings.annealing is not None or settings.options.clip is not None:
         return True
     if repulsion is None:
         return False

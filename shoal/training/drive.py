@@ -150,7 +150,7 @@ class Drive:
         if look.gradients is None:
             return answer
         here = answer.alive, answer.cotangent, look.gradients, company
-        with rough_products(ensemble):
+        with rough_products(ensemble.compute):
             apart = self.stages.part(*context, *here)
         # A named tuple replaced inside a compiled stage came back too short (torch 2.11).
         return answer._replace(**apart._asdict())

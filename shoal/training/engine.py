@@ -16,23 +16,16 @@ It can be forced: "vmap", "loop" or "chunk:4", with "+eager" to launch every ker
 `torch.compile`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from shoal.core.errors import ConfigError
-from shoal.inference.ensemble import Ensemble
+from shoal.inference.group import Group
 from shoal.inference.mapping import Mapping
 from shoal.inference.mapping import parse as parse_mapping
-from shoal.inference.priors import FunctionSpace
 from shoal.inference.suited import STREAMS, has_convolutions, suited_mapping
-from shoal.interaction.estimators import needs_eigenpairs
-from shoal.interaction.flows import Wasserstein
-from shoal.interaction.small import waits_for_host
-
-if TYPE_CHECKING:
-    from shoal.training.settings import Settings
 
 __all__ = ["Plan", "parse"]
 
@@ -59,18 +52,27 @@ class Plan:
     graph: bool = True
     compiled: bool | None = None
 
-    def settled_for(self, ensemble: Ensemble, settings: "Settings", steps: int) -> "Plan":
-        """The plan with nothing left open."""
-        on_gpu, convolves = ensemble.device.type == "cuda", has_convolutions(ensemble)
-        fused = convolves and ensemble.compute == torch.bfloat16
-        mapping = self.mapping or suited_mapping(ensemble)
+    def settled_for(
+        self, groups: Sequence[Group], device: torch.device, steps: int, waits_for_host: bool
+    ) -> "Plan":
+        """The plan with nothing left open.
+
+        Args:
+            groups: the members, by architecture.
+            device: where they are.
+            steps: how many the run has.
+            waits_for_host: the mathematics of a step does, so that it cannot be captured.
+        """
+        on_gpu, convolves = device.type == "cuda", has_convolutions(groups)
+        fused = convolves and groups[0].compute == torch.bfloat16
+        mapping = self.mapping or suited_mapping(groups, device)
         compiled = self.compiled
         if compiled is None:
             pays = steps >= LONG[convolves] and not fused
-            compiled = on_gpu and pays and not waits(ensemble, settings)
+            compiled = on_gpu and pays and not waits_for_host
         if mapping.kind == "loop" and on_gpu:
             mapping = replace(mapping, streams=STREAMS, compiled=compiled)
-        return Plan(mapping, self.graph and on_gpu and not waits(ensemble, settings), compiled)
+        return Plan(mapping, self.graph and on_gpu and not waits_for_host, compiled)
 
 
 def parse(engine: str) -> Plan:
@@ -88,15 +90,3 @@ def parse(engine: str) -> Plan:
     chosen = None if name == "auto" else mapping
     compiled = True if "compile" in words else False if "eager" in words else None
     return Plan(chosen, graph="eager" not in words, compiled=compiled)
-
-
-def waits(ensemble: Ensemble, settings: "Settings") -> bool:
-    """The mathematics of a step waits for the host, so that it cannot be captured."""
-    repulsion, prior = settings.method.repulsion, settings.prior
-    sizes: list[int] = []
-    if isinstance(prior, FunctionSpace) and needs_eigenpairs(prior.estimator):
-        sizes.append(prior.draws or ensemble.members)
-    flow = None if repulsion is None else repulsion.flow
-    if isinstance(flow, Wasserstein) and needs_eigenpairs(flow.estimator):
-        sizes.append(ensemble.members)
-    return any(waits_for_host(ensemble.device, ensemble.dtype, size) for size in sizes)

@@ -1,6 +1,7 @@
 """Training: one loop around one step."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.checks import check_targets, default_likelihood, destination
+from shoal.training.frozen import check_count
+from shoal.training.options import Options
 from shoal.training.run import Run
 from shoal.training.session import Callback, Session
 from shoal.training.settings import Settings
-from shoal.training.trainer import Trainer
 
 __all__ = ["fit"]
 
@@ -101,33 +103,13 @@ def fit(
     Returns:
         The run, with the trained ensemble and its history.
     """
-    where, dtype = destination(ensemble, device, precision)
-    batches = batches_of(data, batch_size, seed, where, dtype, steps=steps)
-    settings = Settings.resolve(
-        method,
-        legacy,
-        strength,
-        prior,
-        calibrated=calibrated,
-        likelihood=likelihood or default_likelihood(ensemble, batches),
-        optimizer=optimizer,
-        lr=lr,
-        schedule=schedule,
-        epochs=epochs,
-        steps=steps,
-        batch_size=batch_size,
-        temperature=temperature,
-        annealing=annealing,
-        adversarial=adversarial,
-        augment=augment,
-        clip=clip,
-        seed=seed,
-        precision=precision,
-        engine=engine,
-        keep_every=keep_every,
-        frozen=frozen,
-    )
+    options = Options.of(locals())  # every argument that the list of options has
+    where, dtype = destination(ensemble, options.device, options.precision)
+    batches = batches_of(data, options.batch_size, options.seed, where, dtype, steps=options.steps)
+    if options.likelihood is None:
+        options = replace(options, likelihood=default_likelihood(ensemble, batches))
+    settings = Settings.resolve(options)
+    check_count(options.frozen, ensemble.members)
     check_targets(ensemble, settings.likelihood, batches)
-    Trainer(ensemble, settings, batches)  # what cannot be trained says so before it is moved
-    session = Session(ensemble, data, settings, batches, out, save_every, callbacks)
+    session = Session(ensemble, data, settings, batches, out, callbacks)
     return session.run(where, dtype, resume, progress)

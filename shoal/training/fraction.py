@@ -66,5 +66,5 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     """
     if drive.y.is_cuda or drive.adversarial is not None or drive.mapping.chunk is not None:
         return False
-    coupled = has_batch_norm(ensemble) or isinstance(drive.posterior.prior, FunctionalPrior)
+    coupled = has_batch_norm(ensemble.groups) or isinstance(drive.posterior.prior, FunctionalPrior)
     return not (coupled or ensemble.buffers)

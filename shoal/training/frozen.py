@@ -2,44 +2,28 @@
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from shoal.core.errors import ConfigError
-from shoal.data.augment import is_per_member
 from shoal.inference.ensemble import Ensemble
-from shoal.interaction.flows import Stein
 
-if TYPE_CHECKING:
-    from shoal.training.settings import Settings
-
-__all__ = ["divided"]
+__all__ = ["check_count", "divided"]
 
 
-def divided(ensemble: Ensemble, settings: "Settings") -> tuple[Ensemble, Ensemble | None]:
-    """The members that move and those that do not, both on the memory of the whole.
+def check_count(count: int, members: int) -> None:
+    """Refuse to freeze all members."""
+    if count >= members:
+        raise ConfigError(f"{count} frozen members leave none of {members} to train; freeze fewer")
+
+
+def divided(ensemble: Ensemble, count: int) -> tuple[Ensemble, Ensemble | None]:
+    """The members that move, and the first `count`, which do not, both on the memory of the whole.
 
     The frozen ones run as in prediction, so that neither batch statistics nor dropout move them;
     they have networks of their own for it, since the others run as in training.
     """
-    count = settings.frozen
     if count == 0:
         return ensemble, None
-    if count >= ensemble.members:
-        raise ConfigError(
-            f"{count} frozen members leave none of {ensemble.members} to train; freeze fewer"
-        )
-    repulsion = settings.method.repulsion
-    shared = repulsion is not None and isinstance(repulsion.flow, Stein)
-    if shared and settings.adversarial is not None:
-        raise ConfigError(
-            "in a Stein flow members share their drives, which adversarial training does not know "
-            "of frozen members; grow with a Wasserstein flow such as 'f-kde'"
-        )
-    if shared and is_per_member(settings.augment):
-        raise ConfigError(
-            "in a Stein flow members share their drives, which frozen members would take from "
-            "crops that are not theirs; leave per_member out, or grow with a Wasserstein flow"
-        )
+    check_count(count, ensemble.members)
     frozen = ensemble.part(0, count)
     frozen.groups = [replace(g, skeleton=copy.deepcopy(g.skeleton).eval()) for g in frozen.groups]
     frozen.training = False

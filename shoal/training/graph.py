@@ -9,17 +9,48 @@ from tensors on the device.
 
 import gc
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from shoal.core.seeds import generator
-from shoal.data.sources import ArrayBatches
-
-__all__ = ["CapturedSteps"]
+__all__ = ["CapturedSteps", "DataOnDevice"]
 
 Move = Callable[[Tensor, Tensor, float | Tensor, Tensor], None]
 """Moves the members: (x, y, annealing, step)."""
+
+
+class DataOnDevice(Protocol):
+    """Data from which a captured step picks its batch; the order of the epochs is theirs.
+
+    Attributes:
+        x: inputs [N, ...] on the device.
+        y: targets [N, ...] on the device.
+        batch_size: points in a batch; the last of an epoch may have fewer.
+    """
+
+    @property
+    def x(self) -> Tensor: ...
+
+    @property
+    def y(self) -> Tensor: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def n(self) -> int:
+        """Data points N."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one epoch."""
+        ...
+
+    def order(self, epoch: int) -> Tensor:
+        """The data points in the order of one epoch [N]."""
+        ...
 
 
 class CapturedSteps:
@@ -36,7 +67,7 @@ class CapturedSteps:
     def __init__(
         self,
         move: Move,
-        batches: ArrayBatches,
+        batches: DataOnDevice,
         pace: list[tuple[float, float]],
         rate: Tensor,
         annealed: bool,
@@ -56,8 +87,7 @@ class CapturedSteps:
     def epoch(self, epoch: int, start: int, count: int, step: int) -> Iterator[None]:
         """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
         batches = self.batches
-        order = torch.randperm(batches.n, generator=generator(batches.seed, "order", epoch))
-        order = order[: self.order.numel()]
+        order = batches.order(epoch)[: self.order.numel()]
         self.order.view(-1)[: len(order)].copy_(order)
         self.places.copy_(torch.tensor([start, step]))
         for number in range(start, start + count):

@@ -1,6 +1,5 @@
 """Growing: more members for an ensemble that is already trained."""
 
-import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +10,13 @@ import torch
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
 from shoal.training.fit import fit
+from shoal.training.options import EXCLUDES, KEPT
 from shoal.training.own_data import own_data
 from shoal.training.run import Run, load
 
 __all__ = ["grow"]
 
-_OWN = {"ensemble", "data", "frozen", "resume", "out", "callbacks", "progress", "likelihood"}
-_BELONGS = {"epochs": {"steps"}, "steps": {"epochs"}, "method": {"strength", "legacy"}}
+_TAKES = {name: {other} for name, other in EXCLUDES.items()} | {"method": {"strength", "legacy"}}
 """What a change takes with it: the run's own number of steps, or the strength of another method."""
 
 
@@ -62,9 +61,9 @@ def grow(
 
 def _settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the run that `fit` takes and a folder can remember, but for the changes."""
-    known = inspect.signature(fit).parameters.keys() - _OWN - changes.keys()
+    known = set(KEPT) - {"likelihood", "frozen"} - changes.keys()
     for key in changes:
-        known -= _BELONGS.get(key, set())
+        known -= _TAKES.get(key, set())
     given = {key: value for key, value in run.config.items() if key in known and value is not None}
     for key, value in given.items():
         if isinstance(value, dict) and "custom" in value:

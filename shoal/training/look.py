@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from shoal.core.random import key, uniform
-from shoal.core.tree import member_norms
-from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.mapping import Mapping, Shown
@@ -22,7 +20,7 @@ from shoal.inference.watched import Watched
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
-__all__ = ["Look", "Part", "head_lengths", "looked_at", "some_of"]
+__all__ = ["Look", "Part", "looked_at", "some_of"]
 
 
 class Look(NamedTuple):
@@ -109,17 +107,6 @@ def some_of(
     count = min(max(math.ceil(share * batch), 2), batch)
     order = uniform(key(seed, "fraction", step, device), (batch,)).argsort(descending=True)
     return order[:count], order[count:]
-
-
-def head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:
-    """Lengths of the drive, and of the push that came back with it, at the last layers, each [M].
-
-    Drive and push meet only at the weights. To tell them apart everywhere would take another
-    backward pass; at the last layer it takes next to nothing.
-    """
-    spans = list(ensemble.heads.values())
-    push = {name: velocity[name].detach() - tensor for name, tensor in drive.items()}
-    return member_norms(drive, spans), member_norms(push, spans)
 
 
 def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:

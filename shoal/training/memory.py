@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from shoal.core.errors import DataError, ShoalWarning
-from shoal.inference.ensemble import Ensemble
+from shoal.core.types import Tree
 from shoal.inference.mapping import Mapping
 
 __all__ = ["within_memory"]
@@ -17,27 +17,38 @@ T = TypeVar("T")
 
 
 def within_memory(
-    step: Callable[[Mapping], T], ensemble: Ensemble, mapping: Mapping
+    step: Callable[[Mapping], T],
+    buffers: Tree,
+    members: int,
+    device: torch.device,
+    mapping: Mapping,
 ) -> tuple[T, Mapping]:
     """The step's result, and the mapping that fitted into memory.
 
     Each time memory runs out the members go through the networks in chunks of half the size, from
     the running statistics they had before; everything else of a step is computed anew anyway.
+
+    Args:
+        step: computes one step.
+        buffers: running statistics that it changes in place.
+        members: how many there are.
+        device: where they are.
+        mapping: how they are to run.
     """
-    capturing = ensemble.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
         return step(mapping), mapping
-    before = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
+    before = {name: tensor.clone() for name, tensor in buffers.items()}
     while True:
         try:
             return step(mapping), mapping
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
-            mapping = _smaller(mapping, ensemble.members)
-        for name, tensor in ensemble.buffers.items():
+            mapping = _smaller(mapping, members)
+        for name, tensor in buffers.items():
             tensor.copy_(before[name])
-        if ensemble.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.empty_cache()
 
 

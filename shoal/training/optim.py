@@ -22,6 +22,7 @@ __all__ = [
     "Schedule",
     "Stairs",
     "Steps",
+    "check_optimizer",
     "clip_members",
     "make_optimizer",
     "optimizers",
@@ -72,6 +73,14 @@ def make_optimizer(
         raise ConfigError(
             f"the optimizer '{name}' does not take these settings: {error}"
         ) from error
+
+
+def check_optimizer(spec: str | Mapping[str, object], lr: float) -> None:
+    """Refuse what `make_optimizer` cannot make, before there is anything to move.
+
+    Only torch knows which settings its optimisers take, so that one number is given to it.
+    """
+    make_optimizer(spec, {"": torch.zeros(1, requires_grad=True)}, lr)
 
 
 def _fastest(kind: type, weights: Tree, lr: float) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from shoal.inference.numerics import calculating_in
 from shoal.training.axes import keep, prepared
 from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.interruption import Interruption
+from shoal.training.options import DEFAULTS
 from shoal.training.progress import Progress, make_progress
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
-from shoal.training.settings import MISSING, Settings
+from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 from shoal.training.trajectory import Trajectory, frozen
 
@@ -45,19 +46,18 @@ class Session:
         settings: Settings,
         batches: ArrayBatches | LoaderBatches,
         out: str | Path | None,
-        save_every: float,
         callbacks: Sequence[Callback],
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
         self.folder = None if out is None else RunFolder(Path(out))
-        self.save_every, self.callbacks = save_every, callbacks
+        self.callbacks = callbacks
         source = data.spec or data.name if isinstance(data, Dataset) else type(data).__name__
         self.config = {"data": source, **model_config(ensemble), **settings.config()}
         values = data.pixel_range if isinstance(data, Dataset) else None
         self.pixels = {} if values is None else {"pixel_range": list(values)}
         self.notes: list[str] = []
         self.interruption = Interruption()
-        if settings.keep_every is not None and self.folder is None:
+        if settings.options.keep_every is not None and self.folder is None:
             raise ConfigError(
                 "keep_every keeps snapshots in the folder of the run; say where with out='FOLDER'"
             )
@@ -72,14 +72,15 @@ class Session:
                 stack.enter_context(self.interruption)
                 self._open(folder, resume)
             ensemble = self.ensemble.to(device, dtype)
-            repulsion, self.axes = prepared(self.settings.method, self.batches, folder, dtype)
-            stack.enter_context(calculating_in(self.settings.precision, ensemble))
+            path = None if folder is None else folder.path
+            repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
+            stack.enter_context(calculating_in(self.settings.options.precision, ensemble))
             trainer = self.trainer = Trainer(ensemble, self.settings, self.batches, repulsion)
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
                 expected = {"ensemble": layout(ensemble.state)}
                 trainer.restore(load_checkpoint(folder.checkpoints, expected))
-            if self.settings.keep_every is not None and trainer.step == 0:
+            if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = frozen(ensemble)
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.try_out())
@@ -103,7 +104,7 @@ class Session:
         self._check_same(folder)
 
     def _check_same(self, folder: RunFolder) -> None:
-        known = {**MISSING, **folder.config()}
+        known = {**DEFAULTS, **folder.config()}
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
         # What the members began from does not matter any more: the checkpoint replaces it.
         for key in {**plain, **known}:
@@ -128,6 +129,7 @@ class Session:
         trainer = self.trainer
         trainer.ensemble.train()
         saved = started = time.monotonic()
+        every = self.settings.options.save_every
         for _ in trainer.run():
             self._begin()
             progress.step()
@@ -136,7 +138,7 @@ class Session:
                 started = time.monotonic()
             if self.interruption.received is not None:
                 break
-            if self.folder is not None and time.monotonic() - saved >= self.save_every:
+            if self.folder is not None and time.monotonic() - saved >= every:
                 self._save()
                 saved = time.monotonic()
         if trainer.done:
@@ -148,10 +150,12 @@ class Session:
     def _begin(self) -> None:
         """A folder becomes a run once a step has shown that it can be trained."""
         if self.folder is not None and not self.begun:
-            keep(self.folder, self.axes)
-            if self.settings.keep_every is not None:
+            keep(self.folder.path, self.axes)
+            if self.settings.options.keep_every is not None:
                 # Before the config: a folder that holds a run holds its beginning.
-                Trajectory(self.folder.path).keep(0, self.settings.keep_every, self.beginning)
+                Trajectory(self.folder.path).keep(
+                    0, self.settings.options.keep_every, self.beginning
+                )
             self.folder.begin(self.config, self.provenance)
             self.begun = True
 
@@ -174,14 +178,14 @@ class Session:
             self._say(progress, counted)
 
     def _keep_snapshot(self) -> None:
-        epoch, every = len(self.trainer.rows), self.settings.keep_every
+        epoch, every = len(self.trainer.rows), self.settings.options.keep_every
         if self.folder is not None and every is not None and epoch % every == 0:
             Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.state)
 
     def _warn_of_deaths(self) -> None:
         deaths = self.trainer.tracker.deaths(self.trainer.step)
         for member, step in deaths.items():
-            member += self.settings.frozen
+            member += self.settings.options.frozen
             note = f"Member {member} stopped being finite at step {step} and is left out."
             if note not in self.notes:
                 self.notes.append(note)
@@ -198,7 +202,7 @@ class Session:
             self._say(progress, diverged)
             return
         repulsion = self.trainer.settings.method.repulsion
-        cold = self.trainer.settings.temperature == 0
+        cold = self.trainer.settings.options.temperature == 0
         if repulsion is None or cold or self.trainer.ensemble.members == 1:
             return
         self._say(progress, balance_sentence(self.trainer.rows))
@@ -229,7 +233,7 @@ class Session:
 @contextmanager
 def _own_random(trainer: Trainer) -> Iterator[None]:
     """What the networks draw from torch's own generators is the run's, and disturbs nobody."""
-    device, seed = trainer.ensemble.device, derive(trainer.settings.seed, "run")
+    device, seed = trainer.ensemble.device, derive(trainer.settings.options.seed, "run")
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         torch.default_generator.manual_seed(seed)

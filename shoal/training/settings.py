@@ -1,12 +1,11 @@
-"""Settings: everything that decides how a run goes, resolved from what the user typed."""
+"""Settings: everything that decides how a run goes, made from the options that were given."""
 
-import math
-import operator
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from numbers import Real
 from typing import Any
+
+import torch
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
@@ -18,85 +17,78 @@ from shoal.inference.priors import FunctionalPrior, FunctionSpace, GaussianProce
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.bandwidths import Median
-from shoal.interaction.estimators import SSGE
+from shoal.interaction.estimators import SSGE, needs_eigenpairs
+from shoal.interaction.flows import Stein, Wasserstein
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.small import waits_for_host
 from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
 from shoal.training.engine import parse
-from shoal.training.optim import Schedule, schedules
+from shoal.training.optim import Schedule, check_optimizer, schedules
+from shoal.training.options import KEPT, Options
 
-__all__ = ["MISSING", "Settings"]
-
-MISSING: Mapping[str, Any] = {"legacy": False, "calibrated": False, "frozen": 0}
-"""What is meant by the config of a run that was made before these settings existed."""
+__all__ = ["REGISTRIES", "Settings"]
 
 
-@dataclass(frozen=True)
+def made_by(registry: Registry, *signs: str, optional: bool = False) -> Any:
+    """A field whose objects a registry makes from the option of that name.
+
+    Args:
+        registry: of such objects.
+        signs: attributes by one of which their kind is known.
+        optional: there may be none.
+    """
+    return field(metadata={"registry": registry, "signs": signs, "optional": optional})
+
+
+adversaries = Registry("adversarial training")
+adversaries.register("fgsm", cite=("goodfellow2015explaining",))(Adversarial)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every choice of a run but the data and the network; `fit` documents them."""
+    """Every choice of a run but the data and the network: options, and the objects they stand for.
 
+    Attributes:
+        options: the plain values; see there for what each means.
+        method: with its strength.
+        optimizer: a table with its name and settings.
+    """
+
+    options: Options
     method: Method
-    likelihood: Likelihood
-    prior: WeightPrior | FunctionalPrior
     optimizer: Mapping[str, Any]
-    lr: float
-    schedule: Schedule | None
-    epochs: int | None
-    steps: int | None
-    batch_size: int
-    temperature: float
-    annealing: Annealing | None
-    adversarial: Adversarial | None
-    augment: Augmentation | None
-    clip: float | None
-    seed: int
-    precision: str | None
-    engine: str
-    keep_every: int | None = None
-    frozen: int = 0
+    likelihood: Likelihood = made_by(likelihoods.registry, "about")
+    prior: WeightPrior | FunctionalPrior = made_by(priors.registry, "draw", "score_outputs")
+    schedule: Schedule | None = made_by(schedules, "__call__", optional=True)
+    annealing: Annealing | None = made_by(annealings.registry, "__call__", optional=True)
+    adversarial: Adversarial | None = made_by(adversaries, "epsilon", optional=True)
+    augment: Augmentation | None = made_by(augmentations.registry, "__call__", optional=True)
 
     @classmethod
-    def resolve(
-        cls,
-        method: Any,
-        legacy: bool,
-        strength: float | None,
-        prior: Any,
-        calibrated: bool = False,
-        **rest: Any,
-    ) -> "Settings":
+    def resolve(cls, options: Options) -> "Settings":
         """From names, tables or objects to objects, with a clear sentence for what is wrong."""
-        factor = None if strength is None else _number("strength", strength)
-        resolved = _method(method, legacy, calibrated).with_strength(factor)
-        prior = _fitting("prior", priors.registry.make(prior), "draw", "score_outputs")
-        if resolved.functional_prior and not isinstance(prior, FunctionalPrior):
-            prior = _functional(prior, resolved)
-        optimizer, likelihood = rest.pop("optimizer"), rest.pop("likelihood")
+        method = _method(options.method, options.legacy, options.calibrated)
+        method = method.with_strength(options.strength)
+        made = {name: _made(name, getattr(options, name)) for name in REGISTRIES}
+        if method.functional_prior and not isinstance(made["prior"], FunctionalPrior):
+            made["prior"] = _functional(made["prior"], method)
+        optimizer = options.optimizer
         table = {"name": optimizer} if isinstance(optimizer, str) else optimizer
-        settings = cls(
-            method=resolved,
-            prior=prior,
-            optimizer=dict(_fitting("optimizer", table, "items")),
-            likelihood=_fitting("likelihood", likelihoods.registry.make(likelihood), "about"),
-            schedule=_optional(schedules, rest.pop("schedule")),
-            annealing=_optional(annealings.registry, rest.pop("annealing")),
-            augment=_optional(augmentations.registry, rest.pop("augment")),
-            adversarial=_adversarial(rest.pop("adversarial")),
-            **{name: _PLAIN[name](name, value) for name, value in rest.items()},
-        )
+        optimizer = dict(_fitting("optimizer", table, "items"))
+        settings = cls(options=options, method=method, optimizer=optimizer, **made)
         settings._check()
         return settings
 
     def _check(self) -> None:
-        if self.epochs is not None and self.steps is not None:
-            raise ConfigError("give epochs or steps, not both")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigError(f"clip must be positive, not {self.clip}")
+        parse(self.options.engine)
+        check_optimizer(self.optimizer, self.options.lr)
         if augmentations.is_per_member(self.augment):
             self._check_own_inputs()
-        parse(self.engine)
+        if self.options.frozen:
+            self._check_frozen()
 
     def _check_own_inputs(self) -> None:
         repulsion = self.method.repulsion
@@ -111,46 +103,50 @@ class Settings:
                 "adversarial training starts from inputs that members share; leave per_member out"
             )
 
+    def _check_frozen(self) -> None:
+        repulsion = self.method.repulsion
+        if repulsion is None or not isinstance(repulsion.flow, Stein):
+            return
+        if self.adversarial is not None:
+            raise ConfigError(
+                "in a Stein flow members share their drives, which adversarial training does not "
+                "know of frozen members; grow with a Wasserstein flow such as 'f-kde'"
+            )
+        if augmentations.is_per_member(self.augment):
+            raise ConfigError(
+                "in a Stein flow members share their drives, which frozen members would take from "
+                "crops that are not theirs; leave per_member out, or grow with a Wasserstein flow"
+            )
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """How many steps the run has."""
-        if self.steps is not None:
-            return self.steps
-        return (20 if self.epochs is None else self.epochs) * steps_per_epoch
+        if self.options.steps is not None:
+            return self.options.steps
+        return (self.options.epochs or 20) * steps_per_epoch
+
+    def waits_for_host(self, members: int, device: torch.device, dtype: torch.dtype) -> bool:
+        """The mathematics of a step waits for the host, so that it cannot be captured."""
+        repulsion, prior = self.method.repulsion, self.prior
+        sizes: list[int] = []
+        if isinstance(prior, FunctionSpace) and needs_eigenpairs(prior.estimator):
+            sizes.append(prior.draws or members)
+        flow = None if repulsion is None else repulsion.flow
+        if isinstance(flow, Wasserstein) and needs_eigenpairs(flow.estimator):
+            sizes.append(members)
+        return any(waits_for_host(device, dtype, size) for size in sizes)
 
     def config(self) -> dict[str, Any]:
         """The table that repeats the run, of plain values."""
-        method, repulsion = self.method, self.method.repulsion
-        table = {
-            "method": _named(method)
-            if _is_known(method)
-            else _spec(repulsions.registry, repulsion),
-            "legacy": method.legacy,
-            "calibrated": method.calibrated,
-            "strength": None if repulsion is None else repulsion.strength,
-            "likelihood": _spec(likelihoods.registry, self.likelihood),
-            "prior": _spec(priors.registry, self.prior),
-            "optimizer": dict(self.optimizer),
-            "lr": self.lr,
-            "schedule": _spec(schedules, self.schedule),
-            "epochs": self.epochs,
-            "steps": self.steps,
-            "batch_size": self.batch_size,
-            "temperature": self.temperature,
-            "annealing": _spec(annealings.registry, self.annealing),
-            "adversarial": _spec(_ADVERSARIAL, self.adversarial),
-            "augment": _spec(augmentations.registry, self.augment),
-            "clip": self.clip,
-            "seed": self.seed,
-            "precision": self.precision,
-            "engine": self.engine,
-            "keep_every": self.keep_every,
-            "frozen": self.frozen,
-        }
-        return {name: _plain(value) for name, value in table.items()}
+        made = {name: _spec(entry, getattr(self, name)) for name, entry in REGISTRIES.items()}
+        made |= {"optimizer": dict(self.optimizer), **_told(self.method)}
+        options = self.options
+        return {n: _plain(made[n] if n in made else getattr(options, n)) for n in KEPT}
 
 
-_ADVERSARIAL = Registry("adversarial training")
-_ADVERSARIAL.register("fgsm", cite=("goodfellow2015explaining",))(Adversarial)
+_MADE = {entry.name: entry.metadata for entry in fields(Settings) if entry.metadata}
+
+REGISTRIES: Mapping[str, Registry] = {name: how["registry"] for name, how in _MADE.items()}
+"""What makes the objects of an option from a name or a table."""
 
 
 def _method(method: Any, legacy: bool, calibrated: bool) -> Method:
@@ -169,6 +165,17 @@ def _method(method: Any, legacy: bool, calibrated: bool) -> Method:
         f"method must be a name, a Repulsion or a Method, not {type(method).__name__}; "
         f"choose from: {', '.join(methods.METHODS)}"
     )
+
+
+def _told(method: Method) -> dict[str, Any]:
+    """The options that make the method again."""
+    repulsion = method.repulsion
+    return {
+        "method": _named(method) if _is_known(method) else _spec(repulsions.registry, repulsion),
+        "legacy": method.legacy,
+        "calibrated": method.calibrated,
+        "strength": None if repulsion is None else repulsion.strength,
+    }
 
 
 def _is_known(method: Method) -> bool:
@@ -192,17 +199,15 @@ def _functional(prior: WeightPrior, method: Method) -> FunctionalPrior:
     return FunctionSpace(prior, None, SSGE(share=1.0, eta=0.01), Median(legacy=True), legacy=True)
 
 
-def _adversarial(spec: Any) -> Adversarial | None:
-    if isinstance(spec, Real) and not isinstance(spec, bool):
+def _made(name: str, spec: Any) -> Any:
+    """The object that an option stands for; None where it may be left open."""
+    if spec is None and _MADE[name]["optional"]:
+        return None
+    if name == "adversarial" and isinstance(spec, Real) and not isinstance(spec, bool):
         return Adversarial(float(spec))
-    if isinstance(spec, Mapping):
+    if name == "adversarial" and isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
-    made = None if spec is None else _ADVERSARIAL.make(spec)
-    return made if made is None else _fitting("adversarial", made, "epsilon")
-
-
-def _optional(registry: Registry, spec: Any) -> Any:
-    return None if spec is None else _fitting(registry.kind, registry.make(spec), "__call__")
+    return _fitting(name, REGISTRIES[name].make(spec), *_MADE[name]["signs"])
 
 
 def _plain(value: Any) -> Any:
@@ -228,45 +233,3 @@ def _spec(registry: Registry, value: object) -> dict[str, Any] | None:
         return registry.spec(value)
     except ConfigError:
         return {"custom": getattr(value, "__qualname__", type(value).__qualname__)}
-
-
-def _number(name: str, value: Any) -> float:
-    """A plain finite number, of whatever library it came from."""
-    with suppress(TypeError, ValueError, RuntimeError):
-        if not isinstance(value, (str, bytes)) and math.isfinite(number := float(value)):
-            return number
-    raise ConfigError(f"{name} must be a finite number, not {value!r}")
-
-
-def _whole(name: str, value: Any) -> int:
-    """A plain positive whole number."""
-    with suppress(TypeError):
-        if (number := operator.index(value)) > 0:
-            return number
-    raise ConfigError(f"{name} must be a whole number from 1 on, not {value!r}")
-
-
-def _seed(name: str, value: Any) -> int:
-    with suppress(TypeError):
-        if -(2**63) <= (number := operator.index(value)) < 2**63:
-            return number
-    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {value!r}")
-
-
-def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda name, value: None if value is None else check(name, value)
-
-
-_PLAIN: dict[str, Callable[[str, Any], Any]] = {
-    "lr": _number,
-    "epochs": _or_none(_whole),
-    "steps": _or_none(_whole),
-    "batch_size": _whole,
-    "temperature": _number,
-    "clip": _or_none(_number),
-    "seed": _seed,
-    "precision": lambda _, value: value,
-    "engine": lambda _, value: str(value),
-    "keep_every": _or_none(_whole),
-    "frozen": lambda name, value: 0 if value == 0 else _whole(name, value),
-}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.core.tree import member_norms
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping
@@ -22,7 +23,6 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.drive import Drive
 from shoal.training.fraction import share_of, with_part_repelled
-from shoal.training.look import head_lengths
 from shoal.training.stages import Company, Stages, measured
 
 __all__ = ["Batch", "StepInfo", "forces"]
@@ -115,7 +115,7 @@ def forces(
     partial = repulsion is not None and share_of(repulsion) < 1
     answer, velocity = with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x)
     if answer.head is not None:
-        lengths = head_lengths(ensemble, answer.head, velocity)
+        lengths = _head_lengths(ensemble, answer.head, velocity)
         answer = answer._replace(measures=measured(*lengths, answer.alive, answer.measures))
     company = None if frozen is None else _company(frozen, posterior, repulsion, batch, annealing)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
@@ -127,6 +127,17 @@ def forces(
     assert measures is not None, "a space lives at the outputs or at the weights"
     info = StepInfo(answer.loss, settled.alive, measures, answer.statistics)
     return settled.velocity, info
+
+
+def _head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:
+    """Lengths of the drive, and of the push that came back with it, at the last layers, each [M].
+
+    Drive and push meet only at the weights. To tell them apart everywhere would take another
+    backward pass; at the last layer it takes next to nothing.
+    """
+    spans = list(ensemble.heads.values())
+    push = {name: velocity[name].detach() - tensor for name, tensor in drive.items()}
+    return member_norms(drive, spans), member_norms(push, spans)
 
 
 def _company(

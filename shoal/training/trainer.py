@@ -69,9 +69,10 @@ class Trainer:
         repulsion: Repulsion | None = None,
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        options = settings.options
         self.repulsion = repulsion or settings.method.repulsion
-        self.moving, self.frozen = divided(ensemble, settings)
-        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, settings.lr)
+        self.moving, self.frozen = divided(ensemble, options.frozen)
+        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, options.lr)
         self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
         likelihood = settings.likelihood
         if isinstance(batches, ArrayBatches):
@@ -79,7 +80,10 @@ class Trainer:
         self.posterior = self._posterior(likelihood)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
-        self.plan = parse(settings.engine).settled_for(ensemble, settings, self.steps)
+        waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
+        self.plan = parse(options.engine).settled_for(
+            ensemble.groups, ensemble.device, self.steps, waits
+        )
         self.mapping = self.plan.mapping or Mapping()
         self.stages = compiled_stages() if self.plan.compiled else Stages()
         self.step = 0
@@ -149,16 +153,18 @@ class Trainer:
         """Move every member once, without waiting for the device."""
         settings = self.settings
         if settings.augment is not None:
-            own = key(settings.seed, "augment", step, x.device)
+            own = key(settings.options.seed, "augment", step, x.device)
             x = augmented(settings.augment, x, own, self.moving.members)
         (velocity, info), self.mapping = within_memory(
             lambda mapping: self._forces(
                 x, y, annealing, step, mapping, is_per_member(settings.augment)
             ),
-            self.moving,
+            self.moving.buffers,
+            self.moving.members,
+            self.moving.device,
             self.mapping,
         )
-        velocity = clip_members(velocity, settings.clip, self.spans)
+        velocity = clip_members(velocity, settings.options.clip, self.spans)
         for name, weight in self.moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
@@ -185,7 +191,7 @@ class Trainer:
             annealing=annealing,
             adversarial=self.settings.adversarial,
             mapping=mapping,
-            seed=self.settings.seed,
+            seed=self.settings.options.seed,
             step=step,
             stages=self.stages,
             own_inputs=own_inputs,
@@ -198,13 +204,13 @@ class Trainer:
         for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
             if decay is not None:
                 group["weight_decay"] = decay
-        points = self.batches.n
-        whole = Posterior(likelihood, settings.prior, points, settings.temperature)
+        temperature = settings.options.temperature
+        whole = Posterior(likelihood, settings.prior, self.batches.n, temperature)
         return hand_over(whole, self.repulsion, settings, self.optimizer)
 
     def try_out(self) -> int:
         """Choose mapping and threads by a short trial on the CPU; returns the threads."""
-        ensemble, plan = self.ensemble, parse(self.settings.engine)
+        ensemble, plan = self.ensemble, parse(self.settings.options.engine)
         if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
             return torch.get_num_threads()
         x, y = self.batches.first()
@@ -213,15 +219,15 @@ class Trainer:
         def step(mapping: Mapping) -> object:
             return self._forces(x, y, 1.0, self.step, mapping)
 
-        if plan.mapping is None and has_convolutions(ensemble) and self.step == 0:
-            self.mapping = faster_mapping(step, ensemble, x.shape)
+        if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
+            self.mapping = faster_mapping(step, ensemble.groups, x.shape)
         threads = faster_threads(step, self.mapping)
         for name, tensor in ensemble.buffers.items():
             tensor.copy_(kept[name])
         return threads
 
     def _rate(self, step: int) -> float:
-        return self.settings.lr * _at(self.settings.schedule, step, self.steps)
+        return self.settings.options.lr * _at(self.settings.schedule, step, self.steps)
 
     def _factor(self, step: int) -> float:
         return _at(self.settings.annealing, step, self.steps)

@@ -9,14 +9,14 @@ same run goes the same way again.
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from shoal.core.errors import StorageError
 from shoal.core.files import read_json, write_json
-from shoal.inference.ensemble import Ensemble
+from shoal.inference.group import Group
 from shoal.inference.mapping import Mapping
 
 __all__ = ["faster_mapping", "faster_threads"]
@@ -40,9 +40,9 @@ def faster_threads(step: Step, mapping: Mapping) -> int:
     return min(times, key=lambda threads: times[threads])
 
 
-def faster_mapping(step: Step, ensemble: Ensemble, batch: torch.Size) -> Mapping:
+def faster_mapping(step: Step, groups: Sequence[Group], batch: torch.Size) -> Mapping:
     """`vmap` or `loop`, as remembered or as tried."""
-    name = _signature(ensemble, batch)
+    name = _signature(groups, batch)
     known = _remembered()
     if known.get(name) not in ("vmap", "loop"):
         times = {kind: _seconds(step, Mapping(kind)) for kind in ("vmap", "loop")}
@@ -62,10 +62,12 @@ def _seconds(step: Step, mapping: Mapping) -> float:
     return min(times)
 
 
-def _signature(ensemble: Ensemble, batch: torch.Size) -> str:
-    shapes = [(name, tuple(t.shape)) for name, t in ensemble.weights.items()]
-    kinds = [type(m).__name__ for group in ensemble.groups for m in group.skeleton.modules()]
-    what = (shapes, kinds, tuple(batch), str(ensemble.dtype), torch.__version__, os.cpu_count())
+def _signature(groups: Sequence[Group], batch: torch.Size) -> str:
+    weights = {f"{group.prefix}{n}": t for group in groups for n, t in group.weights.items()}
+    shapes = [(name, tuple(t.shape)) for name, t in weights.items()]
+    kinds = [type(m).__name__ for group in groups for m in group.skeleton.modules()]
+    dtype = next(iter(weights.values())).dtype
+    what = (shapes, kinds, tuple(batch), str(dtype), torch.__version__, os.cpu_count())
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
 

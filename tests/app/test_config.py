@@ -15,7 +15,6 @@ from shoal.core.errors import ConfigError, ShoalError, StorageError
 from shoal.core.values import check_spec
 from shoal.data import registry as datasets
 from shoal.data.dataset import Dataset, Split
-from shoal.inference import priors
 from shoal.training.fit import fit
 
 TINY = ["data=toy-classification", "model.hidden=[8]", "members=2", "steps=4"]
@@ -43,13 +42,11 @@ def test_the_keys_are_the_arguments_of_fit_and_what_is_trained():
     assert set(KEYS) == arguments - not_for_files | {"model", "members", "init_seed"}
 
 
-def test_the_defaults_are_those_of_fit():
-    config = Config("name", "digits")
-    for name, argument in inspect.signature(fit).parameters.items():
-        if name == "prior":
-            assert priors.registry.make(config.prior) == argument.default
-        elif name in KEYS and name != "data":
-            assert getattr(config, name) == argument.default, name
+def test_a_config_is_checked_as_the_options_of_fit_are():
+    with pytest.raises(ConfigError, match="clip must be positive, not 0"):
+        make_config({"data": "digits", "clip": 0})
+    with pytest.raises(ConfigError, match="give epochs or steps, not both"):
+        Config("name", "digits", epochs=1, steps=1)
 
 
 def alike(*shape, classes=None):

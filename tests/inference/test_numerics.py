@@ -24,10 +24,10 @@ def test_products_are_rough_only_where_the_networks_are(before, precision, rough
     ensemble = shoal.Ensemble.init(lambda: nn.Linear(3, 2), 2, seed=0)
     with pytest.raises(ZeroDivisionError), calculating_in(precision, ensemble):
         assert not allowed()
-        with rough_products(ensemble):
+        with rough_products(ensemble.compute):
             assert allowed() == rough
         assert not allowed()
-        with rough_products(ensemble):
+        with rough_products(ensemble.compute):
             raise ZeroDivisionError
     assert allowed() == before
     assert ensemble.groups[0].compute is None
@@ -35,5 +35,5 @@ def test_products_are_rough_only_where_the_networks_are(before, precision, rough
 
 def test_tensor_float_that_was_asked_for_stays(before):
     ensemble = shoal.Ensemble.init(lambda: nn.Linear(3, 2), 2, seed=0)
-    with calculating_in("tf32", ensemble), rough_products(ensemble):
+    with calculating_in("tf32", ensemble), rough_products(ensemble.compute):
         assert allowed()

@@ -25,10 +25,9 @@ PRODUCTS = lambda: nn.Linear(4, 3)  # noqa: E731
         (PRODUCTS, "cuda", Mapping()),
     ],
 )
-def test_convolutions_take_turns_on_a_gpu(monkeypatch, build, device, wanted):
-    ensemble = Ensemble.init(build, 2)
-    monkeypatch.setattr(Ensemble, "device", torch.device(device))
-    assert suited_mapping(ensemble) == wanted
+def test_convolutions_take_turns_on_a_gpu(build, device, wanted):
+    groups = Ensemble.init(build, 2).groups
+    assert suited_mapping(groups, torch.device(device)) == wanted
 
 
 def test_a_precision_within_another_gives_it_back():

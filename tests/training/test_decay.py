@@ -1,5 +1,7 @@
 """The prior by weight decay is the prior by the velocity."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import shoal
 from shoal.training.decay import hand_over
 from shoal.training.optim import make_optimizer
+from shoal.training.options import Options
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -59,7 +62,7 @@ def test_only_optimisers_that_decay_the_gradient_take_the_prior(optimizer):
     moves = make_optimizer(optimizer, ensemble.weights, 0.05)
     before = moves.param_groups[0]["weight_decay"]
     posterior = shoal.Posterior(shoal.likelihoods.Categorical(), shoal.priors.Gaussian(STD), N)
-    free = type("Settings", (), {"annealing": None, "clip": None})
+    free = SimpleNamespace(annealing=None, options=Options(clip=None))
     left = hand_over(posterior, None, free, moves)
     taken = moves.param_groups[0]["weight_decay"] - before
     if optimizer in HANDED:

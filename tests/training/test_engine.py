@@ -16,7 +16,7 @@ from shoal.interaction import small
 from shoal.training import trainer as trainer_module
 from shoal.training import trial
 from shoal.training.engine import Plan, parse
-from shoal.training.engine import waits as engine_waits
+from shoal.training.options import Options
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages
 from shoal.training.trainer import Trainer
@@ -46,12 +46,12 @@ def data(dtype=torch.float32):
 
 
 def settings(engine="auto", method="f-kde", steps=10, precision=None):
-    return Settings.resolve(
-        method, False, 30.0, "gaussian", likelihood="categorical", optimizer="sgd", lr=0.05,
-        schedule="cosine", epochs=None, steps=steps, batch_size=12, temperature=1.0,
-        annealing="linear", adversarial=None, augment=None, clip=None, seed=3,
+    options = Options(
+        method=method, strength=30.0, likelihood="categorical", optimizer="sgd", lr=0.05,
+        schedule="cosine", steps=steps, batch_size=12, annealing="linear", seed=3,
         precision=precision, engine=engine,
     )  # fmt: skip
+    return Settings.resolve(options)
 
 
 def ensemble_of(build, dtype=torch.float32):
@@ -185,9 +185,13 @@ def test_a_run_in_lower_precision_learns_and_leaves_the_ensemble_as_it_was():
     assert shoal.evaluate(shoal.predict(ensemble, x), y)["accuracy"] > 0.95
 
 
+def settled(engine, ensemble, steps, device, waits_for_host=False):
+    return parse(engine).settled_for(ensemble.groups, torch.device(device), steps, waits_for_host)
+
+
 class TestPlan:
     def test_the_rule_on_a_cpu(self):
-        plan = parse("auto").settled_for(ensemble_of(mlp), settings(), 10**6)
+        plan = settled("auto", ensemble_of(mlp), 10**6, "cpu")
         assert plan == Plan(Mapping("vmap"), graph=False, compiled=False)
 
     @pytest.mark.parametrize(
@@ -196,14 +200,19 @@ class TestPlan:
         + [("convolutions", None, True), ("convolutions", "bfloat16", False)],
     )
     def test_long_runs_on_a_gpu_are_compiled_unless_layers_are_fused(
-        self, monkeypatch, network, precision, compiled
+        self, network, precision, compiled
     ):
         ensemble = ensemble_of({"mlp": mlp, "convolutions": Convolutions}[network])
-        monkeypatch.setattr(type(ensemble), "device", torch.device("cuda"))
         with calculating_in(precision, ensemble):
-            assert parse("auto").settled_for(ensemble, settings(), 10**6).compiled is compiled
-            assert parse("auto").settled_for(ensemble, settings(), 1000).compiled is False
-            assert parse("auto+compile").settled_for(ensemble, settings(), 1000).compiled is True
+            assert settled("auto", ensemble, 10**6, "cuda").compiled is compiled
+            assert settled("auto", ensemble, 1000, "cuda").compiled is False
+            assert settled("auto+compile", ensemble, 1000, "cuda").compiled is True
+
+    def test_a_step_that_waits_for_the_host_is_not_captured(self):
+        ensemble = ensemble_of(mlp)
+        assert settled("auto", ensemble, 10**6, "cuda").graph
+        waiting = settled("auto", ensemble, 10**6, "cuda", waits_for_host=True)
+        assert not waiting.graph and not waiting.compiled
 
     def test_a_plan_can_be_forced(self):
         assert parse("chunk:3").mapping == Mapping(chunk=3)
@@ -216,12 +225,13 @@ class TestPlan:
             parse(engine)
 
     def test_convolutions_are_found(self):
-        assert has_convolutions(ensemble_of(Convolutions))
-        assert not has_convolutions(ensemble_of(mlp))
+        assert has_convolutions(ensemble_of(Convolutions).groups)
+        assert not has_convolutions(ensemble_of(mlp).groups)
 
     @pytest.mark.parametrize(("method", "waits"), [("ssge", True), ("sge", False), ("kde", False)])
     def test_methods_that_need_eigenpairs_are_not_captured(self, method, waits):
-        assert engine_waits(ensemble_of(mlp), settings(method=method)) is waits
+        where = MEMBERS, torch.device("cpu"), torch.float32
+        assert settings(method=method).waits_for_host(*where) is waits
 
     def test_eigenpairs_of_few_members_do_not_wait_where_our_kernels_run(self, monkeypatch):
         monkeypatch.setattr(small, "small_kernels", SimpleNamespace(LARGEST=64))
@@ -241,16 +251,18 @@ class TestTrial:
         times = {"vmap": 2.0, "loop": 1.0}
         monkeypatch.setattr(trial, "_seconds", lambda step, mapping: times[mapping.kind])
         ensemble, shape = ensemble_of(Convolutions), torch.Size((12, 1, 6, 6))
-        assert trial.faster_mapping(None, ensemble, shape) == Mapping("loop")
+        assert trial.faster_mapping(None, ensemble.groups, shape) == Mapping("loop")
         times["vmap"] = 0.5
-        assert trial.faster_mapping(None, ensemble, shape) == Mapping("loop")
-        assert trial.faster_mapping(None, ensemble, torch.Size((6, 1, 6, 6))) == Mapping("vmap")
+        assert trial.faster_mapping(None, ensemble.groups, shape) == Mapping("loop")
+        assert trial.faster_mapping(None, ensemble.groups, torch.Size((6, 1, 6, 6))) == Mapping(
+            "vmap"
+        )
 
     def test_a_spoilt_memory_is_no_memory(self, tmp_path, monkeypatch):
         (tmp_path / "shoal").mkdir()
         (tmp_path / "shoal" / "engines.json").write_text("[not json")
         monkeypatch.setattr(trial, "_seconds", lambda step, mapping: 1.0)
-        found = trial.faster_mapping(None, ensemble_of(Convolutions), torch.Size((1,)))
+        found = trial.faster_mapping(None, ensemble_of(Convolutions).groups, torch.Size((1,)))
         assert found.kind in ("vmap", "loop")
 
     def test_a_trial_changes_nothing(self):

@@ -92,7 +92,7 @@ def _losses(
     x = train.x[batch].to(pair.device, pair.dtype)
     y = train.y[batch].to(pair.device) if train.y is not None else batch
     with using_batch_statistics(points):
-        found = points(x, suited_mapping(points))
+        found = points(x, suited_mapping(points.groups, points.device))
     return -(likelihood or Categorical()).log_prob(found, y).mean(-1)
 
 

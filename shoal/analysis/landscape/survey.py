@@ -110,7 +110,8 @@ def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
 
 def outputs(ensemble: Ensemble, x: Tensor, mapping: Mapping | None = None) -> Tensor:
     """Outputs [K, B, C] of every member, without gradients, on the ensemble's device."""
-    mapping = suited_mapping(ensemble) if mapping is None else mapping
+    if mapping is None:
+        mapping = suited_mapping(ensemble.groups, ensemble.device)
     with torch.no_grad():
         found = [ensemble(batch, mapping) for batch in _batches(ensemble, x)]
     return torch.cat(found, 1)

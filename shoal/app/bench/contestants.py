@@ -19,6 +19,7 @@ from shoal.inference.priors import WeightPrior
 from shoal.interaction.methods import Method
 from shoal.training.axes import prepared
 from shoal.training.checks import destination
+from shoal.training.options import Options
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 
@@ -89,15 +90,12 @@ def trainer(
     prior: str | WeightPrior = "gaussian",
 ) -> Trainer:
     """A trainer of the case's data; the usual prior on the weights is standard normal."""
-    nothing = dict.fromkeys(
-        ("schedule", "epochs", "annealing", "adversarial", "augment", "clip"), None
-    )
     chosen = parse_method(method, legacy) if isinstance(method, str) else method
-    settings = Settings.resolve(
-        chosen, legacy, strength, prior, likelihood="categorical", optimizer=case.optimizer,
-        lr=case.lr, steps=steps, batch_size=case.batch_size, temperature=1.0, seed=0,
-        precision=case.precision, engine=engine, **nothing,
-    )  # fmt: skip
+    given = {"method": chosen, "legacy": legacy, "strength": strength, "prior": prior}
+    case_own = {"optimizer": case.optimizer, "lr": case.lr, "batch_size": case.batch_size}
+    how = {"steps": steps, "precision": case.precision, "engine": engine}
+    options = Options.of({"likelihood": "categorical", **given, **case_own, **how})
+    settings = Settings.resolve(options)
     ensemble.train()
     source = case.source()
     repulsion, _ = prepared(settings.method, source, None, ensemble.dtype)

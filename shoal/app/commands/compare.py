@@ -73,7 +73,7 @@ def _run_missing(grid: Grid, options: Namespace) -> dict[Cell, ShoalError]:
             ticker.tick(_line(grid, cell))
 
         def prepare(ensemble: Ensemble) -> None:
-            set_threads(options.threads, ensemble, grid.config.batch_size)
+            set_threads(options.threads, ensemble.weights, grid.config.batch_size)
 
         if options.jobs > 1:
             threads = options.threads or 1

@@ -20,7 +20,7 @@ def run(options: Namespace) -> Outcome:
     """Scores; those on the run's own data are kept in its folder."""
     check_device(options.device)
     found = load(options.run)
-    set_threads(options.threads, found.ensemble, 1024)
+    set_threads(options.threads, found.ensemble.weights, 1024)
     if options.device is not None:
         found.ensemble.to(options.device)
     data = judged_data(found, options.run, options.data)

@@ -23,7 +23,7 @@ def run(options: Namespace) -> Outcome:
         raise ConfigError("--points must be 1 or more, and --flow-steps 0 or more")
     found = load(options.run)
     data = judged_data(found, options.run, options.data)
-    set_threads(options.threads, found.ensemble, 1024)
+    set_threads(options.threads, found.ensemble.weights, 1024)
     with Ticker(3 if options.no_priors else 7, show=not options.quiet) as ticker:
         told = evidence(
             found,

@@ -34,7 +34,7 @@ def run(options: Namespace) -> Outcome:
     data = make_data(config)
 
     def prepare(ensemble: Ensemble) -> None:
-        set_threads(options.threads, ensemble, config.batch_size)
+        set_threads(options.threads, ensemble.weights, config.batch_size)
 
     trained = train(
         config, data, folder, resume=options.resume, progress=not options.quiet, prepare=prepare

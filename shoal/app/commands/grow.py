@@ -6,7 +6,6 @@ from typing import Any
 
 from shoal.app.assess import assess
 from shoal.app.build import check_device
-from shoal.app.config import KEYS
 from shoal.app.outcome import Outcome, counted
 from shoal.app.overrides import apply_override, parse_value
 from shoal.app.show import scores_text
@@ -15,11 +14,10 @@ from shoal.app.words import seconds
 from shoal.core.errors import ConfigError
 from shoal.data import load as load_data
 from shoal.training.grow import grow
+from shoal.training.options import NAMES
 from shoal.training.run import Run, RunFolder, load
 
 __all__ = ["run"]
-
-_FIXED = {"data", "model", "members", "out", "init_seed", "frozen"}
 
 
 def run(options: Namespace) -> Outcome:
@@ -37,7 +35,7 @@ def run(options: Namespace) -> Outcome:
     changes = _changes(options.changes)
     if options.device is not None:
         changes["device"] = options.device
-    set_threads(options.threads, source.ensemble, int(source.config.get("batch_size", 128)))
+    set_threads(options.threads, source.ensemble.weights, int(source.config.get("batch_size", 128)))
     kept = {"out": folder, "resume": options.resume, "progress": not options.quiet}
     grown = grow(source, options.more, data=data, **changes, **kept)
     scores = None if data.test is None else assess(grown, data).scores
@@ -50,7 +48,7 @@ def _size(source: Run, more: int) -> int:
 
 def _changes(typed: list[str]) -> dict[str, Any]:
     table: dict[str, Any] = {}
-    allowed = {key: None for key in KEYS if key not in _FIXED}
+    allowed = {name: None for name in NAMES if name != "frozen"}
     for change in typed:
         table = apply_override(table, change, allowed)
     return table

@@ -24,7 +24,7 @@ def run(options: Namespace) -> Outcome:
     names = _names(options.parts)
     effort = _effort(options)
     found = load(options.run)
-    set_threads(options.threads, found.ensemble, 100 * effort.points)
+    set_threads(options.threads, found.ensemble.weights, 100 * effort.points)
     if options.device is not None:
         found.ensemble.to(options.device)
     data = judged_data(found, options.run, options.data)

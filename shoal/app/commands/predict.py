@@ -29,7 +29,7 @@ def run(options: Namespace) -> Outcome:
         raise ConfigError(f"predictions are written as .csv or .npz, not as {out.name!r}")
     check_device(options.device)
     source = load(options.run)
-    set_threads(options.threads, source.ensemble, 1024)
+    set_threads(options.threads, source.ensemble.weights, 1024)
     x = _stretched(_shaped(load_file(options.file).x, source, options.file), source, options.file)
     pred = predict(source, x, device=options.device)
     columns = _columns(pred)
