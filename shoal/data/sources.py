@@ -105,10 +105,12 @@ def input_batches(
     size = checked_size(batch_size)
     if isinstance(data, TorchDataset):
         data = DataLoader(data, size)
-    pair = isinstance(data, tuple) and len(data) == 2
-    if pair or isinstance(data, Split) or hasattr(data, "__array__"):
-        whole = _inputs_of_pair(*data) if pair else data.x if isinstance(data, Split) else data
-        for x in as_inputs(whole, dtype).split(size):
+    if isinstance(data, tuple) and len(data) == 2:
+        data = as_inputs(_inputs_of_pair(*data), dtype)
+    elif isinstance(data, Split):
+        data = data.x
+    if hasattr(data, "__array__"):
+        for x in as_inputs(data, dtype).split(size):
             yield x.to(device)
         return
     if not hasattr(data, "__iter__") or isinstance(data, (str, bytes, Mapping)):

@@ -64,7 +64,7 @@ class Session:
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
-        self.provenance = provenance(self.batches, device) | self.pixels
+        self.provenance: dict[str, Any] = provenance(self.batches, device) | self.pixels
         with ExitStack() as stack:
             if folder is not None:
                 stack.callback(folder.leave, made=not os.path.exists(folder.path))
@@ -171,7 +171,8 @@ class Session:
 
     def _recount(self, progress: Progress) -> None:
         """A stream that has ended for the first time has told how many data points it has."""
-        points, data = self.batches.n, self.provenance["data"]
+        data: dict[str, Any] = self.provenance["data"]
+        points = self.batches.n
         if points != data["points"]:
             self.provenance["data"] = {**data, "points": points}
             counted = f"The first pass counted {points:,} data points, which is N from then on."
