@@ -58,9 +58,11 @@ def task_of(known: str | Mapping[str, Any]) -> Task:
     'accuracy'
     """
     if not isinstance(known, str):
-        lists = {key: tuple(v) if isinstance(v, list) else v for key, v in known.items()}
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
+        }
         try:
-            return Task(**lists)
+            return Task(**fields)
         except TypeError as error:
             raise ConfigError(f"this is not the description of a task: {error}") from None
     for name in registry:

@@ -24,9 +24,12 @@ __all__ = [
     "Steps",
     "check_optimizer",
     "clip_members",
+    "flat_state",
+    "load_flat_state",
     "make_optimizer",
     "optimizers",
     "schedules",
+    "set_learning_rate",
 ]
 
 # Shampoo-like, factored or line-searching optimisers look across a tensor, hence across members.
@@ -246,3 +249,34 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
+
+
+def flat_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimiser's state as named tensors, and its few plain numbers."""
+    tensors, numbers = {}, {}
+    for index, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            (tensors if isinstance(value, Tensor) else numbers)[f"{index}.{name}"] = value
+    return tensors, numbers
+
+
+def load_flat_state(
+    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]
+) -> None:
+    """Give the optimiser back what `flat_state` took from it."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in {**numbers, **tensors}.items():
+        index, _, entry = name.partition(".")
+        state.setdefault(int(index), {})[entry] = value
+    whole = optimizer.state_dict()
+    try:
+        optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"the saved optimiser is of another kind: {error}") from error
+    # torch gives every state the type of the weights, whatever type it had when it was saved.
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for index, values in state.items():
+        own = optimizer.state[weights[index]]
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                own[name] = value.to(own[name].device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import DataError
 from shoal.core.random import key
 from shoal.core.tree import rows
 from shoal.core.types import Tree
@@ -29,7 +29,13 @@ from shoal.training.frozen import divided
 from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
 from shoal.training.memory import within_memory
-from shoal.training.optim import clip_members, make_optimizer, set_learning_rate
+from shoal.training.optim import (
+    clip_members,
+    flat_state,
+    load_flat_state,
+    make_optimizer,
+    set_learning_rate,
+)
 from shoal.training.reuse import keep_freed
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages, compiled_stages
@@ -269,16 +275,15 @@ class Trainer:
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """Every tensor that resuming needs."""
-        tensors, _ = _flat(self.optimizer)
+        tensors, _ = flat_state(self.optimizer)
         random = {"cpu": torch.get_rng_state()}
         if self.ensemble.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.ensemble.device)
         ensemble = {name: tensor.detach() for name, tensor in self.ensemble.state.items()}
         parts = {"ensemble": ensemble, "optimizer": tensors, "random": random}
+        parts["tracker"] = self.tracker.state
         learned = self.posterior.likelihood.state
-        return (
-            parts | {"tracker": self.tracker.state} | ({"likelihood": learned} if learned else {})
-        )
+        return parts | ({"likelihood": learned} if learned else {})
 
     def state(self) -> dict[str, Any]:
         """Everything else that resuming needs."""
@@ -286,7 +291,7 @@ class Trainer:
         return {
             "step": self.step,
             "history": self.rows,
-            "optimizer": _flat(self.optimizer)[1],
+            "optimizer": flat_state(self.optimizer)[1],
             "mapping": asdict(self.mapping),
             **({"data": found} if found else {}),
             **self._initial(),
@@ -296,7 +301,7 @@ class Trainer:
         """Continue where a checkpoint was taken."""
         parts, state = checkpoint.parts, checkpoint.state
         self.ensemble.load_state(parts["ensemble"])
-        _load_flat(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
+        load_flat_state(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
         self.tracker.load_state(parts["tracker"])
         self._restore_likelihood(parts.get("likelihood", {}))
         torch.set_rng_state(parts["random"]["cpu"])
@@ -325,33 +330,3 @@ def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
 
 def _at(schedule: Any, step: int, steps: int) -> float:
     return 1.0 if schedule is None else float(schedule(step, steps))
-
-
-def _flat(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimiser's state as named tensors, and its few plain numbers."""
-    tensors, numbers = {}, {}
-    for index, values in optimizer.state_dict()["state"].items():
-        for name, value in values.items():
-            (tensors if isinstance(value, Tensor) else numbers)[f"{index}.{name}"] = value
-    return tensors, numbers
-
-
-def _load_flat(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]
-) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in {**numbers, **tensors}.items():
-        index, _, entry = name.partition(".")
-        state.setdefault(int(index), {})[entry] = value
-    whole = optimizer.state_dict()
-    try:
-        optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"the saved optimiser is of another kind: {error}") from error
-    # torch gives every state the type of the weights, whatever type it had when it was saved.
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    for index, values in state.items():
-        own = optimizer.state[weights[index]]
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                own[name] = value.to(own[name].device)
