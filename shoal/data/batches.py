@@ -1,17 +1,20 @@
 """Training data in batches that can be repeated and resumed."""
 
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import SubsetRandomSampler
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.seeds import derive, generator, seeded
+from shoal.core.values import came
 from shoal.data.arrays import as_inputs, as_targets, check_labels
+from shoal.data.input_range import value_range
 
 __all__ = ["ArrayBatches", "Batches", "LoaderBatches", "checked_size"]
 
@@ -36,9 +39,11 @@ class Batches(Protocol):
 
 def checked_size(batch_size: int) -> int:
     """The batch size itself, when it is one."""
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ConfigError(f"batch_size must be a whole number from 1 on, not {batch_size!r}")
-    return int(batch_size)
+    with suppress(TypeError):
+        size = operator.index(batch_size)
+        if not isinstance(batch_size, bool) and 1 <= size < 2**63:
+            return size
+    raise ConfigError(f"batch_size must be a whole number from 1 on, not {came(batch_size)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +111,10 @@ class LoaderBatches:
         device: where the batches are wanted; None leaves them where they are.
         dtype: type of real inputs and targets.
         classes: refuse labels outside 0 to `classes` - 1.
+        whole: tells whether the network takes whole numbers; see `as_inputs`.
+
+    Attributes:
+        input_range: smallest and largest number of the first batch that was read.
     """
 
     def __init__(
@@ -115,6 +124,7 @@ class LoaderBatches:
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
         classes: int | None = None,
+        whole: Callable[[Tensor], bool] | None = None,
     ) -> None:
         if isinstance(loader, Iterator):
             raise DataError(
@@ -122,7 +132,8 @@ class LoaderBatches:
                 f"again; pass a list of batches or a DataLoader"
             )
         self.loader, self.seed, self.device = loader, seed, device
-        self.dtype, self.classes = dtype, classes
+        self.dtype, self.classes, self.whole = dtype, classes, whole
+        self.input_range: list[float] | None = None
         self.n, self.steps_per_epoch = self._sizes()
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -154,12 +165,14 @@ class LoaderBatches:
                 f"(x, y): give the loader a collate_fn that returns one"
             )
         try:
-            x = as_inputs(batch[0], self.dtype)
+            x = as_inputs(batch[0], self.dtype, self.whole)
             y = as_targets(batch[1], len(x), self.dtype)
             if self.classes is not None:
                 check_labels(y, self.classes)
         except DataError as error:
             raise DataError(f"in batch {step} of the loader, {error}") from None
+        if self.input_range is None:
+            self.input_range = value_range(x)
         return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
     def _sizes(self) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """From what a user hands to `fit` or `predict` to batches of tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,11 @@ __all__ = [
 ]
 
 
-def as_split(data: Any, dtype: torch.dtype = torch.float32) -> Split:
+def as_split(
+    data: Any,
+    dtype: torch.dtype = torch.float32,
+    whole: Callable[[Tensor], bool] | None = None,
+) -> Split:
     """Validated tensors from a Dataset (its training part), a Split, a pair (x, y), or x alone.
 
     Arrays, tensors and nested lists will do; `as_inputs` and `as_targets` say what becomes what.
@@ -43,7 +47,7 @@ def as_split(data: Any, dtype: torch.dtype = torch.float32) -> Split:
         raise _not_arrays(data)
     else:
         x, y = data, None
-    inputs = as_inputs(x, dtype)
+    inputs = as_inputs(x, dtype, whole)
     return Split(inputs, None if y is None else as_targets(y, len(inputs), dtype))
 
 
@@ -54,6 +58,7 @@ def batches_of(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
     classes: int | None = None,
+    whole: Callable[[Tensor], bool] | None = None,
 ) -> ArrayBatches | LoaderBatches:
     """Batches of whatever can be trained on, on `device`.
 
@@ -65,14 +70,15 @@ def batches_of(
         device: where the batches are wanted; None leaves them where the data are.
         dtype: type of real inputs and targets.
         classes: refuse labels outside 0 to `classes` - 1.
+        whole: tells whether the network takes whole numbers; see `as_inputs`.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
     elif isinstance(data, TorchDataset):
         data = DataLoader(data, checked_size(batch_size), shuffle=True)
     if _is_loader(data):
-        return LoaderBatches(data, seed, device, dtype, classes)
-    split = as_split(data, dtype)
+        return LoaderBatches(data, seed, device, dtype, classes, whole)
+    split = as_split(data, dtype, whole)
     if split.y is None:
         raise DataError("there are inputs but no targets; pass a pair (x, y)")
     if classes is not None:

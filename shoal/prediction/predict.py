@@ -3,7 +3,7 @@
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.data.arrays import as_inputs
+from shoal.data.batches import checked_size
 from shoal.data.dataset import Split
+from shoal.data.input_range import check_range
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.inference.numerics import calculating_in
@@ -54,8 +57,7 @@ def predict(
     Returns:
         The prediction, its members on the CPU in single or double precision.
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
+    checked_size(batch_size)
     source = _opened(source, load)
     ensemble = getattr(source, "ensemble", source)
     if not callable(ensemble) or not hasattr(ensemble, "alive"):
@@ -64,7 +66,8 @@ def predict(
         )
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
     precision = (getattr(source, "config", None) or {}).get("precision")
-    members = member_outputs(ensemble, x, batch_size, device, keep, precision)
+    trained = (getattr(source, "provenance", None) or {}).get("input_range")
+    members = member_outputs(ensemble, x, batch_size, device, keep, precision, trained)
     sound = _sound(members, ensemble.alive)
     return Predictive(members[sound], meaning, _of_sound(weights, sound))
 
@@ -76,10 +79,14 @@ def member_outputs(
     device: str | torch.device | None = None,
     keep: bool = False,
     precision: str | None = None,
+    trained: Sequence[float] | None = None,
 ) -> Tensor:
-    """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`."""
+    """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`.
+
+    Inputs are held against `trained`, the range of those that the members were trained on.
+    """
     with torch.no_grad(), _ready(ensemble, device, keep, precision) as call:
-        outputs = [call(batch) for batch in _batches(x, batch_size, ensemble.dtype)]
+        outputs = [call(batch) for batch in _batches(x, batch_size, ensemble, trained)]
     if not outputs:
         raise DataError("there is nothing to predict: x holds no inputs")
     return torch.cat(outputs, dim=1)
@@ -122,7 +129,7 @@ def _ready(
     precision: str | None,
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """The ensemble in evaluation mode, as a function of one batch; its mode comes back after."""
-    there = torch.device(ensemble.device if device is None else device)
+    there = torch.device(ensemble.device) if device is None else usable_device(device)
     # moving in place would cut the tensors off from an optimiser that is still at work
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training
@@ -147,22 +154,30 @@ def _on_gpu(ensemble: Any, device: torch.device) -> bool:
     return device.type == "cuda" and isinstance(ensemble, Ensemble)
 
 
-def _batches(x: Any, batch_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
+def _batches(
+    x: Any, batch_size: int, ensemble: Any, trained: Sequence[float] | None
+) -> Iterator[Tensor]:
+    dtype, whole = ensemble.dtype, getattr(ensemble, "takes_whole", None)
     if isinstance(x, Split):
         x = x.x
     if isinstance(x, Tensor) or hasattr(x, "__array__"):
-        yield from as_inputs(x, dtype).split(batch_size)
+        inputs = as_inputs(x, dtype, whole)
+        check_range(x, inputs, trained)
+        yield from inputs.split(batch_size)
         return
     if not isinstance(x, Iterable):
         raise DataError(f"x must be an array, a tensor or a loader, not {type(x).__name__}")
-    for batch in x:
-        inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
-        if not isinstance(inputs, Tensor | np.ndarray):
+    for step, batch in enumerate(x):
+        given = batch[0] if isinstance(batch, tuple | list) and len(batch) else batch
+        if not isinstance(given, Tensor | np.ndarray):
             raise DataError(
-                f"a loader must yield tensors x or pairs (x, y), but a {type(inputs).__name__} "
+                f"a loader must yield tensors x or pairs (x, y), but a {type(given).__name__} "
                 f"came; turn plain lists into one array with numpy.asarray(x)"
             )
-        yield as_inputs(inputs, dtype)
+        inputs = as_inputs(given, dtype, whole)
+        if step == 0:
+            check_range(given, inputs, trained)
+        yield inputs
 
 
 def _sound(members: Tensor, alive: Tensor) -> Tensor:

@@ -14,7 +14,12 @@ from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
-from shoal.training.checks import check_targets, default_likelihood, destination
+from shoal.training.checks import (
+    check_keeping,
+    check_targets,
+    default_likelihood,
+    destination,
+)
 from shoal.training.run import Run
 from shoal.training.session import Callback, Session
 from shoal.training.settings import Settings
@@ -60,7 +65,8 @@ def fit(
 
     Main arguments:
         ensemble: the members, changed in place.
-        data: a `Dataset`, a pair (x, y) of arrays or tensors, or a torch `DataLoader`.
+        data: a `Dataset`, a pair (x, y) of arrays or tensors, or a torch `DataLoader`. Inputs that
+            are bytes (uint8) are divided by 255; whole numbers stay whole for an embedding only.
         method: a name from `shoal list methods`, or a `Repulsion` of your own.
         epochs: how often to go through the data (20), or `steps` instead.
         out: a folder to keep the run in.
@@ -100,7 +106,9 @@ def fit(
         The run, with the trained ensemble and its history.
     """
     where, dtype = destination(ensemble, device, precision)
-    batches = batches_of(data, batch_size, seed, where, dtype)
+    check_keeping(out, save_every, callbacks)
+    whole = ensemble.takes_whole
+    batches = batches_of(data, batch_size, seed, where, dtype, whole=whole)
     settings = Settings.resolve(
         method,
         legacy,

@@ -1,5 +1,6 @@
 """Settings: everything that decides how a run goes, resolved from what the user typed."""
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -8,8 +9,11 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
+from shoal.core.values import came, check_value, fits
 from shoal.data import augment as augmentations
 from shoal.data.augment import Augmentation
 from shoal.inference import likelihoods, priors
@@ -87,6 +91,9 @@ class Settings:
             **{name: _PLAIN[name](name, value) for name, value in rest.items()},
         )
         settings._check()
+        for key in ("likelihood", "prior", "schedule", "annealing", "adversarial"):
+            _in_range(key, getattr(settings, key))
+        _in_range("method", settings.method.repulsion)
         return settings
 
     def _check(self) -> None:
@@ -194,7 +201,7 @@ def _functional(prior: WeightPrior, method: Method) -> FunctionalPrior:
 
 def _adversarial(spec: Any) -> Adversarial | None:
     if isinstance(spec, Real) and not isinstance(spec, bool):
-        return Adversarial(float(spec))
+        return Adversarial(_number("adversarial", spec))
     if isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
     made = None if spec is None else _ADVERSARIAL.make(spec)
@@ -230,27 +237,48 @@ def _spec(registry: Registry, value: object) -> dict[str, Any] | None:
         return {"custom": getattr(value, "__qualname__", type(value).__qualname__)}
 
 
+_NO_NUMBERS = (str, bytes, bool, np.bool_)
+"""What float() would take for a number."""
+
+
 def _number(name: str, value: Any) -> float:
     """A plain finite number, of whatever library it came from."""
-    with suppress(TypeError, ValueError, RuntimeError):
-        if not isinstance(value, (str, bytes)) and math.isfinite(number := float(value)):
-            return number
-    raise ConfigError(f"{name} must be a finite number, not {value!r}")
+    number = math.nan
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        number = math.nan if isinstance(value, _NO_NUMBERS) else float(value)
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} must be a finite number, not {came(value)}")
+    check_value(name, number, float)
+    return number
 
 
 def _whole(name: str, value: Any) -> int:
     """A plain positive whole number."""
     with suppress(TypeError):
-        if (number := operator.index(value)) > 0:
+        if not isinstance(value, bool) and 0 < (number := operator.index(value)) < 2**63:
             return number
-    raise ConfigError(f"{name} must be a whole number from 1 on, not {value!r}")
+    raise ConfigError(f"{name} must be a whole number from 1 on, not {came(value)}")
 
 
 def _seed(name: str, value: Any) -> int:
     with suppress(TypeError):
         if -(2**63) <= (number := operator.index(value)) < 2**63:
             return number
-    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {value!r}")
+    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {came(value)}")
+
+
+def _in_range(key: str, made: Any) -> Any:
+    """The thing itself, if its numbers are none that arithmetic would overflow with."""
+    if not dataclasses.is_dataclass(made) or isinstance(made, type):
+        return made
+    for field in dataclasses.fields(made):
+        value, name = getattr(made, field.name), f"{key}.{field.name}"
+        if isinstance(value, (int, float)) and not fits(value, type(value)):
+            raise ConfigError(
+                f"{name} is {came(value)}, but its size must lie between 1e-15 and 1e15"
+            )
+        _in_range(name, value)
+    return made
 
 
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
