@@ -213,7 +213,7 @@ def _plain(tensor: Tensor, name: str) -> Tensor:
     if tensor.is_quantized:
         raise DataError(f"{name} is a quantized tensor; type {name}.dequantize()")
     if tensor.is_meta:
-        raise DataError(f"{name} is on the device 'meta', which holds no numbers")
+        raise DataError(f"{name} is on the device 'meta', which holds no numbers; pass its values")
     if tensor.is_complex():
         raise DataError(f"{name} is of type {tensor.dtype}; wanted real numbers or integers")
     return tensor

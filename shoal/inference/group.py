@@ -104,16 +104,16 @@ class Group:
             state = state | dict.fromkeys(self.keys, keys)
         own = tuple(inputs.own for inputs in shown)
         case = (mapping, self.skeleton.training, own, bool(probe), torch.is_grad_enabled())
-        if case in self._proven:
-            try:
+        try:
+            if case in self._proven:
                 outputs = self._proven[case].outputs(self.skeleton, state, *shown)
-            except Exception as error:
-                self._explain(error, shown[0])
-                raise
-        else:
-            known = Mapping("loop") if self.must_loop else mapping
-            outputs, used = mapped_or_looped(known, self.skeleton, state, *shown)
-            self._proven[case] = used
+            else:
+                known = Mapping("loop") if self.must_loop else mapping
+                outputs, used = mapped_or_looped(known, self.skeleton, state, *shown)
+                self._proven[case] = used
+        except Exception as error:
+            self._explain(error, shown[0])
+            raise
         self._seen.add(_kind(shown[0]))
         if self.compute is None:
             return list(outputs)
@@ -154,13 +154,15 @@ class Group:
             return x
         return self._real(x)
 
-    def _explain(self, error: Exception, shown: Shown) -> None:
+    def _explain(self, error: BaseException, shown: Shown) -> None:
         """Raise a sentence, if what was shown is the reason that a network failed that has run."""
-        if isinstance(error, ShoalError) or "memory" in str(error):
+        if isinstance(error, ShoalError):
+            error = error.__cause__ or error
+        if not self._seen or isinstance(error, ShoalError) or "memory" in str(error):
             return
         (shape, dtype), reason = _kind(shown), first_line(error)
         known = sorted({tuple(seen) for seen, _ in self._seen})
-        if all(seen != shape for seen, _ in self._seen):
+        if tuple(shape) not in known:
             raise DataError(
                 f"the network does not take inputs of shape {tuple(shape)}; it has taken "
                 f"{known[0] if len(known) == 1 else known}: {reason}"
@@ -169,11 +171,8 @@ class Group:
             raise DataError(
                 f"the network does not take these inputs of type {_name(dtype)}: {reason}"
             ) from error
-        if (
-            self.skeleton.training
-            and isinstance(error, ValueError)
-            and shown.x.shape[shown.own] == 1
-        ):
+        alone = shown.x.shape[int(shown.own)] == 1
+        if alone and self.skeleton.training and isinstance(error, ValueError):
             raise DataError(
                 f"a batch of a single point came, on which this network cannot train ({reason}); "
                 f"give the loader drop_last=True or another batch_size"

@@ -175,7 +175,7 @@ def _compiled(module: nn.Module, mapping: Mapping, own: tuple[bool, ...], run: R
     return kept[mapping, own]
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of what an exception says, or its name."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
