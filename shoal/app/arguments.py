@@ -1,6 +1,7 @@
 """The arguments of every verb."""
 
 import argparse
+import os
 
 __all__ = [
     "bench",
@@ -19,8 +20,17 @@ __all__ = [
 ]
 
 
+_MOST_THREADS = max(1024, 4 * (os.cpu_count() or 1))
+"""More of them than any machine needs, and few enough that the system can start them."""
+
+
 def _threads(text: str) -> int:
-    return _count(text, "threads")
+    count = _count(text, "threads")
+    if count > _MOST_THREADS:
+        raise argparse.ArgumentTypeError(
+            f"a number of threads is at most {_MOST_THREADS} here, not {text!r}"
+        )
+    return count
 
 
 def _jobs(text: str) -> int:
@@ -28,9 +38,16 @@ def _jobs(text: str) -> int:
 
 
 def _count(text: str, what: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a number of {what} is 1 or more, not {text!r}")
     return int(text)
+
+
+def _path(text: str) -> str:
+    """An empty one is a variable of the shell that was never set."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is an empty text; leave the option out")
+    return text
 
 
 def _machine(parser: argparse.ArgumentParser, device: bool = True) -> None:
@@ -68,7 +85,9 @@ def demo(parser: argparse.ArgumentParser) -> None:
     """Of `shoal demo`."""
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each method (3)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    parser.add_argument("-o", "--out", metavar="FOLDER", help="where to keep it (runs/demo)")
+    parser.add_argument(
+        "-o", "--out", type=_path, metavar="FOLDER", help="where to keep it (runs/demo)"
+    )
     _workers(parser)
     _machine(parser, device=False)
 
@@ -77,7 +96,11 @@ def fit(parser: argparse.ArgumentParser) -> None:
     """Of `shoal fit`."""
     _config(parser)
     parser.add_argument(
-        "-o", "--out", metavar="FOLDER", help="of the run (runs/NAME-METHOD-mMEMBERS-sSEED)"
+        "-o",
+        "--out",
+        type=_path,
+        metavar="FOLDER",
+        help="of the run (runs/NAME-METHOD-mMEMBERS-sSEED)",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
     _machine(parser)
@@ -89,7 +112,9 @@ def evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="SPEC", help="other data: a name, or a TOML table in quotes"
     )
-    parser.add_argument("-o", "--out", metavar="FILE", help="write the scores there as JSON")
+    parser.add_argument(
+        "-o", "--out", type=_path, metavar="FILE", help="write the scores there as JSON"
+    )
     _machine(parser)
 
 
@@ -97,7 +122,9 @@ def predict(parser: argparse.ArgumentParser) -> None:
     """Of `shoal predict`."""
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     parser.add_argument("file", metavar="FILE", help="inputs: .npz with x, .npy, or .csv")
-    parser.add_argument("-o", "--out", metavar="FILE", help=".csv or .npz; else the screen")
+    parser.add_argument(
+        "-o", "--out", type=_path, metavar="FILE", help=".csv or .npz; else the screen"
+    )
     _machine(parser)
 
 
@@ -115,7 +142,7 @@ def compare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sizes", metavar="M,N", help="numbers of members (the config's)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each (3)")
-    parser.add_argument("-o", "--out", metavar="FOLDER", help="of all runs (runs/NAME)")
+    parser.add_argument("-o", "--out", type=_path, metavar="FOLDER", help="of all runs (runs/NAME)")
     parser.add_argument("--report", metavar="PAGE", help="also write a page, as page.html")
     _workers(parser)
     _machine(parser)
@@ -140,7 +167,9 @@ def grow(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--more", type=int, default=5, metavar="M", help="new members (5)")
     parser.add_argument("--data", metavar="SPEC", help="where the run cannot load its own again")
-    parser.add_argument("-o", "--out", metavar="FOLDER", help="of the grown run (RUN-grown-M)")
+    parser.add_argument(
+        "-o", "--out", type=_path, metavar="FOLDER", help="of the grown run (RUN-grown-M)"
+    )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
     _machine(parser)
 
@@ -148,7 +177,7 @@ def grow(parser: argparse.ArgumentParser) -> None:
 def report(parser: argparse.ArgumentParser) -> None:
     """Of `shoal report`."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, or of many runs")
-    parser.add_argument("-o", "--out", metavar="FILE", help="the page (report.html)")
+    parser.add_argument("-o", "--out", type=_path, metavar="FILE", help="the page (report.html)")
     parser.add_argument("--title", help="of the page")
     parser.add_argument("--figures", metavar="FOLDER", help="also write every figure, PNG and SVG")
 
@@ -181,7 +210,7 @@ def bench(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="less data and time: whether it works, not how fast")
     add("--check", action="store_true", help="also compare each engine with float64 on the CPU")
     add("--train-mnist-like", action="store_true", help="also time 15 epochs of 60,000 points")
-    add("-o", "--out", metavar="FILE", help="write every figure there as JSON")
+    add("-o", "--out", type=_path, metavar="FILE", help="write every figure there as JSON")
     _machine(parser)
 
 
@@ -213,5 +242,5 @@ def fidelity(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="two problems, few methods and steps")
     add("--reference", action="store_true", help="sample the true posteriors again; needs numpyro")
     add("--no-figures", action="store_true", help="the table alone")
-    add("-o", "--out", metavar="FOLDER", help="where to keep it (runs/fidelity)")
+    add("-o", "--out", type=_path, metavar="FOLDER", help="where to keep it (runs/fidelity)")
     _machine(parser, device=False)

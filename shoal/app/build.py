@@ -1,6 +1,5 @@
 """From a config to the things it names: data, ensemble, run."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Any
 import torch
 
 from shoal.app.config import Config
+from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError
-from shoal.core.registry import nearest
 from shoal.core.values import check_spec, check_value
 from shoal.data import load
 from shoal.data.dataset import Dataset
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.initialise import machine_memory
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.repulsion import Repulsion
@@ -57,7 +57,7 @@ def train(
         )
     ensemble = make_ensemble(config, data)
     prepare(ensemble)
-    options = {name: getattr(config, name) for name in NAMES} | {"method": _method(config)}
+    options: dict[str, Any] = {name: getattr(config, name) for name in NAMES} | {"method": _method(config)}
     return fit(ensemble, data, **options, out=out, resume=resume, progress=progress)
 
 
@@ -86,11 +86,8 @@ def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"the networks cannot be made: {reason}; make them smaller") from error
     total = sum(size * count for size, (_, count) in zip(weights, pairs, strict=True))
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return
-    if 16 * total > memory:
+    memory = machine_memory()
+    if memory is not None and 16 * total > memory:
         raise ConfigError(
             f"{total:.2g} weights need more than {16 * total / 2**30:.0f} GiB to train, but this "
             f"machine has {memory / 2**30:.0f}; take fewer members or smaller networks"
@@ -117,16 +114,8 @@ def check_names(config: Config) -> None:
 
 def check_device(device: str | None) -> None:
     """Refuse a device that this machine, or this build of torch, does not have."""
-    if device is None:
-        return
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        cards = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-        apple = ["mps"] if torch.backends.mps.is_available() else []
-        raise ConfigError(
-            f"there is no device '{device}' here; {nearest(device, ['cpu', *cards, *apple])}"
-        ) from error
+    if device is not None:
+        usable_device(device)
 
 
 def default_folder(config: Config) -> Path:

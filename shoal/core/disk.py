@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.core.errors import StorageError
+from shoal.core.errors import ConfigError, StorageError
 
 __all__ = [
     "HOST",
     "alive",
+    "checked_path",
     "replacing",
     "size_of",
     "staging",
@@ -48,6 +49,27 @@ _REASONS = {
     errno.EXDEV: "the folder and its temporary files are on different file systems",
     errno.EIO: "the disk reports an error",
 }
+
+
+def checked_path(path: str | os.PathLike, name: str) -> Path:
+    """What was given for a file or folder, when it can be the name of one.
+
+    >>> checked_path("runs/first", "out").name
+    'first'
+    """
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise ConfigError(f"{name} must be the path of a folder as text, not {path!r}")
+    if not str(path):
+        raise ConfigError(
+            f"{name} is an empty text; give the path of a folder, or '.' for this one"
+        )
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise ConfigError(f"{name} holds a character that no file name can have: {str(path)!r}")
+    return Path(path)
 
 
 @contextlib.contextmanager

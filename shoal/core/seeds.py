@@ -11,7 +11,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["derive", "generator", "seeded"]
+__all__ = ["derive", "generator", "generators_restored", "seeded", "set_generators"]
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -43,16 +43,28 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """The CPU generators of torch, numpy and Python set to `seed`, and put back at the end."""
+    with generators_restored():
+        set_generators(seed)
+        yield
+
+
+@contextmanager
+def generators_restored() -> Iterator[None]:
+    """The CPU generators of torch, numpy and Python are put back at the end."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
     try:
         yield
     finally:
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])
         random.setstate(before[2])
+
+
+def set_generators(seed: int) -> None:
+    """Set the CPU generators of torch, numpy and Python to a seed of at most 63 bits."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 def _whole(number: int) -> int:

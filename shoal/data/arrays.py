@@ -1,6 +1,6 @@
 """Arrays into tensors; what cannot be trained on is refused in one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,21 @@ __all__ = ["as_inputs", "as_targets", "check_columns", "check_labels"]
 _FEW = 1024
 
 
-def as_inputs(x: Any, dtype: torch.dtype = torch.float32) -> Tensor:
+def as_inputs(
+    x: Any,
+    dtype: torch.dtype = torch.float32,
+    whole: Callable[[Tensor], bool] | None = None,
+) -> Tensor:
     """Inputs [N, ...] as a tensor, one row a data point.
 
     Real numbers and booleans become `dtype`; bytes (uint8, images) become `dtype` in [0, 1];
-    other integers become int64 and keep their values, so that they can be looked up in an
-    embedding. Memory is shared with `x` where nothing has to be converted.
+    other integers keep their values, as int64 where they can be looked up in an embedding, else as
+    `dtype`. Memory is shared with `x` where nothing has to be converted.
+
+    Args:
+        x: an array, a tensor, a table with named columns, or nested lists.
+        dtype: type of real inputs.
+        whole: tells whether the network takes whole numbers [N, ...]; None: it does.
 
     >>> as_inputs(np.array([[0, 255]], dtype=np.uint8))
     tensor([[0., 1.]])
@@ -37,7 +46,10 @@ def as_inputs(x: Any, dtype: torch.dtype = torch.float32) -> Tensor:
         return raw.to(dtype) / 255
     if raw.is_floating_point():
         return _finite(raw, dtype, "x")
-    return raw.to(dtype if raw.dtype == torch.bool else torch.int64)
+    if raw.dtype == torch.bool:
+        return raw.to(dtype)
+    numbers = raw.to(torch.int64)
+    return numbers if whole is None or whole(numbers) else numbers.to(dtype)
 
 
 def as_targets(y: Any, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -133,6 +145,8 @@ def _tensor(value: Any, name: str) -> Tensor:
             raise _irregular(name) from None
     if np.ma.is_masked(value):
         raise DataError(f"{name} has masked values; fill them in or drop them first")
+    if _is_table(value):
+        return torch.from_numpy(_native(_joined(value, name), name))
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
@@ -142,13 +156,9 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 def _native(array: np.ndarray, name: str) -> np.ndarray:
     """An array that torch can share: numbers, in this machine's byte order, writable."""
+    if array.dtype.kind in "OUST":
+        array = _numbers(array, name)
     kind = array.dtype.kind
-    if kind in "OUST":
-        first = array.flat[0] if array.size else array
-        raise DataError(
-            f"{name} holds {type(first).__name__} objects, not numbers; convert it to a numeric "
-            f"array first (text classes: numpy.unique(y, return_inverse=True)[1])"
-        )
     if kind not in "biuf":
         raise DataError(f"{name} is of type {array.dtype}; wanted real numbers or integers")
     if kind == "f" and array.dtype.itemsize > 8:
@@ -158,9 +168,79 @@ def _native(array: np.ndarray, name: str) -> np.ndarray:
     return np.require(array, dtype=array.dtype.newbyteorder("="), requirements=["C", "W"])
 
 
+def _numbers(array: np.ndarray, name: str) -> np.ndarray:
+    """An array of Python objects as the numbers that all of them are."""
+    place = _first_other(array)
+    if place is not None:
+        index = ", ".join(map(str, np.unravel_index(place, array.shape)))
+        first = array.flat[place]
+        raise DataError(
+            f"{name} holds {type(first).__name__} objects, not numbers, as {_short(first)} at "
+            f"{name}[{index}]; convert it to a numeric array first "
+            f"(text classes: numpy.unique(y, return_inverse=True)[1])"
+        )
+    return np.array(array.tolist())
+
+
+def _first_other(array: np.ndarray) -> int | None:
+    """Place of the first object that is not a number."""
+    number = bool, int, float, np.number, np.bool_
+    return next((i for i, value in enumerate(array.flat) if not isinstance(value, number)), None)
+
+
+def _is_table(value: Any) -> bool:
+    """A DataFrame, of whatever library."""
+    return hasattr(value, "columns") and hasattr(value, "dtypes") and hasattr(value, "__getitem__")
+
+
+def _joined(table: Any, name: str) -> np.ndarray:
+    """The columns of a table side by side, as numbers of one type."""
+    labels, kinds = list(table.columns), list(table.dtypes)
+    if not labels:
+        return np.empty((len(table), 0))
+    by_place = getattr(table, "iloc", None)  # labels may repeat
+    columns = []
+    for place, (label, kind) in enumerate(zip(labels, kinds, strict=True)):
+        array = np.asarray(table[label] if by_place is None else by_place[:, place])
+        if str(kind).lower().startswith(("categor", "enum")):
+            raise _not_numeric(label, name, "is categorical")
+        if array.dtype.kind in "OUST":
+            other = _first_other(array)
+            if other is not None:
+                first = array.flat[other]
+                what = f"holds {type(first).__name__} objects, not numbers, as {_short(first)}"
+                raise _not_numeric(label, name, what)
+            array = np.array(array.tolist())
+        if array.dtype.kind not in "biuf":
+            raise _not_numeric(label, name, f"is of type {array.dtype}")
+        columns.append(array)
+    return np.stack(columns, axis=1)
+
+
+def _not_numeric(label: object, name: str, what: str) -> DataError:
+    return DataError(
+        f"column {_short(label)} of {name} {what}; leave it out or turn it into numbers, "
+        f"as pandas.get_dummies does for classes"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _plain(tensor: Tensor, name: str) -> Tensor:
+    if tensor.is_nested:
+        raise DataError(
+            f"{name} is a nested tensor, whose rows differ in shape; "
+            f"type torch.nested.to_padded_tensor({name}, 0.0)"
+        )
     if tensor.layout != torch.strided:
         raise DataError(f"{name} is a sparse tensor; type {name}.to_dense()")
+    if tensor.is_quantized:
+        raise DataError(f"{name} is a quantized tensor; type {name}.dequantize()")
+    if tensor.is_meta:
+        raise DataError(f"{name} is on the device 'meta', which holds no numbers; pass its values")
     if tensor.is_complex():
         raise DataError(f"{name} is of type {tensor.dtype}; wanted real numbers or integers")
     return tensor

@@ -1,15 +1,17 @@
 """Training data in batches that can be repeated and resumed."""
 
+import operator
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.seeds import generator
+from shoal.core.values import came
 
 __all__ = ["ArrayBatches", "Batches", "checked_size"]
 
@@ -38,9 +40,11 @@ class Batches(Protocol):
 
 def checked_size(batch_size: int) -> int:
     """The batch size itself, when it is one."""
-    if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise ConfigError(f"batch_size must be a whole number from 1 on, not {batch_size!r}")
-    return int(batch_size)
+    with suppress(TypeError):
+        size = operator.index(batch_size)
+        if not isinstance(batch_size, bool) and 1 <= size < 2**63:
+            return size
+    raise ConfigError(f"batch_size must be a whole number from 1 on, not {came(batch_size)}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 import signal
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils.data import SubsetRandomSampler
 from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.seeds import derive, seeded
 from shoal.data.arrays import as_inputs, as_targets, check_labels
+from shoal.data.input_range import value_range
 
 __all__ = ["LoaderBatches"]
 
@@ -47,6 +48,10 @@ class LoaderBatches:
         dtype: type of real inputs and targets.
         classes: refuse labels outside 0 to `classes` - 1.
         steps: how many batches will be wanted in all; None for whole epochs.
+        whole: tells whether the network takes whole numbers; see `as_inputs`.
+
+    Attributes:
+        input_range: smallest and largest number of the first batch that was read.
     """
 
     def __init__(
@@ -57,9 +62,11 @@ class LoaderBatches:
         dtype: torch.dtype = torch.float32,
         classes: int | None = None,
         steps: int | None = None,
+        whole: Callable[[Tensor], bool] | None = None,
     ) -> None:
         self.loader, self.seed, self.device = loader, seed, device
-        self.dtype, self.classes, self.steps = dtype, classes, steps
+        self.dtype, self.classes, self.steps, self.whole = dtype, classes, steps, whole
+        self.input_range: list[float] | None = None
         self._once, self._opened_before = isinstance(loader, Iterator), False
         if self._once and steps is None:
             raise self._read_only_once("every epoch reads the data again")
@@ -219,12 +226,14 @@ class LoaderBatches:
                 f"(x, y): give the loader a collate_fn that returns one"
             )
         try:
-            x = as_inputs(batch[0], self.dtype)
+            x = as_inputs(batch[0], self.dtype, self.whole)
             y = as_targets(batch[1], len(x), self.dtype)
             if self.classes is not None:
                 check_labels(y, self.classes)
         except DataError as error:
             raise DataError(f"in batch {step} of the loader, {error}") from None
+        if self.input_range is None:
+            self.input_range = value_range(x)
         return x, y
 
     def _read_only_once(self, why: str) -> DataError:

@@ -1,6 +1,6 @@
 """From what a user hands to `fit` or `predict` to batches of tensors."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from shoal.core.errors import DataError
 from shoal.data.arrays import as_inputs, as_targets, check_labels
 from shoal.data.batches import ArrayBatches, Batches, checked_size
 from shoal.data.dataset import Dataset, Split
+from shoal.data.input_range import check_range
 from shoal.data.loaders import LoaderBatches
 
 __all__ = [
@@ -26,7 +27,11 @@ __all__ = [
 ]
 
 
-def as_split(data: Any, dtype: torch.dtype = torch.float32) -> Split:
+def as_split(
+    data: Any,
+    dtype: torch.dtype = torch.float32,
+    whole: Callable[[Tensor], bool] | None = None,
+) -> Split:
     """Validated tensors from a Dataset (its training part), a Split, a pair (x, y), or x alone.
 
     Arrays, tensors and nested lists will do; `as_inputs` and `as_targets` say what becomes what.
@@ -44,7 +49,7 @@ def as_split(data: Any, dtype: torch.dtype = torch.float32) -> Split:
         raise _not_arrays(data)
     else:
         x, y = data, None
-    inputs = as_inputs(x, dtype)
+    inputs = as_inputs(x, dtype, whole)
     return Split(inputs, None if y is None else as_targets(y, len(inputs), dtype))
 
 
@@ -56,6 +61,7 @@ def batches_of(
     dtype: torch.dtype = torch.float32,
     classes: int | None = None,
     steps: int | None = None,
+    whole: Callable[[Tensor], bool] | None = None,
 ) -> ArrayBatches | LoaderBatches:
     """Batches of whatever can be trained on, on `device`.
 
@@ -69,6 +75,7 @@ def batches_of(
         dtype: type of real inputs and targets.
         classes: refuse labels outside 0 to `classes` - 1.
         steps: how many batches will be wanted; what has no length is not counted then.
+        whole: tells whether the network takes whole numbers; see `as_inputs`.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -76,8 +83,8 @@ def batches_of(
         shuffle = not isinstance(data, IterableDataset)
         data = DataLoader(data, checked_size(batch_size), shuffle=shuffle)
     if _is_loader(data):
-        return LoaderBatches(data, seed, device, dtype, classes, steps)
-    split = as_split(data, dtype)
+        return LoaderBatches(data, seed, device, dtype, classes, steps, whole)
+    split = as_split(data, dtype, whole)
     if split.y is None:
         raise DataError("there are inputs but no targets; pass a pair (x, y)")
     if classes is not None:
@@ -90,6 +97,8 @@ def input_batches(
     batch_size: int = 1024,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
+    whole: Callable[[Tensor], bool] | None = None,
+    trained: Sequence[float] | None = None,
 ) -> Iterator[Tensor]:
     """Inputs in their own order, batch by batch on `device`; targets, if any, are left out.
 
@@ -99,6 +108,8 @@ def input_batches(
         batch_size: inputs in a batch; a loader has its own.
         device: where the batches are wanted; None leaves them where the data are.
         dtype: type of real inputs.
+        whole: tells whether the network takes whole numbers; see `as_inputs`.
+        trained: range of the inputs of the training, against which the first batch is held.
     """
     if isinstance(data, Dataset):
         raise DataError(f"dataset '{data.name}' has several parts; pass one, such as data.test")
@@ -106,23 +117,28 @@ def input_batches(
     if isinstance(data, TorchDataset):
         data = DataLoader(data, size)
     if isinstance(data, tuple) and len(data) == 2:
-        data = as_inputs(_inputs_of_pair(*data), dtype)
+        data = _inputs_of_pair(*data)
     elif isinstance(data, Split):
         data = data.x
     if hasattr(data, "__array__"):
-        for x in as_inputs(data, dtype).split(size):
+        inputs = as_inputs(data, dtype, whole)
+        check_range(data, inputs, trained)
+        for x in inputs.split(size):
             yield x.to(device)
         return
     if not hasattr(data, "__iter__") or isinstance(data, (str, bytes, Mapping)):
         raise DataError(f"x must be an array, a tensor or a loader, not {type(data).__name__}")
-    for batch in data:
+    for step, batch in enumerate(data):
         x = batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
         if not hasattr(x, "__array__"):
             raise DataError(
                 f"a loader must yield tensors x or pairs (x, y), but a {type(x).__name__} came; "
                 f"turn plain lists into one array with numpy.asarray(x)"
             )
-        yield as_inputs(x, dtype).to(device, non_blocking=True)
+        inputs = as_inputs(x, dtype, whole)
+        if step == 0:
+            check_range(x, inputs, trained)
+        yield inputs.to(device, non_blocking=True)
 
 
 def _inputs_of_pair(x: Any, y: Any) -> Any:

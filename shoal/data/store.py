@@ -31,14 +31,24 @@ def shared() -> Path | None:
 
 def cache() -> Path:
     """The folder for downloads, in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "shoal" / "data"
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "shoal" / "data"
+    except RuntimeError as error:
+        raise StorageError(
+            "there is no home folder to keep downloads in; set HOME or XDG_CACHE_HOME to a folder"
+        ) from error
 
 
 def folders() -> list[Path]:
     """Where files are looked for, in this order."""
     named = shared()
-    return [cache()] if named is None else [named, cache()]
+    if named is None:
+        return [cache()]
+    try:
+        return [named, cache()]
+    except StorageError:
+        return [named]
 
 
 def path_of(path: str) -> Path | None:
@@ -49,7 +59,7 @@ def path_of(path: str) -> Path | None:
 
 def in_cache(path: Path) -> bool:
     """Whether Shoal wrote the file itself and may throw it away."""
-    return path.is_relative_to(cache()) and not path.is_relative_to(shared() or "\0")
+    return path.is_relative_to(folders()[-1]) and not path.is_relative_to(shared() or "\0")
 
 
 def present(name: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.files import read_tensors, write_tensors
 from shoal.core.types import Tree
+from shoal.core.values import came
 from shoal.inference.dropout import dropout_keys
 from shoal.inference.group import Group
 from shoal.inference.initialise import Build, build_members
@@ -60,8 +61,8 @@ class Ensemble:
             raise ConfigError("with a list of (build, count) pairs the counts say how many members")
         groups, first = [], 0
         for make, count in pairs:
-            if not isinstance(count, (int, np.integer)) or count < 1:
-                raise ConfigError(f"an ensemble needs at least one member, not {count}")
+            if not _is_count(count):
+                raise ConfigError(f"an ensemble needs at least one member, not {came(count)}")
             groups.append(Group.of(build_members(make, range(first, first + count), seed)))
             first += count
         if not groups:
@@ -117,6 +118,10 @@ class Ensemble:
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return next(iter(self.weights.values())).dtype
+
+    def takes_whole(self, x: Tensor) -> bool:
+        """Whether whole numbers [B, ...] are inputs as they are; else they mean real ones."""
+        return any(group.takes_whole(x) for group in self.groups)
 
     def train(self, mode: bool = True) -> "Ensemble":
         """Batch statistics and dropout on or off."""
@@ -287,3 +292,8 @@ class Ensemble:
             for group in self.groups
             for name, tensor in getattr(group, kind).items()
         }
+
+
+def _is_count(count: object) -> TypeGuard[int]:
+    whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
+    return whole and int(count) >= 1

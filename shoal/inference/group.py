@@ -1,18 +1,20 @@
 """Members of one architecture, their tensors stacked."""
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.core.types import Tree
 from shoal.inference.dropout import install_dropout
 from shoal.inference.embeddings import first_called, install_embeddings
 from shoal.inference.linear import install_linear
-from shoal.inference.mapping import Mapping, Shown, mapped_or_looped
+from shoal.inference.mapping import Mapping, Shown, first_line, mapped_or_looped
 from shoal.inference.precision import lowered, lowered_inputs
 
 __all__ = ["Group"]
@@ -44,6 +46,8 @@ class Group:
     compute: torch.dtype | None = None
     _proven: dict[tuple, Mapping] = field(default_factory=dict, repr=False)
     _embedded: dict[torch.Size, Embedded | None] = field(default_factory=dict, repr=False)
+    _seen: set[tuple[torch.Size, torch.dtype]] = field(default_factory=set, repr=False)
+    _whole: list[bool] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module]) -> "Group":
@@ -58,7 +62,9 @@ class Group:
         rest = {name: _stack(parameters, name) for name in frozen}
         rest |= {name: _stack(buffers, name) for name in buffers[0]}
         prototype = modules[0]
-        skeleton = copy.deepcopy(prototype)
+        computed = _computed(prototype)
+        skeleton = _copied(prototype)
+        _forget(skeleton, computed)
         install_linear(skeleton)
         install_embeddings(skeleton)
         return cls(prototype, skeleton, weights, rest, install_dropout(skeleton))
@@ -91,6 +97,7 @@ class Group:
 
         The first run finds out whether the mapping works for this network.
         """
+        shown = [Shown(self.taken(x, own), own) for x, own in shown]
         state = self.weights | self.buffers | (probe or {})
         if self.compute is not None:
             state = lowered(self.skeleton, state, self.compute)
@@ -99,15 +106,79 @@ class Group:
             state = state | dict.fromkeys(self.keys, keys)
         own = tuple(inputs.own for inputs in shown)
         case = (mapping, self.skeleton.training, own, bool(probe), torch.is_grad_enabled())
-        if case in self._proven:
-            outputs = self._proven[case].outputs(self.skeleton, state, *shown)
-        else:
-            known = Mapping("loop") if self.must_loop else mapping
-            outputs, used = mapped_or_looped(known, self.skeleton, state, *shown)
-            self._proven[case] = used
+        try:
+            if case in self._proven:
+                outputs = self._proven[case].outputs(self.skeleton, state, *shown)
+            else:
+                known = Mapping("loop") if self.must_loop else mapping
+                outputs, used = mapped_or_looped(known, self.skeleton, state, *shown)
+                self._proven[case] = used
+        except Exception as error:
+            self._explain(error, shown[0])
+            raise
+        self._seen.add(_kind(shown[0]))
         if self.compute is None:
             return list(outputs)
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
+
+    def takes_whole(self, x: Tensor) -> bool:
+        """Whether the network takes whole numbers [B, ...] as they are, in an embedding say.
+
+        One member tries them, and real numbers where it fails. What neither works for is left to
+        the run that needs it, and to its sentence.
+        """
+        if not self._whole:
+            few = x[:2].to(next(iter(self.weights.values())).device)
+            if self._runs(few):
+                self._whole.append(True)
+            elif self._runs(self._real(few)):
+                self._whole.append(False)
+        return not self._whole or self._whole[0]
+
+    def _runs(self, x: Tensor) -> bool:
+        one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
+        training = self.skeleton.training
+        try:
+            with torch.no_grad():
+                functional_call(self.skeleton.eval(), one, (x,))
+            return True
+        except Exception:
+            return False
+        finally:
+            self.skeleton.train(training)
+
+    def _real(self, x: Tensor) -> Tensor:
+        return x.to(next(iter(self.weights.values())).dtype)
+
+    def taken(self, x: Tensor, own: bool = False) -> Tensor:
+        """Whole numbers as real ones where the network wants those."""
+        if x.is_floating_point() or self.takes_whole(x[0] if own else x):
+            return x
+        return self._real(x)
+
+    def _explain(self, error: BaseException, shown: Shown) -> None:
+        """Raise a sentence, if what was shown is the reason that a network failed that has run."""
+        if isinstance(error, ShoalError):
+            error = error.__cause__ or error
+        if not self._seen or isinstance(error, ShoalError) or "memory" in str(error):
+            return
+        (shape, dtype), reason = _kind(shown), first_line(error)
+        known = sorted({tuple(seen) for seen, _ in self._seen})
+        if tuple(shape) not in known:
+            raise DataError(
+                f"the network does not take inputs of shape {tuple(shape)}; it has taken "
+                f"{known[0] if len(known) == 1 else known}: {reason}"
+            ) from error
+        if (shape, dtype) not in self._seen or isinstance(error, IndexError):
+            raise DataError(
+                f"the network does not take these inputs of type {_name(dtype)}: {reason}"
+            ) from error
+        alone = shown.x.shape[int(shown.own)] == 1
+        if alone and self.skeleton.training and isinstance(error, ValueError):
+            raise DataError(
+                f"a batch of a single point came, on which this network cannot train ({reason}); "
+                f"give the loader drop_last=True or another batch_size"
+            ) from error
 
     def embedded(self, x: Tensor) -> Embedded | None:
         """The embedding that tokens [B, ...] go through first; None when there is none."""
@@ -134,3 +205,57 @@ class Group:
 
 def _stack(members: Sequence[dict], name: str) -> Tensor:
     return torch.stack([tensors[name].detach() for tensors in members])
+
+
+def _kind(shown: Shown) -> tuple[torch.Size, torch.dtype]:
+    """Shape and type of one input."""
+    return shown.x.shape[1 + shown.own :], shown.x.dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _computed(module: nn.Module) -> list[tuple[str, str]]:
+    """Layers and names of tensors that a hook computes from parameters before every call.
+
+    So do `torch.nn.utils.weight_norm` and pruning. What they have computed so far is cut off from
+    its parameters, since it could not be copied otherwise.
+    """
+    found = []
+    for owner, layer in module.named_modules():
+        hooks = layer._forward_pre_hooks.values()
+        known = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
+        for name, value in list(vars(layer).items()):
+            if not isinstance(value, Tensor):
+                continue
+            if name in known:
+                found.append((owner, name))
+                vars(layer)[name] = value.detach()
+            elif value.grad_fn is not None:
+                raise ConfigError(
+                    f"the network computed '{name}' from its weights when it was made, so that "
+                    f"training would not change it; compute it in forward"
+                )
+    return found
+
+
+def _forget(module: nn.Module, computed: list[tuple[str, str]]) -> None:
+    """Let no tensor of a `vmap` stay behind in the module, which could not be copied any more."""
+    for owner, name in computed:
+        layer = module.get_submodule(owner)
+        vars(layer).pop(name)
+        layer.register_forward_hook(functools.partial(_drop, name), always_call=True)
+
+
+def _drop(name: str, layer: nn.Module, *_: object) -> None:
+    vars(layer).pop(name, None)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise ConfigError(
+            f"the network cannot be copied by copy.deepcopy, as members need: {first_line(error)}"
+        ) from error

@@ -1,17 +1,22 @@
 """Seeded, independent members from any factory of modules."""
 
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.core.seeds import derive, seeded
+from shoal.core.seeds import derive, generators_restored, set_generators
 
-__all__ = ["Build", "build_members"]
+__all__ = ["Build", "build_members", "machine_memory"]
 
 Build = Callable[[], nn.Module]
+
+_COMPARED = 16
+"""Numbers of each parameter that are looked at before two members are compared in full."""
 
 
 def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
@@ -26,23 +31,73 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
             "type: lambda: MyNetwork()"
         )
     modules = []
-    for index in indices:
-        own = derive(seed, "member", index)
-        with torch.random.fork_rng(), seeded(own):
-            torch.manual_seed(own)  # the generators of the GPUs too
-            module = build()
-        if not isinstance(module, nn.Module):
-            raise ConfigError(f"build() must return an nn.Module, not {type(module).__name__}")
-        modules.append(module)
+    gpus = range(torch.cuda.device_count())
+    # Without a GPU torch would keep, at every call, a trace of who seeded the GPUs.
+    set_all = torch.manual_seed if _has_gpu() else None
+    with torch.random.fork_rng(gpus), generators_restored():
+        for index in indices:
+            own = derive(seed, "member", index)
+            set_generators(own)
+            if set_all is not None:
+                set_all(own)
+            modules.append(_checked(build()))
+            if len(modules) == 1:
+                _check_memory(modules[0], indices.stop - indices.start)
     _check_alike(modules)
     _tell_apart(modules, indices, seed)
     return modules
 
 
-def _check_alike(modules: list[nn.Module]) -> None:
-    shapes = [{name: t.shape for name, t in module.state_dict().items()} for module in modules]
-    if not any(True for _ in modules[0].parameters()):
+def machine_memory() -> int | None:
+    """Bytes of memory of this machine, None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _has_gpu() -> bool:
+    backends = torch.cuda, torch.backends.mps, torch.xpu
+    return any(backend.is_available() for backend in backends)
+
+
+def _checked(module: nn.Module) -> nn.Module:
+    """The module itself, if its tensors can be stacked and trained."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"build() must return an nn.Module, not {type(module).__name__}")
+    parameters = list(module.parameters())
+    tensors = [*parameters, *module.buffers()]
+    if any(is_lazy(tensor) for tensor in tensors):
+        raise ConfigError(
+            "build() returned a network with lazy layers, whose shapes are not known yet; "
+            "in build, call the network once on a few inputs before you return it"
+        )
+    if any(tensor.is_meta for tensor in tensors):
+        raise ConfigError(
+            "build() returned a network on the device 'meta', which holds no numbers; "
+            "make the network on the CPU"
+        )
+    if not parameters:
         raise ConfigError("build() returned a network without parameters: nothing can be trained")
+    return module
+
+
+def _check_memory(module: nn.Module, members: int) -> None:
+    memory = machine_memory()
+    tensors = [*module.parameters(), *module.buffers()]
+    one = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if memory is not None and one * members > memory:
+        raise ConfigError(
+            f"the members need {one:,} bytes each, and this machine has {memory:,}; "
+            f"take at most {memory // one:,} members"
+        )
+
+
+def _check_alike(modules: list[nn.Module]) -> None:
+    shapes = [
+        {name: getattr(value, "shape", None) for name, value in module.state_dict().items()}
+        for module in modules
+    ]
     if len({id(module) for module in modules}) < len(modules):
         raise ConfigError("build() returned the same module twice; make a new one at each call")
     if any(shape != shapes[0] for shape in shapes):
@@ -53,7 +108,7 @@ def _check_alike(modules: list[nn.Module]) -> None:
 
 
 def _tell_apart(modules: list[nn.Module], indices: range, seed: int) -> None:
-    equal = [i for i in range(1, len(modules)) if any(_same(modules[i], m) for m in modules[:i])]
+    equal = _repeated(modules)
     if not equal:
         return
     for i in equal:
@@ -63,10 +118,29 @@ def _tell_apart(modules: list[nn.Module], indices: range, seed: int) -> None:
                 parameter.data += _noise(parameter, generator)
     warnings.warn(
         f"build() made equal members (it draws nothing at random, or seeds itself); members "
-        f"{[indices[i] for i in equal]} were perturbed so that they differ",
+        f"{_listed([indices[i] for i in equal])} were perturbed so that they differ",
         ShoalWarning,
         stacklevel=4,
     )
+
+
+def _repeated(modules: Sequence[nn.Module]) -> list[int]:
+    """Places of the modules that equal an earlier one; only those that look alike are compared."""
+    known: dict[tuple, list[nn.Module]] = {}
+    repeated = []
+    for i, module in enumerate(modules):
+        alike = known.setdefault(_glimpse(module), [])
+        if any(_same(module, other) for other in alike):
+            repeated.append(i)
+        else:
+            alike.append(module)
+    return repeated
+
+
+def _glimpse(module: nn.Module) -> tuple:
+    """A few numbers of every parameter: members that differ here differ."""
+    flat = [parameter.detach().reshape(-1) for parameter in module.parameters()]
+    return tuple(tuple(t[:: max(1, len(t) // _COMPARED)].tolist()) for t in flat)
 
 
 def _same(a: nn.Module, b: nn.Module) -> bool:
@@ -77,3 +151,8 @@ def _noise(parameter: Tensor, generator: torch.Generator) -> Tensor:
     size = parameter.detach().float().square().mean().sqrt().item() or 1.0
     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return (0.1 * size * noise).to(parameter)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    few = ", ".join(map(str, numbers[:10]))
+    return f"[{few}]" if len(numbers) <= 10 else f"[{few}, ... {len(numbers):,} in all]"

@@ -17,7 +17,14 @@ from shoal.core.types import Tree
 from shoal.inference.second_order import fast_second_order, fused_layers, with_part
 from shoal.inference.streams import lanes
 
-__all__ = ["Mapping", "Shown", "mapped_or_looped", "parse", "twice_differentiable"]
+__all__ = [
+    "Mapping",
+    "Shown",
+    "first_line",
+    "mapped_or_looped",
+    "parse",
+    "twice_differentiable",
+]
 
 
 class Shown(NamedTuple):
@@ -141,12 +148,12 @@ def mapped_or_looped(
                 raise
             raise DataError(
                 f"the network does not take inputs of shape {tuple(x.shape[1 + own :])}: "
-                f"{_first_line(cause)}"
+                f"{first_line(cause)}"
             ) from cause
         if mapping.kind != "loop":
             warnings.warn(
                 f"members run one after another, since this network cannot be batched by vmap: "
-                f"{_first_line(error)}",
+                f"{first_line(error)}",
                 ShoalWarning,
                 stacklevel=2,
             )
@@ -164,6 +171,9 @@ def _checked(outputs: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2):
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise DataError(f"a network must return outputs [B, C] for a batch of B, not {shape}")
+    if not outputs.is_floating_point():
+        kind = str(outputs.dtype).removeprefix("torch.")
+        raise DataError(f"a network must return real numbers, not outputs of type {kind}")
     return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
 
 
@@ -185,6 +195,7 @@ def _compiled(module: nn.Module, mapping: Mapping, own: tuple[bool, ...], run: R
     return kept[mapping, own]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, or its name."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

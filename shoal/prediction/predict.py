@@ -3,7 +3,7 @@
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.data.batches import checked_size
 from shoal.data.dataset import Split
 from shoal.data.sources import input_batches
 from shoal.inference.ensemble import Ensemble
@@ -55,8 +57,7 @@ def predict(
     Returns:
         The prediction, its members on the CPU in single or double precision.
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
+    checked_size(batch_size)
     source = _opened(source, load)
     ensemble = getattr(source, "ensemble", source)
     if not callable(ensemble) or not hasattr(ensemble, "alive"):
@@ -65,7 +66,8 @@ def predict(
         )
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
     precision = (getattr(source, "config", None) or {}).get("precision")
-    members = member_outputs(ensemble, x, batch_size, device, keep, precision)
+    trained = (getattr(source, "provenance", None) or {}).get("input_range")
+    members = member_outputs(ensemble, x, batch_size, device, keep, precision, trained)
     sound = _sound(members, ensemble.alive)
     return Predictive(members[sound], meaning, _of_sound(weights, sound))
 
@@ -77,10 +79,16 @@ def member_outputs(
     device: str | torch.device | None = None,
     keep: bool = False,
     precision: str | None = None,
+    trained: Sequence[float] | None = None,
 ) -> Tensor:
-    """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`."""
+    """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`.
+
+    Inputs are held against `trained`, the range of those that the members were trained on.
+    """
     with torch.no_grad(), _ready(ensemble, device, keep, precision) as call:
-        outputs = [call(batch) for batch in input_batches(x, batch_size, None, ensemble.dtype)]
+        whole = getattr(ensemble, "takes_whole", None)
+        batches = input_batches(x, batch_size, None, ensemble.dtype, whole, trained)
+        outputs = [call(batch) for batch in batches]
     if not outputs:
         raise DataError("there is nothing to predict: x holds no inputs")
     return torch.cat(outputs, dim=1)
@@ -123,7 +131,7 @@ def _ready(
     precision: str | None,
 ) -> Iterator[Callable[[Tensor], Tensor]]:
     """The ensemble in evaluation mode, as a function of one batch; its mode comes back after."""
-    there = torch.device(ensemble.device if device is None else device)
+    there = torch.device(ensemble.device) if device is None else usable_device(device)
     # moving in place would cut the tensors off from an optimiser that is still at work
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training

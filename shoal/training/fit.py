@@ -15,7 +15,7 @@ from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
-from shoal.training.checks import check_targets, default_likelihood, destination
+from shoal.training.checks import check_keeping, check_targets, default_likelihood, destination
 from shoal.training.frozen import check_count
 from shoal.training.options import Options
 from shoal.training.run import Run
@@ -63,7 +63,8 @@ def fit(
     Main arguments:
         ensemble: the members, changed in place.
         data: a `Dataset`, a pair (x, y) of arrays or tensors, a torch `Dataset` or `DataLoader`, or
-            any iterable of batches (x, y). With `steps` it may be endless.
+            any iterable of batches (x, y). With `steps` it may be endless. Inputs that are bytes
+            (uint8) are divided by 255; whole numbers stay whole for an embedding only.
         method: a name from `shoal list methods`, or a `Repulsion` of your own.
         epochs: how often to go through the data (20), or `steps` instead.
         out: a folder to keep the run in.
@@ -105,7 +106,16 @@ def fit(
     """
     options = Options.of(locals())  # every argument that the list of options has
     where, dtype = destination(ensemble, options.device, options.precision)
-    batches = batches_of(data, options.batch_size, options.seed, where, dtype, steps=options.steps)
+    check_keeping(out, callbacks)
+    batches = batches_of(
+        data,
+        options.batch_size,
+        options.seed,
+        where,
+        dtype,
+        steps=options.steps,
+        whole=ensemble.takes_whole,
+    )
     if options.likelihood is None:
         options = replace(options, likelihood=default_likelihood(ensemble, batches))
     settings = Settings.resolve(options)

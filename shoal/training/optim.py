@@ -13,6 +13,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry, nearest
 from shoal.core.tree import member_norms, per_member
 from shoal.core.types import Tree
+from shoal.core.values import came
 
 __all__ = [
     "Cosine",
@@ -69,10 +70,13 @@ def make_optimizer(
         )
     if not lr > 0:
         raise ConfigError(f"the learning rate must be positive, not {lr}")
+    for setting, value in settings.items():
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"optimizer.{setting} is {came(value)}; take a smaller number")
     kind = next(entry for key, entry in vars(torch.optim).items() if key.lower() == name.lower())
     try:
         return kind(list(weights.values()), **_fastest(kind, weights, lr), **settings)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"the optimizer '{name}' does not take these settings: {error}"
         ) from error

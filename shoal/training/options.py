@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import ConfigError
+from shoal.core.values import came, check_value
 
 __all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "option"]
 
@@ -46,6 +47,10 @@ def option(
     return dataclasses.field(default=default, metadata=told)
 
 
+_NO_NUMBERS = ("str", "bytes", "bool", "bool_")
+"""Types that float() would take for a number."""
+
+
 def flag(name: str, value: Any) -> bool:
     """True or false, of whatever library it came from."""
     if type(value).__name__ in ("bool", "bool_"):
@@ -55,10 +60,13 @@ def flag(name: str, value: Any) -> bool:
 
 def number(name: str, value: Any) -> float:
     """A plain finite number, of whatever library it came from."""
+    found = math.nan
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        if not isinstance(value, (str, bytes)) and math.isfinite(found := float(value)):
-            return found
-    raise ConfigError(f"{name} must be a finite number, not {value!r}")
+        found = math.nan if type(value).__name__ in _NO_NUMBERS else float(value)
+    if not math.isfinite(found):
+        raise ConfigError(f"{name} must be a finite number, not {came(value)}")
+    check_value(name, found, float)
+    return found
 
 
 def positive(name: str, value: Any) -> float:
@@ -78,14 +86,14 @@ def not_negative(name: str, value: Any) -> float:
 def whole(name: str, value: Any) -> int:
     """A plain positive whole number."""
     with suppress(TypeError):
-        if (found := operator.index(value)) > 0:
+        if not isinstance(value, bool) and 0 < (found := operator.index(value)) < 2**63:
             return found
-    raise ConfigError(f"{name} must be a whole number from 1 on, not {value!r}")
+    raise ConfigError(f"{name} must be a whole number from 1 on, not {came(value)}")
 
 
 def whole_or_zero(name: str, value: Any) -> int:
     """A plain whole number from zero on."""
-    return 0 if isinstance(value, int) and value == 0 else whole(name, value)
+    return 0 if type(value) is int and value == 0 else whole(name, value)
 
 
 def seed(name: str, value: Any) -> int:
@@ -93,7 +101,7 @@ def seed(name: str, value: Any) -> int:
     with suppress(TypeError):
         if -(2**63) <= (found := operator.index(value)) < 2**63:
             return found
-    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {value!r}")
+    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {came(value)}")
 
 
 def text(name: str, value: Any) -> str:

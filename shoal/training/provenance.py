@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.remember import recalled
+from shoal.data.input_range import value_range
 from shoal.data.sources import ArrayBatches, LoaderBatches
 
-__all__ = ["COMMAND", "command", "digest", "provenance"]
+__all__ = ["COMMAND", "command", "digest", "input_range", "provenance"]
 
 COMMAND = "SHOAL_COMMAND"
 """Tells a process in its environment what the user typed."""
@@ -36,6 +37,7 @@ def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> d
         "command": command(),
         "commit": _commit(),
         "data": {"points": batches.n, "sha256": digest(batches)},
+        "input_range": input_range(batches),
         "seconds": 0.0,
     }
 
@@ -53,6 +55,12 @@ def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
     total = _begun(batches.x).copy()
     _add(total, batches.y)
     return total.hexdigest()
+
+
+def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
+    """Smallest and largest number of the inputs, for a loader of the first batch that it gave."""
+    loader = isinstance(batches, LoaderBatches)
+    return batches.input_range if loader else value_range(batches.x)
 
 
 @recalled

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.checkpoints import load_checkpoint, save_checkpoint, steps
+from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.files import read_json, write_json, write_text
 from shoal.core.strict_json import to_json
@@ -110,7 +111,7 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
         folder: what `fit(out=...)` wrote.
         build: makes the networks; not needed when the run was made from a registered model.
     """
-    files = RunFolder(Path(folder))
+    files = RunFolder(checked_path(folder, "folder"))
     config = files.config()
     if not steps(files.checkpoints):
         raise StorageError(f"{files.path} holds no checkpoint yet; its run was stopped too early")

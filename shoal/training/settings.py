@@ -1,7 +1,7 @@
 """Settings: everything that decides how a run goes, made from the options that were given."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Real
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
+from shoal.core.values import came, fits
 from shoal.data import augment as augmentations
 from shoal.data.augment import Augmentation
 from shoal.inference import likelihoods, priors
@@ -27,7 +28,7 @@ from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
 from shoal.training.engine import parse
 from shoal.training.optim import Schedule, check_optimizer, schedules
-from shoal.training.options import KEPT, Options
+from shoal.training.options import KEPT, Options, number
 
 __all__ = ["REGISTRIES", "Settings"]
 
@@ -80,6 +81,9 @@ class Settings:
         optimizer = dict(_fitting("optimizer", table, "items"))
         settings = cls(options=options, method=method, optimizer=optimizer, **made)
         settings._check()
+        for key in ("likelihood", "prior", "schedule", "annealing", "adversarial"):
+            _in_range(key, getattr(settings, key))
+        _in_range("method", settings.method.repulsion)
         return settings
 
     def _check(self) -> None:
@@ -204,7 +208,7 @@ def _made(name: str, spec: Any) -> Any:
     if spec is None and _MADE[name]["optional"]:
         return None
     if name == "adversarial" and isinstance(spec, Real) and not isinstance(spec, bool):
-        return Adversarial(float(spec))
+        return Adversarial(number("adversarial", spec))
     if name == "adversarial" and isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
     return _fitting(name, REGISTRIES[name].make(spec), *_MADE[name]["signs"])
@@ -233,3 +237,17 @@ def _spec(registry: Registry, value: object) -> dict[str, Any] | None:
         return registry.spec(value)
     except ConfigError:
         return {"custom": getattr(value, "__qualname__", type(value).__qualname__)}
+
+
+def _in_range(key: str, made: Any) -> Any:
+    """The thing itself, if its numbers are none that arithmetic would overflow with."""
+    if not is_dataclass(made) or isinstance(made, type):
+        return made
+    for entry in fields(made):
+        value, name = getattr(made, entry.name), f"{key}.{entry.name}"
+        if isinstance(value, (int, float)) and not fits(value, type(value)):
+            raise ConfigError(
+                f"{name} is {came(value)}, but its size must lie between 1e-15 and 1e15"
+            )
+        _in_range(name, value)
+    return made

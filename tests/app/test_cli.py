@@ -284,7 +284,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (2, "did you mean 'kde'?", ["fit", *TINY, "method=kdee", "-o", "x"]),
         (
             2,
-            "there is no device 'moon' here; choose from: cpu",
+            "the device 'moon' cannot be used",
             ["fit", *TINY, "device=moon", "-o", "x"],
         ),
         (2, "epochs must be a whole number from 1 on", ["fit", *TINY, "epochs=0", "-o", "x"]),

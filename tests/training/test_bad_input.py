@@ -112,7 +112,7 @@ SETTINGS = {
     "half a batch": ({"batch_size": 0.5}, "batch_size", "whole number"),
     "half a seed": ({"seed": 0.5}, "seed", "whole number"),
     "a seed too long": ({"seed": 2**64}, "seed", "64 bits"),
-    "a device misspelt": ({"device": "cdua"}, "'cdua' cannot be used", "device='cpu'"),
+    "a device misspelt": ({"device": "cdua"}, "'cdua' cannot be used", "cpu"),
     "a device that is not there": ({"device": "meta:x"}, "cannot be used"),
     "a precision misspelt": ({"precision": "float23"}, "did you mean 'float32'?"),
     "an engine misspelt": ({"engine": "vmpa"}, "'vmap'", "'vmpa'"),

@@ -9,6 +9,7 @@ import torch
 from shoal.app.bench.battery import Contestant, contestants
 from shoal.app.bench.contestants import Case
 from shoal.app.bench.networks import NETWORKS, Network, network
+from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.training.checks import PRECISIONS
@@ -118,14 +119,7 @@ class Plan:
 
 def find_device(name: str | None) -> torch.device:
     """The device called `name`; by default a GPU where there is one."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        line = str(error).partition("\n")[0]
-        raise ConfigError(f"nothing can be computed on {name!r} here: {line}") from error
-    return device
+    return usable_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from shoal.app.ticker import Ticker
 from shoal.app.variants import parse_strengths, parse_variants, swept, variant_of
 from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.core.files import write_text
+from shoal.core.optional import require
 from shoal.inference.ensemble import Ensemble
 
 __all__ = ["compare", "run"]
@@ -45,6 +46,8 @@ def run(options: Namespace) -> Outcome:
 
 def compare(grid: Grid, options: Namespace, page: str | Path | None) -> Outcome:
     """Run what is missing, write the numbers beside the runs and, if wanted, a page."""
+    for library in ("jinja2", "matplotlib") if page is not None else ():
+        require(library, extra="report")  # before anything is trained
     failed = _run_missing(grid, options)
     groups = groups_of(grid)
     if not groups:

@@ -16,6 +16,7 @@ from shoal.app.outcome import Outcome, counted, table
 from shoal.app.ticker import Ticker
 from shoal.core.errors import ConfigError
 from shoal.core.files import write_text
+from shoal.core.optional import require
 
 __all__ = ["run"]
 
@@ -34,6 +35,8 @@ def run(options: Namespace) -> Outcome:
     methods = labels or (QUICK if options.quick else EVERY)
     for label in methods:
         contestant(label)
+    if not options.no_figures:
+        require("matplotlib", extra="report")  # before hours of training
     seeds = options.seeds or (1 if options.quick else 5)
     budget = Budget(10, 150, 0.1) if options.quick else Budget()
     folder = Path(options.out or "runs/fidelity")

@@ -1,0 +1,35 @@
+"""Devices to compute on: what was typed, or one sentence that says why it cannot be."""
+
+import torch
+
+from shoal.core.errors import ConfigError
+from shoal.core.registry import nearest
+
+__all__ = ["usable_device"]
+
+
+def usable_device(device: torch.device | str | int) -> torch.device:
+    """The device itself, when this machine and this build of torch have it.
+
+    >>> usable_device("cpu")
+    device(type='cpu')
+    """
+    try:
+        found = torch.zeros(1, device=device).device
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError, ImportError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0].rstrip(".")
+        raise ConfigError(
+            f"the device '{device}' cannot be used: {reason}; {_advice(str(device))}"
+        ) from error
+    if found.type == "meta":
+        raise ConfigError(
+            f"the device '{device}' cannot be used: it holds no numbers; {_advice('meta')}"
+        )
+    return found
+
+
+def _advice(device: str) -> str:
+    cards = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    apple = ["mps"] if torch.backends.mps.is_available() else []
+    return nearest(device, ["cpu", *cards, *apple])
