@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,6 @@ from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import key
 from shoal.core.tree import rows
-from shoal.core.types import Tree
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
@@ -21,6 +20,7 @@ from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.inference.suited import has_convolutions
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.context import StepContext
 from shoal.training.decay import hand_over
 from shoal.training.engine import parse
 from shoal.training.frozen import divided
@@ -31,7 +31,7 @@ from shoal.training.optim import clip_members, make_optimizer, set_learning_rate
 from shoal.training.reuse import keep_freed
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages, compiled_stages
-from shoal.training.step import StepInfo, forces
+from shoal.training.step import forces_in
 from shoal.training.trial import faster_mapping, faster_threads
 
 __all__ = ["Trainer"]
@@ -50,7 +50,8 @@ class Trainer:
         settings: every choice of the run.
         batches: the training data.
         repulsion: that of the method, with what it takes from the training data filled in.
-        posterior: what drives the members, less what the optimiser has taken over.
+        context: what every step is computed with; its posterior is that of the data, less what
+            the optimiser has taken over.
         steps: how many steps the run has.
         step: how many are done.
         rows: one line of history for each epoch done.
@@ -67,10 +68,10 @@ class Trainer:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
         options = settings.options
         self.repulsion = repulsion or settings.method.repulsion
-        self.moving, self.frozen = divided(ensemble, settings.options.frozen)
+        self.moving, self.frozen = divided(ensemble, options.frozen)
         self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, options.lr)
         whole = Posterior(settings.likelihood, settings.prior, batches.n, options.temperature)
-        self.posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
+        posterior = hand_over(whole, self.repulsion, settings, self.optimizer)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
@@ -78,7 +79,15 @@ class Trainer:
             ensemble.groups, ensemble.device, self.steps, waits
         )
         self.mapping = self.plan.mapping or Mapping()
-        self.stages = compiled_stages() if self.plan.compiled else Stages()
+        self.context = StepContext(
+            posterior=posterior,
+            repulsion=self.repulsion,
+            adversarial=settings.adversarial,
+            seed=options.seed,
+            stages=compiled_stages() if self.plan.compiled else Stages(),
+            own_inputs=is_per_member(settings.augment),
+            frozen=self.frozen,
+        )
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
@@ -127,50 +136,24 @@ class Trainer:
 
     def move(self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor) -> None:
         """Move every member once, without waiting for the device."""
-        settings = self.settings
+        settings, moving = self.settings, self.moving
         if settings.augment is not None:
             own = key(settings.options.seed, "augment", step, x.device)
-            x = augmented(settings.augment, x, own, self.moving.members)
+            x = augmented(settings.augment, x, own, moving.members)
         (velocity, info), self.mapping = within_memory(
-            lambda mapping: self._forces(
-                x, y, annealing, step, mapping, is_per_member(settings.augment)
-            ),
-            self.moving.buffers,
-            self.moving.members,
-            self.moving.device,
+            lambda mapping: forces_in(self.context.at(step, annealing, mapping), moving, (x, y)),
+            moving.buffers,
+            moving.members,
+            moving.device,
             self.mapping,
         )
         velocity = clip_members(velocity, settings.options.clip, self.spans)
-        for name, weight in self.moving.weights.items():
+        for name, weight in moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass gets this memory, still in the cache
-        self.moving.alive.copy_(info.alive)
+        moving.alive.copy_(info.alive)
         self.tracker.add(info)
-
-    def _forces(
-        self,
-        x: Tensor,
-        y: Tensor,
-        annealing: float | Tensor,
-        step: int | Tensor,
-        mapping: Mapping,
-        own_inputs: bool = False,
-    ) -> tuple[Tree, StepInfo]:
-        return forces(
-            self.moving,
-            self.posterior,
-            self.repulsion,
-            (x, y),
-            annealing=annealing,
-            adversarial=self.settings.adversarial,
-            mapping=mapping,
-            seed=self.settings.options.seed,
-            step=step,
-            stages=self.stages,
-            own_inputs=own_inputs,
-            frozen=self.frozen,
-        )
 
     def try_out(self) -> int:
         """Choose mapping and threads by a short trial on the CPU; returns the threads."""
@@ -180,8 +163,10 @@ class Trainer:
         x, y = next(iter(self.batches.batches(self.epoch)))
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
 
+        context = replace(self.context, own_inputs=False)
+
         def step(mapping: Mapping) -> object:
-            return self._forces(x, y, 1.0, self.step, mapping)
+            return forces_in(context.at(self.step, 1.0, mapping), self.moving, (x, y))
 
         if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
             self.mapping = faster_mapping(step, ensemble.groups, x.shape)
