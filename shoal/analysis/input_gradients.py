@@ -6,6 +6,7 @@ from torch import Tensor
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.mapping import Mapping
+from shoal.inference.watched import PassContext
 from shoal.interaction.spaces import InputGradients, Normalised
 from shoal.training.look import looked_at
 
@@ -34,8 +35,9 @@ def gradient_similarity(
     training = ensemble.training
     ensemble.train(False)
     total: Tensor | float = 0.0
-    for part, answers in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
-        look = looked_at(ensemble, part, answers, likelihood, space, Mapping("loop"), 0, 0, False)
+    context = PassContext(mapping=Mapping("loop"))
+    for batch in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
+        look = looked_at(ensemble, batch, likelihood, space, context, live=False)
         assert look.gradients is not None, "they were asked for"
         (unit,) = space({"gradients": look.gradients.detach()})
         total = total + torch.einsum("ibd,jbd->ij", unit.double(), unit.double())

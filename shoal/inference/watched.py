@@ -11,7 +11,22 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.mapping import Mapping, Shown, twice_differentiable
 from shoal.inference.suited import has_batch_norm, has_convolutions
 
-__all__ = ["Watched"]
+__all__ = ["PassContext", "Watched"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PassContext:
+    """How members go through the networks.
+
+    Attributes:
+        mapping: how the members run.
+        seed: of dropout, and of whatever else a step draws.
+        step: of training, which with the seed decides what is drawn.
+    """
+
+    mapping: Mapping = Mapping()
+    seed: int = 0
+    step: int | Tensor = 0
 
 
 @dataclass(frozen=True)
@@ -56,20 +71,14 @@ class Watched:
         """Where gradients are recorded."""
         return [self.x] if self.probes is None else [t for p in self.probes for t in p.values()]
 
-    def run(self, ensemble: Ensemble, mapping: Mapping, seed: int, step: int | Tensor) -> Tensor:
+    def run(self, ensemble: Ensemble, context: PassContext) -> Tensor:
         """Outputs [M, B, C]."""
         own = self.probes is None
-        with twice_differentiable(mapping, self.x.is_cuda) as chosen:
-            return ensemble(self.x, chosen, own, seed, step, self.probes)
+        with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
+            return ensemble(self.x, mapping, own, context.seed, context.step, self.probes)
 
     def run_in(
-        self,
-        batch: Shown,
-        alone: bool,
-        ensemble: Ensemble,
-        mapping: Mapping,
-        seed: int,
-        step: int | Tensor,
+        self, batch: Shown, alone: bool, ensemble: Ensemble, context: PassContext
     ) -> tuple[Tensor, Tensor]:
         """Outputs for a whole batch, and for the part of it that is watched.
 
@@ -78,18 +87,17 @@ class Watched:
             alone: the part is normalised by its own statistics, and not as the batch is. So are
                 tokens: what is recorded of them is added to their embeddings.
             ensemble: the members.
-            mapping: how they run.
-            seed: of dropout.
-            step: of the same.
+            context: how they run.
         """
+        seed, step = context.seed, context.step
         # Without convolutions and statistics there is nothing to share, and a batch that goes for
         # itself need not be differentiable twice.
         apart = not (has_convolutions(ensemble.groups) or has_batch_norm(ensemble.groups))
         if alone or apart or self.probes is not None:
-            whole = ensemble(batch.x, mapping, batch.own, seed, step)
-            return whole, self.run(ensemble.aside(), mapping, seed, step)
-        with twice_differentiable(mapping, self.x.is_cuda) as chosen:
-            whole, part = ensemble.with_part(batch, self.x, chosen, seed, step)
+            whole = ensemble(batch.x, context.mapping, batch.own, seed, step)
+            return whole, self.run(ensemble.aside(), context)
+        with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
+            whole, part = ensemble.with_part(batch, self.x, mapping, seed, step)
         return whole, part
 
     def gradients(self, scores: Tensor, live: bool) -> Tensor:

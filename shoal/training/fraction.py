@@ -36,18 +36,19 @@ def share_of(repulsion: Repulsion) -> float:
 
 def with_part_repelled(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Answer, Tree]:
     """The drive of the whole batch, and the push of a part of it."""
-    repulsion = drive.repulsion
+    context, repulsion = drive.context, drive.context.repulsion
     assert repulsion is not None, "without repulsion there is no part"
-    rows, rest = some_of(share_of(repulsion), len(x), drive.seed, drive.step, x.device)
+    rows, rest = some_of(share_of(repulsion), len(x), context.seed, context.step, x.device)
     share = len(rows) / len(x)
     counted = share if repulsion.per == "batch" else 1.0
-    drive = replace(drive, repulsion=replace(repulsion, strength=counted * repulsion.strength))
+    repulsion = replace(repulsion, strength=counted * repulsion.strength)
+    drive = drive.within(repulsion=repulsion)
     if len(rest) == 0:
         return drive(ensemble, x)
     if not _divisible(drive, ensemble):
         return replace(drive, rows=rows)(ensemble, x)
-    part = replace(drive, y=drive.y[rows], annealing=share * drive.annealing)
-    left = replace(drive, repulsion=None, y=drive.y[rest], annealing=(1 - share) * drive.annealing)
+    part = drive.within(y=drive.y[rows], annealing=share * context.annealing)
+    left = drive.within(y=drive.y[rest], annealing=(1 - share) * context.annealing, repulsion=None)
     pushed, velocity = part(ensemble, x[rows])
     answer, driven = left(ensemble, x[rest])
     loss = share * pushed.loss + (1 - share) * answer.loss
@@ -64,7 +65,9 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
 
     Adversarial training and chunks of members take batches whole.
     """
-    if drive.y.is_cuda or drive.adversarial is not None or drive.mapping.chunk is not None:
+    context = drive.context
+    if drive.y.is_cuda or context.adversarial is not None or context.mapping.chunk is not None:
         return False
-    coupled = has_batch_norm(ensemble.groups) or isinstance(drive.posterior.prior, FunctionalPrior)
+    prior = context.posterior.prior
+    coupled = has_batch_norm(ensemble.groups) or isinstance(prior, FunctionalPrior)
     return not (coupled or ensemble.buffers)

@@ -15,8 +15,8 @@ from torch import Tensor
 from shoal.core.random import key, uniform
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.mapping import Mapping, Shown
-from shoal.inference.watched import Watched
+from shoal.inference.mapping import Shown
+from shoal.inference.watched import PassContext, Watched
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
@@ -64,13 +64,11 @@ class Part(NamedTuple):
 
 def looked_at(
     ensemble: Ensemble,
-    x: Tensor,
-    y: Tensor,
+    batch: tuple[Tensor, Tensor],
     likelihood: Likelihood,
     space: Space,
-    mapping: Mapping,
-    seed: int,
-    step: int | Tensor,
+    context: PassContext,
+    *,
     live: bool,
     part: Part | None = None,
 ) -> Look:
@@ -78,24 +76,22 @@ def looked_at(
 
     Args:
         ensemble: the members.
-        x: inputs [B, ...].
-        y: targets.
+        batch: inputs [B, ...] and targets.
         likelihood: what they are scored by.
         space: of the input gradients.
-        mapping: how the members run.
-        seed: of dropout.
-        step: of the same.
+        context: how the members run.
         live: the gradients can be differentiated again.
         part: where gradients are wanted, if not everywhere.
     """
+    x, y = batch
     if part is None:
         watched = Watched.of(ensemble, x)
-        shown, outputs = watched.x, watched.run(ensemble, mapping, seed, step)
+        shown, outputs = watched.x, watched.run(ensemble, context)
         judged = outputs
     else:
         watched, shown, y = Watched.of(ensemble, x[part.rows]), part.batch.x, y[part.rows]
         alone = innermost(space).own_statistics
-        outputs, judged = watched.run_in(part.batch, alone, ensemble, mapping, seed, step)
+        outputs, judged = watched.run_in(part.batch, alone, ensemble, context)
     scores = _scores(innermost(space).target, likelihood, judged, y)
     return Look(shown, outputs, watched.gradients(scores, live))
 

@@ -6,6 +6,22 @@ For a space of outputs, drive and push are both cotangents at the outputs, so th
 through the networks carries the two. For input gradients the push is a cotangent at the gradients,
 and one backward pass through the networks and their first backward pass carries both. For the
 weights, the drive comes back first and the push is added to it.
+
+The way of a batch from `fit` to the weights, in the order of the calls:
+
+1. `training.fit.fit` checks options and data, and makes the batches.
+2. `training.session.Session.run` opens the folder and loops; it saves between steps.
+3. `training.trainer.Trainer.move` takes the batch; `training.graph` replays it on a GPU.
+4. `training.memory.within_memory` runs fewer members at a time where memory is short.
+5. `training.step.forces_in` makes the velocity, in a `StepContext` that holds all the rest.
+6. `training.drive.Drive` goes forward and back; `training.fraction` lets a part of a batch repel.
+7. `inference.ensemble.Ensemble` is called; for input gradients by `training.look.looked_at`.
+8. `inference.group.Group.run` gathers the tensors of one architecture.
+9. `inference.mapping.Mapping.outputs` calls the networks: vmap, loop or chunks.
+10. `training.stages.respond` finds what the outputs ask for: likelihood and push (`repel`).
+11. `training.backward.pull_back` brings it back to the weights.
+12. `training.stages.settle` adds the weight prior and the push on weights; `Trainer.move` clips the
+    velocity and takes the step of the optimiser.
 """
 
 from dataclasses import dataclass
@@ -21,11 +37,12 @@ from shoal.inference.posterior import Posterior
 from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
+from shoal.training.context import StepContext
 from shoal.training.drive import Drive
 from shoal.training.fraction import share_of, with_part_repelled
 from shoal.training.stages import Company, Stages, measured
 
-__all__ = ["Batch", "StepInfo", "forces"]
+__all__ = ["Batch", "StepInfo", "forces", "forces_in"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -98,8 +115,8 @@ def forces(
         annealing: factor of the drive (likelihood and prior).
         adversarial: trains on worst-case neighbours of the inputs as well.
         mapping: how the members run.
-        seed: of dropout and of a functional prior's draws.
-        step: of the same.
+        seed: with the step, decides dropout masks and the draws of a functional prior.
+        step: number of the training step.
         stages: the arithmetic between the networks, when it has been compiled.
         own_inputs: the inputs are [M, B, ...], every member's its own.
         frozen: members, in evaluation mode, that push those of `ensemble` and stay where they are;
@@ -108,19 +125,28 @@ def forces(
     Returns:
         Tensors [M, ...] named like the module's parameters, and a `StepInfo`.
     """
+    context = StepContext(
+        posterior=posterior, repulsion=repulsion, annealing=annealing, adversarial=adversarial,
+        mapping=mapping, seed=seed, step=step, stages=stages, own_inputs=own_inputs, frozen=frozen,
+    )  # fmt: skip
+    return forces_in(context, ensemble, batch)
+
+
+def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[Tree, StepInfo]:
+    """The same in a context that has been put together before, as a trainer has one."""
+    posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
     _check_space(ensemble, repulsion)
     x, y = batch
-    how = annealing, adversarial, mapping, seed, step, stages, own_inputs, frozen
-    drive = Drive(posterior, repulsion, y, *how)
+    drive = Drive(context, y)
     partial = repulsion is not None and share_of(repulsion) < 1
     answer, velocity = with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x)
     if answer.head is not None:
         lengths = _head_lengths(ensemble, answer.head, velocity)
         answer = answer._replace(measures=measured(*lengths, answer.alive, answer.measures))
-    company = None if frozen is None else _company(frozen, posterior, repulsion, batch, annealing)
+    company = _company(context, batch)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
-    settled = stages.settle(
+    settled = context.stages.settle(
         posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans, company
     )
     measures = answer.measures if settled.measures is None else settled.measures
@@ -140,20 +166,16 @@ def _head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tens
     return member_norms(drive, spans), member_norms(push, spans)
 
 
-def _company(
-    frozen: Ensemble,
-    posterior: Posterior,
-    repulsion: Repulsion | None,
-    batch: Batch,
-    annealing: float | Tensor,
-) -> Company | None:
+def _company(context: StepContext, batch: Batch) -> Company | None:
     """The frozen members' weights, where these are what repels."""
-    if repulsion is None or repulsion.space.base != "weights":
+    frozen = context.frozen
+    if frozen is None or context.base != "weights":
         return None
     weights = {name: tensor.detach() for name, tensor in frozen.weights.items()}
-    shared = isinstance(repulsion.flow, Stein)
-    drive = forces(frozen, posterior, None, batch, annealing=annealing)[0] if shared else None
-    return Company(weights, frozen.alive, drive)
+    if not context.shares_drives:
+        return Company(weights, frozen.alive, None)
+    alone = StepContext(posterior=context.posterior, repulsion=None, annealing=context.annealing)
+    return Company(weights, frozen.alive, forces_in(alone, frozen, batch)[0])
 
 
 def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:

@@ -14,7 +14,6 @@ from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import DataError
 from shoal.core.random import key
 from shoal.core.tree import rows
-from shoal.core.types import Tree
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
@@ -23,6 +22,7 @@ from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.inference.suited import has_convolutions
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.context import StepContext
 from shoal.training.decay import hand_over
 from shoal.training.engine import parse
 from shoal.training.frozen import divided
@@ -39,7 +39,7 @@ from shoal.training.optim import (
 from shoal.training.reuse import keep_freed
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages, compiled_stages
-from shoal.training.step import StepInfo, forces
+from shoal.training.step import forces_in
 from shoal.training.trial import faster_mapping, faster_threads
 
 __all__ = ["Trainer"]
@@ -58,8 +58,8 @@ class Trainer:
         settings: every choice of the run.
         batches: the training data.
         repulsion: that of the method, with what it takes from the training data filled in.
-        posterior: what drives the members, less what the optimiser has taken over. Its likelihood
-            learns along with them.
+        context: what every step is computed with; its posterior is that of the data, less what
+            the optimiser has taken over, and its likelihood learns along with the members.
         steps: how many steps the run has.
         step: how many are done.
         rows: one line of history for each epoch done.
@@ -83,7 +83,7 @@ class Trainer:
         likelihood = settings.likelihood
         if isinstance(batches, ArrayBatches):
             likelihood = likelihood.begun(batches.y.to(ensemble.device))
-        self.posterior = self._posterior(likelihood)
+        posterior = self._posterior(likelihood)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
@@ -91,7 +91,15 @@ class Trainer:
             ensemble.groups, ensemble.device, self.steps, waits
         )
         self.mapping = self.plan.mapping or Mapping()
-        self.stages = compiled_stages() if self.plan.compiled else Stages()
+        self.context = StepContext(
+            posterior=posterior,
+            repulsion=self.repulsion,
+            adversarial=settings.adversarial,
+            seed=options.seed,
+            stages=compiled_stages() if self.plan.compiled else Stages(),
+            own_inputs=is_per_member(settings.augment),
+            frozen=self.frozen,
+        )
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
@@ -99,6 +107,15 @@ class Trainer:
         self.captured = self._capture()
         if ensemble.device.type == "cpu":
             keep_freed()
+
+    @property
+    def posterior(self) -> Posterior:
+        """What drives the members."""
+        return self.context.posterior
+
+    @posterior.setter
+    def posterior(self, posterior: Posterior) -> None:
+        self.context = replace(self.context, posterior=posterior)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -157,52 +174,26 @@ class Trainer:
 
     def move(self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor) -> None:
         """Move every member once, without waiting for the device."""
-        settings = self.settings
+        settings, moving = self.settings, self.moving
         if settings.augment is not None:
             own = key(settings.options.seed, "augment", step, x.device)
-            x = augmented(settings.augment, x, own, self.moving.members)
+            x = augmented(settings.augment, x, own, moving.members)
         (velocity, info), self.mapping = within_memory(
-            lambda mapping: self._forces(
-                x, y, annealing, step, mapping, is_per_member(settings.augment)
-            ),
-            self.moving.buffers,
-            self.moving.members,
-            self.moving.device,
+            lambda mapping: forces_in(self.context.at(step, annealing, mapping), moving, (x, y)),
+            moving.buffers,
+            moving.members,
+            moving.device,
             self.mapping,
         )
         velocity = clip_members(velocity, settings.options.clip, self.spans)
-        for name, weight in self.moving.weights.items():
+        for name, weight in moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass gets this memory, still in the cache
         if info.statistics is not None:
             self.posterior.likelihood.learn(info.statistics, len(y), self.posterior.n)
-        self.moving.alive.copy_(info.alive)
+        moving.alive.copy_(info.alive)
         self.tracker.add(info)
-
-    def _forces(
-        self,
-        x: Tensor,
-        y: Tensor,
-        annealing: float | Tensor,
-        step: int | Tensor,
-        mapping: Mapping,
-        own_inputs: bool = False,
-    ) -> tuple[Tree, StepInfo]:
-        return forces(
-            self.moving,
-            self.posterior,
-            self.repulsion,
-            (x, y),
-            annealing=annealing,
-            adversarial=self.settings.adversarial,
-            mapping=mapping,
-            seed=self.settings.options.seed,
-            step=step,
-            stages=self.stages,
-            own_inputs=own_inputs,
-            frozen=self.frozen,
-        )
 
     def _posterior(self, likelihood: Likelihood) -> Posterior:
         """Of as many data points as are known, less what the optimiser takes over."""
@@ -222,8 +213,10 @@ class Trainer:
         x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
 
+        context = replace(self.context, own_inputs=False)
+
         def step(mapping: Mapping) -> object:
-            return self._forces(x, y, 1.0, self.step, mapping)
+            return forces_in(context.at(self.step, 1.0, mapping), self.moving, (x, y))
 
         if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
             self.mapping = faster_mapping(step, ensemble.groups, x.shape)

@@ -288,7 +288,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
             ["fit", *TINY, "device=moon", "-o", "x"],
         ),
         (2, "epochs must be a whole number from 1 on", ["fit", *TINY, "epochs=0", "-o", "x"]),
-        (2, "the learning rate must be positive", ["fit", *TINY, "lr=-1", "-o", "x"]),
+        (2, "lr must be positive, not -1", ["fit", *TINY, "lr=-1", "-o", "x"]),
         (74, "there is no file", ["fit", *TINY, "data={name='file',train='no.npz'}", "-o", "x"]),
         (74, "cannot lock", ["fit", *TINY, "-o", "/proc/no/such"]),
         (74, "nowhere is not a run", ["evaluate", "nowhere"]),

@@ -97,20 +97,21 @@ def test_compiled_stages_give_the_same_steps(method, monkeypatch):
 @pytest.mark.parametrize("error", ["OutOfMemoryError", "not enough memory"])
 def test_when_memory_runs_out_members_go_in_chunks_with_the_same_result(monkeypatch, error):
     expected = trained(Convolutions, "vmap", "f-kde")
-    forces = trainer_module.forces
+    forces_in = trainer_module.forces_in
     chunks = []
 
-    def scarce(*args, mapping, **options):
-        chunks.append(mapping.chunk)
-        result = forces(*args, mapping=mapping, **options)
-        if mapping.chunk is None or mapping.chunk > 1:
+    def scarce(context, *args):
+        chunk = context.mapping.chunk
+        chunks.append(chunk)
+        result = forces_in(context, *args)
+        if chunk is None or chunk > 1:
             raise {
                 "OutOfMemoryError": torch.OutOfMemoryError("out"),
                 "not enough memory": RuntimeError("DefaultCPUAllocator: not enough memory"),
             }[error]
         return result
 
-    monkeypatch.setattr(trainer_module, "forces", scarce)
+    monkeypatch.setattr(trainer_module, "forces_in", scarce)
     with pytest.warns(shoal.ShoalWarning, match="chunks of") as caught:
         found = trained(Convolutions, "vmap", "f-kde")
     assert len(caught) == 2
@@ -123,7 +124,7 @@ def test_when_one_member_is_too_large_it_is_said(monkeypatch):
     def never(*args, **options):
         raise torch.OutOfMemoryError("out")
 
-    monkeypatch.setattr(trainer_module, "forces", never)
+    monkeypatch.setattr(trainer_module, "forces_in", never)
     with pytest.raises(shoal.DataError, match="not enough memory for one member"):
         trained(mlp, "chunk:1", "kde")
 
@@ -132,7 +133,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(trainer_module, "forces", broken)
+    monkeypatch.setattr(trainer_module, "forces_in", broken)
     with pytest.raises(RuntimeError, match="something else"):
         trained(mlp, "vmap", "kde")
 
