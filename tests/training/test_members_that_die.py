@@ -141,7 +141,7 @@ class TestWhatIsSaid:
         last = {"schedule": lambda step, steps: 1e38 if step == steps - 1 else 0.0, "lr": 1.0}
         options = {"optimizer": "sgd", "prior": "flat", "method": "ensemble", "epochs": 1}
         with pytest.warns(ShoalWarning, match="Member 1 stopped being finite at step 1 "):
-            run = quick(ensemble, data, **options, **last)
+            run = quick(ensemble, data, likelihood="gaussian", **options, **last)
         assert run.ensemble.alive.tolist() == [True, False]
         assert run.history[-1]["alive"] == 1
 
