@@ -1,6 +1,5 @@
 """From a config to the things it names: data, ensemble, run."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from shoal.app.config import Config
+from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.core.values import check_settings, check_spec, check_value
@@ -91,18 +91,9 @@ def make_ensemble(config: Config, data: Dataset) -> Ensemble:
 
 def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:
     """Refuse networks whose weights, gradients and two moments this machine cannot hold."""
-    try:
-        with torch.device("meta"):
-            weights = [sum(p.numel() for p in build().parameters()) for build, _ in pairs]
-    except (RuntimeError, TypeError, OverflowError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"the networks cannot be made: {reason}; make them smaller") from error
-    total = sum(size * count for size, (_, count) in zip(weights, pairs, strict=True))
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return
-    if 16 * total > memory:
+    total = sum(build.numbers() * count for build, count in pairs)
+    memory = machine_memory()
+    if memory is not None and 16 * total > memory:
         raise ConfigError(
             f"{total:.2g} weights need more than {16 * total / 2**30:.0f} GiB to train, but this "
             f"machine has {memory / 2**30:.0f}; take fewer members or smaller networks"

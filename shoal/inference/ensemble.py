@@ -277,6 +277,8 @@ class Ensemble:
             warnings.simplefilter("ignore", ShoalWarning)
             ensemble = cls.init(build, members)
         kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
+        if strange := [kind for kind in kinds if not kind.is_floating_point]:
+            raise ConfigError(f"the saved weights are of type {strange[0]}; wanted real numbers")
         if len(kinds) == 1:
             ensemble.to(dtype=kinds.pop())
         return ensemble.load_state(state)

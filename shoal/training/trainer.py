@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError, ShoalError
 from shoal.core.random import key
 from shoal.core.tree import rows
 from shoal.core.types import Tree
@@ -240,7 +240,16 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue where a checkpoint was taken."""
-        parts, state = checkpoint.parts, checkpoint.state
+        try:
+            self._restore(checkpoint.parts, checkpoint.state)
+        except ShoalError:
+            raise
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointCorrupt(
+                f"the checkpoint of step {checkpoint.step} cannot be continued: {error}"
+            ) from error
+
+    def _restore(self, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
         self.ensemble.load_state(parts["ensemble"])
         _load_flat(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
         self.tracker.load_state(parts["tracker"])
@@ -278,12 +287,15 @@ def _load_flat(
         index, _, entry = name.partition(".")
         state.setdefault(int(index), {})[entry] = value
     whole = optimizer.state_dict()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for name, tensor in tensors.items():
+        if tensor.numel() != 1 and tensor.shape != weights[int(name.partition(".")[0])].shape:
+            raise ConfigError(f"the saved optimiser has {name} of shape {tuple(tensor.shape)}")
     try:
         optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
     except (KeyError, ValueError) as error:
         raise ConfigError(f"the saved optimiser is of another kind: {error}") from error
     # torch gives every state the type of the weights, whatever type it had when it was saved.
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for index, values in state.items():
         own = optimizer.state[weights[index]]
         for name, value in values.items():
