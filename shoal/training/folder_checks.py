@@ -66,7 +66,7 @@ _PROVENANCE: dict[str, Check] = {
     "seconds": _NUMBER,
     "notes": _TEXTS,
     "pixel_range": _RANGE,
-    "run_id": _TEXT,
+    "run_id": ("text", lambda value: value is None or isinstance(value, str)),
 }
 
 _STATE: dict[str, Check] = {
@@ -97,8 +97,7 @@ def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def checked_provenance(table: dict[str, Any], path: Path) -> dict[str, Any]:
     """What made a run."""
-    known = {key: value for key, value in table.items() if value is not None}
-    _check(known, _PROVENANCE, path, CheckpointCorrupt)
+    _check(table, _PROVENANCE, path, CheckpointCorrupt)
     return table
 
 

@@ -26,7 +26,7 @@ from shoal.training.folder_checks import checked_config, checked_provenance, che
 from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.trainer import Trainer
 
-__all__ = ["Run", "RunFolder", "load", "model_config"]
+__all__ = ["Run", "RunFolder", "load", "model_config", "run_id"]
 
 _BESIDE = 32 << 20
 
@@ -196,6 +196,12 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
         provenance,
         files.path,
     )
+
+
+def run_id(folder: Path | str) -> str | None:
+    """The name that a run has for itself; None for older runs, and where there is no run."""
+    files = RunFolder(Path(folder))
+    return files.provenance().get("run_id") if (files.path / "provenance.json").exists() else None
 
 
 def _check_size(state: Mapping[str, Tensor], numbers: int, path: Path) -> None:
