@@ -1,5 +1,7 @@
 """Small networks and data for whole runs, and what it means that two runs are the same."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -7,11 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shoal.core.checkpoints import load_checkpoint
 from shoal.core.errors import ShoalError
 from shoal.inference.ensemble import Ensemble
 from shoal.training.fit import fit
-from shoal.training.run import Run
+from shoal.training.run import Run, RunFolder
 
 CLASSES, POINTS, BATCH = 4, 40, 10
 STEPS_PER_EPOCH = POINTS // BATCH
@@ -104,7 +105,7 @@ def assert_same_run(one: Run, other: Run) -> None:
 
 def assert_same_folder(one: Path, other: Path) -> None:
     """Same members, optimiser, statistics, random state and story in the last checkpoint."""
-    mine, theirs = (load_checkpoint(folder / "checkpoints") for folder in (one, other))
+    mine, theirs = (RunFolder(folder).checkpoint() for folder in (one, other))
     assert mine.step == theirs.step
     assert mine.parts.keys() == theirs.parts.keys() >= {"ensemble", "optimizer"}
     for part, tensors in mine.parts.items():
@@ -112,6 +113,25 @@ def assert_same_folder(one: Path, other: Path) -> None:
     assert story(mine.state.pop("history")) == story(theirs.state.pop("history"))
     assert mine.state == theirs.state
     assert (one / "config.toml").read_bytes() == (other / "config.toml").read_bytes()
+
+
+def make_old(folder: Path) -> None:
+    """Rewrite a run as Shoal 0.1 did: the history in the checkpoint, nothing tied to anything."""
+    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    for manifest in folder.glob("checkpoints/step-*/manifest.json"):
+        state, known = manifest.with_name("state.json"), json.loads(manifest.read_text())
+        values = json.loads(state.read_text())
+        values["history"] = rows[: values["history"]["rows"]]
+        text = json.dumps(values, indent=2).encode()
+        state.write_bytes(text)
+        entry = {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+        files = known["files"] | {"state.json": entry}
+        old = {"format": 1, "step": known["step"], "files": files}
+        manifest.write_text(json.dumps(old, indent=2))
+    path = folder / "provenance.json"
+    values = json.loads(path.read_text())
+    del values["run_id"], values["sha256"]
+    path.write_text(json.dumps(values, indent=2))
 
 
 def assert_one_sentence(error: BaseException, *words: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import CheckpointCorrupt
-from shoal.core.files import read_json, read_tensors, write_json, write_tensors
+from shoal.core.files import read_sealed, read_tensors, sealed, sha256, write_json, write_tensors
 from shoal.inference.likelihoods import Task, task_of
 from shoal.prediction.calibration import AccuracyConfidence, Reliability
 
@@ -90,8 +90,9 @@ class Assessment:
 
     def save(self, folder: Path | str) -> None:
         """Write both files into the folder of the run; the scores come last and complete it."""
-        write_tensors(Path(folder) / SAMPLES, self.samples)
-        write_json(Path(folder) / SCORES, self.scores)
+        samples = Path(folder) / SAMPLES
+        write_tensors(samples, self.samples)
+        write_json(Path(folder) / SCORES, sealed({**self.scores, SAMPLES: sha256(samples)}))
 
 
 def load_assessment(folder: Path | str) -> Assessment | None:
@@ -103,8 +104,14 @@ def load_assessment(folder: Path | str) -> Assessment | None:
     scores, samples = Path(folder) / SCORES, Path(folder) / SAMPLES
     if not scores.exists():
         return None
-    known = read_tensors(samples) if samples.exists() else {}
-    return Assessment(_checked(read_json(scores), scores), known)
+    try:
+        found = read_sealed(scores)
+        if samples.exists() and found.get(SAMPLES) not in (None, sha256(samples)):
+            raise CheckpointCorrupt(f"{samples} is not what was saved: its SHA-256 differs")
+        known = read_tensors(samples) if samples.exists() else {}
+    except CheckpointCorrupt as error:
+        raise CheckpointCorrupt(f"{error}; type: shoal evaluate {scores.parent}") from None
+    return Assessment(_checked(found, scores), known)
 
 
 def _checked(found: Any, path: Path) -> dict[str, Any]:
@@ -115,9 +122,19 @@ def _checked(found: Any, path: Path) -> dict[str, Any]:
         raise CheckpointCorrupt(
             f"{path} is not what `shoal evaluate` writes; type: shoal evaluate {path.parent}"
         )
-    if "task" not in found["data"]:
+    if not isinstance(found["data"].get("task"), str):
         raise CheckpointCorrupt(f"{path} does not name its task; evaluate the run again")
-    return {"data": found["data"], **{key: _numbers(found[key]) for key in wanted - {"data"}}}
+    counts, classes = found["data"].get("counts") or {}, found["data"].get("classes") or []
+    numbers: dict[str, Any] = {}
+    try:
+        sound = all(type(count) is int for count in counts.values())
+        sound = sound and all(isinstance(name, str) for name in classes)
+        numbers = {key: _numbers(found[key]) for key in wanted - {"data"}}
+    except (AttributeError, OverflowError, TypeError, ValueError):
+        sound = False
+    if not sound or found.keys() - {*wanted, SAMPLES}:
+        raise CheckpointCorrupt(f"{path} holds other values than scores; evaluate the run again")
+    return {"data": found["data"], **numbers}
 
 
 def _numbers(value: Any) -> Any:

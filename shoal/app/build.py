@@ -9,13 +9,13 @@ import torch
 
 from shoal.app.config import Config
 from shoal.core.devices import usable_device
+from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError
 from shoal.core.values import check_spec, check_value
 from shoal.data import load
 from shoal.data.dataset import Dataset
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.initialise import machine_memory
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.repulsion import Repulsion
@@ -80,13 +80,7 @@ def make_ensemble(config: Config, data: Dataset) -> Ensemble:
 
 def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:
     """Refuse networks whose weights, gradients and two moments this machine cannot hold."""
-    try:
-        with torch.device("meta"):
-            weights = [sum(p.numel() for p in build().parameters()) for build, _ in pairs]
-    except (RuntimeError, TypeError, OverflowError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"the networks cannot be made: {reason}; make them smaller") from error
-    total = sum(size * count for size, (_, count) in zip(weights, pairs, strict=True))
+    total = sum(build.numbers() * count for build, count in pairs)
     memory = machine_memory()
     if memory is not None and 16 * total > memory:
         raise ConfigError(

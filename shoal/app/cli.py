@@ -11,7 +11,7 @@ from typing import Any
 from shoal.app.config import load_config
 from shoal.app.parser import overview, parse
 from shoal.core.errors import ShoalError, ShoalWarning
-from shoal.core.notices import quiet
+from shoal.core.notices import printable, quiet
 from shoal.core.strict_json import to_json
 from shoal.training.interruption import Interruption
 
@@ -84,12 +84,12 @@ def _command(arguments: list[str]) -> int:
     if interruption.received is not None:
         interruption.stop()
     outcome = command.run(options)
-    print(to_json(outcome.value, indent=2) if options.json else outcome.text)
+    print(to_json(outcome.value, indent=2) if options.json else printable(outcome.text))
     return outcome.status
 
 
 def _complain(sentence: str) -> None:
-    print(f"shoal: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"shoal: {printable(' '.join(sentence.split()))}", file=sys.stderr)
 
 
 def _stopped(arguments: list[str], status: int) -> int:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from shoal.app.verbs import VERBS
 from shoal.core.errors import ConfigError
+from shoal.core.notices import printable
 from shoal.core.registry import nearest
 
 __all__ = ["overview", "parse"]
@@ -48,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
         if unknown != message.split(" ")[0] and unknown.startswith("-"):
             message = f"there is no option '{unknown}'{self._like(unknown)}"
-        print(f"shoal: {message}; see {self.prog} --help", file=sys.stderr)
+        print(f"shoal: {printable(message)}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
 
     def _like(self, unknown: str) -> str:

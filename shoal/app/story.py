@@ -11,8 +11,8 @@ from shoal.analysis.evidence import Evidence, load_evidence
 from shoal.app.assessment import Assessment, load_assessment
 from shoal.app.flatten import flat, plain
 from shoal.app.method_words import word_of
-from shoal.core.errors import ConfigError, StorageError
-from shoal.core.strict_json import parse_json
+from shoal.core.errors import ConfigError
+from shoal.training.history_file import read_history
 from shoal.training.run import RunFolder
 
 __all__ = ["Entry", "Group", "Story", "flat", "plain", "tell"]
@@ -222,19 +222,10 @@ def _opened(folder: Path) -> Entry:
     files = RunFolder(folder)
     config, provenance = files.config(), files.provenance()
     notes = provenance.pop("notes", [])
-    history = _history(folder / "history.jsonl")
+    history = read_history(folder / "history.jsonl")
     name = folder.resolve().name
     found = load_assessment(folder), folder, load_evidence(folder)
     return Entry(name, config, history, notes, provenance, *found)
-
-
-def _history(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    try:
-        return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{path} cannot be read: {error}") from None
 
 
 def _groups(entries: list[Entry]) -> list[Group]:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.app.words import seconds
+from shoal.core.notices import printable
 from shoal.data.dataset import Dataset
 
 __all__ = ["Ticker", "parts_ticker"]
@@ -44,16 +45,16 @@ class Ticker:
     def note(self, words: str) -> None:
         """What is being done, beside the bar; nothing where there is none."""
         if self._bar is not None:
-            self._bar.update(0, description=words)
+            self._bar.update(0, description=printable(words))
 
     def tick(self, line: str, count: int = 1) -> None:
         """One more is done, or several at once."""
         self.done += count
         width = len(str(self.total))
-        text = f"{self.done:{width}}/{self.total}  {line}"
+        text = printable(f"{self.done:{width}}/{self.total}  {line}")
         if self._bar is not None:
             self._bar.advance(0, count)
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(text, highlight=False, markup=False)
         elif self.show:
             print(f"{text}{self._left()}", file=sys.stderr, flush=True)
 

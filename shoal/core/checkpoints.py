@@ -1,9 +1,10 @@
 """Checkpoints that survive a kill at any moment, and say so when a byte has changed.
 
 A checkpoint is a folder `step-000000120` with one safetensors file a part, `state.json`, and
-`manifest.json` with the size and SHA-256 of both. It is made under a temporary name and renamed
-when complete, so that every folder with a proper name was once whole. Where the same step is
-saved again the former folder waits as `step-000000120-old` until the new one is in place.
+`manifest.json` with the size and SHA-256 of both, what it belongs to, and its own SHA-256. It is
+made under a temporary name and renamed when complete, so that every folder with a proper name was
+once whole. Where the same step is saved again the former folder waits as `step-000000120-old`
+until the new one is in place.
 """
 
 import contextlib
@@ -17,24 +18,29 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shoal.core.disk import size_of, staging, storage_errors, sweep, sync
+from shoal.core.disk import machine_memory, size_of, staging, storage_errors, sweep, sync
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
 from shoal.core.files import (
     MAX_JSON,
+    MAX_TABLE,
     Layout,
     bytes_in,
     put_bytes,
     put_tensors,
     read_json,
+    read_sealed,
     read_tensors,
+    sealed,
     sha256,
 )
 from shoal.core.strict_json import to_json
 
 __all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "steps"]
 
-FORMAT = 1
+FORMAT = 2
 MAX_MANIFEST = 1 << 20
+
+_KEYS = {1: {"format", "step", "files"}, 2: {"format", "step", "files", "run"}}
 
 _FOLDER = re.compile(r"step-(\d{9,18})(-old)?", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
@@ -110,6 +116,7 @@ def save_checkpoint(
     parts: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
     keep: int = 2,
+    run: Mapping[str, str] | None = None,
 ) -> None:
     """Saves one step; when this returns it is on the disk, and older ones have been removed.
 
@@ -122,6 +129,7 @@ def save_checkpoint(
         parts: Tensors by part and name; each part becomes a file.
         state: Everything else that a resumed run needs, of a kind that JSON knows.
         keep: How many checkpoints stay, this one counted.
+        run: What the checkpoint belongs to: digests that `load_checkpoint` has to be given again.
     """
     folder = Path(folder)
     text = _checked_state(step, parts, state, keep)
@@ -132,7 +140,7 @@ def save_checkpoint(
         with staging(folder) as stage:
             fresh = stage / target.name
             fresh.mkdir()
-            _fill(fresh, step, parts, text)
+            _fill(fresh, step, parts, text, run or {})
             _put_in_place(fresh, target)
             _prune(folder, step, keep, stage)
 
@@ -149,12 +157,18 @@ def _checked_state(
         if not _PART.fullmatch(part):
             raise ConfigError(f"a part of a checkpoint wants a plain name, not '{part}'")
     text = to_json(dict(state), indent=2).encode()
-    if len(text) > MAX_JSON:
+    if len(text) > MAX_TABLE:
         raise ConfigError(f"the state has {len(text)} bytes as JSON; put what is large in tensors")
     return text
 
 
-def _fill(fresh: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], state: bytes) -> None:
+def _fill(
+    fresh: Path,
+    step: int,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    state: bytes,
+    run: Mapping[str, str],
+) -> None:
     for part, tensors in parts.items():
         put_tensors(fresh / f"{part}.safetensors", tensors)
     put_bytes(fresh / "state.json", state)
@@ -162,7 +176,7 @@ def _fill(fresh: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], sta
         path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(fresh.iterdir())
     }
-    manifest = {"format": FORMAT, "step": step, "files": files}
+    manifest = sealed({"format": FORMAT, "step": step, "files": files, "run": dict(run)})
     put_bytes(fresh / "manifest.json", to_json(manifest, indent=2).encode())
     sync(fresh)
 
@@ -188,7 +202,12 @@ def _prune(folder: Path, step: int, keep: int, stage: Path) -> None:
     sync(folder)
 
 
-def load_checkpoint(folder: Path | str, expected: Mapping[str, Layout] | None = None) -> Checkpoint:
+def load_checkpoint(
+    folder: Path | str,
+    expected: Mapping[str, Layout] | None = None,
+    run: Mapping[str, str] | None = None,
+    limit: int | None = None,
+) -> Checkpoint:
     """The newest checkpoint that is exactly what was saved; damaged ones are named in a warning.
 
     A writer may be at work meanwhile: what it puts in place or removes is looked up again.
@@ -196,6 +215,9 @@ def load_checkpoint(folder: Path | str, expected: Mapping[str, Layout] | None = 
     Args:
         folder: What was given to `save_checkpoint`.
         expected: Tensors that the named parts must hold; other parts are taken as they are.
+        run: What the checkpoint must belong to, as it was given to `save_checkpoint`.
+        limit: Most bytes that a checkpoint may have; larger ones are damaged, and are not read.
+            The memory of the machine is a limit in any case.
 
     Raises:
         StorageError: There is no checkpoint.
@@ -203,11 +225,13 @@ def load_checkpoint(folder: Path | str, expected: Mapping[str, Layout] | None = 
         ConfigError: The newest sound one holds other tensors than `expected`.
     """
     folder = Path(folder)
+    limits = [most for most in (limit, machine_memory()) if most is not None]
+    limit = min(limits, default=None)
     damaged: dict[_Found, StorageError] = {}
     while waiting := [found for found in _checkpoints(folder) if found not in damaged]:
         found = waiting[0]
         try:
-            checkpoint = _read(found.path, found.step, expected or {})
+            checkpoint = _read(found.path, found.step, expected or {}, run or {}, limit)
         except StorageError as error:
             if found.unmoved():
                 damaged[found] = error
@@ -224,13 +248,21 @@ def load_checkpoint(folder: Path | str, expected: Mapping[str, Layout] | None = 
     raise CheckpointCorrupt(f"no checkpoint in {folder} is sound; of the newest: {newest}")
 
 
-def _read(path: Path, step: int, expected: Mapping[str, Layout]) -> Checkpoint:
-    names = _verified(path, step)
+def _read(
+    path: Path,
+    step: int,
+    expected: Mapping[str, Layout],
+    run: Mapping[str, str],
+    limit: int | None,
+) -> Checkpoint:
+    manifest = _manifest(path, step)
+    _check_run(path, manifest.get("run", {}), run)
+    names = _verified(path, manifest["files"], limit)
     parts = [name.removesuffix(".safetensors") for name in names if name != "state.json"]
     for part in expected:
         if part not in parts:
             raise ConfigError(f"{path} has no part '{part}'; it has {', '.join(parts)}")
-    state = read_json(path / "state.json")
+    state = read_json(path / "state.json", MAX_JSON if manifest["format"] == 1 else MAX_TABLE)
     if not isinstance(state, dict):
         raise CheckpointCorrupt(f"{path / 'state.json'} does not hold a table")
     tensors = {
@@ -239,21 +271,45 @@ def _read(path: Path, step: int, expected: Mapping[str, Layout]) -> Checkpoint:
     return Checkpoint(step, tensors, state)
 
 
-def _verified(path: Path, step: int) -> list[str]:
-    """Names of the files of a checkpoint, each found to be what the manifest says."""
-    manifest = read_json(path / "manifest.json", MAX_MANIFEST)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CheckpointCorrupt(f"{path} is not a checkpoint of format {FORMAT}, the one read here")
-    files = manifest.get("files")
-    if manifest.get("step") != step or not isinstance(files, dict) or "state.json" not in files:
+def _manifest(path: Path, step: int) -> dict[str, Any]:
+    """The manifest of a checkpoint, with the keys of its format and no others."""
+    manifest = read_sealed(path / "manifest.json", MAX_MANIFEST, since="run")
+    version = manifest.get("format")
+    if type(version) is not int or version not in _KEYS:
+        raise CheckpointCorrupt(f"{path} is not a checkpoint of a format from 1 to {FORMAT}")
+    if odd := sorted(manifest.keys() ^ _KEYS[version]):
+        raise CheckpointCorrupt(f"{path} has a manifest that lacks or does not know {odd[0]!r}")
+    files = manifest["files"]
+    if manifest["step"] != step or not isinstance(files, dict) or "state.json" not in files:
         raise CheckpointCorrupt(f"{path} has a manifest of another step or without files")
+    return manifest
+
+
+def _check_run(path: Path, found: Any, wanted: Mapping[str, str]) -> None:
+    if found == dict(wanted):
+        return
+    known = found if isinstance(found, dict) else {}
+    names = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
+    raise CheckpointCorrupt(
+        f"{path} does not belong to this run, or {names[0] if names else 'a file'} was changed "
+        f"since it was saved; put the file back as it was"
+    )
+
+
+def _verified(path: Path, files: Mapping[str, Any], limit: int | None) -> list[str]:
+    """Names of the files of a checkpoint, each found to be what the manifest says."""
     for name, entry in files.items():
         if not _FILE.fullmatch(name) or not isinstance(entry, dict):
             raise CheckpointCorrupt(f"{path} has a manifest with the strange file name {name!r}")
-        if (size := size_of(path / name)) != entry.get("size"):
+        if entry.keys() != {"size", "sha256"} or (size := size_of(path / name)) != entry["size"]:
             raise CheckpointCorrupt(
-                f"{path / name} has {size} bytes where the manifest says {entry.get('size')}"
+                f"{path / name} has {size_of(path / name)} bytes where the manifest says "
+                f"{entry.get('size')!r}"
             )
-        if sha256(path / name) != entry.get("sha256"):
+        limit = None if limit is None else limit - size
+        if limit is not None and limit < 0:
+            raise CheckpointCorrupt(f"{path / name} is larger than it can be")
+    for name, entry in files.items():
+        if sha256(path / name) != entry["sha256"]:
             raise CheckpointCorrupt(f"{path / name} is not what was saved: its SHA-256 differs")
     return list(files)

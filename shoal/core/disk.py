@@ -22,6 +22,8 @@ __all__ = [
     "HOST",
     "alive",
     "checked_path",
+    "machine_memory",
+    "open_plain",
     "replacing",
     "size_of",
     "staging",
@@ -48,6 +50,7 @@ _REASONS = {
     errno.ENAMETOOLONG: "the name is too long",
     errno.EXDEV: "the folder and its temporary files are on different file systems",
     errno.EIO: "the disk reports an error",
+    errno.ELOOP: "it is a link, which is not followed",
 }
 
 
@@ -142,6 +145,29 @@ def size_of(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"cannot read {path}: it is not an ordinary file")
     return status.st_size
+
+
+def open_plain(path: Path, flags: int) -> int:
+    """A descriptor to write to: of an ordinary file that has no other name, or of a new one.
+
+    Links, pipes and devices are refused: whoever made the folder chose where they lead.
+    """
+    # A pipe would wait for its other end, were it not for the last flag.
+    safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags | safe, 0o666)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    raise StorageError(f"cannot write {path}: it is not an ordinary file with a single name")
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory that this machine has; None where it does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
 
 
 def sweep(folder: Path | str) -> None:

@@ -1,5 +1,7 @@
 """The errors a user can meet, each with the exit status that the command line gives it."""
 
+from shoal.core.notices import printable
+
 __all__ = [
     "CheckpointCorrupt",
     "ConfigError",
@@ -12,9 +14,15 @@ __all__ = [
 
 
 class ShoalError(Exception):
-    """Base of every error that is the user's to mend; its text is one clear sentence."""
+    """Base of every error that is the user's to mend; its text is one clear sentence.
+
+    The sentence may quote a file, so its control characters are spelled out.
+    """
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(ShoalError, ValueError):
@@ -47,3 +55,6 @@ class CheckpointCorrupt(StorageError):
 
 class ShoalWarning(UserWarning):
     """Something worth knowing that does not stop the work."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())

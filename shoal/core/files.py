@@ -28,7 +28,9 @@ __all__ = [
     "put_bytes",
     "put_tensors",
     "read_json",
+    "read_sealed",
     "read_tensors",
+    "sealed",
     "sha256",
     "sweep",
     "write_bytes",
@@ -41,6 +43,8 @@ Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and type of tensors, by name."""
 
 MAX_JSON = 64 << 20
+MAX_TABLE = 16 << 20
+SEAL = "sha256"
 MAX_HEADER = 4 << 20
 MAX_AXES = 64
 
@@ -160,6 +164,35 @@ def read_json(path: Path | str, max_bytes: int = MAX_JSON) -> Any:
         return parse_json(data.decode())
     except ValueError as error:
         raise CheckpointCorrupt(f"{path} is not sound JSON: {error}") from None
+
+
+def sealed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with the SHA-256 of everything else in it, so that a changed byte is found."""
+    plain = {key: value for key, value in table.items() if key != SEAL}
+    return {**plain, SEAL: _seal(plain)}
+
+
+def _seal(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(to_json(table).encode()).hexdigest()
+
+
+def read_sealed(path: Path | str, max_bytes: int = MAX_TABLE, since: str = "") -> dict[str, Any]:
+    """The table of a JSON file that `sealed` made, checked and without its seal.
+
+    Args:
+        path: the file; one without a seal is from before there were any, and is taken as it is.
+        max_bytes: of the file.
+        since: a key that only sealed tables have.
+    """
+    table = read_json(path, max_bytes)
+    if not isinstance(table, dict):
+        raise CheckpointCorrupt(f"{path} does not hold a table")
+    seal = table.pop(SEAL, None)
+    if seal is None and since not in table:
+        return table
+    if seal != _seal(table):
+        raise CheckpointCorrupt(f"{path} is not what was saved: its SHA-256 differs")
+    return table
 
 
 def layout(tensors: Mapping[str, Tensor]) -> Layout:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from shoal.core.disk import storage_errors
+from shoal.core.disk import open_plain, storage_errors
 from shoal.core.errors import ShoalWarning, StorageError
 from shoal.core.notices import notice
 
@@ -24,14 +24,16 @@ __all__ = ["FolderLock"]
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _PAUSE = 0.1
+_SIGNATURE = 300
 
 
 class FolderLock:
     """Keeps every other writer out of a folder for the length of a `with` block.
 
     The lock is the operating system's, on the file `lock`, which is removed at the end. A process
-    lets go of it whatever way it dies, so a file left behind is taken over without a word. Where
-    the system has no such locks a warning says so, and the block runs unprotected.
+    lets go of it whatever way it dies, so a file left behind is taken over without a word. A link
+    of that name is refused, not followed. Where the system has no such locks a warning says so,
+    and the block runs unprotected.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, FolderLock(folder):
@@ -77,7 +79,7 @@ class FolderLock:
         if fcntl is None:
             self._warn("this system has no file locks")
             return True
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_plain(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._owns_name(descriptor):
@@ -85,9 +87,9 @@ class FolderLock:
             self._descriptor = descriptor
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                refusal = f"{self._holder()}; wait for it or choose another folder"
+                refusal = f"{self._holder(descriptor)}; wait for it or choose another folder"
                 raise StorageError(refusal) from None
-            self._pause()
+            self._pause(descriptor)
             return False
         except OSError as problem:
             if problem.errno not in _UNSUPPORTED:
@@ -118,14 +120,14 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _pause(self) -> None:
+    def _pause(self, descriptor: int) -> None:
         if not self._waiting:
-            notice(f"{self._holder()}; waiting for it")
+            notice(f"{self._holder(descriptor)}; waiting for it")
             self._waiting = True
         time.sleep(_PAUSE)
 
-    def _holder(self) -> str:
-        words = self.path.read_text(errors="replace").split() if self.path.exists() else []
+    def _holder(self, descriptor: int) -> str:
+        words = os.pread(descriptor, _SIGNATURE, 0).decode(errors="replace").split()
         who = f"process {words[0]} on {words[1]}" if len(words) == 2 else "another process"
         return f"{self.folder} is being written by {who}"
 

@@ -57,7 +57,7 @@ class Registry:
         return file
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._entries:
+        if not isinstance(name, str) or name not in self._entries:
             raise ConfigError(
                 f"there is no {self.kind} called '{name}'; {nearest(str(name), self._entries)}"
             )

@@ -8,7 +8,9 @@ from typing import Any
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["parse_json", "to_json"]
+__all__ = ["deeper_than", "parse_json", "to_json"]
+
+_MAX_JSON_DEPTH = 64  # deeper ones would exhaust whoever walks through them
 
 
 def to_json(value: object, indent: int | None = None) -> str:
@@ -17,7 +19,8 @@ def to_json(value: object, indent: int | None = None) -> str:
     >>> to_json({"loss": float("nan"), "shape": (2, 3)})
     '{"loss": null, "shape": [2, 3]}'
     """
-    return json.dumps(_plain(value), indent=indent, allow_nan=False)
+    text = json.dumps(_plain(value), indent=indent, allow_nan=False)
+    return text.replace("\x7f", "\\u007f")  # the one control character that JSON leaves as it is
 
 
 def _plain(value: Any) -> Any:
@@ -55,11 +58,29 @@ def parse_json(text: str) -> Any:
     ValueError: the key 'a' comes twice
     """
     try:
-        return json.loads(
+        value = json.loads(
             text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if deeper_than(value, _MAX_JSON_DEPTH):
+        raise ValueError(f"it is nested more than {_MAX_JSON_DEPTH} levels deep")
+    return value
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    """Whether lists and tables are nested more than `limit` levels deep.
+
+    >>> deeper_than([[1]], 2), deeper_than([[1]], 1)
+    (False, True)
+    """
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(limit):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inner for each in values if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return bool(level)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

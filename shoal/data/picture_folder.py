@@ -18,6 +18,8 @@ __all__ = ["class_folders", "read_pictures"]
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 _LARGEST = 1 << 26
 _GREY = ("1", "L")
+_GREY16 = ("I;16", "I;16L", "I;16B", "I;16N")
+_BITS = 258  # the tag of a TIFF that says how many bits a pixel has
 
 
 def class_folders(folder: str | Path) -> tuple[str, ...] | None:
@@ -32,6 +34,8 @@ def read_pictures(
     classes: tuple[str, ...] | None = None,
 ) -> Split:
     """The images of a folder as floats [N, C, H, W] from 0 to 1, in the order of their names.
+
+    Pixels of 16 bits are scaled to 8. Those of 32 bits are refused: their range is not known.
 
     Args:
         folder: has a folder of images for each class, or images, which then have no labels.
@@ -82,7 +86,7 @@ def _common_shape(files: Sequence[Path]) -> tuple[int, int, int]:
     grey, first = True, None
     for file in files:
         with _opened(file) as image:
-            size, grey = image.size, grey and image.mode in _GREY
+            size, grey = image.size, grey and (image.mode in _GREY or _is_grey16(image))
         first = size if first is None else first
         if size != first:
             raise DataError(
@@ -97,22 +101,44 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     channels, height, width = shape
     try:
         with _opened(file) as image:
-            plain = image.convert("L" if channels == 1 else "RGB")
+            plain = _eight_bits(image, file).convert("L" if channels == 1 else "RGB")
             if plain.size != (width, height):
                 plain = plain.resize((width, height), resample=2)
             array = np.asarray(plain, np.uint8)
-    except (OSError, ValueError, SyntaxError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file fails in whatever way its decoder fails
         raise _unsound(file, error) from error
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 
 
+def _is_grey16(image: Any) -> bool:
+    """Whether pixels go from 0 to 65535; Pillow keeps some of these as 32-bit whole numbers."""
+    return image.mode in _GREY16 or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
+def _eight_bits(image: Any, file: Path) -> Any:
+    """The image with 8 bits a channel: Pillow itself would cut off at 255."""
+    if _is_grey16(image):
+        bits = image.tag_v2.get(_BITS, (16,))[0] if image.format == "TIFF" else 16
+        shades = np.asarray(image, np.float64) * (255 / (2**bits - 1))
+        return require("PIL.Image", extra="report").fromarray(shades.round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"{file} has pixels of 32 bits, whose range is not known; save it with 8 or 16 bits"
+        )
+    return image
+
+
 def _opened(file: Path) -> Any:
+    if not file.is_file():
+        raise DataError(f"{file} is not an ordinary file")
     image_module = require("PIL.Image", extra="report")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its own bound on sizes, which is wider than ours
             image = image_module.open(file)
-    except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
+    except Exception as error:
         raise _unsound(file, error) from error
     if image.width * image.height > _LARGEST:
         image.close()
@@ -121,4 +147,5 @@ def _opened(file: Path) -> Any:
 
 
 def _unsound(file: Path, error: Exception) -> DataError:
-    return DataError(f"{file} is not an image that can be read ({str(error).splitlines()[0]})")
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return DataError(f"{file} is not an image that can be read ({reason})")

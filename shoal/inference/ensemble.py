@@ -283,6 +283,8 @@ class Ensemble:
             warnings.simplefilter("ignore", ShoalWarning)
             ensemble = cls.init(build, members)
         kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
+        if strange := [kind for kind in kinds if not kind.is_floating_point]:
+            raise ConfigError(f"the saved weights are of type {strange[0]}; wanted real numbers")
         if len(kinds) == 1:
             ensemble.to(dtype=kinds.pop())
         return ensemble.load_state(state)
@@ -296,4 +298,4 @@ class Ensemble:
 
 
 def _is_count(count: object) -> TypeGuard[int]:
-    return isinstance(count, (int, np.integer)) and not isinstance(count, bool) and count >= 1
+    return isinstance(count, (int, np.integer)) and not isinstance(count, bool) and bool(count >= 1)

@@ -1,6 +1,5 @@
 """Seeded, independent members from any factory of modules."""
 
-import os
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -8,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.seeds import derive, generators_restored, set_generators
 
-__all__ = ["Build", "build_members", "machine_memory"]
+__all__ = ["Build", "build_members"]
 
 Build = Callable[[], nn.Module]
 
@@ -46,14 +46,6 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
     _check_alike(modules)
     _tell_apart(modules, indices, seed)
     return modules
-
-
-def machine_memory() -> int | None:
-    """Bytes of memory of this machine, None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _has_gpu() -> bool:

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
+from shoal.core.errors import ConfigError
+from shoal.core.values import check_value
 from shoal.models.registry import registry
 
 __all__ = ["Architecture", "Blueprint"]
@@ -42,9 +45,21 @@ class Blueprint:
         sizes = {"input_shape": list(self.input_shape), "outputs": self.outputs}
         return registry.spec(self.architecture) | sizes
 
+    def numbers(self) -> int:
+        """How many numbers the network holds, found without memory for any of them."""
+        try:
+            with torch.device("meta"):
+                module = self()
+        except (AttributeError, OverflowError, RuntimeError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(f"the network cannot be made ({reason}); change its sizes") from error
+        return sum(tensor.numel() for tensor in [*module.parameters(), *module.buffers()])
+
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> "Blueprint":
         """The inverse of `spec`."""
         settings = dict(spec)
         input_shape, outputs = settings.pop("input_shape"), settings.pop("outputs")
+        check_value("model.input_shape", input_shape, tuple[int, ...])
+        check_value("model.outputs", outputs, int)
         return cls(registry.make(settings), tuple(input_shape), outputs)

@@ -18,6 +18,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 """Names of the activations that an architecture can be built with."""
 
 _NORMS = ("batch", "layer")
+_MOST_LAYERS = 1000
 
 
 def check_parts(activation: str, norm: str | None, dropout: float) -> None:
@@ -36,6 +37,8 @@ def check_widths(name: str, widths: tuple[int, ...]) -> None:
     """Refuse widths of layers that are not positive whole numbers."""
     if not isinstance(widths, (tuple, list)):
         raise ConfigError(f"{name} must be a tuple of widths such as ({widths!r},)")
+    if len(widths) > _MOST_LAYERS:
+        raise ConfigError(f"{name} has {len(widths):,} layers; at most {_MOST_LAYERS:,} are made")
     for width in widths:
         if not isinstance(width, int) or width < 1:
             raise ConfigError(f"{name} must hold whole numbers from 1 on, not {width!r}")

@@ -273,12 +273,15 @@ def load_flat_state(
         index, _, entry = name.partition(".")
         state.setdefault(int(index), {})[entry] = value
     whole = optimizer.state_dict()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for name, tensor in tensors.items():
+        if tensor.numel() != 1 and tensor.shape != weights[int(name.partition(".")[0])].shape:
+            raise ConfigError(f"the saved optimiser has {name} of shape {tuple(tensor.shape)}")
     try:
         optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
     except (KeyError, ValueError) as error:
         raise ConfigError(f"the saved optimiser is of another kind: {error}") from error
     # torch gives every state the type of the weights, whatever type it had when it was saved.
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for index, values in state.items():
         own = optimizer.state[weights[index]]
         for name, value in values.items():

@@ -3,6 +3,8 @@
 import sys
 from typing import Any, Protocol
 
+from shoal.core.notices import printable
+
 __all__ = ["Progress", "make_progress"]
 
 
@@ -61,7 +63,7 @@ class _Lines(_Silent):
         print(f"{self.label}: epoch {row['epoch']}: {_figures(row)}, {seconds}", file=sys.stderr)
 
     def say(self, sentence: str) -> None:
-        print(f"{self.label}: {sentence}", file=sys.stderr)
+        print(f"{self.label}: {printable(sentence)}", file=sys.stderr)
 
 
 class _Bar(_Silent):
@@ -88,7 +90,7 @@ class _Bar(_Silent):
         self.bar.update(self.task, figures=_figures(row))
 
     def say(self, sentence: str) -> None:
-        self.bar.console.print(sentence, highlight=False)
+        self.bar.console.print(printable(sentence), highlight=False, markup=False)
 
     def close(self) -> None:
         self.bar.stop()

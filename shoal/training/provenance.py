@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import secrets
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -24,8 +25,9 @@ COMMAND = "SHOAL_COMMAND"
 
 
 def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> dict[str, Any]:
-    """Versions, machine, commit and a digest of the data."""
+    """Versions, machine, commit, a digest of the data, and a name that no other run has."""
     return {
+        "run_id": secrets.token_hex(8),
         "versions": {
             "shoal": _own_version(),
             "torch": torch.__version__,

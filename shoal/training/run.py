@@ -1,26 +1,35 @@
 """A run: what `fit` returns, what a folder holds, and what everything after it starts from."""
 
-import tomllib
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shoal.core.checkpoints import load_checkpoint, save_checkpoint, steps
-from shoal.core.disk import checked_path
-from shoal.core.errors import ConfigError, StorageError
-from shoal.core.files import read_json, write_json, write_text
+from torch import Tensor
+
+from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
+from shoal.core.disk import checked_path, size_of, storage_errors
+from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
+from shoal.core.files import Layout, read_sealed, sealed, sha256, write_json, write_text
 from shoal.core.strict_json import to_json
-from shoal.core.toml import to_toml
+from shoal.core.toml import MAX_BYTES, parse_toml, to_toml
+from shoal.core.values import came, check_spec
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
 from shoal.inference.likelihoods import Likelihood
 from shoal.models.blueprint import Blueprint
+from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
+from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.trainer import Trainer
 
-__all__ = ["Run", "RunFolder", "load", "model_config"]
+__all__ = ["Run", "RunFolder", "load", "model_config", "run_id"]
+
+_BESIDE = 32 << 20
+_MOST_LAYERS = 5000
 
 
 @dataclass(frozen=True)
@@ -61,15 +70,31 @@ class RunFolder:
         """Where the checkpoints are."""
         return self.path / "checkpoints"
 
+    @cached_property
+    def history(self) -> HistoryFile:
+        """The rows of the epochs that are done."""
+        return HistoryFile(self.path / "history.jsonl")
+
     @property
     def holds_run(self) -> bool:
         """A run has begun here."""
         return (self.path / "config.toml").exists()
 
+    def refuse_links(self) -> None:
+        """Refuse folders that lead elsewhere before anything is written or removed in them."""
+        for name in ("checkpoints", "trajectory"):
+            if (self.path / name).is_symlink():
+                raise StorageError(
+                    f"{self.path / name} is a link, which is not followed when a run is written; "
+                    f"put the folder itself there"
+                )
+
     def begin(self, config: dict[str, Any], provenance: dict[str, Any]) -> None:
         """Write what is known from the start."""
-        write_json(self.path / "provenance.json", provenance)
-        write_text(self.path / "config.toml", to_toml(config))
+        path, text = self.path / "config.toml", to_toml(config)
+        parse_toml(text, str(path))  # a config that could not be read again must not be trained
+        write_json(self.path / "provenance.json", sealed(provenance))
+        write_text(path, text)
 
     def leave(self, made: bool) -> None:
         """Remove the folder if it was made for a run that never began."""
@@ -78,25 +103,62 @@ class RunFolder:
                 self.path.rmdir()
 
     def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
-        """Write a checkpoint, the history so far and the wall time."""
-        save_checkpoint(self.checkpoints, trainer.step, trainer.parts(), trainer.state())
-        lines = [to_json(row) + "\n" for row in trainer.rows]
-        write_text(self.path / "history.jsonl", "".join(lines))
-        write_json(self.path / "provenance.json", provenance | {"notes": notes})
+        """Write the history so far, a checkpoint that counts on it, and the wall time."""
+        state = trainer.state()
+        state["history"] = self.history.keep(state["history"])
+        tensors = trainer.parts()
+        save_checkpoint(self.checkpoints, trainer.step, tensors, state, run=self.belongings)
+        write_json(self.path / "provenance.json", sealed(provenance | {"notes": notes}))
+
+    def checkpoint(
+        self, expected: Mapping[str, Layout] | None = None, limit: int | None = None
+    ) -> Checkpoint:
+        """The last good checkpoint of this run, with the rows of its history."""
+        found = load_checkpoint(self.checkpoints, expected, self.belongings, limit)
+        state = checked_state(found, self.checkpoints)
+        rows = state["history"]
+        if isinstance(rows, dict):
+            rows = self.history.read(rows, found.step)
+        elif not all(is_row(row, epoch) for epoch, row in enumerate(rows, 1)):
+            raise CheckpointCorrupt(f"the history in {self.checkpoints} is not one row an epoch")
+        return replace(found, state=state | {"history": rows})
+
+    @cached_property
+    def belongings(self) -> dict[str, str]:
+        """Digests of what every checkpoint of this run belongs to, and those of no other run.
+
+        Runs that began before checkpoints were tied to them have no `run_id`, and nothing here.
+        """
+        provenance = self.provenance()
+        if provenance.get("run_id") is None:
+            return {}
+        lasting = {key: provenance.get(key) for key in ("run_id", "data", "pixel_range")}
+        found = {"provenance.json": hashlib.sha256(to_json(lasting).encode()).hexdigest()}
+        for name in ("config.toml", "axes.safetensors"):
+            if (self.path / name).exists():
+                found[name] = sha256(self.path / name)
+        return found
 
     def provenance(self) -> dict[str, Any]:
         """What made the run."""
-        return read_json(self.path / "provenance.json")
+        path = self.path / "provenance.json"
+        return checked_provenance(read_sealed(path, since="run_id"), path)
 
     def config(self) -> dict[str, Any]:
         """Every setting of the run."""
         path = self.path / "config.toml"
+        if not path.exists():
+            raise StorageError(f"{self.path} is not a run: {self._lack()}")
+        if size_of(path) > MAX_BYTES:
+            raise StorageError(f"{path} has more than the {MAX_BYTES:,} bytes that it may have")
+        with storage_errors("read", path), path.open("rb") as file:
+            data = file.read(MAX_BYTES)
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            raise StorageError(f"{self.path} is not a run: {self._lack()}") from None
-        except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as error:
-            raise StorageError(f"{path} cannot be read: {error}") from error
+            return checked_config(parse_toml(data.decode(), str(path)), path)
+        except UnicodeDecodeError:
+            raise StorageError(f"{path} is not text in UTF-8") from None
+        except ConfigError as error:
+            raise StorageError(str(error)) from None
 
     def _lack(self) -> str:
         if not self.path.exists():
@@ -115,10 +177,17 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
     config = files.config()
     if not steps(files.checkpoints):
         raise StorageError(f"{files.path} holds no checkpoint yet; its run was stopped too early")
-    likelihood, build = _likelihood(config), _builds(config) if build is None else build
-    checkpoint = load_checkpoint(files.checkpoints)
+    likelihood, numbers = _likelihood(config), None
+    if build is None:
+        build = blueprints = _builds(config)
+        numbers = sum(blueprint.numbers() * count for blueprint, count in blueprints)
+    # At most eight numbers of eight bytes are kept for one of the networks, and a little beside.
+    checkpoint = files.checkpoint(limit=None if numbers is None else 64 * numbers + _BESIDE)
     likelihood = likelihood.restored(checkpoint.parts.get("likelihood", {}))
-    ensemble = Ensemble.from_state(checkpoint.parts.get("ensemble", {}), build)
+    state = checkpoint.parts.get("ensemble", {})
+    if numbers is not None:
+        _check_size(state, numbers, files.path)
+    ensemble = Ensemble.from_state(state, build)
     provenance = files.provenance()
     return Run(
         ensemble,
@@ -129,6 +198,22 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
         provenance,
         files.path,
     )
+
+
+def run_id(folder: Path | str) -> str | None:
+    """The name that a run has for itself; None for older runs, and where there is no run."""
+    files = RunFolder(Path(folder))
+    return files.provenance().get("run_id") if (files.path / "provenance.json").exists() else None
+
+
+def _check_size(state: Mapping[str, Tensor], numbers: int, path: Path) -> None:
+    """Refuse networks of another size than the tensors, before memory is taken for them."""
+    held = sum(tensor.numel() for name, tensor in state.items() if name != "alive")
+    if held != numbers:
+        raise ConfigError(
+            f"the networks in the config.toml of {path} hold {numbers:,} numbers together, its "
+            f"checkpoint {held:,}; put the file back as it was"
+        )
 
 
 def model_config(ensemble: Ensemble) -> dict[str, Any]:
@@ -143,21 +228,30 @@ def model_config(ensemble: Ensemble) -> dict[str, Any]:
     return {"members": ensemble.members, "init_seed": ensemble.seed, "model": tables}
 
 
-def _builds(config: dict[str, Any]) -> list[tuple[Build, int]]:
+def _builds(config: dict[str, Any]) -> list[tuple[Blueprint, int]]:
     """What makes the networks again, and how many each makes."""
     pairs = []
+    lists = [v for table in config.get("model", []) for v in table.values() if isinstance(v, list)]
+    if sum(map(len, lists)) > _MOST_LAYERS:
+        raise ConfigError(f"the run's config.toml has networks of over {_MOST_LAYERS:,} layers")
     for table in config.get("model", []):
         if "custom" in table:
             raise ConfigError(
                 f"this run's network was made by your own '{table['custom']}'; "
                 f"type: shoal.load(folder, build={table['custom']})"
             )
+        settings = dict(table)
+        count = settings.pop("members", None)
+        if type(count) is not int or count < 1:
+            raise ConfigError(f"the run's config.toml has a model of {came(count)} members")
         try:
-            settings = dict(table)
-            count = settings.pop("members")
             pairs.append((Blueprint.from_spec(settings), count))
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise ConfigError(f"the run's config.toml has a model without {error}") from error
+        except TypeError as error:
+            raise ConfigError(
+                f"the run's config.toml has a model of wrong types: {error}"
+            ) from error
     return pairs
 
 
@@ -168,4 +262,5 @@ def _likelihood(config: dict[str, Any]) -> Likelihood:
             f"this run's likelihood is your own '{spec['custom']}', which a folder cannot remake; "
             f"register it before training, or use the run that fit returned"
         )
+    check_spec("likelihood", spec, likelihoods.registry)
     return likelihoods.registry.make(spec)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shoal.core.checkpoints import load_checkpoint, steps
+from shoal.core.checkpoints import steps
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.files import layout, sweep
 from shoal.core.lock import FolderLock
@@ -78,8 +78,9 @@ class Session:
             trainer = self.trainer = Trainer(ensemble, self.settings, self.batches, repulsion)
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
-                expected = {"ensemble": layout(ensemble.state)}
-                trainer.restore(load_checkpoint(folder.checkpoints, expected))
+                tracker = layout(trainer.tracker.state)
+                expected = {"ensemble": layout(ensemble.state), "tracker": tracker}
+                trainer.restore(folder.checkpoint(expected))
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = frozen(ensemble)
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -93,6 +94,7 @@ class Session:
 
     def _open(self, folder: RunFolder, resume: bool) -> None:
         sweep(folder.path)
+        folder.refuse_links()
         self.begun = folder.holds_run
         if not self.begun:
             return
@@ -114,6 +116,7 @@ class Session:
                     f"{plain.get(key)!r}; resume with the same settings or choose another folder"
                 )
         before, data = folder.provenance(), self.provenance["data"]
+        self.provenance["run_id"] = before.get("run_id")  # None: older than such names
         self.provenance["seconds"] = before.get("seconds", 0.0)
         self.notes = before.get("notes", [])
         uncounted = data if self._guess is None else {**(before.get("data") or {}), "sha256": None}

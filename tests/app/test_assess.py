@@ -159,7 +159,7 @@ def test_folder_gives_back_what_was_kept(classifier, pictures, tmp_path):
     assert found.samples.keys() == kept.samples.keys()
     for name, tensor in kept.samples.items():
         torch.testing.assert_close(found.samples[name], tensor, rtol=0, atol=0, equal_nan=True)
-    assert set(read_json(tmp_path / "scores.json")) == {"data", "test", "shifts", "ood"}
+    assert set(read_json(tmp_path / "scores.json")) >= {"data", "test", "shifts", "ood"}
 
 
 def test_numbers_that_are_none_come_back_as_nan(classifier, pictures, tmp_path):

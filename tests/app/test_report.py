@@ -18,7 +18,7 @@ from shoal.app.sections import builders
 from shoal.app.sections.calibration import families
 from shoal.app.sections.making import bibtex, numbers_csv
 from shoal.app.story import tell
-from shoal.core.errors import ConfigError, StorageError
+from shoal.core.errors import ConfigError, ShoalWarning, StorageError
 from shoal.core.files import write_json, write_text
 from shoal.core.toml import to_toml
 from shoal.prediction.statistics import paired_difference
@@ -270,9 +270,12 @@ def test_folders_are_opened_without_weights(picture_runs, tmp_path):
 
 def test_a_broken_history_is_one_sentence(picture_runs, tmp_path):
     folder = folder_of(picture_runs[0], tmp_path / "first")
-    write_text(folder / "history.jsonl", '{"epoch": 1,')
-    with pytest.raises(StorageError, match="cannot be read"):
-        tell([folder])
+    lines = ['{"epoch": 1,', '{"epoch": 2, "loss": "x"}', '{"epoch": 3, "loss": 0.5}', '{"ep']
+    write_text(folder / "history.jsonl", "\n".join(lines))
+    with pytest.warns(ShoalWarning, match="2 of 3 epochs have no numbers"):
+        story = tell([folder])
+    assert [row.get("loss") for row in story.entries[0].history] == [None, None, 0.5]
+    assert "Did training go well?" in words_of(render(story))
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path):

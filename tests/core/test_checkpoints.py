@@ -417,6 +417,13 @@ def test_a_damaged_step_is_healed_by_saving_it_again(tmp_path):
     assert assert_intact(load_checkpoint(tmp_path), 5) == (1, 1)
 
 
+def deep(levels):
+    table = {}
+    for _ in range(levels):
+        table = {"a": table}
+    return table
+
+
 def outside(manifest, name):
     manifest["files"][name] = manifest["files"].pop("weights.safetensors")
 
@@ -436,8 +443,15 @@ def outside(manifest, name):
         lambda m: m["files"]["state.json"].pop("sha256"),
         lambda m: m["files"]["state.json"].update(size=-1),
         lambda m: m.update(files=[]),
-        lambda m: m.update(format=2),
-        lambda m: m.update(format="1"),
+        lambda m: m.update(format=1),
+        lambda m: m.update(format=3),
+        lambda m: m.update(format="2"),
+        lambda m: m.update(format=True),
+        lambda m: m.update(run=[]),
+        lambda m: m.update(run={"config.toml": "0"}),
+        lambda m: m.update(extra=1),
+        lambda m: m["files"]["state.json"].update(mode=7),
+        lambda m: m.update(files=deep(100)),
         lambda m: m.update(step=2),
         lambda m: m.pop("step"),
     ],
@@ -450,10 +464,11 @@ def test_crafted_manifests_are_refused(tmp_path, change):
     shutil.copy(path.with_name("weights.safetensors"), folder / "weights.safetensors")
     manifest = json.loads(path.read_text())
     change(manifest)
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointCorrupt) as caught:
-        load_checkpoint(folder)
-    assert "\n" not in str(caught.value)
+    for text in (json.dumps(manifest), json.dumps(files.sealed(manifest))):
+        path.write_text(text)
+        with pytest.raises(CheckpointCorrupt) as caught:
+            load_checkpoint(folder)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["[1]", "null", '{"a": NaN}', "[" * 100_000], ids=len)
@@ -463,7 +478,7 @@ def test_unsound_content_under_a_right_digest_is_refused(tmp_path, text):
     path.write_text(text)
     manifest = json.loads(path.with_name("manifest.json").read_text())
     manifest["files"]["state.json"] = {"size": len(text), "sha256": files.sha256(path)}
-    path.with_name("manifest.json").write_text(json.dumps(manifest))
+    path.with_name("manifest.json").write_text(json.dumps(files.sealed(manifest)))
     with pytest.raises(CheckpointCorrupt, match="state.json"):
         load_checkpoint(tmp_path)
 

@@ -130,6 +130,36 @@ def test_nothing_stays_afterwards_even_after_an_error(tmp_path):
     assert len(os.listdir("/dev/fd")) == len(before)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("plant", ["link", "broken link", "hard link", "pipe", "device", "folder"])
+def test_only_an_ordinary_file_is_locked(plant, tmp_path):
+    folder, mine = tmp_path / "theirs", tmp_path / "mine"
+    folder.mkdir()
+    mine.write_text("precious")
+    {
+        "link": lambda path: os.symlink(mine, path),
+        "broken link": lambda path: os.symlink(tmp_path / "new", path),
+        "hard link": lambda path: os.link(mine, path),
+        "pipe": os.mkfifo,
+        "device": lambda path: os.symlink("/dev/null", path),
+        "folder": os.mkdir,
+    }[plant](folder / "lock")
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(StorageError, match="lock") as caught, FolderLock(folder):
+        pass
+    assert "\n" not in str(caught.value)
+    assert mine.read_text() == "precious" and not (tmp_path / "new").exists()
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_who_holds_it_is_told_in_printable_words(tmp_path):
+    with FolderLock(tmp_path):
+        (tmp_path / "lock").write_bytes(b"12 \x1b[2Jhost" + b"x" * 100_000)
+        with pytest.raises(StorageError) as caught, FolderLock(tmp_path):
+            pass
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 1000
+
+
 def test_two_folders_do_not_mind_each_other(tmp_path):
     with FolderLock(tmp_path / "a"), FolderLock(tmp_path / "b"):
         pass

@@ -1,5 +1,9 @@
 """Folders of images, whole and damaged."""
 
+import contextlib
+import os
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -122,3 +126,70 @@ def test_folders_without_images(tmp_path, name):
     (tmp_path / name).mkdir(parents=True)
     with pytest.raises(DataError, match=r"holds no images \(.png"):
         load_file(tmp_path / "pets")
+
+
+def deep_images(folder, values):
+    """The same grey image of 16 bits in every format that has such."""
+    image = np.asarray(values, np.uint16)
+    folder.mkdir()
+    Image.fromarray(image).save(folder / "a.png")
+    Image.fromarray(image).save(folder / "b.tif")
+    Image.fromarray(image.astype(">u2")).save(folder / "c.tif")
+    Image.fromarray(image.astype(np.int32)).save(folder / "d.pgm")
+    return image
+
+
+@pytest.mark.parametrize("shape", [None, (1, 2, 3), (3, 2, 3)])
+def test_pixels_of_16_bits_are_scaled_and_not_cut_off(tmp_path, shape):
+    image = deep_images(tmp_path / "deep", [[0, 255, 256], [32768, 60000, 65535]])
+    found = read_pictures(tmp_path / "deep", shape)
+    assert found.x.shape == (4, *(shape or (1, 2, 3)))
+    wanted = torch.from_numpy((image / 65535).astype(np.float32)).expand_as(found.x)
+    torch.testing.assert_close(found.x, wanted, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+def test_a_tiff_of_12_bits_is_scaled_by_its_own_range(tmp_path):
+    shades = np.asarray([[0, 2048], [4095, 1024]], np.uint16)
+    Image.fromarray(shades).save(tmp_path / "a.tif")
+    data = (tmp_path / "a.tif").read_bytes()
+    packed = b"".join(  # two pixels of 12 bits in three bytes
+        bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in shades.tolist()
+    )
+    tag = np.asarray([258, 3], np.uint16).tobytes() + np.asarray([1], np.uint32).tobytes()
+    at = data.index(tag) + len(tag)
+    data = data[:at] + bytes([12]) + data[at + 1 :]
+    data = data.replace(shades.tobytes(), packed + b"\0\0")
+    (tmp_path / "a.tif").write_bytes(data)
+    found = read_pictures(tmp_path).x[0, 0]
+    wanted = torch.from_numpy((shades / 4095).astype(np.float32))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_of_32_bits_are_refused(tmp_path, kind):
+    Image.fromarray(np.ones((2, 2), kind)).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=r"a\.tif has pixels of 32 bits") as caught:
+        read_pictures(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(pets):
+    os.mkfifo(pets / "cat" / "3.png")
+    with pytest.raises(DataError, match=r"3\.png is not an ordinary file"):
+        load_file(pets)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "gif", "bmp", "jpg", "webp", "ppm"])
+def test_random_damage_gives_an_error_of_ours_or_an_image(tmp_path, ending):
+    path, chance = tmp_path / f"a.{ending}", random.Random(ending)
+    noise = np.random.default_rng(0).integers(0, 255, (6, 5, 3), np.uint8)
+    Image.fromarray(noise).save(path)
+    sound = path.read_bytes()
+    for _ in range(40):
+        data = bytearray(sound)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(data[: chance.randrange(1, len(data))] if chance.random() < 0.3 else data)
+        with contextlib.suppress(DataError):
+            assert read_pictures(tmp_path, (3, 6, 5)).x.shape == (1, 3, 6, 5)

@@ -69,6 +69,7 @@ def test_the_folder_keeps_it(tmp_path):
     run = quick(out=tmp_path)
     kept = json.loads((tmp_path / "provenance.json").read_text())
     assert kept.pop("notes") == run.notes
+    assert len(kept.pop("sha256")) == 64
     assert kept == run.provenance == shoal.load(tmp_path, plain).provenance
 
 

@@ -21,6 +21,7 @@ from small_runs import (
     differ,
     dropped,
     frozen,
+    make_old,
     normed,
     plain,
     points,
@@ -303,7 +304,9 @@ class TestRefusals:
         assert not (folder / "lock").exists()
 
     @pytest.mark.parametrize("key", ["frozen", "calibrated", "legacy"])
-    def test_a_run_older_than_a_setting_has_its_default(self, key, folder):
+    def test_a_run_older_than_a_setting_has_its_default(self, key, folder, tmp_path):
+        folder = shutil.copytree(folder, tmp_path / "older")
+        make_old(folder)
         path = folder / "config.toml"
         lines = path.read_text().splitlines()
         older = [line for line in lines if not line.startswith(f"{key} =")]
@@ -407,9 +410,13 @@ class TestDamage:
 
     def test_a_lost_history_file_is_written_again(self, tmp_path):
         stopped(tmp_path, 6)
-        (tmp_path / "history.jsonl").unlink(missing_ok=True)
-        run = resumed(tmp_path)
-        assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(run.history)
+        (tmp_path / "history.jsonl").unlink()
+        with pytest.warns(ShoalWarning, match=r"history\.jsonl is not what was saved"):
+            run = resumed(tmp_path)
+        assert [row["epoch"] for row in run.history] == [*range(1, EPOCHS + 1)]
+        assert run.history[0]["loss"] is None and run.history[-1]["loss"] is not None
+        assert shoal.load(tmp_path, plain).history == run.history
+        assert_equal_trees(frozen(run.ensemble), frozen(whole(None).ensemble))
 
     def test_a_copied_folder_is_the_same_run(self, tmp_path):
         stopped(tmp_path / "here", 6, both)

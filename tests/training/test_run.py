@@ -16,6 +16,7 @@ from small_runs import (
     both,
     differ,
     frozen,
+    make_old,
     plain,
     points,
     quick,
@@ -25,7 +26,7 @@ from small_runs import (
 from torch import nn
 
 import shoal
-from shoal.core.errors import ConfigError, DataError, StorageError
+from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError, StorageError
 from shoal.interaction.bandwidths import Fixed
 from shoal.models import MLP, Blueprint, SmallCNN
 
@@ -291,9 +292,13 @@ class TestWhatIsNotARun:
         config = settings_in(tmp_path)
         config["model"][0]["hidden"] = [7]
         (tmp_path / "config.toml").write_text(shoal.core.toml.to_toml(config))
-        with pytest.raises((ConfigError, StorageError)) as caught:
+        with pytest.raises(CheckpointCorrupt) as caught:
             shoal.load(tmp_path)
-        assert_one_sentence(caught.value, "shape")
+        assert_one_sentence(caught.value, "config.toml was changed")
+        make_old(tmp_path)
+        with pytest.raises(ConfigError) as caught:
+            shoal.load(tmp_path)
+        assert_one_sentence(caught.value, "numbers")
 
     def refuse(self, path, *words):
         with pytest.raises(StorageError) as caught:

@@ -1,8 +1,9 @@
 """Evidence beside the run it is about, and the weights that predictions take from it."""
 
+import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -10,9 +11,11 @@ from torch import Tensor
 from shoal.analysis.evidence.ladder import Rung
 from shoal.analysis.evidence.whole import Evidence, Weighting, evidence, step_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
-from shoal.core.files import read_json, write_json
+from shoal.core.files import read_sealed, sealed, write_json
 from shoal.core.registry import nearest
+from shoal.core.values import came
 from shoal.data.load import load as load_data
+from shoal.training.run import run_id
 
 __all__ = ["FILE", "load_evidence", "member_weights", "save_evidence"]
 
@@ -22,7 +25,7 @@ NAMED = ("uniform", "posterior", "stacking")
 
 def save_evidence(found: Evidence, folder: Path | str) -> None:
     """Write it into the folder of the run."""
-    write_json(Path(folder) / FILE, asdict(found))
+    write_json(Path(folder) / FILE, sealed({**asdict(found), "run_id": run_id(folder)}))
 
 
 def load_evidence(folder: Path | str) -> Evidence | None:
@@ -30,11 +33,16 @@ def load_evidence(folder: Path | str) -> Evidence | None:
     path = Path(folder) / FILE
     if not path.exists():
         return None
-    value = read_json(path)
+    value = read_sealed(path)
+    if value.pop("run_id", None) != run_id(folder):
+        raise CheckpointCorrupt(f"{path} is about another run; type: shoal evidence {path.parent}")
     try:
         rungs = [Rung(**_known(_numbers(rung))) for rung in value.pop("rungs")]
         weightings = {k: Weighting(**_numbers(w)) for k, w in value.pop("weightings").items()}
-        return Evidence(rungs=rungs, weightings=weightings, **value)
+        found = Evidence(rungs=rungs, weightings=weightings, **value)
+        for each in (found, *rungs, *weightings.values()):
+            _check_types(each)
+        return found
     except (TypeError, KeyError, AttributeError) as error:
         raise CheckpointCorrupt(
             f"{path} is not what `shoal evidence` writes ({error}); "
@@ -61,7 +69,8 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
             "stacking weights are fitted on held-out data, and there are none; "
             "pass data=Dataset(..., test=Split(x, y))"
         )
-    return torch.tensor(kept.weightings[kind].weights, dtype=torch.float64)
+    weights = [math.nan if w is None else w for w in kept.weightings[kind].weights]
+    return torch.tensor(weights, dtype=torch.float64)
 
 
 def _data_of(run: Any) -> Any:
@@ -88,3 +97,21 @@ _CENTRES = {"at the members": "members", "at zero": "zero"}
 def _numbers(table: dict[str, Any]) -> dict[str, Any]:
     """Null, which stands for a number that is not finite, as NaN."""
     return {name: float("nan") if value is None else value for name, value in table.items()}
+
+
+def _check_types(found: Any) -> None:
+    """Refuse values that are not of the types of their fields."""
+    for name, annotation in get_type_hints(type(found)).items():
+        if not _fits(getattr(found, name), annotation):
+            raise TypeError(f"{name} is {came(getattr(found, name))}")
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
+    if annotation is float:  # None is a number that is not finite
+        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return isinstance(value, annotation)

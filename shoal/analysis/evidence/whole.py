@@ -150,7 +150,7 @@ def evidence(
 
 def step_of(run: Any) -> int:
     """How far the training of a run had come; evidence of another step is stale."""
-    return int(run.history[-1]["step"]) if run.history else 0
+    return int(run.history[-1].get("step") or 0) if run.history else 0
 
 
 def _point_masses(found: Tensor) -> dict[str, Any]:

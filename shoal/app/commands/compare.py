@@ -22,6 +22,7 @@ from shoal.app.ticker import Ticker
 from shoal.app.variants import parse_strengths, parse_variants, swept, variant_of
 from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.core.files import write_text
+from shoal.core.notices import printable
 from shoal.core.optional import require
 from shoal.inference.ensemble import Ensemble
 
@@ -69,7 +70,7 @@ def _run_missing(grid: Grid, options: Namespace) -> dict[Cell, ShoalError]:
     check_grid(grid, data)
     done = len(grid.cells) - len(grid.queue)
     if not options.quiet:
-        print(_announcement(grid, done), file=sys.stderr)
+        print(printable(_announcement(grid, done)), file=sys.stderr)
     with Ticker(len(grid.cells), done, not options.quiet) as ticker:
 
         def after(cell: Cell) -> None:

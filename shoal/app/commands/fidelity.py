@@ -16,6 +16,7 @@ from shoal.app.outcome import Outcome, counted, table
 from shoal.app.ticker import Ticker
 from shoal.core.errors import ConfigError
 from shoal.core.files import write_text
+from shoal.core.notices import printable
 from shoal.core.optional import require
 
 __all__ = ["run"]
@@ -76,7 +77,7 @@ def _study(study: Study, folder: Path, options: Namespace) -> Outcome:
     rows = list(done)
     wanted = sum(row.problem in study.problems and row.seed < study.seeds for row in done)
     if not options.quiet:
-        print(f"{counted(study.size, 'ensemble')} in {folder}", file=sys.stderr)
+        print(printable(f"{counted(study.size, 'ensemble')} in {folder}"), file=sys.stderr)
     with Ticker(study.size, min(wanted, study.size), not options.quiet) as ticker:
 
         def tell(row: Row) -> None:

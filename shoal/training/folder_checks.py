@@ -1,0 +1,123 @@
+"""What the files of a run folder must hold before anything is made of them.
+
+A folder may come from anybody: a table is believed only when its keys are known and its values have
+the types that training writes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from shoal.core.checkpoints import Checkpoint
+from shoal.core.errors import CheckpointCorrupt, StorageError
+from shoal.core.registry import nearest
+from shoal.core.values import came
+from shoal.inference.mapping import Mapping as MemberMapping
+from shoal.training.settings import Settings
+
+__all__ = ["checked_config", "checked_provenance", "checked_state"]
+
+Check = tuple[str, Callable[[Any], bool]]
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) <= 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_whole(value)
+
+
+_WHOLE: Check = "a whole number", _is_whole
+_NUMBER: Check = "a number", _is_number
+_FLAG: Check = "true or false", lambda value: isinstance(value, bool)
+_TEXT: Check = "text", lambda value: isinstance(value, str)
+_TABLE: Check = "a table", lambda value: isinstance(value, dict)
+_SPEC: Check = "a name or a table", lambda value: isinstance(value, str | dict)
+_TABLES: Check = (
+    "a list of tables",
+    lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value),
+)
+_TEXTS: Check = (
+    "a list of sentences",
+    lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+)
+_RANGE: Check = (
+    "two numbers",
+    lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)),
+)
+
+_CONFIG: dict[str, Check] = {
+    **dict.fromkeys(("data", "method", "likelihood", "prior", "schedule", "annealing"), _SPEC),
+    **dict.fromkeys(("optimizer", "augment"), _SPEC),
+    **dict.fromkeys(("members", "init_seed", "epochs", "steps", "batch_size", "seed"), _WHOLE),
+    **dict.fromkeys(("keep_every", "frozen"), _WHOLE),
+    **dict.fromkeys(("strength", "lr", "temperature", "clip"), _NUMBER),
+    **dict.fromkeys(("legacy", "calibrated"), _FLAG),
+    **dict.fromkeys(("precision", "engine"), _TEXT),
+    "adversarial": _TABLE,
+    "model": _TABLES,
+}
+_KEYS = {*_CONFIG, *(field.name for field in fields(Settings))}
+
+_PROVENANCE: dict[str, Check] = {
+    **dict.fromkeys(("versions", "data"), _TABLE),
+    "seconds": _NUMBER,
+    "notes": _TEXTS,
+    "pixel_range": _RANGE,
+    "run_id": ("text", lambda value: value is None or isinstance(value, str)),
+}
+
+_STATE: dict[str, Check] = {
+    "step": _WHOLE,
+    "history": ("rows, or where they are", lambda value: isinstance(value, list | dict)),
+    "optimizer": _TABLE,
+    "mapping": _TABLE,
+}
+
+_MAPPING: dict[str, Check] = {
+    "kind": ("'vmap' or 'loop'", lambda value: value in ("vmap", "loop")),
+    "chunk": ("a size", lambda value: value is None or (_is_whole(value) and value > 0)),
+    "streams": ("a count", lambda value: _is_whole(value) and value > 0),
+    "compiled": _FLAG,
+}
+
+
+def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The settings of a run, all of them known and of the right types."""
+    for key in table:
+        if key not in _KEYS:
+            raise StorageError(
+                f"{path} has a key {key!r} that Shoal does not know; {nearest(key, _KEYS)}"
+            )
+    _check(table, _CONFIG, path, StorageError)
+    return table
+
+
+def checked_provenance(table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What made a run."""
+    _check(table, _PROVENANCE, path, CheckpointCorrupt)
+    return table
+
+
+def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
+    """What a checkpoint holds beside its tensors."""
+    state = checkpoint.state
+    for key in _STATE:
+        if key not in state:
+            raise CheckpointCorrupt(f"a checkpoint in {path} has no {key!r}")
+    _check(state, _STATE, path, CheckpointCorrupt)
+    _check(state["mapping"], _MAPPING, path, CheckpointCorrupt)
+    odd = sorted(state["mapping"].keys() - {field.name for field in fields(MemberMapping)})
+    if odd or state["step"] != checkpoint.step:
+        raise CheckpointCorrupt(f"a checkpoint in {path} has {odd or 'the state of another step'}")
+    return state
+
+
+def _check(
+    table: Mapping[str, Any], checks: Mapping[str, Check], path: Path, error: type[StorageError]
+) -> None:
+    for key, (words, fits) in checks.items():
+        if key in table and not fits(table[key]):
+            raise error(f"in {path}, {key} must be {words}, not {came(table[key])}")
