@@ -39,7 +39,7 @@ def start(*arguments, folder):
 
 def shell(*arguments, folder):
     process = start(*arguments, folder=folder)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     return SimpleNamespace(status=process.returncode, out=out, err=err)
 
 
@@ -261,7 +261,6 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         text=True,
         cwd=tmp_path,
         env=ENVIRONMENT,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
 
@@ -391,7 +390,6 @@ def test_a_closed_pipe_is_quiet(tmp_path):
         text=True,
         cwd=tmp_path,
         env=ENVIRONMENT,
-        timeout=60,
     )
     assert done.stderr == ""
     assert done.returncode in (0, 141)
@@ -417,7 +415,7 @@ def test_ctrl_c_saves_and_resume_finishes_the_same_run(tmp_path):
     process = start("fit", *TINY, *LONG, "-o", "cut", folder=tmp_path)
     wait_for_epoch(process, 2)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 130, err
     assert err.endswith("shoal: stopped; add --resume to go on\n") and "Traceback" not in err
     assert not (tmp_path / "cut" / "scores.json").exists()
@@ -433,7 +431,7 @@ def test_a_terminated_run_saves_and_says_so(tmp_path):
     process = start("fit", *TINY, *LONG, "epochs=100000", "-o", "cut", folder=tmp_path)
     wait_for_epoch(process, 2)
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode == 143, err
     assert "Traceback" not in err
     assert shoal.load(tmp_path / "cut").history

@@ -47,9 +47,12 @@ def handlers():
 
 @pytest.fixture(autouse=True)
 def put_back():
+    """Python's own handlers; a shell starts what it runs in the background with SIGINT ignored."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = handlers()
     yield
     assert handlers() == before
+    signal.signal(signal.SIGINT, inherited)
 
 
 @pytest.mark.parametrize("at", [0, 2, STEPS_PER_EPOCH - 1, STEPS_PER_EPOCH, 11])
