@@ -1,5 +1,10 @@
 """One thread, so that sums come in one order; double precision where a test asks for it."""
 
+import os
+
+# Also for the processes that tests start: two workers with two threads each wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

@@ -1,5 +1,6 @@
 """The command line as people use it: real processes, real files, real mistakes."""
 
+import contextlib
 import csv
 import io
 import json
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
 from types import SimpleNamespace
 
 import numpy as np
@@ -43,11 +45,19 @@ def shell(*arguments, folder):
     return SimpleNamespace(status=process.returncode, out=out, err=err)
 
 
+def typed(*arguments, folder):
+    """As `shell`, in this process: for all that a process of its own adds nothing to."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        status = main([*map(str, arguments)])
+    return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue())
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     """A folder in which one tiny ensemble has been trained from the command line."""
     folder = tmp_path_factory.mktemp("work")
-    done = shell("fit", *TINY, "steps=20", "--json", folder=folder)
+    done = typed("fit", *TINY, "steps=20", "--json", folder=folder)
     assert done.status == 0, done.err
     (folder / "fit.json").write_text(done.out)
     (folder / "fit.err").write_text(done.err)
@@ -410,7 +420,7 @@ def wait_for_epoch(process, epoch):
 
 @pytest.mark.kill
 def test_ctrl_c_saves_and_resume_finishes_the_same_run(tmp_path):
-    whole = shell("fit", *TINY, *LONG, "-o", "whole", folder=tmp_path)
+    whole = typed("fit", *TINY, *LONG, "-o", "whole", folder=tmp_path)
     assert whole.status == 0, whole.err
     process = start("fit", *TINY, *LONG, "-o", "cut", folder=tmp_path)
     wait_for_epoch(process, 2)
@@ -420,7 +430,7 @@ def test_ctrl_c_saves_and_resume_finishes_the_same_run(tmp_path):
     assert err.endswith("shoal: stopped; add --resume to go on\n") and "Traceback" not in err
     assert not (tmp_path / "cut" / "scores.json").exists()
     assert list((tmp_path / "cut" / "checkpoints").iterdir())
-    resumed = shell("fit", *TINY, *LONG, "-o", "cut", "--resume", folder=tmp_path)
+    resumed = typed("fit", *TINY, *LONG, "-o", "cut", "--resume", folder=tmp_path)
     assert resumed.status == 0, resumed.err
     scores = [(tmp_path / name / "scores.json").read_text() for name in ("whole", "cut")]
     assert scores[0] == scores[1]

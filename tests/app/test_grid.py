@@ -294,12 +294,13 @@ def wait_until(condition, process):
 
 
 @pytest.mark.kill
-def test_a_killed_grid_goes_on_to_the_same_numbers(tmp_path):
+def test_a_killed_grid_goes_on_to_the_same_numbers(tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    left_alone = start_in(whole)
-    assert left_alone.communicate() and left_alone.returncode == 0
+    monkeypatch.chdir(whole)
+    assert main([*ARGUMENTS, "-o", "grid"]) == 0
+    capsys.readouterr()
     victim = start_in(cut)
     second = cut / "grid" / "kde-m2-s0"
     wait_until(lambda: list(second.glob("checkpoints/*/*.json")), victim)
@@ -308,9 +309,9 @@ def test_a_killed_grid_goes_on_to_the_same_numbers(tmp_path):
     # the kill may come late; what was done by then is told below
     done = len(list((cut / "grid").glob("*/scores.json")))
     assert 1 <= done < 4 and (cut / "grid" / "ensemble-m2-s0" / "scores.json").exists()
-    again = start_in(cut)
-    out, err = again.communicate()
-    assert again.returncode == 0, err
+    monkeypatch.chdir(cut)
+    assert main([*ARGUMENTS, "-o", "grid"]) == 0
+    out, err = capsys.readouterr()
     assert f"4 runs in grid: 2 methods, 1 size, 2 seeds; {done} done already" in err
     assert "4/4" in err and "ensemble, 2 members, seed 0" not in err
     results = [folder / "grid" / "results.csv" for folder in (whole, cut)]
