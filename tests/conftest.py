@@ -7,8 +7,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from slow_tests import SLOW
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what `make quick` leaves out, before pytest chooses by marks."""
+    for item in items:
+        if getattr(item, "originalname", None) in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

@@ -5,10 +5,13 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 from import_graph import PACKAGE, circles, files, imported_files, imported_names, modules, tree
+from slow_tests import SLOW
 
 import shoal
 
@@ -153,6 +156,12 @@ def test_what_a_module_offers_is_documented():
             if (inspect.isclass(value) or inspect.isfunction(value)) and not value.__doc__:
                 offenders.append(f"{module}.{name}")
     assert not offenders, offenders
+
+
+def test_every_test_that_is_called_slow_exists():
+    texts = [path.read_text() for path in Path(__file__).parent.rglob("test_*.py")]
+    known = {name for text in texts for name in re.findall(r"def (test_\w+)\(", text)}
+    assert not SLOW - known
 
 
 BROKEN = ("sklearn", "matplotlib", "rich", "scipy", "PIL", "pandas", "torchmetrics", "torchvision")
