@@ -1,6 +1,8 @@
 # make demo    train three ensembles on real digits and write one page about them
+# make quick   the laws and the fast tests, in under two minutes
 # make test    set everything up and run all tests
 # make check   formatting, lint and types
+# make rooms   files, lines, circles, and small files with one importer
 # make clean   remove what the others made
 
 PYTHON ?= python3
@@ -8,15 +10,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check clean
+.PHONY: demo quick test check rooms clean
+
+# Tests of one file go to one worker, so that what they share is made once.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 demo: $(READY)
 	$(BIN)/shoal demo
 
+quick: $(READY)
+	$(PYTEST) -m "not slow and not kill and not browser and not full"
+
 test: $(READY)
 	$(BIN)/ruff check shoal tests
 	$(BIN)/pyright
-	$(BIN)/pytest -n 2
+	$(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff format --check shoal tests
@@ -29,6 +37,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+rooms: $(READY)
+	$(BIN)/python tests/import_graph.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis runs

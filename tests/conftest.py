@@ -1,9 +1,23 @@
 """One thread, so that sums come in one order; double precision where a test asks for it."""
 
+import os
+
+# Also for the processes that tests start: two workers with two threads each wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
+from slow_tests import SLOW
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what `make quick` leaves out, before pytest chooses by marks."""
+    for item in items:
+        if getattr(item, "originalname", None) in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

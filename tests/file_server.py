@@ -63,7 +63,7 @@ def serving():
             self.end_headers()
             if page.wait is not None:
                 self.wfile.write(page.content[start:-1])
-                page.wait.wait(30)
+                page.wait.wait()
                 start = len(page.content) - 1
             self.wfile.write(page.content[start : page.cut])
 

@@ -5,105 +5,163 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from import_graph import PACKAGE, circles, files, imported_files, imported_names, modules, tree
+from slow_tests import SLOW
 
 import shoal
 
-PACKAGE = Path(shoal.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
-LAYERS = {
+# The rooms from the bottom up, and what each may import besides itself: every room before it, or
+# only the rooms and files that are named here.
+EVERY_ROOM_BEFORE = None
+ROOMS = {
     "core": set(),
-    "interaction": {"core"},
-    "inference": {"core", "interaction", "data"},
-    "data": {"core"},
+    "engine": {"core"},
+    "interaction": {"core", "engine.kernels"},
     "models": {"core"},
-    "training": {"core", "interaction", "inference", "data", "models"},
-    "prediction": {"core", "inference", "data"},
-    "analysis": {"core", "interaction", "inference", "data", "models", "training", "prediction"},
+    "data": {"core"},
+    "inference": {"core", "engine", "interaction", "data"},
+    "training": EVERY_ROOM_BEFORE,
+    "prediction": {"core", "engine", "data", "inference"},
+    "analysis": EVERY_ROOM_BEFORE,
+    "evaluation": EVERY_ROOM_BEFORE,
     "plots": {"core", "data", "prediction", "analysis"},
+    "experiment": EVERY_ROOM_BEFORE,
+    "page": EVERY_ROOM_BEFORE,
+    "integrations": EVERY_ROOM_BEFORE,
+    "cli": EVERY_ROOM_BEFORE,
 }
+# Who imports a room that few may import.
+ONLY_FOR = {"integrations": {"cli"}}
+# The layout while the folder `app` is there; it goes with that folder.
+if (PACKAGE / "app").is_dir():
+    ROOMS = {
+        "core": set(),
+        "interaction": {"core"},
+        "data": {"core"},
+        "inference": {"core", "interaction", "data"},
+        "models": {"core"},
+        "training": EVERY_ROOM_BEFORE,
+        "prediction": {"core", "inference", "data"},
+        "analysis": EVERY_ROOM_BEFORE,
+        "plots": {"core", "data", "prediction", "analysis"},
+        "app": EVERY_ROOM_BEFORE,
+    }
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 350, 50
+RUNS_CODE = {"eval", "exec", "torch.load", "torch.save", "yaml.load"}
+READS_PICKLES = {"pickle", "joblib", "dill", "cloudpickle", "marshal"}
 
 
-def layer_of(path):
-    return path.relative_to(PACKAGE).parts[0]
+def place(path):
+    """Where a file lies: `core.tree`; `__init__` for the package's own file."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
-def imported(path):
-    """Modules of the package that a file imports, and the lines where it does."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module, node.lineno
-            if node.module == "shoal":
-                for alias in node.names:
-                    yield f"shoal.{alias.name}", node.lineno
+def room_of(path):
+    return place(path).partition(".")[0]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_downward(path):
-    layer = layer_of(path)
-    if layer not in LAYERS:
-        return  # the app, and the package itself, stand above all layers
-    for module, line in imported(path):
-        parts = module.split(".")
-        if parts[0] == "shoal" and len(parts) > 1:
-            allowed = LAYERS[layer] | {layer}
-            assert parts[1] in allowed, f"{path}:{line} imports {module}"
+def allowed(room):
+    """What the files of a room may import, as beginnings of places."""
+    order = list(ROOMS)
+    before = {name for name in order[: order.index(room)] if room in ONLY_FOR.get(name, {room})}
+    return {room} | (before if ROOMS[room] is EVERY_ROOM_BEFORE else ROOMS[room])
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_pieces_stay_small(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 300
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0
-            assert lines <= 50, f"{node.name} has {lines} lines"
+def in_rooms():
+    """The files that belong to a room; those beside the rooms stand above all."""
+    return [path for path in files() if path.parent != PACKAGE]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_can_run_code(path):
-    tree = ast.parse(path.read_text())
-    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    modules = {module for module, _ in imported(path)}
-    assert not calls & {"eval", "exec", "torch.load", "torch.save", "yaml.load"}
-    assert not modules & {"pickle", "joblib", "dill", "cloudpickle", "marshal"}
-    loads = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
-    for keyword in loads:
-        if keyword.arg == "allow_pickle":
-            assert ast.unparse(keyword.value) == "False"
+def test_every_folder_is_a_room_and_the_table_goes_downward():
+    assert {room_of(path) for path in in_rooms()} <= ROOMS.keys()
+    order = list(ROOMS)
+    for room in order:
+        named = {name.partition(".")[0] for name in allowed(room)} - {room, "__init__"}
+        assert named <= set(order[: order.index(room)]), room
 
 
-@pytest.mark.parametrize("name", shoal.__all__)
-def test_public_names_are_there_and_documented(name):
-    value = getattr(shoal, name)
-    assert inspect.getdoc(value)
+def test_imports_go_downward():
+    offenders = [
+        f"{place(path)}:{line} imports {place(target)}"
+        for path in in_rooms()
+        for target, line in imported_files(path).items()
+        if not any(f"{place(target)}.".startswith(f"{name}.") for name in allowed(room_of(path)))
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_files_need_each_other_to_be_imported():
+    offenders = [" and ".join(map(place, circle)) for circle in circles()]
+    assert not offenders, "\n".join(offenders)
+
+
+def lines_of_body(function):
+    """Lines of a function below its signature and docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_pieces_stay_small():
+    offenders = []
+    for path in files():
+        if (lines := len(path.read_text().splitlines())) > LINES_OF_A_FILE:
+            offenders.append(f"{place(path)} has {lines} lines")
+        offenders += [
+            f"{place(path)}.{node.name} has {lines_of_body(node)} lines"
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and lines_of_body(node) > LINES_OF_A_FUNCTION
+        ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_no_file_can_run_code():
+    offenders = []
+    for path in files():
+        nodes = list(ast.walk(tree(path)))
+        used = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)} & RUNS_CODE
+        used |= {name.partition(".")[0] for name, _ in imported_names(path)} & READS_PICKLES
+        used |= {
+            "allow_pickle"
+            for node in nodes
+            if isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        }
+        offenders += [f"{place(path)} uses {name}" for name in sorted(used)]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_public_names_are_there_and_documented():
     assert shoal._HOMES.keys() == set(shoal.__all__)
+    offenders = [name for name in shoal.__all__ if not inspect.getdoc(getattr(shoal, name))]
+    assert not offenders, offenders
 
 
-def modules():
-    for path in FILES:
+def test_what_a_module_offers_is_documented():
+    offenders = []
+    for module, path in modules().items():
         if path.name.endswith("_kernels.py") and importlib.util.find_spec("triton") is None:
             continue
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        offered = importlib.import_module(module)
+        if not offered.__doc__:
+            offenders.append(module)
+        for name in getattr(offered, "__all__", ()):
+            value = getattr(offered, name)
+            if (inspect.isclass(value) or inspect.isfunction(value)) and not value.__doc__:
+                offenders.append(f"{module}.{name}")
+    assert not offenders, offenders
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_what_a_module_offers_is_documented(module):
-    offered = importlib.import_module(module)
-    assert offered.__doc__
-    for name in getattr(offered, "__all__", ()):
-        value = getattr(offered, name)
-        if inspect.isclass(value) or inspect.isfunction(value):
-            assert value.__doc__, f"{module}.{name}"
+def test_every_test_that_is_called_slow_exists():
+    texts = [path.read_text() for path in Path(__file__).parent.rglob("test_*.py")]
+    known = {name for text in texts for name in re.findall(r"def (test_\w+)\(", text)}
+    assert not SLOW - known
 
 
 BROKEN = ("sklearn", "matplotlib", "rich", "scipy", "PIL", "pandas", "torchmetrics", "torchvision")
@@ -123,7 +181,7 @@ def test_the_core_needs_torch_numpy_and_safetensors_alone(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('broken here')")
     command = [sys.executable, "-c", BARE, str(tmp_path / "run")]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE.parent}"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 

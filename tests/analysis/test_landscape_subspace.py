@@ -152,9 +152,9 @@ def test_mc_dropout_leaves_the_masks_on_and_everything_else_off():
     assert not torch.equal(pred.members[0], pred.members[1])
     before = ensemble(X)
     torch.testing.assert_close(ensemble(X), before)
-    mean = mc_dropout(ensemble, X[:4], samples=3000).members.unflatten(0, (2, -1)).mean(1)
+    mean = mc_dropout(ensemble, X[:4], samples=1000).members.unflatten(0, (2, -1)).mean(1)
     # The layer after the mask is linear, so that the mean over masks is the network without them.
-    torch.testing.assert_close(mean, ensemble(X[:4]).detach(), rtol=0, atol=0.05)
+    torch.testing.assert_close(mean, ensemble(X[:4]).detach(), rtol=0, atol=0.08)
     with pytest.raises(ConfigError) as caught:
         mc_dropout(shoal_of(plain), X)
     assert_one_sentence(caught.value, "dropout")

@@ -294,23 +294,25 @@ def wait_until(condition, process):
 
 
 @pytest.mark.kill
-def test_a_killed_grid_goes_on_to_the_same_numbers(tmp_path):
+def test_a_killed_grid_goes_on_to_the_same_numbers(tmp_path, monkeypatch, capsys):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     whole.mkdir()
     cut.mkdir()
-    left_alone = start_in(whole)
-    assert left_alone.communicate(timeout=120) and left_alone.returncode == 0
+    monkeypatch.chdir(whole)
+    assert main([*ARGUMENTS, "-o", "grid"]) == 0
+    capsys.readouterr()
     victim = start_in(cut)
     second = cut / "grid" / "kde-m2-s0"
     wait_until(lambda: list(second.glob("checkpoints/*/*.json")), victim)
     victim.send_signal(signal.SIGKILL)
-    victim.communicate(timeout=60)
-    assert (cut / "grid" / "ensemble-m2-s0" / "scores.json").exists()
-    assert not (second / "scores.json").exists()
-    again = start_in(cut)
-    out, err = again.communicate(timeout=120)
-    assert again.returncode == 0, err
-    assert "4 runs in grid: 2 methods, 1 size, 2 seeds; 1 done already" in err
+    victim.communicate()
+    # the kill may come late; what was done by then is told below
+    done = len(list((cut / "grid").glob("*/scores.json")))
+    assert 1 <= done < 4 and (cut / "grid" / "ensemble-m2-s0" / "scores.json").exists()
+    monkeypatch.chdir(cut)
+    assert main([*ARGUMENTS, "-o", "grid"]) == 0
+    out, err = capsys.readouterr()
+    assert f"4 runs in grid: 2 methods, 1 size, 2 seeds; {done} done already" in err
     assert "4/4" in err and "ensemble, 2 members, seed 0" not in err
     results = [folder / "grid" / "results.csv" for folder in (whole, cut)]
     assert results[0].read_text() == results[1].read_text()

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -281,14 +280,17 @@ def test_file_systems_without_locks_are_named_in_a_warning(tmp_path, monkeypatch
         pass
 
 
-def test_a_patient_lock_waits_until_the_other_is_gone(tmp_path, worker, capsys):
+def test_a_patient_lock_waits_until_the_other_is_gone(tmp_path, worker, capsys, monkeypatch):
     start(worker, "hold", tmp_path)
     _, pid = answer(worker).split()
-    timer = threading.Timer(0.3, os.kill, (int(pid), signal.SIGKILL))
-    timer.start()
-    with FolderLock(tmp_path, wait=20):
-        assert timer.finished.is_set()
-    timer.join()
+    naps = []
+
+    def nap(_):
+        naps.append(os.kill(int(pid), signal.SIGKILL) if not naps else None)
+
+    monkeypatch.setattr(lock_module.time, "sleep", nap)
+    with FolderLock(tmp_path, wait=1e6):
+        assert naps
     assert capsys.readouterr().err.count("waiting for it") == 1
 
 

@@ -1,14 +1,16 @@
 """A process that has loaded everything and forks a trainer for each folder it is given.
 
-`train METHOD PAUSE FOLDER` on standard input is answered by `pid N`, and `wait` by `exit STATUS`
-(negative for a signal) when the trainer has ended; until then its process id belongs to nobody
-else. The trainer sleeps for a while in step PAUSE. Beside the folder, FOLDER.step holds the number
-of the step that was begun last; it is never synchronised, since only the process dies.
+`train METHOD PAUSE SIGNALS FOLDER` on standard input is answered by `pid N`, and `wait` by
+`exit STATUS` (negative for a signal) when the trainer has ended; until then its process id belongs
+to nobody else. In step PAUSE the trainer waits for so many signals, and after the first one makes
+the file FOLDER.heard. Beside the folder, FOLDER.step holds the number of the step that was begun
+last; it is never synchronised, since only the process dies.
 
 Forking is safe only before the first backward pass, so nothing is trained in this process.
 """
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -28,19 +30,27 @@ from shoal.training.optim import make_optimizer  # noqa: E402
 class Diary:
     """A constant learning rate that notes which step it was asked for."""
 
-    def __init__(self, path: Path, pause: int) -> None:
-        self.file, self.pause = os.open(path, os.O_RDWR | os.O_CREAT), pause
+    def __init__(self, folder: Path, pause: int, signals: int) -> None:
+        self.file = os.open(folder.with_name(f"{folder.name}.step"), os.O_RDWR | os.O_CREAT)
+        self.heard = folder.with_name(f"{folder.name}.heard")
+        self.pause, self.signals = pause, signals
 
     def __call__(self, step: int, steps: int) -> float:
+        before = signal.getsignal(signal.SIGTERM)
         os.pwrite(self.file, f"{step:6d}".encode(), 0)
         if step == self.pause:
-            time.sleep(1.0)
+            # the first signal is noted, and puts the handlers back that were there before
+            while signal.getsignal(signal.SIGTERM) == before:
+                time.sleep(0.001)
+            self.heard.touch()
+            while self.signals > 1:
+                time.sleep(0.001)
         return 1.0
 
 
-def train(method: str, pause: int, folder: Path) -> int:
+def train(method: str, pause: int, signals: int, folder: Path) -> int:
     """The exit status of a run that saves after every step."""
-    diary = Diary(folder.with_name(f"{folder.name}.step"), pause)
+    diary = Diary(folder, pause, signals)
     options = {"method": method, "optimizer": "adamw", "schedule": diary, "epochs": 4}
     try:
         quick(both, out=folder, save_every=0, resume=True, **options)
@@ -59,13 +69,13 @@ def warm_up() -> None:
         ensemble(points()[0])
 
 
-def start(method: str, pause: int, folder: Path) -> int:
+def start(method: str, pause: int, signals: int, folder: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
-        status = train(method, pause, folder)
+        status = train(method, pause, signals, folder)
     except Exception:
         traceback.print_exc()
     finally:
@@ -80,9 +90,9 @@ def main() -> None:
     print("ready", flush=True)
     pid = 0
     for line in sys.stdin:
-        verb, *words = line.rstrip("\n").split(" ", 3)
+        verb, *words = line.rstrip("\n").split(" ", 4)
         if verb == "train":
-            pid = start(words[0], int(words[1]), Path(words[2]))
+            pid = start(words[0], int(words[1]), int(words[2]), Path(words[3]))
             print("pid", pid, flush=True)
         else:
             print("exit", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)

@@ -1,6 +1,7 @@
 """Repulsion of input gradients against its literal definition, and in every way it can be run."""
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -94,6 +95,17 @@ def buffers(ensemble):
     return {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
 
 
+@cache
+def literal_update(network, name, legacy):
+    """The velocity by the definition, and without repulsion."""
+    build, shape = NETWORKS[network]
+    x, y = training_data(shape)
+    with sdpa_kernel(SDPBackend.MATH):  # no other attention has a second derivative
+        book = textbook(ensemble_and_members(build)[1], (x[:BATCH], y[:BATCH]))
+        target = book.gradient_space(legacy, *by_numpy(name, legacy, x)) / N
+        return target, book.weight_space("ensemble", False) / N
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("legacy", [False, True], ids=["corrected", "published"])
 @pytest.mark.parametrize("name", NAMES)
@@ -108,10 +120,7 @@ def test_the_update_is_the_literal_definition(network, name, legacy, engine):
         ensemble, posterior(), prepared(method, x), batch,
         annealing=GAMMA, mapping=ENGINES[engine],
     )  # fmt: skip
-    with sdpa_kernel(SDPBackend.MATH):  # no other attention has a second derivative
-        book = textbook(modules, batch)
-        target = book.gradient_space(legacy, *by_numpy(name, legacy, x)) / N
-        plain = book.weight_space("ensemble", False) / N
+    target, plain = literal_update(network, name, legacy)
     torch.testing.assert_close(reference.flat_velocity(velocity, modules), target, **TOLERANCE)
     assert (target - plain).norm() > 1e-3 * plain.norm()
     assert info.push > 1e-3 * info.drive

@@ -28,7 +28,7 @@ NEVER = 1e9
 
 
 class Alarm(Fuse):
-    """Sends signals to this process in the middle of one step."""
+    """Sends signals to this thread in the middle of one step: each has arrived before the next."""
 
     def __init__(self, at=None, *numbers):
         super().__init__()
@@ -37,7 +37,7 @@ class Alarm(Fuse):
     def __call__(self, step, steps):
         if step == self.when:
             for number in self.numbers:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)
         return 1.0
 
 
@@ -47,9 +47,12 @@ def handlers():
 
 @pytest.fixture(autouse=True)
 def put_back():
+    """Python's own handlers; a shell starts what it runs in the background with SIGINT ignored."""
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     before = handlers()
     yield
     assert handlers() == before
+    signal.signal(signal.SIGINT, inherited)
 
 
 @pytest.mark.parametrize("at", [0, 2, STEPS_PER_EPOCH - 1, STEPS_PER_EPOCH, 11])
@@ -82,7 +85,7 @@ def test_the_second_signal_does_not_wait_for_the_step(tmp_path):
 def test_a_signal_after_the_last_step_is_not_lost(number, tmp_path):
     def late(run):
         if len(run.history) == 2:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
 
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         quick(out=tmp_path, epochs=2, callbacks=[late])
@@ -139,7 +142,7 @@ def test_a_handler_that_was_not_set_from_python_does_no_harm(monkeypatch):
         pass
     monkeypatch.setattr(signal, "signal", unknown)
     with Interruption() as interruption:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         assert interruption.received == signal.SIGUSR1
     own(signal.SIGUSR1, before)
 

@@ -52,7 +52,7 @@ class Server:
 
     def attempt(self, method, folder, number=None, delay=0.0):
         """Train in `folder`, with a signal after a while; the exit status."""
-        pid = self.ask(f"train {method} {NEVER} {folder}", "pid")
+        pid = self.ask(f"train {method} {NEVER} 0 {folder}", "pid")
         if number is not None:
             time.sleep(delay)
             os.kill(pid, number)
@@ -60,17 +60,18 @@ class Server:
 
     def interrupted(self, method, folder, step, *signals):
         """Train in `folder`, with signals in the middle of one step; the exit status."""
-        pid = self.ask(f"train {method} {step} {folder}", "pid")
+        pid = self.ask(f"train {method} {step} {len(signals)} {folder}", "pid")
         while begun(folder) < step:
-            time.sleep(0.01)
+            time.sleep(0.001)
         for number in signals:
             os.kill(pid, number)
-            time.sleep(0.1)
+            while not folder.with_name(f"{folder.name}.heard").exists():
+                time.sleep(0.001)
         return self.ask("wait", "exit")
 
     def close(self):
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait()
         trouble = self.process.stderr.read()
         self.process.stdout.close()
         self.process.stderr.close()

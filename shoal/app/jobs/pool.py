@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-import shoal
 from shoal.app.grid import Cell, Grid
 from shoal.app.jobs.messages import cell_order, error_of, first_order
 from shoal.core.errors import PeerLost, ShoalError, ShoalWarning
@@ -221,7 +220,7 @@ def _fate(status: int) -> str:
 
 def _environment(threads: int) -> dict[str, str]:
     """That of this process, where the worker also finds the package that is running here."""
-    home = str(Path(shoal.__file__).resolve().parents[1])
+    home = str(Path(__file__).resolve().parents[3])
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(paths),

@@ -4,17 +4,20 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.analysis.evidence import pointmass as pm
 from shoal.core.errors import DataError
 
+# A busy machine is slow, not wrong.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ANY = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20).map(
     lambda values: torch.tensor(values, dtype=torch.float64)
 )
 
 
+@PATIENT
 @given(ANY)
 def test_evidence_is_within_log_m_of_the_best_member(likelihoods):
     low, high = pm.bounds(likelihoods)
@@ -23,6 +26,7 @@ def test_evidence_is_within_log_m_of_the_best_member(likelihoods):
     assert low - slack <= pm.log_evidence(likelihoods) <= high + slack
 
 
+@PATIENT
 @given(ANY)
 def test_no_prior_on_the_members_beats_the_best_of_them(likelihoods):
     """m(pi) <= L*: maximum marginal likelihood puts all mass on the best."""
@@ -33,6 +37,7 @@ def test_no_prior_on_the_members_beats_the_best_of_them(likelihoods):
     assert pm.log_evidence(likelihoods, all_on_best) == pytest.approx(best)
 
 
+@PATIENT
 @given(st.floats(-1e5, 1e5), st.integers(1, 30))
 def test_equal_likelihoods_have_an_exactly_uniform_posterior(value, members):
     likelihoods = torch.full((members,), value, dtype=torch.float64)
@@ -57,6 +62,7 @@ def test_two_members_in_closed_form():
     assert pm.spread(likelihoods) == pytest.approx(math.log(odds))
 
 
+@PATIENT
 @given(ANY)
 def test_uniform_averaging_is_exact_under_the_implied_prior(likelihoods):
     likelihoods = likelihoods / 2e4  # masses that double precision can hold
