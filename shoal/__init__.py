@@ -10,7 +10,6 @@ Each name is imported when it is first used, so that the command line answers be
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
     from shoal.training.run import Run, load
     from shoal.training.sample import sample
     from shoal.training.step import StepInfo, forces
-
-# Members run side by side on a GPU. Unless its driver is told before it starts, eight queues lead
-# there, and members that share one wait for each other.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
     # Train
@@ -131,6 +126,8 @@ __all__ = [  # noqa: RUF022
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'shoal' has no attribute '{name}'")
     home = ".".join(part for part in ("shoal", _HOMES[name]) if part)
@@ -144,5 +141,15 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _version() -> str:
+    """Of the installed package; a source tree that is not installed has none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("shoal")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def __dir__() -> list[str]:
-    return __all__
+    return ["__version__", *__all__]

@@ -16,6 +16,7 @@ from shoal.data import augment, load
 from shoal.data.dataset import Dataset
 from shoal.inference import likelihoods, priors
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.streams import open_queues
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.repulsion import Repulsion
@@ -131,6 +132,7 @@ def check_device(device: str | None) -> None:
     """Refuse a device that this machine, or this build of torch, does not have."""
     if device is None:
         return
+    open_queues(device)
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:

@@ -15,16 +15,20 @@ from shoal.inference import dropout
 from shoal.inference.group import Group
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.mapping import Mapping, Shown
+from shoal.inference.module_like import ModuleLike
 
 __all__ = ["Ensemble", "Group"]
 
 
-class Ensemble:
-    """M networks that train and predict together.
+class Ensemble(ModuleLike):
+    """M networks that train and predict together; to torch they look like one module.
 
     >>> ensemble = Ensemble.init(lambda: nn.Linear(3, 2), members=4, seed=0)
     >>> ensemble(torch.zeros(5, 3)).shape
     torch.Size([4, 5, 2])
+    >>> ensemble
+    Ensemble(4 x Linear, 8 in each member, float32 on cpu)
+    >>> optimizer = torch.optim.Adam(ensemble.parameters())
 
     Attributes:
         groups: one for each architecture.
@@ -215,20 +219,6 @@ class Ensemble:
             group.weights = own.weights  # the leaves that gradients come back to
             group.buffers = {name: tensor.clone() for name, tensor in group.buffers.items()}
         return aside
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> "Ensemble":
-        """Move the members to a device or a floating point type, in place."""
-        for group in self.groups:
-            for tree in (group.weights, group.buffers):
-                for name, t in tree.items():
-                    kind = dtype if t.is_floating_point() else None
-                    tree[name] = t.detach().to(device, kind).requires_grad_(t.requires_grad)
-            group.skeleton.to(device, dtype)
-            group.prototype.to(device, dtype)
-        self.alive = self.alive.to(device)
-        return self
 
     @property
     def compute(self) -> torch.dtype | None:

@@ -10,6 +10,7 @@ from shoal.data.arrays import check_labels
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from shoal.inference.streams import open_queues
 
 __all__ = ["PRECISIONS", "check_targets", "default_likelihood", "destination"]
 
@@ -72,6 +73,7 @@ def check_targets(
 
 
 def _usable(device: torch.device | str) -> torch.device:
+    open_queues(device)
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:

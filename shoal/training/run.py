@@ -10,6 +10,7 @@ from typing import Any
 from shoal.core.checkpoints import load_checkpoint, save_checkpoint, steps
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.files import read_json, write_json, write_text
+from shoal.core.notebook import facts_html
 from shoal.core.strict_json import to_json
 from shoal.core.toml import to_toml
 from shoal.inference import likelihoods
@@ -22,7 +23,7 @@ from shoal.training.trainer import Trainer
 __all__ = ["Run", "RunFolder", "load", "model_config"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A trained ensemble and its story.
 
@@ -34,6 +35,8 @@ class Run:
         notes: sentences worth reading, such as that repulsion was negligible.
         provenance: versions, device, data digest, range of pixels, wall time.
         folder: where it is kept, None when it is not.
+        results: what `shoal.evaluate`, `shoal.landscape` and `shoal.evidence` found, by name, for a
+            run without a folder; a folder keeps them in its files.
     """
 
     ensemble: Ensemble
@@ -43,6 +46,26 @@ class Run:
     notes: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    results: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        where = "in memory" if self.folder is None else repr(str(self.folder))
+        return f"Run({facts['method']}, {facts['training']}, {self.ensemble!r}, {where})"
+
+    def _repr_html_(self) -> str:
+        where = "not kept in a folder" if self.folder is None else self.folder
+        notes = {"notes": " ".join(self.notes) or None, "folder": where}
+        return facts_html("Run", {**self._facts(), "ensemble": self.ensemble, **notes})
+
+    def _facts(self) -> dict[str, object]:
+        method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
+        epochs = len(self.history)
+        last = "" if loss is None else f", last loss {loss:.4g}"
+        return {
+            "method": method.get("name", "custom") if isinstance(method, dict) else method,
+            "training": f"{epochs} epoch{'' if epochs == 1 else 's'}{last}",
+        }
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
 from shoal.training.engine import parse
-from shoal.training.optim import Schedule, schedules
+from shoal.training.optim import Schedule, optimizer_table, schedules
 
 __all__ = ["MISSING", "Settings"]
 
@@ -74,11 +74,10 @@ class Settings:
         if resolved.functional_prior and not isinstance(prior, FunctionalPrior):
             prior = _functional(prior, resolved)
         optimizer, likelihood = rest.pop("optimizer"), rest.pop("likelihood")
-        table = {"name": optimizer} if isinstance(optimizer, str) else optimizer
         settings = cls(
             method=resolved,
             prior=prior,
-            optimizer=dict(_fitting("optimizer", table, "items")),
+            optimizer=dict(_fitting("optimizer", optimizer_table(optimizer), "items")),
             likelihood=_fitting("likelihood", likelihoods.registry.make(likelihood), "log_prob"),
             schedule=_optional(schedules, rest.pop("schedule")),
             annealing=_optional(annealings.registry, rest.pop("annealing")),
