@@ -2,9 +2,9 @@
 
     ensemble = shoal.Ensemble.init(build, members=10)
     run      = shoal.fit(ensemble, (x, y), method="f-kde", epochs=20)
-    pred     = shoal.predict(run, x_new)
-    scores   = shoal.evaluate(pred, y_new)
-    shoal.report([run], "report.html")
+    pred     = shoal.predict(run, x_test)
+    scores   = shoal.evaluate(pred, y_test)
+    shoal.report(run, "report.html", data=(x_test, y_test), ood={"letters": x_ood})
 
 Each name is imported when it is first used, so that the command line answers before torch loads.
 """
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import data, models
-    from shoal.analysis.evidence import evidence
-    from shoal.app.api import predict, report
+    from shoal.app.api import evidence, landscape, predict
+    from shoal.app.compare import Comparison, compare
+    from shoal.app.evaluate import Evaluation, evaluate
+    from shoal.app.report import report
     from shoal.core.errors import (
         CheckpointCorrupt,
         ConfigError,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from shoal.interaction.methods import Method
     from shoal.interaction.repulsion import Repulsion
     from shoal.prediction import metrics
-    from shoal.prediction.metrics import evaluate
     from shoal.prediction.predictive import Predictive
     from shoal.training.adversarial import Adversarial
     from shoal.training.fit import fit
@@ -49,13 +50,17 @@ _HOMES = {
     "Run": "training.run",
     "load": "training.run",
     "Adversarial": "training.adversarial",
-    # Predict and judge
+    # Predict, evaluate and compare
     "predict": "app.api",
     "Predictive": "prediction.predictive",
-    "evaluate": "prediction.metrics",
+    "evaluate": "app.evaluate",
+    "Evaluation": "app.assessment",
     "metrics": "prediction",
-    "report": "app.api",
-    "evidence": "analysis.evidence",
+    "report": "app.report",
+    "landscape": "app.api",
+    "evidence": "app.api",
+    "compare": "app.compare",
+    "Comparison": "app.compare_grid",
     # Compose a repulsion
     "Repulsion": "interaction.repulsion",
     "Method": "interaction.methods",
@@ -96,9 +101,13 @@ __all__ = [  # noqa: RUF022
     "predict",
     "Predictive",
     "evaluate",
+    "Evaluation",
     "metrics",
     "report",
+    "landscape",
     "evidence",
+    "compare",
+    "Comparison",
     "Repulsion",
     "Method",
     "methods",

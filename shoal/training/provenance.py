@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.core.remember import recalled
 from shoal.data.sources import ArrayBatches, LoaderBatches
 
-__all__ = ["COMMAND", "command", "digest", "provenance"]
+__all__ = ["COMMAND", "command", "digest", "provenance", "tensor_digest"]
 
 COMMAND = "SHOAL_COMMAND"
 """Tells a process in its environment what the user typed."""
@@ -52,6 +52,14 @@ def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
         return None
     total = _begun(batches.x).copy()
     _add(total, batches.y)
+    return total.hexdigest()
+
+
+@recalled
+def tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of one tensor, its shape and its type."""
+    total = hashlib.sha256()
+    _add(total, tensor)
     return total.hexdigest()
 
 

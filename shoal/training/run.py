@@ -137,7 +137,8 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
     config = files.config()
     if not steps(files.checkpoints):
         raise StorageError(f"{files.path} holds no checkpoint yet; its run was stopped too early")
-    likelihood, build = _likelihood(config), _builds(config) if build is None else build
+    likelihood = _likelihood(config)
+    build = _builds(config, files.path) if build is None else build
     checkpoint = load_checkpoint(files.checkpoints)
     ensemble = Ensemble.from_state(checkpoint.parts.get("ensemble", {}), build)
     provenance = files.provenance()
@@ -164,14 +165,14 @@ def model_config(ensemble: Ensemble) -> dict[str, Any]:
     return {"members": ensemble.members, "init_seed": ensemble.seed, "model": tables}
 
 
-def _builds(config: dict[str, Any]) -> list[tuple[Build, int]]:
+def _builds(config: dict[str, Any], folder: Path) -> list[tuple[Build, int]]:
     """What makes the networks again, and how many each makes."""
     pairs = []
     for table in config.get("model", []):
         if "custom" in table:
             raise ConfigError(
-                f"this run's network was made by your own '{table['custom']}'; "
-                f"type: shoal.load(folder, build={table['custom']})"
+                f"the network of {folder} was made by your own '{table['custom']}', which only "
+                f"Python has; type: shoal.load({str(folder)!r}, build={_argument(table['custom'])})"
             )
         try:
             settings = dict(table)
@@ -180,6 +181,11 @@ def _builds(config: dict[str, Any]) -> list[tuple[Build, int]]:
         except (KeyError, TypeError) as error:
             raise ConfigError(f"the run's config.toml has a model without {error}") from error
     return pairs
+
+
+def _argument(name: str) -> str:
+    """A function that can be typed by its name, or a word for it."""
+    return name if name.isidentifier() else "build"
 
 
 def _likelihood(config: dict[str, Any]) -> Likelihood:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shoal import plots
 from shoal.app import sentences
-from shoal.app.assessment import Assessment
+from shoal.app.assessment import Evaluation
 from shoal.app.blocks import Block, Fold, Heading, Picture, Section, section
 from shoal.app.measures import Measure
 from shoal.app.story import Group, Story
@@ -155,7 +155,7 @@ def _galleries(story: Story) -> Iterator[Block]:
         yield Fold(f"More of the {name}: sorted by entropy and by confidence", rest)
 
 
-def _gallery(found: Assessment, part: str, name: str, measure: str) -> Iterator[Block]:
+def _gallery(found: Evaluation, part: str, name: str, measure: str) -> Iterator[Block]:
     longest = max(map(len, _classes(found)), default=1)
     columns, room = (6, 8) if longest <= 4 else (4, 13)
     for end, title in zip(("low", "high"), _MEASURES[measure], strict=True):
@@ -182,7 +182,7 @@ def _reading(part: str, measure: str, end: str) -> str:
 
 
 def _captions(
-    found: Assessment, part: str, index: Tensor, measure: str, room: int
+    found: Evaluation, part: str, index: Tensor, measure: str, room: int
 ) -> tuple[list[str], list[str]]:
     values, classes = found.part(part), _classes(found)
     captions, tips = [], []
@@ -208,7 +208,7 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _classes(found: Assessment) -> list[str]:
+def _classes(found: Evaluation) -> list[str]:
     return found.scores["data"].get("classes") or []
 
 
