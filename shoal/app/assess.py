@@ -232,11 +232,13 @@ def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:
     """Entropy on a grid around the data, for classes in the plane."""
     if dataset.task != "classification" or dataset.input_shape != (2,):
         return {}
-    known = dataset.test if dataset.test is not None and not len(dataset.train) else dataset.train
+    untold = dataset.test is not None and not len(dataset.train)
+    known = dataset.test if untold else dataset.train
+    points = {"plane/x": known.x[:SHOWN].float(), "plane/y": known.y[:SHOWN]} if untold else {}
     across, up = _around(known.x)
     grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).reshape(-1, 2)
     entropy = predict(run, grid.to(known.x.dtype)).entropy()
-    return {
+    return points | {
         "plane/across": across,
         "plane/up": up,
         "plane/entropy": entropy.reshape(GRID, GRID).float(),

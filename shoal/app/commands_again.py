@@ -59,6 +59,8 @@ def fit_call(config: Mapping[str, Any]) -> str:
     """The Python that trains such a run; what the user has to bring is named in comments.
 
     >>> print(fit_call({"data": "digits", "members": 5, "model": [{"custom": "net"}], "lr": 0.1}))
+    import shoal
+    <BLANKLINE>
     # build: your own net
     ensemble = shoal.Ensemble.init(build, members=5)
     run = shoal.fit(ensemble, shoal.data.load('digits'), lr=0.1)
@@ -70,7 +72,7 @@ def fit_call(config: Mapping[str, Any]) -> str:
     seed = config.get("init_seed")
     seeded = f", seed={seed}" if seed else ""
     members = "" if network.startswith("[") else f", members={config.get('members')}"
-    lines = [*build, *(["# x, y: the training data"] if own else [])]
+    lines = ["import shoal", "", *build, *(["# x, y: the training data"] if own else [])]
     lines.append(f"ensemble = shoal.Ensemble.init({network}{members}{seeded})")
     return "\n".join([*lines, _call("run = shoal.fit", ["ensemble", data, *given])])
 

@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
-from shoal.app.assessment import kept_evaluation
+from shoal.app.assessment import kept_evaluation, load_assessment
 from shoal.app.cli import main
-from shoal.app.given import evaluation_data
 from shoal.app.report import render
 from shoal.app.story import tell
 from shoal.core.errors import ConfigError, DataError
@@ -64,7 +63,7 @@ def here(readme, monkeypatch):
     return readme[0]
 
 
-def test_the_readme_leads_to_every_section_that_data_allow(readme):
+def test_the_readme_leads_to_every_section_that_data_allow(readme, here):
     folder, names = readme
     page = (folder / "report.html").read_text(encoding="utf-8")
     found = re.findall(r'<section id="([^"]+)"', page)
@@ -223,12 +222,14 @@ def test_report_evaluates_what_was_not_evaluated_on_these_data(
     assert len(calls) == 4
 
 
-def test_the_kept_evaluation_is_that_of_the_data_given(readme, arrays):
+def test_what_is_found_is_kept_in_the_folder(readme, here, arrays):
     run = readme[1]["run"]
-    dataset = evaluation_data(
-        run, (arrays["x_test"], arrays["y_test"]), {"letters": arrays["x_ood"]}
-    )
-    assert shoal.evaluate(run, dataset, keep=False).scores == kept_evaluation(run).scores
+    found = shoal.evaluate(run, (arrays["x_test"], arrays["y_test"]), ood={"a": arrays["x_ood"]})
+    kept = load_assessment("runs/first")
+    assert kept.scores == found.scores and kept.samples.keys() == found.samples.keys()
+    other = shoal.evaluate(run, (arrays["x_test"] + 1, arrays["y_test"]), keep=False)
+    assert other.scores != kept.scores
+    assert kept_evaluation(run).scores == kept.scores
 
 
 def test_methods_are_compared_over_an_own_network_and_resumed(arrays, tmp_path):

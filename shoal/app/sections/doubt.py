@@ -121,7 +121,9 @@ def _toys(story: Story) -> Iterator[Block]:
         if found is None:
             continue
         train, test, plane = (found.part(name) for name in ("train", "test", "plane"))
-        data = (train["x"], train["y"]) if {"x", "y"} <= train.keys() else None
+        # where the training data are not known, the points it was evaluated on stand for them
+        which, points = ("training data", train) if "y" in train else ("test data", plane or test)
+        data = (points["x"], points["y"]) if {"x", "y"} <= points.keys() else None
         if "entropy" in plane:
             yield Picture(
                 plots.plane(plane["across"], plane["up"], plane["entropy"], data),
@@ -130,7 +132,7 @@ def _toys(story: Story) -> Iterator[Block]:
             )
         if "x" in test and test.get("mean", test["x"]).ndim == 1:
             yield Picture(
-                plots.band(test["x"], test["mean"], test["stddev"], data, label),
+                plots.band(test["x"], test["mean"], test["stddev"], data, label, which=which),
                 f"Prediction of {label}",
                 "The band should hug the data where they are and widen where they are not.",
             )
