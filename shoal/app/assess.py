@@ -232,9 +232,10 @@ def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:
     """Entropy on a grid around the data, for classes in the plane."""
     if dataset.task != "classification" or dataset.input_shape != (2,):
         return {}
-    untold = dataset.test is not None and not len(dataset.train)
-    known = dataset.test if untold else dataset.train
-    points = {"plane/x": known.x[:SHOWN].float(), "plane/y": known.y[:SHOWN]} if untold else {}
+    known, points = dataset.train, {}
+    if not len(known) and dataset.test is not None and dataset.test.y is not None:
+        known = dataset.test  # nobody said what was trained on
+        points = {"plane/x": known.x[:SHOWN].float(), "plane/y": dataset.test.y[:SHOWN]}
     across, up = _around(known.x)
     grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).reshape(-1, 2)
     entropy = predict(run, grid.to(known.x.dtype)).entropy()

@@ -89,13 +89,13 @@ def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
             or (x, y), which is read once.
         dtype: type of real inputs and targets.
     """
-    if isinstance(data, TensorDataset) and len(data.tensors) <= 2:
-        data = data.tensors if len(data.tensors) == 2 else data.tensors[0]
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        data = data.tensors
     elif isinstance(data, TorchDataset):
         data = DataLoader(data, 1024)
     if not _is_loader(data):
         return as_split(data, dtype)
-    batches = [batch if isinstance(batch, (tuple, list)) else (batch,) for batch in data]
+    batches = [list(batch) if isinstance(batch, (tuple, list)) else [batch] for batch in data]
     if not batches or any(len(batch) != len(batches[0]) for batch in batches):
         raise DataError("the loader gives no batches, or some with targets and some without")
     x = torch.cat([as_inputs(batch[0], dtype).cpu() for batch in batches])

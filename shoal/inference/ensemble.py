@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -122,7 +123,7 @@ class Ensemble(ModuleLike):
         """Type of the weights."""
         return next(iter(self.weights.values())).dtype
 
-    def train(self, mode: bool = True) -> "Ensemble":
+    def train(self, mode: bool = True) -> Self:
         """Batch statistics and dropout on or off."""
         self.training = mode
         for group in self.groups:

@@ -5,7 +5,7 @@ an optimiser of torch and a loop of one's own work as they do on a module.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError
 from shoal.core.notebook import facts_html
 from shoal.core.types import Tree
+from shoal.inference.group import Group
 from shoal.inference.streams import open_queues
 
 if TYPE_CHECKING:
@@ -32,21 +33,52 @@ class IncompatibleKeys(NamedTuple):
 
 
 class ModuleLike:
-    """The part of an ensemble that behaves as a module and as a sequence of members."""
+    """The part of an ensemble that behaves as a module and as a sequence of members.
 
-    def __len__(self: "Ensemble") -> int:
+    Attributes:
+        groups: one for each architecture.
+        alive: which members have stayed finite [M].
+    """
+
+    groups: list[Group]
+    alive: Tensor
+
+    if TYPE_CHECKING:  # what an ensemble has beside it
+
+        @property
+        def members(self) -> int: ...
+
+        @property
+        def weights(self) -> Tree: ...
+
+        @property
+        def buffers(self) -> Tree: ...
+
+        @property
+        def device(self) -> torch.device: ...
+
+        @property
+        def dtype(self) -> torch.dtype: ...
+
+        def train(self, mode: bool = True) -> Self: ...
+
+        def member(self, index: int) -> nn.Module: ...
+
+        def part(self, start: int, stop: int) -> "Ensemble": ...
+
+    def __len__(self) -> int:
         return self.members
 
-    def __iter__(self: "Ensemble") -> Iterator[nn.Module]:
+    def __iter__(self) -> Iterator[nn.Module]:
         return map(self.member, range(self.members))
 
     @overload
-    def __getitem__(self: "Ensemble", index: int) -> nn.Module: ...
+    def __getitem__(self, index: int) -> nn.Module: ...
 
     @overload
-    def __getitem__(self: "Ensemble", index: slice) -> "Ensemble": ...
+    def __getitem__(self, index: slice) -> "Ensemble": ...
 
-    def __getitem__(self: "Ensemble", index: int | slice) -> "nn.Module | Ensemble":
+    def __getitem__(self, index: int | slice) -> "nn.Module | Ensemble":
         """A member as an ordinary module, a copy; or a range of members on the same memory."""
         if isinstance(index, slice):
             start, stop, step = index.indices(self.members)
@@ -55,19 +87,19 @@ class ModuleLike:
             return self.part(start, stop)
         return self.member(index + self.members if index < 0 else index)
 
-    def named_parameters(self: "Ensemble") -> Iterator[tuple[str, Tensor]]:
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors [M, ...] of everything that is trained."""
         return iter(self.weights.items())
 
-    def parameters(self: "Ensemble") -> Iterator[Tensor]:
+    def parameters(self) -> Iterator[Tensor]:
         """Tensors [M, ...] of everything that is trained, for an optimiser of torch."""
         return iter(self.weights.values())
 
-    def named_buffers(self: "Ensemble") -> Iterator[tuple[str, Tensor]]:
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors [M, ...] of what members carry and do not train."""
         return iter(self.buffers.items())
 
-    def state_dict(self: "Ensemble") -> Tree:
+    def state_dict(self) -> Tree:
         """Every tensor [M, ...] by the name it has in one network, and which members are finite."""
         return {
             **{name: tensor.detach() for name, tensor in self.weights.items()},
@@ -75,9 +107,7 @@ class ModuleLike:
             FINITE: self.alive,
         }
 
-    def load_state_dict(
-        self: "Ensemble", state: Mapping[str, Tensor], strict: bool = True
-    ) -> IncompatibleKeys:
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take over the tensors of a `state_dict`, in place.
 
         Args:
@@ -106,7 +136,7 @@ class ModuleLike:
                 tensor.copy_(state[name])
         return keys
 
-    def zero_grad(self: "Ensemble", set_to_none: bool = True) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters."""
         for tensor in self.weights.values():
             if set_to_none:
@@ -114,20 +144,21 @@ class ModuleLike:
             elif tensor.grad is not None:
                 tensor.grad.zero_()
 
-    def eval(self: "Ensemble") -> "Ensemble":
+    def eval(self) -> Self:
         """Batch statistics and dropout off, as `train(False)`."""
         return self.train(False)
 
     def to(
-        self: "Ensemble",
+        self,
         device: torch.device | str | int | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
-    ) -> "Ensemble":
+    ) -> Self:
         """Move the members to a device or a floating point type, in place; either may be first."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         if dtype is not None and not dtype.is_floating_point:
             raise ConfigError(f"members calculate in a floating point type, not in {dtype}")
+        device = f"cuda:{device}" if isinstance(device, int) else device
         open_queues(device)
         for group in self.groups:
             for tree in (group.weights, group.buffers):
@@ -139,15 +170,15 @@ class ModuleLike:
         self.alive = self.alive.to(device)
         return self
 
-    def cpu(self: "Ensemble") -> "Ensemble":
+    def cpu(self) -> Self:
         """To the memory of the processor, in place."""
         return self.to("cpu")
 
-    def cuda(self: "Ensemble", device: int | None = None) -> "Ensemble":
+    def cuda(self, device: int | None = None) -> Self:
         """To a GPU, in place."""
         return self.to("cuda" if device is None else f"cuda:{device}")
 
-    def _facts(self: "Ensemble") -> dict[str, object]:
+    def _facts(self) -> dict[str, object]:
         kinds = {type(group.prototype).__name__: group for group in self.groups}
         total = sum(tensor.numel() for tensor in self.weights.values())
         each = total // self.members
@@ -161,12 +192,12 @@ class ModuleLike:
             "diverged": lost or None,
         }
 
-    def __repr__(self: "Ensemble") -> str:
+    def __repr__(self) -> str:
         facts = self._facts()
         return (
             f"Ensemble({self.members} x {facts['network']}, {facts['weights']}, "
             f"{facts['type']} on {facts['device']})"
         )
 
-    def _repr_html_(self: "Ensemble") -> str:
+    def _repr_html_(self) -> str:
         return facts_html("Ensemble", self._facts())

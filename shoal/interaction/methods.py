@@ -83,7 +83,7 @@ class Method:
         found: dict[str, object] = {} if form is None else {"form": form}
         if self.repulsion is None:
             return {"repulsion": "no repulsion"} | found
-        chain = [self.repulsion.space]
+        chain: list[Any] = [self.repulsion.space]
         while hasattr(chain[-1], "space"):
             chain.append(chain[-1].space)
         flow = self.repulsion.flow
