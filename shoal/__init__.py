@@ -2,21 +2,22 @@
 
     ensemble = shoal.Ensemble.init(build, members=10)
     run      = shoal.fit(ensemble, (x, y), method="f-kde", epochs=20)
-    pred     = shoal.predict(run, x_new)
-    scores   = shoal.evaluate(pred, y_new)
-    shoal.report([run], "report.html")
+    pred     = shoal.predict(run, x_test)
+    scores   = shoal.evaluate(pred, y_test)
+    shoal.report(run, "report.html", data=(x_test, y_test), ood={"letters": x_ood})
 
 Each name is imported when it is first used, so that the command line answers before torch loads.
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import data, models
-    from shoal.analysis.evidence import evidence
-    from shoal.app.api import predict, report
+    from shoal.app.api import evidence, landscape, predict
+    from shoal.app.compare import Comparison, compare
+    from shoal.app.evaluate import Evaluation, evaluate
+    from shoal.app.report import report
     from shoal.core.errors import (
         CheckpointCorrupt,
         ConfigError,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from shoal.interaction.methods import Method
     from shoal.interaction.repulsion import Repulsion
     from shoal.prediction import metrics
-    from shoal.prediction.metrics import evaluate
     from shoal.prediction.predictive import Predictive
     from shoal.training.adversarial import Adversarial
     from shoal.training.fit import fit
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
     from shoal.training.run import Run, load
     from shoal.training.sample import sample
     from shoal.training.step import StepInfo, forces
-
-# Members run side by side on a GPU. Unless its driver is told before it starts, eight queues lead
-# there, and members that share one wait for each other.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 _HOMES = {
     # Train
@@ -54,13 +50,17 @@ _HOMES = {
     "Run": "training.run",
     "load": "training.run",
     "Adversarial": "training.adversarial",
-    # Predict and judge
+    # Predict, evaluate and compare
     "predict": "app.api",
     "Predictive": "prediction.predictive",
-    "evaluate": "prediction.metrics",
+    "evaluate": "app.evaluate",
+    "Evaluation": "app.assessment",
     "metrics": "prediction",
-    "report": "app.api",
-    "evidence": "analysis.evidence",
+    "report": "app.report",
+    "landscape": "app.api",
+    "evidence": "app.api",
+    "compare": "app.compare",
+    "Comparison": "app.compare_grid",
     # Compose a repulsion
     "Repulsion": "interaction.repulsion",
     "Method": "interaction.methods",
@@ -101,9 +101,13 @@ __all__ = [  # noqa: RUF022
     "predict",
     "Predictive",
     "evaluate",
+    "Evaluation",
     "metrics",
     "report",
+    "landscape",
     "evidence",
+    "compare",
+    "Comparison",
     "Repulsion",
     "Method",
     "methods",
@@ -131,6 +135,8 @@ __all__ = [  # noqa: RUF022
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _HOMES:
         raise AttributeError(f"module 'shoal' has no attribute '{name}'")
     home = ".".join(part for part in ("shoal", _HOMES[name]) if part)
@@ -144,5 +150,15 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _version() -> str:
+    """Of the installed package; a source tree that is not installed has none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("shoal")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def __dir__() -> list[str]:
-    return __all__
+    return ["__version__", *__all__]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.app.assessment import Assessment, load_assessment
+from shoal.app.assessment import Evaluation, keep_evaluation, load_assessment, made_from
 from shoal.app.corrupted import corrupted_means
 from shoal.app.inspection import attention_samples, gradient_samples
 from shoal.core.errors import DataError
@@ -17,7 +17,7 @@ from shoal.data.scaling import Scaling
 from shoal.prediction import Predictive, evaluate, metrics, predict
 from shoal.prediction.units import in_units
 
-__all__ = ["Assessment", "assess", "load_assessment", "recognised"]
+__all__ = ["Evaluation", "assess", "load_assessment", "recognised"]
 
 MEASURES = ("disagreement", "entropy", "confidence")
 """What the images of a gallery are sorted by."""
@@ -37,17 +37,20 @@ def assess(
     *,
     gallery: int = 12,
     after: Callable[[str], None] = lambda part: None,
-) -> Assessment:
+    keep: bool = True,
+) -> Evaluation:
     """Scores and per-input numbers on the test data, every shift and every foreign set.
 
-    They are written into the folder of the run, when it has one. Shifts are looked at once, one
-    after the other; where they are many, the numbers of every k-th of their inputs are kept.
+    They are written into the folder of the run; a run without one has them in its `results`. Shifts
+    are looked at once, one after the other; where they are many, the numbers of every k-th of their
+    inputs are kept.
 
     Args:
         run: what `fit` returned, or anything with `ensemble`, `likelihood` and `folder`.
         dataset: its test part is needed, shifts and foreign data are used when there.
         gallery: how many images to keep at each end of disagreement, entropy and confidence.
         after: called with the name of each part that has been judged.
+        keep: False leaves folder and run as they are.
     """
     scaling = dataset.scaling
     known = None if dataset.test is None else _in_units(dataset.test, scaling)
@@ -79,10 +82,10 @@ def assess(
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
     samples = {name: tensor.cpu() for name, tensor in samples.items()}
-    found = Assessment({"data": _described(dataset, test, counts), **scores}, samples)
-    folder = getattr(run, "folder", None)
-    if folder is not None:
-        found.save(folder)
+    facts = _described(dataset, test, counts) | made_from(run, dataset)
+    found = Evaluation({"data": facts, **scores}, samples)
+    if keep:
+        keep_evaluation(run, found)
     return found
 
 
@@ -217,8 +220,8 @@ def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
 def _training_points(dataset: Dataset) -> dict[str, Tensor]:
     """The training data themselves, when they can be drawn."""
     x, y = dataset.train.x, dataset.train.y
-    flat = x.ndim <= 2 and x[0].numel() <= 2
-    if not flat or y is None or (y.ndim > 1 and y.shape[-1] > 1):
+    flat = x.ndim <= 2 and x.shape[1:].numel() <= 2
+    if not flat or y is None or len(x) == 0 or (y.ndim > 1 and y.shape[-1] > 1):
         return {}
     y = y.flatten()[:SHOWN]
     y = y if dataset.scaling is None else dataset.scaling.original(y)
@@ -230,10 +233,14 @@ def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:
     """Entropy on a grid around the data, for classes in the plane."""
     if not run.likelihood.about.has_classes or dataset.input_shape != (2,):
         return {}
-    across, up = _around(dataset.train.x)
+    known, points = dataset.train, {}
+    if not len(known) and dataset.test is not None and dataset.test.y is not None:
+        known = dataset.test  # nobody said what was trained on
+        points = {"plane/x": known.x[:SHOWN].float(), "plane/y": dataset.test.y[:SHOWN]}
+    across, up = _around(known.x)
     grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).reshape(-1, 2)
-    entropy = predict(run, grid.to(dataset.train.x.dtype)).entropy()
-    return {
+    entropy = predict(run, grid.to(known.x.dtype)).entropy()
+    return points | {
         "plane/across": across,
         "plane/up": up,
         "plane/entropy": entropy.reshape(GRID, GRID).float(),

@@ -1,4 +1,4 @@
-"""What is known about a run once it has been judged: scores, and numbers for every input."""
+"""What is known about a run once it has been evaluated: scores, and numbers for every input."""
 
 import math
 from collections.abc import Mapping
@@ -10,24 +10,38 @@ from torch import Tensor
 
 from shoal.core.errors import CheckpointCorrupt
 from shoal.core.files import read_sealed, read_tensors, sealed, sha256, write_json, write_tensors
+from shoal.core.notebook import facts_html
+from shoal.data.dataset import Dataset
 from shoal.inference.likelihoods import Task, task_of
 from shoal.prediction.calibration import AccuracyConfidence, Reliability
+from shoal.training.own_data import again
+from shoal.training.provenance import tensor_digest
 
-__all__ = ["SAMPLES", "SCORES", "Assessment", "load_assessment"]
+__all__ = [
+    "SAMPLES",
+    "SCORES",
+    "Evaluation",
+    "is_current",
+    "keep_evaluation",
+    "kept_evaluation",
+    "load_assessment",
+    "made_from",
+]
 
 SCORES = "scores.json"
 SAMPLES = "samples.safetensors"
 
 
-@dataclass(frozen=True, eq=False)
-class Assessment:
-    """Everything that a page needs to know about a run beside its own files.
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """What `shoal.evaluate` finds about a run: scores by split, and what the report draws.
 
     A part of the data is called "test", "shift:NAME" or "ood:NAME".
 
     Attributes:
         scores: "test" has the metrics, "shifts" and "ood" have them by the name of the part, and
-            "data" says what was judged: name, task, classes, number of inputs in each part. Where
+            "data" says what was judged: name, task, classes, number of inputs and digest of each
+            part, and after how many epochs. Where
             shifts are corruptions, "corrupted" has the means over "all", over the "standard" ones
             and over each severity.
         samples: tensors named "PART/QUANTITY", such as "test/entropy" or "ood:letters/confidence".
@@ -35,6 +49,22 @@ class Assessment:
 
     scores: dict[str, Any]
     samples: dict[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shown = ("accuracy", "rmse", "nll", "ece", "coverage_90")
+        told = [f"{key} {self.test[key]:.4g}" for key in shown if key in self.test]
+        sets = [f"{len(sets)} {name}" for name, sets in self._sets() if sets]
+        return f"Evaluation({', '.join([repr(self.scores['data'].get('name')), *told, *sets])})"
+
+    def _repr_html_(self) -> str:
+        title = f"Evaluation on {self.scores['data'].get('name')}"
+        rows = {name: f"{value:.4g}" for name, value in self.test.items()}
+        return facts_html(
+            title, rows | {name: ", ".join(sets) or None for name, sets in self._sets()}
+        )
+
+    def _sets(self) -> list[tuple[str, dict[str, dict[str, float]]]]:
+        return [("shifts", self.shifts), ("OOD sets", self.ood)]
 
     @property
     def task(self) -> str:
@@ -95,7 +125,46 @@ class Assessment:
         write_json(Path(folder) / SCORES, sealed({**self.scores, SAMPLES: sha256(samples)}))
 
 
-def load_assessment(folder: Path | str) -> Assessment | None:
+def keep_evaluation(run: Any, found: Evaluation) -> None:
+    """In the folder of the run; in its `results` where it has none."""
+    if getattr(run, "folder", None) is not None:
+        found.save(run.folder)
+    elif hasattr(run, "results"):
+        run.results["evaluation"] = found
+
+
+def kept_evaluation(run: Any) -> Evaluation | None:
+    """What `keep_evaluation` kept; None where there is nothing."""
+    if getattr(run, "folder", None) is not None:
+        return load_assessment(run.folder)
+    return getattr(run, "results", {}).get("evaluation")
+
+
+def made_from(run: Any, dataset: Dataset) -> dict[str, Any]:
+    """What an evaluation follows from: how long the run was trained, and a digest of each split.
+
+    Shifts that are made when they are looked at follow from the test data and have an empty one.
+    """
+    splits = {} if dataset.test is None else {"test": dataset.test}
+    splits |= {f"ood:{name}": split for name, split in dataset.ood.items()}
+    if isinstance(dataset.shifts, dict):
+        splits |= {f"shift:{name}": split for name, split in dataset.shifts.items()}
+    digests = {f"shift:{name}": "" for name in dataset.shifts}
+    for name, split in splits.items():
+        tensors = [split.x] if split.y is None else [split.x, split.y]
+        digests[name] = "-".join(tensor_digest(tensor)[:16] for tensor in tensors)
+    return {"epochs": len(getattr(run, "history", ())), "digests": digests}
+
+
+def is_current(found: Evaluation | None, run: Any, dataset: Dataset) -> bool:
+    """It is about these data and these weights, and complete enough to draw a page from."""
+    if found is None or not found.samples:
+        return False
+    facts, wanted = found.scores["data"], made_from(run, dataset)
+    return all(facts.get(key) == value for key, value in wanted.items())
+
+
+def load_assessment(folder: Path | str) -> Evaluation | None:
     """What `assess` left in the folder of a run, or None when it has not been there.
 
     Samples are large: where they have been taken away, or left behind on another machine, the
@@ -110,8 +179,8 @@ def load_assessment(folder: Path | str) -> Assessment | None:
             raise CheckpointCorrupt(f"{samples} is not what was saved: its SHA-256 differs")
         known = read_tensors(samples) if samples.exists() else {}
     except CheckpointCorrupt as error:
-        raise CheckpointCorrupt(f"{error}; type: shoal evaluate {scores.parent}") from None
-    return Assessment(_checked(found, scores), known)
+        raise CheckpointCorrupt(f"{error}; type: {again('evaluate', scores.parent)}") from None
+    return Evaluation(_checked(found, scores), known)
 
 
 def _checked(found: Any, path: Path) -> dict[str, Any]:
@@ -120,7 +189,7 @@ def _checked(found: Any, path: Path) -> dict[str, Any]:
     wanted |= {"corrupted"} & found.keys() if sound else set()
     if not sound or not all(isinstance(found[key], dict) for key in wanted):
         raise CheckpointCorrupt(
-            f"{path} is not what `shoal evaluate` writes; type: shoal evaluate {path.parent}"
+            f"{path} is not what `shoal evaluate` writes; type: {again('evaluate', path.parent)}"
         )
     if not isinstance(found["data"].get("task"), str):
         raise CheckpointCorrupt(f"{path} does not name its task; evaluate the run again")

@@ -16,6 +16,8 @@ from shoal.data import load
 from shoal.data.dataset import Dataset
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.initialise import Build
+from shoal.inference.streams import open_queues
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.repulsion import Repulsion
@@ -37,6 +39,7 @@ def train(
     resume: bool = False,
     progress: bool = True,
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+    build: Build | None = None,
 ) -> Run:
     """Train what the config describes.
 
@@ -47,6 +50,7 @@ def train(
         resume: continue the run in the folder, if there is one.
         progress: show how far it is.
         prepare: called with the ensemble before it is trained.
+        build: makes one network, where it is the user's own and the config cannot name it.
     """
     check_names(config)
     check_device(config.device)
@@ -55,7 +59,7 @@ def train(
             f"the first {config.frozen} members of this run were trained before it, so a config "
             f"cannot repeat it; type: shoal grow RUN, with the run that they come from"
         )
-    ensemble = make_ensemble(config, data)
+    ensemble = make_ensemble(config, data, build)
     prepare(ensemble)
     options: dict[str, Any] = {name: getattr(config, name) for name in NAMES}
     options["method"] = _method(config)
@@ -64,18 +68,25 @@ def train(
 
 def make_data(config: Config) -> Dataset:
     """The data set of the config."""
+    for table in config.model if isinstance(config.model, list) else [config.model]:
+        _refuse_custom("model", table)
     _refuse_custom("data", config.data)
+    if config.data in ("tuple", "list", "DataLoader", "TensorDataset"):
+        _refuse_custom("data", {"custom": config.data})  # as older runs say it
     return load(config.data)
 
 
-def make_ensemble(config: Config, data: Dataset) -> Ensemble:
+def make_ensemble(config: Config, data: Dataset, build: Build | None = None) -> Ensemble:
     """Fresh members whose sizes follow from the data and the likelihood."""
+    seed = config.seed if config.init_seed is None else config.init_seed
+    if build is not None:
+        return Ensemble.init(build, config.members, seed=seed)
     y = torch.zeros(0, dtype=torch.int64) if data.train.y is None else data.train.y
     likelihood = likelihoods.registry.make(config.likelihood or likelihoods.default_for(y))
     outputs = likelihood.width(data.outputs)
     pairs = [(_blueprint(table, data, outputs), count) for table, count in _networks(config)]
     _check_memory(pairs)
-    return Ensemble.init(pairs, seed=config.seed if config.init_seed is None else config.init_seed)
+    return Ensemble.init(pairs, seed=seed)
 
 
 def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:
@@ -110,6 +121,7 @@ def check_names(config: Config) -> None:
 def check_device(device: str | None) -> None:
     """Refuse a device that this machine, or this build of torch, does not have."""
     if device is not None:
+        open_queues(device)
         usable_device(device)
 
 
@@ -172,5 +184,5 @@ def _refuse_custom(key: str, spec: object) -> None:
     if isinstance(spec, Mapping) and "custom" in spec:
         raise ConfigError(
             f"the {key} of this run was your own '{spec['custom']}', which a file cannot name; "
-            f"repeat the run from Python with shoal.fit"
+            f"type in Python: shoal.fit(shoal.Ensemble.init(build, members=5), (x, y))"
         )

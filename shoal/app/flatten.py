@@ -11,12 +11,21 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
     >>> plain({"clip": None, "model": [{"name": "mlp", "members": 5}]})
     {'model': {'name': 'mlp'}}
+    >>> plain({"model": [{"custom": "net", "members": 5}], "data": {"custom": "own data"}})
+    {'model': 'own net', 'data': 'own data'}
     """
     kept = {key: value for key, value in config.items() if value is not None}
     models = kept.get("model")
     if isinstance(models, list) and len(models) == 1 and isinstance(models[0], Mapping):
         kept["model"] = {key: value for key, value in models[0].items() if key != "members"}
-    return kept
+    return {key: _own(value) for key, value in kept.items()}
+
+
+def _own(value: Any) -> Any:
+    """What was the user's own, as one word: its name is all that a config holds of it."""
+    own = isinstance(value, Mapping) and "custom" in value
+    name = str(value["custom"]) if own else ""
+    return (name if name.startswith("own ") else f"own {name}") if own else value
 
 
 def flat(table: Any, prefix: str = "") -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A grid of runs, methods by sizes by seeds: resumable, because every run keeps its own folder."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from shoal.core.lock import FolderLock
 from shoal.core.toml import to_toml
 from shoal.data.dataset import Dataset
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.initialise import Build
 from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import METHODS
@@ -51,6 +52,7 @@ class Grid:
         variants: the methods.
         sizes: numbers of members.
         seeds: how many seeds, from the config's on.
+        build: makes one network, where it is the user's own and the config cannot name it.
     """
 
     config: Config
@@ -58,6 +60,7 @@ class Grid:
     variants: tuple[Variant, ...]
     sizes: tuple[int, ...]
     seeds: int
+    build: Build | None = field(default=None, compare=False)
 
     @property
     def cells(self) -> list[Cell]:
@@ -131,7 +134,8 @@ def run_cell(
 ) -> None:
     """Train one run, or what is left of it, and judge it; its scores complete it."""
     config, place = grid.config_of(cell), grid.place(cell)
-    assess(train(config, data, place, resume=True, progress=False, prepare=prepare), data)
+    how = {"resume": True, "progress": False, "prepare": prepare, "build": grid.build}
+    assess(train(config, data, place, **how), data)
 
 
 def _slow(cell: Cell) -> bool:
@@ -169,7 +173,7 @@ def _check_same(grid: Grid) -> None:
         if known.get(key) != wanted.get(key):
             raise ConfigError(
                 f"{grid.folder} holds runs with {key} = {known.get(key)!r}, not "
-                f"{wanted.get(key)!r}; choose another folder with -o"
+                f"{wanted.get(key)!r}; choose another folder with -o (in Python out=...)"
             )
 
 

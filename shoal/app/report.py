@@ -4,6 +4,7 @@ import base64
 import gc
 import hashlib
 import html
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,39 +13,59 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from shoal.app.assess import assess
+from shoal.app.assessment import Evaluation, is_current, kept_evaluation
 from shoal.app.blocks import Block, Fold, Listing, Picture, Section
 from shoal.app.figures import pictures, write_figures
+from shoal.app.given import Inputs, Labelled, Shifts, evaluation_data, opened
 from shoal.app.sections import builders
 from shoal.app.story import Story, tell
-from shoal.app.ticker import Ticker
+from shoal.app.ticker import Ticker, parts_ticker
 from shoal.core.files import write_text
 from shoal.core.optional import require
+from shoal.data.dataset import Dataset
 from shoal.plots.svg import svg
+from shoal.training.own_data import OWN_DATA
+from shoal.training.run import Run
 
-__all__ = ["render", "report"]
+__all__ = ["Reported", "render", "report"]
+
+Reported = Run | str | os.PathLike[str] | tuple[Run, Evaluation]
+"""A run, its folder, or a run that is not kept with its evaluation."""
 
 
 def report(
-    runs: Iterable[Any],
+    runs: Reported | Iterable[Reported],
     path: str | Path,
     *,
+    data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
+    ood: Mapping[str, Inputs] | None = None,
+    shifts: Shifts | None = None,
     title: str | None = None,
     figures: str | Path | None = None,
     progress: bool = False,
 ) -> Path:
     """Write a page that answers the questions a reader has about the runs, from the top down.
 
-    It is one file that loads nothing, follows the reader's light or dark setting, prints, and
-    computes nothing that `assess` has not already written.
+        shoal.report(run, "report.html", data=(x_test, y_test), ood={"letters": x_letters})
+
+    It is one file that loads nothing, follows the reader's light or dark setting, and prints.
 
     Args:
-        runs: runs or their folders, or pairs of a run and its assessment when it is not kept.
+        runs: a run or its folder, or several; or pairs of a run and its evaluation.
         path: the file to write.
+        data: test data, as `shoal.evaluate` takes them: runs that were not evaluated on them are
+            evaluated first. By default the page shows what was evaluated before.
+        ood: out-of-distribution inputs by name, as `shoal.evaluate` takes them.
+        shifts: changed test data by name, or names of corruptions, as `shoal.evaluate` takes them.
         title: a heading of your own.
         figures: a folder for every figure as a file of its own, PNG and SVG.
         progress: say on standard error how many of the figures are drawn.
     """
-    path, story = Path(path), tell(runs, title)
+    given = _several(runs)
+    if data is not None or ood is not None or shifts is not None:
+        given = [_evaluated(run, data, ood, shifts, progress) for run in given]
+    path, story = Path(path), tell(given, title)
     with _collecting_later():
         sections = _told(story)
         many = {id(told): len(list(pictures(told.blocks))) for told in sections.values()}
@@ -59,6 +80,26 @@ def report(
             if figures is not None:
                 write_figures(sections, Path(figures), after)
     return path
+
+
+def _several(runs: Any) -> list[Any]:
+    """One run, its folder, or a pair of it and its evaluation, as a list of one."""
+    pair = isinstance(runs, tuple) and len(runs) == 2 and isinstance(runs[1], Evaluation)
+    if pair or isinstance(runs, str | os.PathLike) or hasattr(runs, "history"):
+        return [runs]
+    return list(runs)
+
+
+def _evaluated(run: Any, data: Any, ood: Any, shifts: Any, progress: bool) -> Any:
+    """The run, evaluated on these data unless what is kept is about them already."""
+    if isinstance(run, tuple):
+        return run
+    run = opened(run)
+    dataset = evaluation_data(run, data, ood, shifts)
+    if not is_current(kept_evaluation(run), run, dataset):
+        with parts_ticker(dataset, not progress) as ticker:
+            assess(run, dataset, after=ticker.tick)
+    return run
 
 
 @contextmanager
@@ -100,7 +141,7 @@ def render(
     return environment.get_template("page.html").render(
         title=story.title or _title(story),
         sections=_sections(_told(story) if sections is None else sections, after),
-        unjudged=[entry.name for entry in story.unjudged],
+        unjudged=_unjudged(story),
         bare=_bare(story),
         style=_markup(_page_file("page.css")),
         script=_markup(script),
@@ -134,7 +175,20 @@ def _title(story: Story) -> str:
     members = "1 member" if many == "1" else f"{many} members"
     what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
     form = f" ({entry.shared})" if entry.shared else ""
-    return f"{entry.data}: {what}{form}, {members}"
+    about = "" if entry.data == OWN_DATA else f"{entry.data}: "
+    return f"{about}{what}{form}, {members}"
+
+
+def _unjudged(story: Story) -> str:
+    """Which runs say nothing about predictions, and what to type for it."""
+    missing = story.unjudged
+    if not missing:
+        return ""
+    names = ", ".join(entry.name for entry in missing)
+    return (
+        f"Not evaluated yet, so left out of the sections about predictions: {names}. "
+        f"Type `{missing[0].to_do('evaluate')}` and make this page again."
+    )
 
 
 def _bare(story: Story) -> str:
@@ -146,7 +200,7 @@ def _bare(story: Story) -> str:
     which = "all runs" if len(bare) == len(judged) else f"{len(bare)} of {len(judged)} runs"
     return (
         f"Only the scores of {which} are here, not the answers to single inputs, so that the "
-        f"figures made from those are missing; `shoal evaluate RUN` makes them again."
+        f"figures made from those are missing; `{bare[0].to_do('evaluate')}` makes them again."
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.app.assessment import Assessment
+from shoal.app.assessment import Evaluation
 from shoal.app.measures import headline
 from shoal.app.outcome import table
 from shoal.app.words import number
@@ -25,7 +25,7 @@ def scores_text(scores: Mapping[str, Any]) -> str:
         for name, found in scores.get("corrupted", {}).items()
     }
     labelled = {"test": scores["test"], **shifts, **means}
-    few = [*headline(Assessment(dict(scores)).about), "brier"]
+    few = [*headline(Evaluation(dict(scores)).about), "brier"]
     blocks = [_block(labelled, few), _block(scores["ood"], _FOREIGN)]
     width = max(map(len, [*labelled, *scores["ood"]]))
     return "\n\n".join(table(rows, header) for header, rows in _padded(blocks, width) if rows)

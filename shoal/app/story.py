@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.analysis.evidence import Evidence, load_evidence
-from shoal.app.assessment import Assessment, load_assessment
+from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
+from shoal.analysis.landscape.study import Part, kept_study, load_study
+from shoal.app.assessment import Evaluation, kept_evaluation, load_assessment
 from shoal.app.flatten import flat, plain
 from shoal.app.method_words import word_of
 from shoal.core.errors import ConfigError
 from shoal.training.history_file import read_history
+from shoal.training.own_data import OWN_DATA, data_name, what_to_type
 from shoal.training.run import RunFolder
 
-__all__ = ["Entry", "Group", "Story", "flat", "plain", "tell"]
+__all__ = ["Entry", "Group", "Story", "flat", "plain", "shown_path", "tell"]
 
 _OWN = {"method", "legacy", "calibrated", "strength", "members", "seed", "init_seed", "engine"}
 _FORMS = ("legacy", "calibrated")
@@ -35,6 +37,7 @@ class Entry:
         folder: where it is kept, None when it is not.
         evidence: None until `shoal evidence` has been there.
         shared: the form that all runs of a page have; their labels do not repeat it.
+        landscape: its parts that `shoal landscape` has computed, by name.
     """
 
     name: str
@@ -42,10 +45,11 @@ class Entry:
     history: list[dict[str, Any]]
     notes: list[str]
     provenance: Mapping[str, Any]
-    assessment: Assessment | None
+    assessment: Evaluation | None
     folder: Path | None = None
     evidence: Evidence | None = None
     shared: str | None = None
+    landscape: Mapping[str, Part] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -86,9 +90,16 @@ class Entry:
 
     @property
     def data(self) -> str:
-        """Name of the data set."""
-        data = self.config.get("data", "data")
-        return str(data.get("name", "data") if isinstance(data, Mapping) else data)
+        """Name of the data set; where training data had none, of those it was evaluated on."""
+        name = data_name(self.config)
+        if name != OWN_DATA or self.assessment is None:
+            return name
+        return str(self.assessment.scores["data"].get("name") or name)
+
+    def to_do(self, verb: str) -> str:
+        """What to type to have something done with this run: a command, or a Python call."""
+        where = None if self.folder is None else shown_path(self.folder)
+        return what_to_type(verb, self.config, where)
 
     @property
     def ratio(self) -> float:
@@ -148,11 +159,12 @@ class Story:
         return max(same, key=lambda group: group.members)
 
     @property
-    def assessment(self) -> Assessment:
+    def assessment(self) -> Evaluation:
         """Of the first run of the lead."""
         found = self.lead.first.assessment if self.groups else None
         if found is None:
-            raise ConfigError("none of the runs has been judged; type: shoal evaluate RUN")
+            typed = self.entries[0].to_do("evaluate")
+            raise ConfigError(f"none of the runs was evaluated; type: {typed}")
         return found
 
     @property
@@ -207,14 +219,13 @@ def _entry(run: Any) -> Entry:
     if not hasattr(run, "config") or not hasattr(run, "history"):
         raise ConfigError(f"a page is made from runs or their folders, not {type(run).__name__}")
     folder = getattr(run, "folder", None)
-    if given is None and folder is not None:
-        given = load_assessment(folder)
+    given = kept_evaluation(run) if given is None else given
     config = run.config
     name = Path(folder).name if folder is not None else f"seed {config.get('seed', 0)}"
     notes = list(getattr(run, "notes", []))
     where = None if folder is None else Path(folder)
-    told = None if where is None else load_evidence(where)
-    return Entry(name, config, list(run.history), notes, dict(run.provenance), given, where, told)
+    own = name, config, list(run.history), notes, dict(run.provenance), given, where
+    return Entry(*own, evidence=kept_evidence(run), landscape=kept_study(run))
 
 
 def _opened(folder: Path) -> Entry:
@@ -225,7 +236,15 @@ def _opened(folder: Path) -> Entry:
     history = read_history(folder / "history.jsonl")
     name = folder.resolve().name
     found = load_assessment(folder), folder, load_evidence(folder)
-    return Entry(name, config, history, notes, provenance, *found)
+    own = name, config, history, notes, provenance, *found
+    return Entry(*own, landscape=load_study(folder))
+
+
+def shown_path(folder: Path) -> Path:
+    """A folder as it can be typed where the page was made."""
+    whole = folder.resolve()
+    here = Path.cwd()
+    return whole.relative_to(here) if whole.is_relative_to(here) and whole != here else whole
 
 
 def _groups(entries: list[Entry]) -> list[Group]:

@@ -19,13 +19,25 @@ The equation
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Leaves", "Tree"]
+__all__ = ["UNSET", "Leaves", "Tree"]
 
 Tree = dict[str, Tensor]
 """Tensors stacked over members, [M, ...], named like the module's parameters."""
 
 Leaves = Sequence[Tensor]
 """Coordinates of all members in a space: tensors [M, S, D], one for each part of the space."""
+
+
+class _Unset:
+    """Its type says nothing, so that an argument keeps the type of what is given for it."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Any = _Unset()
+"""The default of an argument that leaves a setting as it is, where None would be a value."""

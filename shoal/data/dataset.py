@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.core.notebook import facts_html
 from shoal.data.scaling import Scaling
 
 __all__ = ["Dataset", "Split"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Inputs [B, ...] and their targets: integers for classes, floats for regression."""
 
@@ -21,10 +22,19 @@ class Split:
     def __len__(self) -> int:
         return len(self.x)
 
+    def __repr__(self) -> str:
+        shown = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
+        parts = [f"{name} {_kind(tensor)}" for name, tensor in shown.items()]
+        return f"Split({', '.join(parts)})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """What `fit` trains on and `evaluate` judges by.
+
+    >>> import torch
+    >>> Dataset("points", Split(torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64)))
+    Dataset('points', classification, 9 train, inputs (2,))
 
     Attributes:
         name: how it is called in tables and run folders.
@@ -50,6 +60,22 @@ class Dataset:
     validation: Split | None = None
     pixel_range: tuple[float, float] | None = None
     scaling: Scaling | None = None
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        shape = facts.pop("inputs")
+        told = [facts.pop("task"), *(f"{count} {name}" for name, count in facts.items())]
+        return f"Dataset({', '.join([repr(self.name), *map(str, told), f'inputs {shape}'])})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"Dataset {self.name}", self._facts())
+
+    def _facts(self) -> dict[str, object]:
+        """What it is in a few words; nothing that is made when it is looked at is made."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        counts: dict[str, object] = {n: len(split) for n, split in parts.items() if split}
+        counts |= {n: len(sets) for n, sets in (("shifts", self.shifts), ("ood", self.ood)) if sets}
+        return {"task": self.task, **counts, "inputs": self.input_shape}
 
     @property
     def task(self) -> str:
@@ -78,3 +104,7 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.train.x.shape[1:])
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -23,6 +23,7 @@ __all__ = [
     "as_split",
     "batches_of",
     "check_labels",
+    "gathered",
     "input_batches",
 ]
 
@@ -90,6 +91,30 @@ def batches_of(
     if classes is not None:
         check_labels(split.y, classes)
     return ArrayBatches(split.x.to(device), split.y.to(device), batch_size, seed)
+
+
+def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
+    """All of it in one piece: arrays as `as_split` takes them, or the batches of a loader, joined.
+
+    Args:
+        data: a Split, a pair (x, y) of arrays, x alone, a torch Dataset, or a loader of batches x
+            or (x, y), which is read once.
+        dtype: type of real inputs and targets.
+    """
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        data = data.tensors
+    elif isinstance(data, TorchDataset):
+        data = DataLoader(data, 1024)
+    if not _is_loader(data):
+        return as_split(data, dtype)
+    batches = [list(batch) if isinstance(batch, (tuple, list)) else [batch] for batch in data]
+    if not batches or any(len(batch) != len(batches[0]) for batch in batches):
+        raise DataError("the loader gives no batches, or some with targets and some without")
+    x = torch.cat([as_inputs(batch[0], dtype).cpu() for batch in batches])
+    if len(batches[0]) < 2:
+        return Split(x)
+    y = [as_targets(batch[1], len(batch[0]), dtype).cpu() for batch in batches]
+    return Split(x, torch.cat(y))
 
 
 def input_batches(

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeGuard
+from typing import Self, TypeGuard
 
 import numpy as np
 import torch
@@ -17,16 +17,20 @@ from shoal.inference.dropout import dropout_keys
 from shoal.inference.group import Group
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.mapping import Mapping, Shown
+from shoal.inference.module_like import ModuleLike
 
 __all__ = ["Ensemble", "Group"]
 
 
-class Ensemble:
-    """M networks that train and predict together.
+class Ensemble(ModuleLike):
+    """M networks that train and predict together; to torch they look like one module.
 
     >>> ensemble = Ensemble.init(lambda: nn.Linear(3, 2), members=4, seed=0)
     >>> ensemble(torch.zeros(5, 3)).shape
     torch.Size([4, 5, 2])
+    >>> ensemble
+    Ensemble(4 x Linear, 8 in each member, float32 on cpu)
+    >>> optimizer = torch.optim.Adam(ensemble.parameters())
 
     Attributes:
         groups: one for each architecture.
@@ -124,7 +128,7 @@ class Ensemble:
         """Whether whole numbers [B, ...] are inputs as they are; else they mean real ones."""
         return any(group.takes_whole(x) for group in self.groups)
 
-    def train(self, mode: bool = True) -> "Ensemble":
+    def train(self, mode: bool = True) -> Self:
         """Batch statistics and dropout on or off."""
         self.training = mode
         for group in self.groups:
@@ -221,20 +225,6 @@ class Ensemble:
             group.weights = own.weights  # the leaves that gradients come back to
             group.buffers = {name: tensor.clone() for name, tensor in group.buffers.items()}
         return aside
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> "Ensemble":
-        """Move the members to a device or a floating point type, in place."""
-        for group in self.groups:
-            for tree in (group.weights, group.buffers):
-                for name, t in tree.items():
-                    kind = dtype if t.is_floating_point() else None
-                    tree[name] = t.detach().to(device, kind).requires_grad_(t.requires_grad)
-            group.skeleton.to(device, dtype)
-            group.prototype.to(device, dtype)
-        self.alive = self.alive.to(device)
-        return self
 
     @property
     def compute(self) -> torch.dtype | None:

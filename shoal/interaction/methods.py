@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from shoal.core.errors import ConfigError
+from shoal.core.notebook import facts_html
 from shoal.core.registry import nearest
 from shoal.core.values import check_settings
 from shoal.interaction.bandwidths import Median, MemberMedian
@@ -43,9 +44,12 @@ from shoal.interaction.spaces import (
 __all__ = ["METHODS", "Method", "changed", "get", "known"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
     """A named way to train an ensemble.
+
+    >>> METHODS["f-kde"]
+    Method('f-kde', Outputs, RBF, Wasserstein by KDE, strength 1)
 
     Attributes:
         name: what to type.
@@ -66,6 +70,32 @@ class Method:
     legacy: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
     calibrated: bool = False
+
+    def __repr__(self) -> str:
+        return f"Method({', '.join([repr(self.name), *map(str, self._facts().values())])})"
+
+    def _repr_html_(self) -> str:
+        return facts_html(f"Method {self.name}", {"what": self.summary, **self._facts()})
+
+    def _facts(self) -> dict[str, object]:
+        """The parts of its repulsion by their names, and what differs from the usual form."""
+        form = "legacy" if self.legacy else "calibrated" if self.calibrated else None
+        found: dict[str, object] = {} if form is None else {"form": form}
+        if self.repulsion is None:
+            return {"repulsion": "no repulsion"} | found
+        chain: list[Any] = [self.repulsion.space]
+        while hasattr(chain[-1], "space"):
+            chain.append(chain[-1].space)
+        flow = self.repulsion.flow
+        parts = [type(flow).__name__, *([flow.estimator] if isinstance(flow, Wasserstein) else [])]
+        return {
+            "space": " of ".join(type(space).__name__ for space in chain),
+            "kernel": type(self.repulsion.kernel).__name__,
+            "flow": " by ".join(p if isinstance(p, str) else type(p).__name__ for p in parts),
+            "strength": f"strength {self.repulsion.strength:g}",
+            **{key: f"{key}={value}" for key, value in self.settings},
+            **found,
+        }
 
     def with_strength(self, strength: float | None) -> "Method":
         """The same method with another strength; None leaves it."""
@@ -132,6 +162,18 @@ def get(name: str, legacy: bool = False, calibrated: bool = False, **settings: A
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
     return changed(_form(METHODS[name], legacy, calibrated), settings)
+
+
+def __getattr__(name: str) -> Method:
+    """`methods.f_kde` is the method called "f-kde"."""
+    word = name.replace("_", "-")
+    if word not in METHODS:
+        raise AttributeError(f"there is no method called '{word}'; {nearest(word, METHODS)}")
+    return METHODS[word]
+
+
+def __dir__() -> list[str]:
+    return [name.replace("-", "_") for name in METHODS]
 
 
 def known(name: object) -> bool:

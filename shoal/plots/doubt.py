@@ -117,6 +117,8 @@ def accuracy_confidence(curves: Mapping[str, AccuracyConfidence], title: str = "
             axes.plot(curve.threshold, values, **how)
         points = zip(*(values.tolist()[::4] for values in curve), strict=True)
         for threshold, right, kept in points:
+            if kept == 0:
+                continue
             (spot,) = above.plot([threshold], [right], **style.spot)
             tip(spot, f"{label}: at least {threshold:.0%} sure, right {right:.1%}, kept {kept:.1%}")
     percent(above.yaxis)

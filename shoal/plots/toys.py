@@ -24,6 +24,7 @@ def band(
     data: Points | None = None,
     method: str = "",
     title: str = "",
+    which: str = "training data",
 ) -> Any:
     """Predicted curve with a band of two standard deviations, over one input.
 
@@ -31,9 +32,10 @@ def band(
         x: inputs [B], in any order.
         mean: predicted mean [B].
         stddev: predicted standard deviation [B].
-        data: inputs and targets of the training data.
+        data: inputs and targets of the training data, or of others.
         method: whose colour to use.
         title: written above.
+        which: what the data are called.
     """
     figure, axes = blank()
     order = torch.as_tensor(x).flatten().argsort()
@@ -46,7 +48,7 @@ def band(
     axes.plot(x, mean, color=colour, label="mean")
     if data is not None:
         inputs, targets = (values.flatten() for values in data)
-        axes.plot(inputs, targets, ".", color=INK, alpha=0.6, markersize=4, label="training data")
+        axes.plot(inputs, targets, ".", color=INK, alpha=0.6, markersize=4, label=which)
     axes.set(xlabel="input x", ylabel="target y", title=title)
     legend(figure, axes)
     return figure

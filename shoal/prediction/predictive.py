@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.notebook import facts_html
 from shoal.data.arrays import as_targets
 from shoal.inference.likelihoods import Likelihood
 
@@ -36,7 +37,7 @@ class Predictive:
     >>> from shoal.inference.likelihoods import Categorical
     >>> pred = Predictive(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]), Categorical())
     >>> pred
-    Predictive(2 members, 1 points, 2 outputs, Categorical())
+    Predictive(2 members, 1 point, 2 outputs, Categorical())
     >>> pred.probs, pred.mutual_information() > 0.69
     (tensor([[0.5000, 0.5000]]), tensor([True]))
     """
@@ -60,7 +61,15 @@ class Predictive:
 
     def __repr__(self) -> str:
         M, B, C = self.members.shape
-        return f"Predictive({M} members, {B} points, {C} outputs, {self.likelihood})"
+        counts = {"member": M, "point": B, "output": C}
+        told = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
+        return f"Predictive({told}, {self.likelihood})"
+
+    def _repr_html_(self) -> str:
+        M, B, C = self.members.shape
+        facts = {"members": M, "points": B, "outputs": C, "likelihood": self.likelihood}
+        weights = "equal" if self.weights is None else "not equal"
+        return facts_html("Predictive", {**facts, "weights": weights})
 
     def __len__(self) -> int:
         return self.members.shape[1]

@@ -34,7 +34,7 @@ def fit(
     calibrated: bool = False,
     likelihood: Likelihood | str | Mapping[str, Any] | None = None,
     prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = GaussianPrior(1.0),  # noqa: B008
-    optimizer: str | Mapping[str, Any] = "adam",
+    optimizer: str | type[torch.optim.Optimizer] | Mapping[str, Any] = "adam",
     lr: float = 1e-3,
     schedule: Any = None,
     epochs: int | None = None,
@@ -76,7 +76,8 @@ def fit(
             standardises the targets and learns its noise, one for each column, or one for each
             input when the network has two outputs for each target.
         prior: on the weights, or on the outputs.
-        optimizer: any elementwise optimiser of torch, by name or as {"name": ..., settings}.
+        optimizer: any elementwise optimiser of torch: its name, its class, or {"name": ...,
+            settings}.
         lr: learning rate.
         schedule: of the learning rate, as "cosine".
         steps: number of batches to train on.

@@ -1,18 +1,26 @@
 """Growing: more members for an ensemble that is already trained."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from shoal.core.errors import ConfigError
+from shoal.core.types import UNSET
+from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.priors import FunctionalPrior, WeightPrior
+from shoal.interaction.methods import Method
+from shoal.interaction.repulsion import Repulsion
+from shoal.training.adversarial import Adversarial
 from shoal.training.fit import fit
-from shoal.training.options import EXCLUDES, KEPT
+from shoal.training.options import EXCLUDES, KEPT, NAMES
 from shoal.training.own_data import own_data
 from shoal.training.run import Run, load
+from shoal.training.session import Callback
 
 __all__ = ["grow"]
 
@@ -21,13 +29,37 @@ _TAKES = {name: {other} for name, other in EXCLUDES.items()} | {"method": {"stre
 
 
 def grow(
-    run: Run | str | os.PathLike,
+    run: Run | str | os.PathLike[str],
     more: int = 5,
     *,
-    data: Any = None,
-    out: str | Path | None = None,
+    data: Dataset | Split | tuple[Any, Any] | Iterable[Any] | None = None,
+    method: str | Method | Repulsion | Mapping[str, Any] = UNSET,
+    legacy: bool = UNSET,
+    calibrated: bool = UNSET,
+    likelihood: Likelihood | str | Mapping[str, Any] | None = UNSET,
+    prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = UNSET,
+    optimizer: str | type[torch.optim.Optimizer] | Mapping[str, Any] = UNSET,
+    lr: float = UNSET,
+    schedule: Any = UNSET,
+    epochs: int | None = UNSET,
+    steps: int | None = UNSET,
+    batch_size: int = UNSET,
+    temperature: float = UNSET,
+    strength: float | None = UNSET,
+    annealing: Any = UNSET,
+    adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,
+    augment: Any = UNSET,
+    clip: float | None = UNSET,
+    seed: int = UNSET,
+    device: torch.device | str | None = UNSET,
+    precision: str | None = UNSET,
+    engine: str = UNSET,
     resume: bool = False,
-    **settings: Any,
+    out: str | Path | None = None,
+    save_every: float = UNSET,
+    keep_every: int | None = UNSET,
+    callbacks: Sequence[Callback] = (),
+    progress: bool = True,
 ) -> Run:
     """Train new members that the old ones repel, in whatever space the method has.
 
@@ -42,8 +74,12 @@ def grow(
         data: what to train on; by default the run's data set, where it can be loaded again.
         out: a folder to keep the grown run in.
         resume: continue the grown run in `out`, if there is one.
-        settings: of `shoal.fit`, in place of the run's own.
+        callbacks: called with the grown run after every epoch.
+        progress: show a bar, or a line an epoch.
+
+    Every other argument is a setting of `shoal.fit`; one that is not given stays as the run has it.
     """
+    settings = _given(locals())
     if isinstance(more, bool) or not isinstance(more, int) or more < 1:
         raise ConfigError(f"an ensemble grows by one member or more, not by {more!r}")
     run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
@@ -56,7 +92,15 @@ def grow(
         frozen=run.ensemble.members,
         out=out,
         resume=resume,
+        callbacks=callbacks,
+        progress=progress,
     )
+
+
+def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from the run's own."""
+    named = {name: arguments[name] for name in NAMES if name in arguments}
+    return {name: value for name, value in named.items() if value is not UNSET}
 
 
 def _settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:

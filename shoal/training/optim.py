@@ -1,5 +1,6 @@
 """Optimisers and their pace: any elementwise optimiser of torch acts on every member alone."""
 
+import functools
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = [
     "flat_state",
     "load_flat_state",
     "make_optimizer",
+    "optimizer_table",
     "optimizers",
     "schedules",
     "set_learning_rate",
@@ -50,6 +52,26 @@ def optimizers() -> list[str]:
         and issubclass(entry, torch.optim.Optimizer)
         and name not in _ACROSS_MEMBERS
     )
+
+
+def optimizer_table(spec: Any) -> Any:
+    """The table {"name": ..., settings} that a name, a class of torch or a partial one stands for.
+
+    >>> optimizer_table(torch.optim.AdamW)
+    {'name': 'adamw'}
+    >>> optimizer_table(functools.partial(torch.optim.SGD, momentum=0.9))
+    {'name': 'sgd', 'momentum': 0.9}
+    """
+    if isinstance(spec, functools.partial) and not spec.args:
+        return optimizer_table(spec.func) | spec.keywords
+    if isinstance(spec, type) and issubclass(spec, torch.optim.Optimizer):
+        if getattr(torch.optim, spec.__name__, None) is not spec:
+            raise ConfigError(
+                f"the optimizer '{spec.__name__}' is not one of torch.optim; choose from: "
+                f"{', '.join(optimizers())}"
+            )
+        return {"name": spec.__name__.lower()}
+    return {"name": spec} if isinstance(spec, str) else spec
 
 
 def make_optimizer(

@@ -18,7 +18,7 @@ from shoal.core.remember import recalled
 from shoal.data.input_range import value_range
 from shoal.data.sources import ArrayBatches, LoaderBatches
 
-__all__ = ["COMMAND", "command", "digest", "input_range", "provenance"]
+__all__ = ["COMMAND", "command", "digest", "input_range", "provenance", "tensor_digest"]
 
 COMMAND = "SHOAL_COMMAND"
 """Tells a process in its environment what the user typed."""
@@ -63,6 +63,14 @@ def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
     """Smallest and largest number of the inputs, for a loader of the first batch that it gave."""
     loader = isinstance(batches, LoaderBatches)
     return batches.input_range if loader else value_range(batches.x)
+
+
+@recalled
+def tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of one tensor, its shape and its type."""
+    total = hashlib.sha256()
+    _add(total, tensor)
+    return total.hexdigest()
 
 
 @recalled

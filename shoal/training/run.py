@@ -14,6 +14,7 @@ from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint,
 from shoal.core.disk import checked_path, size_of, storage_errors
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
 from shoal.core.files import Layout, read_sealed, sealed, sha256, write_json, write_text
+from shoal.core.notebook import facts_html
 from shoal.core.strict_json import to_json
 from shoal.core.toml import MAX_BYTES, parse_toml, to_toml
 from shoal.core.values import came, check_spec
@@ -32,7 +33,7 @@ _BESIDE = 32 << 20
 _MOST_LAYERS = 5000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A trained ensemble and its story.
 
@@ -44,6 +45,8 @@ class Run:
         notes: sentences worth reading, such as that repulsion was negligible.
         provenance: versions, device, data digest, range of pixels, wall time.
         folder: where it is kept, None when it is not.
+        results: what `shoal.evaluate`, `shoal.landscape` and `shoal.evidence` found, by name, for a
+            run without a folder; a folder keeps them in its files.
     """
 
     ensemble: Ensemble
@@ -53,6 +56,26 @@ class Run:
     notes: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    results: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        where = "in memory" if self.folder is None else repr(str(self.folder))
+        return f"Run({facts['method']}, {facts['training']}, {self.ensemble!r}, {where})"
+
+    def _repr_html_(self) -> str:
+        where = "not kept in a folder" if self.folder is None else self.folder
+        notes = {"notes": " ".join(self.notes) or None, "folder": where}
+        return facts_html("Run", {**self._facts(), "ensemble": self.ensemble, **notes})
+
+    def _facts(self) -> dict[str, object]:
+        method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
+        epochs = len(self.history)
+        last = "" if loss is None else f", last loss {loss:.4g}"
+        return {
+            "method": method.get("name", "custom") if isinstance(method, dict) else method,
+            "training": f"{epochs} epoch{'' if epochs == 1 else 's'}{last}",
+        }
 
 
 @dataclass(frozen=True)
@@ -179,7 +202,7 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
         raise StorageError(f"{files.path} holds no checkpoint yet; its run was stopped too early")
     likelihood, numbers = _likelihood(config), None
     if build is None:
-        build = blueprints = _builds(config)
+        build = blueprints = _builds(config, files.path)
         numbers = sum(blueprint.numbers() * count for blueprint, count in blueprints)
     # At most eight numbers of eight bytes are kept for one of the networks, and a little beside.
     checkpoint = files.checkpoint(limit=None if numbers is None else 64 * numbers + _BESIDE)
@@ -228,7 +251,7 @@ def model_config(ensemble: Ensemble) -> dict[str, Any]:
     return {"members": ensemble.members, "init_seed": ensemble.seed, "model": tables}
 
 
-def _builds(config: dict[str, Any]) -> list[tuple[Blueprint, int]]:
+def _builds(config: dict[str, Any], folder: Path) -> list[tuple[Blueprint, int]]:
     """What makes the networks again, and how many each makes."""
     pairs = []
     lists = [v for table in config.get("model", []) for v in table.values() if isinstance(v, list)]
@@ -237,8 +260,8 @@ def _builds(config: dict[str, Any]) -> list[tuple[Blueprint, int]]:
     for table in config.get("model", []):
         if "custom" in table:
             raise ConfigError(
-                f"this run's network was made by your own '{table['custom']}'; "
-                f"type: shoal.load(folder, build={table['custom']})"
+                f"the network of {folder} was made by your own '{table['custom']}', which only "
+                f"Python has; type: shoal.load({str(folder)!r}, build={_argument(table['custom'])})"
             )
         settings = dict(table)
         count = settings.pop("members", None)
@@ -253,6 +276,11 @@ def _builds(config: dict[str, Any]) -> list[tuple[Blueprint, int]]:
                 f"the run's config.toml has a model of wrong types: {error}"
             ) from error
     return pairs
+
+
+def _argument(name: str) -> str:
+    """A function that can be typed by its name, or a word for it."""
+    return name if name.isidentifier() else "build"
 
 
 def _likelihood(config: dict[str, Any]) -> Likelihood:

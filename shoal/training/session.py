@@ -23,6 +23,7 @@ from shoal.training.axes import keep, prepared
 from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.interruption import Interruption
 from shoal.training.options import DEFAULTS
+from shoal.training.own_data import OWN_DATA, has_own_data
 from shoal.training.progress import Progress, make_progress
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
@@ -51,7 +52,8 @@ class Session:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
         self.folder = None if out is None else RunFolder(Path(out))
         self.callbacks = callbacks
-        source = data.spec or data.name if isinstance(data, Dataset) else type(data).__name__
+        source = data.spec if isinstance(data, Dataset) else None
+        source = source or {"custom": data.name if isinstance(data, Dataset) else OWN_DATA}
         self.config = {"data": source, **model_config(ensemble), **settings.config()}
         values = data.pixel_range if isinstance(data, Dataset) else None
         self.pixels = {} if values is None else {"pixel_range": list(values)}
@@ -110,7 +112,9 @@ class Session:
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
         # What the members began from does not matter any more: the checkpoint replaces it.
         for key in {**plain, **known}:
-            if key != "init_seed" and known.get(key) != plain.get(key):
+            if key == "init_seed" or (key == "data" and _are_own(known, plain)):
+                continue
+            if known.get(key) != plain.get(key):
                 raise ConfigError(
                     f"the run in {folder.path} has {key} = {known.get(key)!r}, this call "
                     f"{plain.get(key)!r}; resume with the same settings or choose another folder"
@@ -245,6 +249,11 @@ def _own_random(trainer: Trainer) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def _are_own(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Both have data of the user's own, which are told apart by their digest, not by a name."""
+    return has_own_data(known) and has_own_data(wanted)
 
 
 def _plain(value: Any) -> Any:

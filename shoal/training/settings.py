@@ -27,7 +27,7 @@ from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
 from shoal.training.engine import parse
-from shoal.training.optim import Schedule, check_optimizer, schedules
+from shoal.training.optim import Schedule, check_optimizer, optimizer_table, schedules
 from shoal.training.options import KEPT, Options, number
 
 __all__ = ["REGISTRIES", "Settings"]
@@ -76,8 +76,7 @@ class Settings:
         made = {name: _made(name, getattr(options, name)) for name in REGISTRIES}
         if method.functional_prior and not isinstance(made["prior"], FunctionalPrior):
             made["prior"] = _functional(made["prior"], method)
-        optimizer = options.optimizer
-        table = {"name": optimizer} if isinstance(optimizer, str) else optimizer
+        table = optimizer_table(options.optimizer)
         optimizer = dict(_fitting("optimizer", table, "items"))
         settings = cls(options=options, method=method, optimizer=optimizer, **made)
         settings._check()

@@ -1,9 +1,11 @@
 """Small runs that nobody trained: enough for a page to tell its whole story."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -118,3 +120,40 @@ def line_runs():
         run = StandIn(ensemble, Gaussian(0.3), config, _history(5, 1e-2), dict(PROVENANCE))
         found.append((run, assess(run, data)))
     return found
+
+
+README = Path(__file__).parents[2] / "README.md"
+CENTRES = np.array([[0, 0, 0, 0], [3, 0, 0, 0], [0, 3, 0, 0]])
+
+
+def points(n, seed, classes=3):
+    random = np.random.default_rng(seed)
+    y = random.integers(0, classes, n)
+    x = CENTRES[y] + random.normal(size=(n, 4))
+    return x.astype(np.float32), y
+
+
+@pytest.fixture(scope="session")
+def arrays():
+    (x, y), (x_test, y_test) = points(300, 0), points(120, 1)
+    return {
+        "x": x,
+        "y": y,
+        "x_test": x_test,
+        "y_test": y_test,
+        "x_ood": x_test[:60] + 20,
+        "build": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)),
+    }
+
+
+@pytest.fixture(scope="session")
+def readme(arrays, tmp_path_factory):
+    """The names that the first block of Python in README.md leaves behind."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    code = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert code is not None
+    names = dict(arrays, x_new=arrays["x_test"], y_new=arrays["y_test"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(code[1], names)
+    return folder, names

@@ -14,10 +14,11 @@ from dataclasses import replace
 import pytest
 from small_runs import assert_one_sentence
 
+from shoal.app import compare_grid
 from shoal.app import grid as grids
 from shoal.app.build import make_data
 from shoal.app.cli import main
-from shoal.app.commands import compare, demo
+from shoal.app.commands import demo
 from shoal.app.comparison import comparison_text, comparison_value, groups_of, results_csv
 from shoal.app.config import load_config
 from shoal.app.grid import Cell, Grid, run_grid
@@ -347,7 +348,8 @@ def test_compare_tells_of_runs_that_came_to_nothing(tmp_path, monkeypatch, capsy
 def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
     small = load_config("digits", ["epochs=1", "model.hidden=[8]"])
     monkeypatch.setattr(demo, "load_config", lambda name: small if name == "digits" else None)
-    monkeypatch.setattr(compare, "report", lambda runs, path, **_: write_text(path, str(len(runs))))
+    counted = lambda runs, path, **_: write_text(path, str(len(runs)))  # noqa: E731
+    monkeypatch.setattr(compare_grid, "report", counted)
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--seeds", "1", "-q"]) == 0
     assert "results runs/demo/results.csv" in capsys.readouterr().out

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.app.assessment import Assessment
+from shoal.app.assessment import Evaluation
 from shoal.app.blocks import Fold, Picture, Remark, Table
 from shoal.app.measures import Measure, against_baseline
 from shoal.app.report import _told, render
@@ -90,7 +90,7 @@ def test_the_lead_is_called_plain_whatever_its_form():
         "ood": {},
     }
     config = {"method": "ensemble", "legacy": True, "members": 3, "data": "d"}
-    entry = Entry("e", config, [], [], {}, Assessment(scores))
+    entry = Entry("e", config, [], [], {}, Evaluation(scores))
     text = render(Story([entry], [Group(entry.method, [entry])]))
     assert "About the plain ensemble (legacy) with 3 members" in text
     assert "Only the scores of all runs are here" in text

@@ -39,8 +39,8 @@ def test_every_part_is_told_in_a_sentence_then_kept(folder, capsys):
     [
         (["--parts", "lime"], "did you mean 'line'"),
         (["--parts", ","], "choose from"),
-        (["--points", "1"], "--points must be 2 or more"),
-        (["--inputs", "0"], "--inputs must be 2 or more"),
+        (["--points", "1"], "points must be 2 or more"),
+        (["--inputs", "0"], "inputs must be 2 or more"),
     ],
 )
 def test_mistakes_are_answered_in_a_line(folder, capsys, options, words):

@@ -45,8 +45,10 @@ def studied_run(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=["pictures", "line", "unjudged", "studied"])
+@pytest.fixture(scope="module", params=["readme", "pictures", "line", "unjudged", "studied"])
 def address(request, tmp_path_factory):
+    if request.param == "readme":  # an own network and arrays, by the five lines of README.md
+        return (request.getfixturevalue("readme")[0] / "report.html").as_uri()
     runs = {
         "pictures": lambda: request.getfixturevalue("picture_runs"),
         "line": lambda: request.getfixturevalue("line_runs"),
@@ -77,6 +79,19 @@ def open_page(browser, address):
         context.close()
     assert complaints == []
     assert {url for url in requests if not url.startswith("data:")} == {address}
+
+
+def test_every_section_is_shown_and_linked(open_page):
+    page = open_page(viewport={"width": 1200, "height": 900})
+    shown = page.evaluate(
+        "[...document.querySelectorAll('section')]"
+        ".filter(s => s.getBoundingClientRect().height > 40).map(s => s.id)"
+    )
+    linked = page.evaluate("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
+    assert shown == linked
+    if "newcomer" in page.url:
+        allowed = ["trust", "methods", "doubt", "calibration", "diversity", "training", "making"]
+        assert shown == allowed
 
 
 def test_every_figure_has_a_size(open_page):

@@ -162,19 +162,19 @@ def test_unjudged_runs_leave_out_what_needs_a_judgement(picture_runs):
     text = render(tell([run]))
     headings = [html.unescape(h) for h in re.findall(r"<h2>(.*?)</h2>", text)]
     assert headings == QUESTIONS[-2:]
-    assert "shoal evaluate" in text
-    assert "Not judged yet" in text
+    assert "shoal.evaluate(run, " in text
+    assert "Not evaluated yet" in text
 
 
 def test_some_judged_some_not(picture_runs):
     text = render(tell([picture_runs[0][0], picture_runs[1]]))
-    assert "Not judged yet" in text
+    assert "Not evaluated yet" in text
     assert "Can I trust it?" in text
 
 
 def test_one_run_is_told_without_comparison(single):
     text = words_of(single)
-    assert "shoal compare" in text
+    assert "shoal.compare(build, " in text
     assert "Difference to the plain ensemble" not in text
     assert "one seed." in text
 
@@ -265,7 +265,15 @@ def test_folders_are_opened_without_weights(picture_runs, tmp_path):
     text = words_of(render(tell([folder])))
     assert "A note." in text
     assert "Right on" in text
-    assert "shoal fit first/config.toml" in text
+    assert "run = shoal.fit(ensemble, (x, y)" in text
+
+
+def test_a_run_on_named_data_is_made_again_by_a_command(picture_runs, tmp_path, monkeypatch):
+    run, found = picture_runs[0]
+    named = replace(run, config=run.config | {"data": "digits"})
+    folder = folder_of((named, found), tmp_path / "first")
+    monkeypatch.chdir(tmp_path)
+    assert "shoal fit first/config.toml" in words_of(render(tell([folder])))
 
 
 def test_a_broken_history_is_one_sentence(picture_runs, tmp_path):

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shoal.app.assessment import Assessment
+from shoal.app.assessment import Evaluation
 from shoal.app.story import Entry, Group
 from shoal.app.summary import COLUMNS, every_measure, summary_csv
 
@@ -27,7 +27,7 @@ def entry(method, seed):
         "ood": {"letters": {"auroc_entropy": math.nan if method == "kde" else 0.5}},
     }
     config = {"method": method, "members": 5, "seed": seed}
-    return Entry(f"{method}-{seed}", config, [], [], {}, Assessment(scores))
+    return Entry(f"{method}-{seed}", config, [], [], {}, Evaluation(scores))
 
 
 @pytest.fixture

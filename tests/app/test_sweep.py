@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.app.assessment import Assessment
+from shoal.app.assessment import Evaluation
 from shoal.app.blocks import Heading, Picture, Remark
 from shoal.app.measures import Measure
 from shoal.app.story import Entry, Group, Story
@@ -20,7 +20,7 @@ def group(method, strength=None, nll=0.3, accuracy=0.9, ratio=STRONG, members=5,
         test = {"nll": nll + noise, "accuracy": accuracy + noise}
         scores = {"data": {"task": "classification"}, "test": test, "shifts": {}, "ood": {}}
         history = [{"ratio": ratio, "epoch": 1}]
-        assessment = Assessment(scores)
+        assessment = Evaluation(scores)
         entries.append(Entry(f"{method}-{seed}", config, history, [], {}, assessment))
     return Group(method if strength is None else f"{method}:{strength:g}", entries)
 

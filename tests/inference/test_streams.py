@@ -7,7 +7,10 @@ import sys
 import pytest
 import torch
 
-from shoal.inference.streams import lanes
+from shoal.core.errors import ConfigError
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.streams import lanes, open_queues
+from shoal.training.fit import fit
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
@@ -18,15 +21,44 @@ class TestOnACpu:
             assert side == [None]
 
 
-@pytest.mark.parametrize(("chosen", "found"), [(None, "32"), ("1", "1")])
-def test_the_driver_is_told_of_more_queues_unless_somebody_chose(chosen, found):
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    environment = {key: value for key, value in os.environ.items() if key != name}
-    environment |= {} if chosen is None else {name: chosen}
-    ask = f"import os, shoal; print(os.environ['{name}'])"
-    command = [sys.executable, "-c", ask]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == found
+NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def test_importing_the_package_sets_no_environment_variable():
+    ask = "import os; before = dict(os.environ); import shoal; shoal.fit, shoal.Ensemble; "
+    command = [sys.executable, "-c", ask + "assert dict(os.environ) == before"]
+    assert subprocess.run(command).returncode == 0
+
+
+class TestQueues:
+    @pytest.fixture(autouse=True)
+    def untouched(self, monkeypatch):
+        """A process that has not touched a GPU yet, and an environment that is put back."""
+        monkeypatch.setenv(NAME, "")
+        monkeypatch.delenv(NAME)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+
+    @pytest.mark.parametrize(("device", "found"), [("cuda:0", "32"), ("cpu", None), (None, None)])
+    def test_the_driver_is_told_before_it_starts(self, device, found):
+        open_queues(device)
+        assert os.environ.get(NAME) == found
+
+    def test_what_somebody_chose_stays(self, monkeypatch):
+        monkeypatch.setenv(NAME, "1")
+        open_queues("cuda")
+        assert os.environ[NAME] == "1"
+
+    def test_a_driver_that_runs_is_not_told_in_vain(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        open_queues("cuda")
+        assert NAME not in os.environ
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="this is about a machine without a GPU")
+    def test_training_on_a_gpu_tells_it_before_anything_is_moved(self):
+        ensemble = Ensemble.init(lambda: torch.nn.Linear(2, 2), 2)
+        with pytest.raises(ConfigError, match="cuda"):
+            fit(ensemble, (torch.zeros(4, 2), torch.zeros(4).long()), device="cuda")
+        assert os.environ[NAME] == "32"
 
 
 @needs_gpu

@@ -17,6 +17,7 @@ from shoal.training.optim import (
     Steps,
     clip_members,
     make_optimizer,
+    optimizer_table,
     optimizers,
     schedules,
     set_learning_rate,
@@ -226,3 +227,28 @@ def test_registered_schedules_can_be_made_by_name():
     assert schedules.spec(made) == {"name": "cosine", "floor": 0.0, "warmup": 0.1}
     with pytest.raises(shoal.ConfigError, match="did you mean 'cosine'"):
         schedules.make("cosin")
+
+
+def test_a_class_of_torch_is_taken_like_its_name():
+    x, y = torch.zeros(8, 2), torch.arange(8) % 2
+    runs = [
+        shoal.fit(
+            shoal.Ensemble.init(lambda: torch.nn.Linear(2, 2), 2),
+            (x, y),
+            optimizer=optimizer,
+            epochs=1,
+            progress=False,
+        )
+        for optimizer in ("adamw", torch.optim.AdamW)
+    ]
+    assert runs[0].config == runs[1].config
+    assert torch.equal(*(run.ensemble(x + 1) for run in runs))
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Own"])
+def test_a_class_that_looks_across_members_or_is_not_of_torch_is_refused(name):
+    own = type("Own", (torch.optim.SGD,), {})
+    chosen = own if name == "Own" else getattr(torch.optim, name)
+    with pytest.raises(ConfigError, match=name if name == "Own" else name.lower()) as error:
+        make_optimizer(optimizer_table(chosen), {"a": torch.zeros(2, requires_grad=True)}, 0.1)
+    assert_one_sentence(error.value)

@@ -90,7 +90,8 @@ class TestLoading:
         assert_same_run(loaded, run)
         with pytest.raises(ConfigError) as caught:
             shoal.load(tmp_path)
-        assert_one_sentence(caught.value, "your own 'both'", "shoal.load(folder, build=both)")
+        call = f"shoal.load('{tmp_path}', build=both)"
+        assert_one_sentence(caught.value, "your own 'both'", call)
 
     def test_networks_that_were_double_from_the_start_stay_double(self, tmp_path):
         def build():

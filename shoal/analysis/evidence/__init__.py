@@ -5,7 +5,13 @@ found.log_evidence, found.weightings["posterior"].effective, found.rungs
 """
 
 from shoal.analysis.evidence.ladder import Rung
-from shoal.analysis.evidence.store import load_evidence, member_weights, save_evidence
+from shoal.analysis.evidence.store import (
+    keep_evidence,
+    kept_evidence,
+    load_evidence,
+    member_weights,
+    save_evidence,
+)
 from shoal.analysis.evidence.whole import Evidence, Weighting, evidence
 
 __all__ = [
@@ -13,6 +19,8 @@ __all__ = [
     "Rung",
     "Weighting",
     "evidence",
+    "keep_evidence",
+    "kept_evidence",
     "load_evidence",
     "member_weights",
     "save_evidence",

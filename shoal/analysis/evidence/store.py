@@ -14,10 +14,17 @@ from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.files import read_sealed, sealed, write_json
 from shoal.core.registry import nearest
 from shoal.core.values import came
-from shoal.data.load import load as load_data
+from shoal.training.own_data import again, own_data
 from shoal.training.run import run_id
 
-__all__ = ["FILE", "load_evidence", "member_weights", "save_evidence"]
+__all__ = [
+    "FILE",
+    "keep_evidence",
+    "kept_evidence",
+    "load_evidence",
+    "member_weights",
+    "save_evidence",
+]
 
 FILE = "evidence.json"
 NAMED = ("uniform", "posterior", "stacking")
@@ -26,6 +33,21 @@ NAMED = ("uniform", "posterior", "stacking")
 def save_evidence(found: Evidence, folder: Path | str) -> None:
     """Write it into the folder of the run."""
     write_json(Path(folder) / FILE, sealed({**asdict(found), "run_id": run_id(folder)}))
+
+
+def keep_evidence(run: Any, found: Evidence) -> None:
+    """In the folder of the run; in its `results` where it has none."""
+    if run.folder is None:
+        run.results["evidence"] = found
+    else:
+        save_evidence(found, run.folder)
+
+
+def kept_evidence(run: Any) -> Evidence | None:
+    """What `keep_evidence` kept; None where there is nothing."""
+    if getattr(run, "folder", None) is not None:
+        return load_evidence(run.folder)
+    return getattr(run, "results", {}).get("evidence")
 
 
 def load_evidence(folder: Path | str) -> Evidence | None:
@@ -46,7 +68,7 @@ def load_evidence(folder: Path | str) -> Evidence | None:
     except (TypeError, KeyError, AttributeError) as error:
         raise CheckpointCorrupt(
             f"{path} is not what `shoal evidence` writes ({error}); "
-            f"type: shoal evidence {path.parent}"
+            f"type: {again('evidence', path.parent)}"
         ) from None
 
 
@@ -60,10 +82,10 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
         raise ConfigError(f"there are no weights called '{kind}'; {nearest(str(kind), NAMED)}")
     if kind == "uniform":
         return None
-    folder = getattr(run, "folder", None)
-    kept = None if folder is None or data is not None else load_evidence(folder)
+    kept = None if data is not None else kept_evidence(run)
     if kept is None or kept.step != step_of(run):
-        kept = evidence(run, _data_of(run) if data is None else data, priors=False)
+        known = own_data(run, "this run", "pass data=(x, y)") if data is None else data
+        kept = evidence(run, known, priors=False)
     if kind not in kept.weightings:
         raise DataError(
             "stacking weights are fitted on held-out data, and there are none; "
@@ -71,17 +93,6 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
         )
     weights = [math.nan if w is None else w for w in kept.weightings[kind].weights]
     return torch.tensor(weights, dtype=torch.float64)
-
-
-def _data_of(run: Any) -> Any:
-    spec = getattr(run, "config", {}).get("data") or ""
-    try:
-        return load_data(spec)
-    except ConfigError as error:
-        raise ConfigError(
-            f"the weights of members follow from the data, which cannot be loaded again: {error}; "
-            f"pass data=(x, y)"
-        ) from error
 
 
 def _known(rung: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,18 @@ from shoal.core.registry import Registry
 from shoal.core.seeds import generator
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
+from shoal.training.own_data import again
 
-__all__ = ["Effort", "Part", "Scene", "load_part", "load_study", "registry", "study"]
+__all__ = [
+    "Effort",
+    "Part",
+    "Scene",
+    "kept_study",
+    "load_part",
+    "load_study",
+    "registry",
+    "study",
+]
 
 FORMAT = 2
 FOLDER = "landscape"
@@ -194,7 +204,16 @@ def study(
         else:
             found[name] = kept
         tell(name, kept is not None)
+    if run.folder is None and hasattr(run, "results"):
+        run.results["landscape"] = {**run.results.get("landscape", {}), **found}
     return found
+
+
+def kept_study(run: Any) -> dict[str, Part]:
+    """Every part that `study` left in the folder of a run, or in its `results`."""
+    if getattr(run, "folder", None) is not None:
+        return load_study(run.folder)
+    return getattr(run, "results", {}).get("landscape", {})
 
 
 def _attempt(build: Callable[[Scene], Part], scene: Scene) -> Part:
@@ -214,7 +233,8 @@ def load_part(folder: Path | str, name: str) -> Part | None:
         return Part(found["scores"], read_tensors(tensors))
     except (StorageError, KeyError, TypeError) as error:
         warnings.warn(
-            f"{scores} cannot be read ({error}) and is left out; type: shoal landscape {folder}",
+            f"{scores} cannot be read ({error}) and is left out; "
+            f"type: {again('landscape', folder)}",
             ShoalWarning,
             stacklevel=2,
         )

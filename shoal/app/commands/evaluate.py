@@ -1,36 +1,31 @@
 """`shoal evaluate`: judge a run on its test data, or on others."""
 
 from argparse import Namespace
-from dataclasses import replace
 
-from shoal.app.assess import assess
 from shoal.app.build import check_device
-from shoal.app.judged_data import judged_data
+from shoal.app.evaluate import evaluate
+from shoal.app.judged_data import judged_data, opened_for
 from shoal.app.outcome import Outcome
 from shoal.app.show import scores_text
 from shoal.app.threads import set_threads
-from shoal.app.ticker import parts_ticker
 from shoal.core.files import write_json
-from shoal.training.run import load
+from shoal.training.own_data import has_own_data
 
 __all__ = ["run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """Scores; those on the run's own data are kept in its folder."""
+    """Scores; its folder keeps those on the run's own data, or on any where it can load none."""
     check_device(options.device)
-    found = load(options.run)
+    found = opened_for("evaluate", options.run)
     set_threads(options.threads, found.ensemble.weights, 1024)
-    if options.device is not None:
-        found.ensemble.to(options.device)
-    data = judged_data(found, options.run, options.data)
-    if options.data is not None:
-        found = replace(found, folder=None)
-    with parts_ticker(data, options.quiet) as ticker:
-        scores = assess(found, data, after=ticker.tick).scores
+    data = judged_data(found, options.run, options.data, "evaluate")
+    keep = options.data is None or has_own_data(found.config)
+    how = {"device": options.device, "keep": keep, "progress": not options.quiet}
+    scores = evaluate(found, data, **how).scores
     if options.out is not None:
         write_json(options.out, scores)
-    where = options.out or (f"{found.folder}/scores.json" if found.folder else None)
+    where = options.out or (f"{found.folder}/scores.json" if keep else None)
     kept = [] if where is None else [f"Kept in {where}"]
     return Outcome(
         "\n\n".join([f"{options.run} on {data.name}", scores_text(scores), *kept]), scores

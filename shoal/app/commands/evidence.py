@@ -3,16 +3,14 @@
 from argparse import Namespace
 from dataclasses import asdict
 
-from shoal.analysis.evidence.store import save_evidence
-from shoal.analysis.evidence.whole import Evidence, evidence
+from shoal.analysis.evidence.whole import Evidence
+from shoal.app.api import evidence
 from shoal.app.evidence_words import answers
-from shoal.app.judged_data import judged_data
+from shoal.app.judged_data import judged_data, opened_for
 from shoal.app.outcome import Outcome, table
 from shoal.app.threads import set_threads
-from shoal.app.ticker import Ticker
 from shoal.app.words import number
 from shoal.core.errors import ConfigError
-from shoal.training.run import load
 
 __all__ = ["run"]
 
@@ -21,19 +19,17 @@ def run(options: Namespace) -> Outcome:
     """Compute everything, keep it in the folder of the run, and tell it in sentences."""
     if options.points < 1 or options.flow_steps < 0:
         raise ConfigError("--points must be 1 or more, and --flow-steps 0 or more")
-    found = load(options.run)
-    data = judged_data(found, options.run, options.data)
+    found = opened_for("evidence", options.run)
+    data = judged_data(found, options.run, options.data, "evidence")
     set_threads(options.threads, found.ensemble.weights, 1024)
-    with Ticker(3 if options.no_priors else 7, show=not options.quiet) as ticker:
-        told = evidence(
-            found,
-            data,
-            priors=not options.no_priors,
-            points=options.points,
-            flow_steps=options.flow_steps,
-            tell=ticker.tick,
-        )
-    save_evidence(told, options.run)
+    told = evidence(
+        found,
+        data,
+        priors=not options.no_priors,
+        points=options.points,
+        flow_steps=options.flow_steps,
+        progress=not options.quiet,
+    )
     text = [
         f"{options.run}: {told.members} members, {told.points:,} training points",
         "\n".join(answers(told)),

@@ -6,16 +6,16 @@ from typing import Any
 
 from shoal.app.assess import assess
 from shoal.app.build import check_device
+from shoal.app.judged_data import judged_data, opened_for
 from shoal.app.outcome import Outcome, counted
-from shoal.app.overrides import apply_override, parse_value
+from shoal.app.overrides import apply_override
 from shoal.app.show import scores_text
 from shoal.app.threads import set_threads
 from shoal.app.words import seconds
 from shoal.core.errors import ConfigError
-from shoal.data import load as load_data
 from shoal.training.grow import grow
 from shoal.training.options import NAMES
-from shoal.training.run import Run, RunFolder, load
+from shoal.training.run import Run, RunFolder
 
 __all__ = ["run"]
 
@@ -23,15 +23,14 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Train the new members, judge the whole, and say where it is kept."""
     check_device(options.device)
-    source = load(options.run)
+    source = opened_for("grow", options.run)
     folder = Path(options.out or f"{options.run.rstrip('/')}-grown-{_size(source, options.more)}")
     if RunFolder(folder).holds_run and not options.resume:
         raise ConfigError(
             f"{folder} already holds a run; add --resume to continue it, "
             f"or -o FOLDER to keep this one elsewhere"
         )
-    spec = source.config.get("data") if options.data is None else options.data
-    data = load_data(parse_value(spec, "--data") if isinstance(spec, str) else spec or "")
+    data = judged_data(source, options.run, options.data, "grow")
     changes = _changes(options.changes)
     if options.device is not None:
         changes["device"] = options.device

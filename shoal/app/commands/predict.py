@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.app.build import check_device
+from shoal.app.judged_data import opened_for
 from shoal.app.outcome import Outcome
 from shoal.app.threads import set_threads
 from shoal.core.disk import replacing
@@ -17,7 +18,7 @@ from shoal.core.files import write_text
 from shoal.data.files import load_file
 from shoal.data.images import fitted, in_range
 from shoal.prediction import Predictive, predict
-from shoal.training.run import Run, load
+from shoal.training.run import Run
 
 __all__ = ["run"]
 
@@ -28,7 +29,7 @@ def run(options: Namespace) -> Outcome:
     if out is not None and out.suffix.lower() not in (".csv", ".npz"):
         raise ConfigError(f"predictions are written as .csv or .npz, not as {out.name!r}")
     check_device(options.device)
-    source = load(options.run)
+    source = opened_for("predict", options.run)
     set_threads(options.threads, source.ensemble.weights, 1024)
     x = _stretched(_shaped(load_file(options.file).x, source, options.file), source, options.file)
     pred = predict(source, x, device=options.device)

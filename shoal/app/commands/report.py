@@ -5,8 +5,8 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.app.api import report
 from shoal.app.outcome import Outcome, counted
+from shoal.app.report import report
 from shoal.core.errors import StorageError
 from shoal.training.run import RunFolder
 

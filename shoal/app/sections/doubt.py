@@ -7,7 +7,7 @@ from torch import Tensor
 
 from shoal import plots
 from shoal.app import sentences
-from shoal.app.assessment import Assessment
+from shoal.app.assessment import Evaluation
 from shoal.app.blocks import Block, Fold, Heading, Picture, Section, section
 from shoal.app.measures import Measure
 from shoal.app.story import Group, Story
@@ -124,7 +124,9 @@ def _toys(story: Story) -> Iterator[Block]:
         if found is None:
             continue
         train, test, plane = (found.part(name) for name in ("train", "test", "plane"))
-        data = (train["x"], train["y"]) if {"x", "y"} <= train.keys() else None
+        # where the training data are not known, the points it was evaluated on stand for them
+        which, points = ("training data", train) if "y" in train else ("test data", plane or test)
+        data = (points["x"], points["y"]) if {"x", "y"} <= points.keys() else None
         if "entropy" in plane:
             yield Picture(
                 plots.plane(plane["across"], plane["up"], plane["entropy"], data),
@@ -133,7 +135,7 @@ def _toys(story: Story) -> Iterator[Block]:
             )
         if "x" in test and test.get("mean", test["x"]).ndim == 1:
             yield Picture(
-                plots.band(test["x"], test["mean"], test["stddev"], data, label),
+                plots.band(test["x"], test["mean"], test["stddev"], data, label, which=which),
                 f"Prediction of {label}",
                 "The band should hug the data where they are and widen where they are not.",
             )
@@ -158,7 +160,7 @@ def _galleries(story: Story) -> Iterator[Block]:
         yield Fold(f"More of the {name}: sorted by entropy and by confidence", rest)
 
 
-def _gallery(found: Assessment, part: str, name: str, measure: str) -> Iterator[Block]:
+def _gallery(found: Evaluation, part: str, name: str, measure: str) -> Iterator[Block]:
     longest = max(map(len, _classes(found)), default=1)
     columns, room = (6, 8) if longest <= 4 else (4, 13)
     for end, title in zip(("low", "high"), _MEASURES[measure], strict=True):
@@ -185,7 +187,7 @@ def _reading(part: str, measure: str, end: str) -> str:
 
 
 def _captions(
-    found: Assessment, part: str, index: Tensor, measure: str, room: int
+    found: Evaluation, part: str, index: Tensor, measure: str, room: int
 ) -> tuple[list[str], list[str]]:
     values, classes = found.part(part), _classes(found)
     captions, tips = [], []
@@ -211,7 +213,7 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _classes(found: Assessment) -> list[str]:
+def _classes(found: Evaluation) -> list[str]:
     return found.scores["data"].get("classes") or []
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from shoal import plots
-from shoal.analysis.landscape.study import Part, load_study
+from shoal.analysis.landscape.study import Part
 from shoal.app.blocks import Block, Fold, Picture, Remark, Section, section
 from shoal.app.findings import finding
 from shoal.app.story import Entry, Story
@@ -23,8 +23,7 @@ Study = Mapping[str, Part]
 @section("landscape", order=55, judged=False)
 def between(story: Story) -> Section | None:
     """The landscape of the first run that has been looked at, and what all of them compare."""
-    studies = {entry: load_study(entry.folder) for entry in story.entries if entry.folder}
-    studies = {entry: found for entry, found in studies.items() if found}
+    studies = {entry: entry.landscape for entry in story.entries if entry.landscape}
     if not studies:
         return None
     entry, study = next(iter(studies.items()))

@@ -13,6 +13,7 @@ from shoal.app.verdicts import Verdict, verdict
 from shoal.app.words import number, plus_minus
 from shoal.plots.comparison import outliers
 from shoal.prediction.statistics import Difference
+from shoal.training.own_data import has_own_data, has_own_network
 
 __all__ = ["which"]
 
@@ -24,7 +25,8 @@ def which(story: Story) -> Section:
     """Every group of runs beside every other."""
     columns = measures(story)
     if len(story.groups) == 1:
-        line = "Only one kind of run is here; `shoal compare` puts methods and sizes side by side."
+        typed = _compare(story, "", "")
+        line = f"Only one kind of run is here; `{typed}` puts methods and sizes side by side."
         table = _upright(story.lead, columns)
         return Section("Which method, how many members?", line, [table])
     blocks: list[Block] = [_table(story, columns), *_differences(story, columns)]
@@ -137,7 +139,7 @@ def _differences(story: Story, columns: list[Measure]) -> Iterator[Block]:
     if all(cell.value == "" for cells in found.values() for cell in cells):
         yield Remark(
             "One seed a method says nothing about the noise; "
-            "`shoal compare --seeds 5` gives every difference an interval."
+            f"`{_compare(story, ', seeds=5', ' --seeds 5')}` gives every difference an interval."
         )
         return
     yield Table(
@@ -147,6 +149,14 @@ def _differences(story: Story, columns: list[Measure]) -> Iterator[Block]:
         "Mean difference with its 95 % interval over the seeds; = where the interval holds zero. "
         "One interval in twenty misses by chance.",
     )
+
+
+def _compare(story: Story, in_python: str, typed: str) -> str:
+    """What compares methods: a command, or Python for a network or data of the user's own."""
+    config = story.entries[0].config
+    if has_own_network(config) or has_own_data(config):
+        return f"shoal.compare(build, (x, y), test=(x_test, y_test){in_python})"
+    return f"shoal compare CONFIG{typed}"
 
 
 def _difference(measure: Measure, group: Group, story: Story) -> Cell:

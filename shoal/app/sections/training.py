@@ -30,7 +30,8 @@ def went(story: Story) -> Section | None:
     ]
     if len(others) > _FOLDS:
         names = joined([entry.method for entry in others[_FOLDS:]])
-        blocks.append(Remark(f"Not drawn here: {names}; `shoal report RUN` shows a run alone."))
+        alone = "shoal report RUN" if first.folder else 'shoal.report(run, "page.html")'
+        blocks.append(Remark(f"Not drawn here: {names}; `{alone}` shows a run alone."))
     if len(told) > 1:
         blocks += [*_seeds(told), folded(_table(told))]
     return Section("Did training go well?", answer(first), blocks)

@@ -1,0 +1,192 @@
+"""From what a user hands to a function about a run to a `Dataset` of its splits."""
+
+import copy
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.data.corruptions import SEVERITIES, with_corruptions
+from shoal.data.dataset import Dataset, Split
+from shoal.data.load import load as load_data
+from shoal.data.sources import gathered
+from shoal.prediction.predictive import ArrayLike
+from shoal.training.own_data import data_name, own_data, what_to_type
+from shoal.training.run import Run, load
+
+__all__ = [
+    "Inputs",
+    "Labelled",
+    "Shifts",
+    "evaluation_data",
+    "opened",
+    "placed",
+    "splits_of",
+    "training_data",
+]
+
+Inputs = Tensor | np.ndarray | Split | Iterable[Any]
+"""An array or tensor [B, ...], a `Split`, or a loader of batches."""
+
+Labelled = tuple[ArrayLike, ArrayLike] | Split | Iterable[Any]
+"""A pair (x, y), a `Split`, or a loader of batches (x, y)."""
+
+Shifts = Mapping[str, Inputs | Labelled] | str | Sequence[str]
+"""Changed test data by name, or names of corruptions."""
+
+
+def opened(run: Run | str | os.PathLike[str]) -> Run:
+    """The run itself, or the one that a folder holds."""
+    if isinstance(run, str | os.PathLike):
+        return load(Path(run))
+    if not hasattr(run, "ensemble") or not hasattr(run, "likelihood"):
+        raise ConfigError(
+            f"wanted a run or its folder, not {type(run).__name__}; for an ensemble type: "
+            f"shoal.evaluate(shoal.predict(ensemble, x), y)"
+        )
+    return run
+
+
+def placed(run: Run, device: torch.device | str | None) -> Run:
+    """The run with its members on a device; those of the user's stay where they are."""
+    if device is None or torch.device(device) == run.ensemble.device:
+        return run
+    return replace(run, ensemble=copy.deepcopy(run.ensemble).to(device))
+
+
+def evaluation_data(
+    run: Run,
+    data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
+    ood: Mapping[str, Inputs] | None = None,
+    shifts: Shifts | None = None,
+    severities: Sequence[int] = SEVERITIES,
+) -> Dataset:
+    """What a run is evaluated on, as a data set; see `shoal.evaluate`."""
+    if data is None:
+        found = own_data(run, _name(run), f"type: {what_to_type('evaluate', run.config)}")
+    elif isinstance(data, Dataset):
+        found = data
+    elif isinstance(data, str | Mapping):
+        found = load_data(data)
+    else:
+        found = _tested(run, gathered(data, run.ensemble.dtype))
+    dtype = run.ensemble.dtype
+    return _with_shifts(_with_ood(found, ood, dtype), shifts, severities, dtype)
+
+
+def training_data(
+    run: Run | None,
+    data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
+    test: Labelled | None = None,
+    advice: str = "pass data=(x, y)",
+    dtype: torch.dtype = torch.float32,
+) -> Dataset:
+    """What a run was trained on, as a data set, with test data beside it.
+
+    Args:
+        run: which run; None where there is none yet, and data are needed.
+        data: a data set, or training data; None loads again what the run was trained on.
+        test: test data, in place of those of the data set.
+        advice: what to do where the data of the run cannot be loaded again.
+        dtype: type of real numbers.
+    """
+    if data is None and run is not None:
+        found = own_data(run, _name(run), advice)
+    elif isinstance(data, Dataset):
+        found = data
+    elif isinstance(data, str | Mapping):
+        found = load_data(data)
+    else:
+        name = data_name({} if run is None else run.config)
+        found = Dataset(name, gathered(data, dtype))
+    return found if test is None else replace(found, test=gathered(test, dtype))
+
+
+def splits_of(
+    data: Dataset | Labelled,
+    test: Labelled | None,
+    ood: Mapping[str, Inputs] | None,
+    shifts: Shifts | None,
+) -> Dataset:
+    """Training data, test data and what else they are to be compared on, as a data set."""
+    found = training_data(None, data, test)
+    return _with_shifts(_with_ood(found, ood), shifts, SEVERITIES)
+
+
+def _name(run: Run) -> str:
+    return "this run" if run.folder is None else str(run.folder)
+
+
+def _tested(run: Run, test: Split) -> Dataset:
+    """Test data alone: nothing is known of the training data but their kind."""
+    if test.y is None:
+        raise DataError("a run is evaluated on inputs and targets; pass a pair (x_test, y_test)")
+    pixels = run.provenance.get("pixel_range") if hasattr(run, "provenance") else None
+    return Dataset(
+        data_name(run.config),
+        train=Split(test.x[:0], test.y[:0]),
+        test=test,
+        pixel_range=None if pixels is None else (float(pixels[0]), float(pixels[1])),
+    )
+
+
+def _with_ood(
+    data: Dataset, ood: Mapping[str, Inputs] | None, dtype: torch.dtype = torch.float32
+) -> Dataset:
+    if ood is None:
+        return data
+    _check_names("ood", ood)
+    found = {name: gathered(x, dtype) for name, x in ood.items()}
+    _check_shapes("ood", found, data)
+    return replace(data, ood={**data.ood, **found})
+
+
+def _with_shifts(
+    data: Dataset,
+    shifts: Shifts | None,
+    severities: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+) -> Dataset:
+    if shifts is None:
+        return data
+    if isinstance(shifts, str) or not isinstance(shifts, Mapping):
+        return with_corruptions(data, shifts, severities)
+    _check_names("shifts", shifts)
+    found = {name: gathered(split, dtype) for name, split in shifts.items()}
+    _check_shapes("shifts", found, data)
+    targets = None if data.test is None else data.test.y
+    for name, split in found.items():
+        if split.y is None and (targets is None or len(targets) != len(split)):
+            raise DataError(
+                f"the shift '{name}' has {len(split)} inputs without targets, and the test data "
+                f"have not as many; pass a pair (x, y)"
+            )
+    named = {
+        n: split if split.y is not None else Split(split.x, targets) for n, split in found.items()
+    }
+    return replace(data, shifts={**data.shifts, **named})
+
+
+def _check_names(what: str, given: Any) -> None:
+    named = isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
+    if not named:
+        raise DataError(
+            f"{what} is a dict of names to inputs, not {type(given).__name__}; "
+            f"type {what}={{'letters': x}}"
+        )
+
+
+def _check_shapes(what: str, found: Mapping[str, Split], data: Dataset) -> None:
+    wanted = data.input_shape
+    for name, split in found.items():
+        if tuple(split.x.shape[1:]) != wanted:
+            raise DataError(
+                f"the inputs of {what} '{name}' have shape {tuple(split.x.shape[1:])}, "
+                f"but those of the test data {wanted}"
+            )

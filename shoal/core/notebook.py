@@ -1,0 +1,20 @@
+"""How the main objects show themselves in a notebook: a small table of facts."""
+
+import html
+from collections.abc import Mapping
+
+__all__ = ["facts_html"]
+
+
+def facts_html(title: str, facts: Mapping[str, object]) -> str:
+    """A table with a heading and one fact in each row; facts that are None are left out.
+
+    >>> facts_html("Run", {"members": 5, "folder": None})
+    '<table><caption>Run</caption><tr><th>members</th><td>5</td></tr></table>'
+    """
+    known = {name: fact for name, fact in facts.items() if fact is not None}
+    rows = [
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(fact))}</td></tr>"
+        for name, fact in known.items()
+    ]
+    return f"<table><caption>{html.escape(title)}</caption>{''.join(rows)}</table>"

@@ -1,0 +1,203 @@
+"""What people expect of an `nn.Module`, for an ensemble: its parameters are those of all members.
+
+A parameter is one tensor [M, ...] for all members, named like the parameter of one network, so that
+an optimiser of torch and a loop of one's own work as they do on a module.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Self, overload
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import ConfigError
+from shoal.core.notebook import facts_html
+from shoal.core.types import Tree
+from shoal.inference.group import Group
+from shoal.inference.streams import open_queues
+
+if TYPE_CHECKING:
+    from shoal.inference.ensemble import Ensemble
+
+__all__ = ["IncompatibleKeys", "ModuleLike"]
+
+FINITE = "ensemble.alive"
+"""Name of the tensor in a state dict that says which members are finite."""
+
+
+class IncompatibleKeys(NamedTuple):
+    """What `load_state_dict` did not find, and what it had no use for."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class ModuleLike:
+    """The part of an ensemble that behaves as a module and as a sequence of members.
+
+    Attributes:
+        groups: one for each architecture.
+        alive: which members have stayed finite [M].
+    """
+
+    groups: list[Group]
+    alive: Tensor
+
+    if TYPE_CHECKING:  # what an ensemble has beside it
+
+        @property
+        def members(self) -> int: ...
+
+        @property
+        def weights(self) -> Tree: ...
+
+        @property
+        def buffers(self) -> Tree: ...
+
+        @property
+        def device(self) -> torch.device: ...
+
+        @property
+        def dtype(self) -> torch.dtype: ...
+
+        def train(self, mode: bool = True) -> Self: ...
+
+        def member(self, index: int) -> nn.Module: ...
+
+        def part(self, start: int, stop: int) -> "Ensemble": ...
+
+    def __len__(self) -> int:
+        return self.members
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return map(self.member, range(self.members))
+
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Ensemble": ...
+
+    def __getitem__(self, index: int | slice) -> "nn.Module | Ensemble":
+        """A member as an ordinary module, a copy; or a range of members on the same memory."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self.members)
+            if step != 1 or start >= stop:
+                raise IndexError("a range of members goes up in steps of 1 and has at least one")
+            return self.part(start, stop)
+        return self.member(index + self.members if index < 0 else index)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors [M, ...] of everything that is trained."""
+        return iter(self.weights.items())
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Tensors [M, ...] of everything that is trained, for an optimiser of torch."""
+        return iter(self.weights.values())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors [M, ...] of what members carry and do not train."""
+        return iter(self.buffers.items())
+
+    def state_dict(self) -> Tree:
+        """Every tensor [M, ...] by the name it has in one network, and which members are finite."""
+        return {
+            **{name: tensor.detach() for name, tensor in self.weights.items()},
+            **self.buffers,
+            FINITE: self.alive,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
+        """Take over the tensors of a `state_dict`, in place.
+
+        Args:
+            state: tensors by name.
+            strict: refuse names that are missing or too many.
+        """
+        mine = self.state_dict()
+        keys = IncompatibleKeys(
+            [name for name in mine if name not in state and name != FINITE],
+            [name for name in state if name not in mine],
+        )
+        if strict and any(keys):
+            raise ConfigError(
+                f"the state dict is of another architecture: it lacks {keys.missing_keys} and has "
+                f"{keys.unexpected_keys} too many; type strict=False to take what fits"
+            )
+        shared = {name: tensor for name, tensor in mine.items() if name in state}
+        for name, tensor in shared.items():
+            if tensor.shape != state[name].shape:
+                raise ConfigError(
+                    f"{name} has shape {tuple(state[name].shape)} in the state dict, but "
+                    f"{tuple(tensor.shape)} in this ensemble"
+                )
+        with torch.no_grad():
+            for name, tensor in shared.items():
+                tensor.copy_(state[name])
+        return keys
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters."""
+        for tensor in self.weights.values():
+            if set_to_none:
+                tensor.grad = None
+            elif tensor.grad is not None:
+                tensor.grad.zero_()
+
+    def eval(self) -> Self:
+        """Batch statistics and dropout off, as `train(False)`."""
+        return self.train(False)
+
+    def to(
+        self,
+        device: torch.device | str | int | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Move the members to a device or a floating point type, in place; either may be first."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise ConfigError(f"members calculate in a floating point type, not in {dtype}")
+        device = f"cuda:{device}" if isinstance(device, int) else device
+        open_queues(device)
+        for group in self.groups:
+            for tree in (group.weights, group.buffers):
+                for name, t in tree.items():
+                    kind = dtype if t.is_floating_point() else None
+                    tree[name] = t.detach().to(device, kind).requires_grad_(t.requires_grad)
+            group.skeleton.to(device, dtype)
+            group.prototype.to(device, dtype)
+        self.alive = self.alive.to(device)
+        return self
+
+    def cpu(self) -> Self:
+        """To the memory of the processor, in place."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | None = None) -> Self:
+        """To a GPU, in place."""
+        return self.to("cuda" if device is None else f"cuda:{device}")
+
+    def _facts(self) -> dict[str, object]:
+        kinds = {type(group.prototype).__name__: group for group in self.groups}
+        total = sum(tensor.numel() for tensor in self.weights.values())
+        each = total // self.members
+        lost = self.members - int(self.alive.sum())
+        return {
+            "members": self.members,
+            "network": " and ".join(kinds),
+            "weights": f"{each:,} in each member" if len(self.groups) == 1 else f"{total:,} in all",
+            "device": str(self.device),
+            "type": str(self.dtype).removeprefix("torch."),
+            "diverged": lost or None,
+        }
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        return (
+            f"Ensemble({self.members} x {facts['network']}, {facts['weights']}, "
+            f"{facts['type']} on {facts['device']})"
+        )
+
+    def _repr_html_(self) -> str:
+        return facts_html("Ensemble", self._facts())
