@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.app.story import Entry, shown_path
-from shoal.app.toml import parse_toml
 from shoal.app.variants import Variant, variant_of
+from shoal.core.toml import parse_toml
 from shoal.inference.priors import registry as priors
 from shoal.interaction.methods import METHODS
 from shoal.training.fit import fit

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from shoal.app.overrides import apply_override
-from shoal.app.toml import MAX_BYTES, parse_toml
 from shoal.core.disk import size_of, storage_errors
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.registry import nearest
+from shoal.core.toml import MAX_BYTES, parse_toml
 from shoal.core.values import check_value
 from shoal.training.options import NAMES, Options, Spec, option
 

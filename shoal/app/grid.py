@@ -8,13 +8,12 @@ from typing import Any
 from shoal.app.assess import assess
 from shoal.app.build import check_names, train
 from shoal.app.config import DEFAULTS, Config, make_config
-from shoal.app.toml import parse_toml
 from shoal.app.variants import Variant
 from shoal.core.disk import storage_errors
 from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.core.files import write_text
 from shoal.core.lock import FolderLock
-from shoal.core.toml import to_toml
+from shoal.core.toml import parse_toml, to_toml
 from shoal.data.dataset import Dataset
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build

@@ -4,9 +4,9 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.app.toml import MAX_DEPTH, parse_toml
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
+from shoal.core.toml import MAX_DEPTH, parse_toml
 from shoal.training.options import EXCLUDES
 
 __all__ = ["apply_override", "parse_value"]
