@@ -9,7 +9,6 @@ Members that look at different places have maps of little overlap; one minus the
 maps of two members is a number for it. Selvaraju et al. (2017), arXiv 1610.02391.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +30,7 @@ class AttentionMaps:
         maps: by size of the map in the order of depth, [M, B, height, width], each at most 1.
     """
 
-    maps: Mapping[Size, Tensor]
+    maps: dict[Size, Tensor]
 
     @property
     def diversity(self) -> dict[Size, float]:
