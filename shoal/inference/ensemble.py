@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -294,6 +295,6 @@ class Ensemble:
         }
 
 
-def _is_count(count: object) -> bool:
-    whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
-    return whole and bool(count >= 1)
+def _is_count(count: object) -> TypeGuard[int]:
+    whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
+    return whole and int(count) >= 1
