@@ -178,7 +178,7 @@ def test_a_real_ensemble_predicts_as_its_members_do_one_by_one():
 
 
 def test_another_device_leaves_the_ensemble_where_it_was(monkeypatch):
-    monkeypatch.setattr("shoal.prediction.predict.usable_device", torch.device)
+    monkeypatch.setitem(predict.__globals__, "usable_device", torch.device)  # meets it later
     ensemble = Ensemble.init(build, members=2, seed=0)
     before = ensemble.weights
     with pytest.raises((NotImplementedError, RuntimeError)):
