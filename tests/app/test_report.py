@@ -304,12 +304,12 @@ def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
 
 
 def test_progress_counts_the_figures(picture_runs, tmp_path, capsys):
-    page = report(picture_runs, tmp_path / "page.html", progress=True)
+    page = report(picture_runs[:1], tmp_path / "page.html", progress=True)
     *_, last = capsys.readouterr().err.splitlines()
     drawn = page.read_text().count("<svg ")
     assert last == f"{drawn}/{drawn}  Did training go well?"
     assert gc.isenabled()
-    report(picture_runs, tmp_path / "page.html")
+    report(picture_runs[:1], tmp_path / "page.html")
     assert capsys.readouterr().err == ""
 
 

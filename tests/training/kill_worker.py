@@ -86,6 +86,8 @@ def start(method: str, pause: int, signals: int, folder: Path) -> int:
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error", ShoalWarning)
+    # Python 3.12 and later warn of threads at a fork; here they are torch's, and idle
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     warm_up()
     print("ready", flush=True)
     pid = 0
