@@ -57,7 +57,8 @@ def train(
         )
     ensemble = make_ensemble(config, data)
     prepare(ensemble)
-    options = {name: getattr(config, name) for name in NAMES} | {"method": _method(config)}
+    options: dict[str, Any] = {name: getattr(config, name) for name in NAMES}
+    options["method"] = _method(config)
     return fit(ensemble, data, **options, out=out, resume=resume, progress=progress)
 
 
