@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from shoal.app.bench.machine import load, machine, versions
-from shoal.app.bench.plan import find_device
 from shoal.core.files import write_json
+from shoal.experiment.bench.measure import load, machine, versions
+from shoal.experiment.bench.plan import find_device
 
 __all__ = ["DOCS", "finish", "options", "parser", "say", "title"]
 

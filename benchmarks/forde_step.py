@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.engine.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import Mapping
 
 __all__ = [
     "PassResult",
@@ -40,7 +40,7 @@ def member_inputs(x: Tensor, members: int, dtype: torch.dtype) -> Tensor:
 
 
 def forward_with_gradients(
-    ensemble: Ensemble, x: Tensor, y: Tensor, mapping: Mapping, way: AbstractContextManager
+    ensemble: Ensemble, x: Tensor, y: Tensor, mapping: MemberRunner, way: AbstractContextManager
 ) -> PassResult:
     """Forward pass, and the input gradients of the true class."""
     inputs = member_inputs(x, ensemble.members, ensemble.groups[0].compute or x.dtype)
@@ -86,7 +86,7 @@ def backward_pass(ensemble: Ensemble, found: PassResult, at: PassResult) -> list
     return list(torch.autograd.grad(found, weights, given))
 
 
-def plain_gradients(ensemble: Ensemble, x: Tensor, y: Tensor, mapping: Mapping) -> list[Tensor]:
+def plain_gradients(ensemble: Ensemble, x: Tensor, y: Tensor, mapping: MemberRunner) -> list[Tensor]:
     """The same without repulsion: the step of a plain ensemble."""
     outputs = ensemble(x, mapping)
     loss = F.cross_entropy(outputs.float().flatten(0, 1), y.repeat(len(outputs))) * len(outputs)

@@ -23,11 +23,11 @@ from common import options, parser, say, title
 from study_data import corrupted_digits, tables
 
 import shoal
-from shoal.app.markdown import markdown_table
 from shoal.core.files import write_bytes, write_json, write_text
+from shoal.core.text import markdown_table
 from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.models import registry as models
-from shoal.plots import Curve, comparison, png, severity
+from shoal.plots import MetricCurve, comparison, png, severity
 from shoal.prediction.statistics import mean_and_error, paired_difference
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "results" / "forde"
@@ -191,7 +191,7 @@ def _against(means: dict, labels: dict[float, str], name: str, out: Path, words:
     for metric, who in (("accuracy", "clean"), ("corrupted_accuracy", "corrupted")):
         scores = [means[label][metric] for label in labels.values()]
         points = [score["mean"] for score in scores], [score["error"] for score in scores]
-        curves[who] = Curve(list(labels), *points)
+        curves[who] = MetricCurve(list(labels), *points)
     drawn = severity(curves, "accuracy", words or name, share=True)
     write_bytes(out / f"{name}.png", png(drawn, 110))
 
@@ -207,7 +207,7 @@ def _by_severity(rows: list[dict], labels: list[str], metric: str) -> Any:
         start = mean_and_error([row[metric] for row in own])
         points = [start, *means]
         places = [0.0, *map(float, levels)]
-        curves[label] = Curve(places, [mean for mean, _ in points], [e for _, e in points])
+        curves[label] = MetricCurve(places, [mean for mean, _ in points], [e for _, e in points])
     return severity(curves, metric, share=metric == "accuracy")
 
 

@@ -12,8 +12,7 @@ import torch
 from common import finish, options, parser, say, title
 
 import shoal
-from shoal.app.markdown import markdown_table
-from shoal.app.words import plus_minus
+from shoal.core.text import markdown_table, plus_minus
 from shoal.data.dataset import Dataset
 from shoal.inference.ensemble import Ensemble
 from shoal.models import MLP, Blueprint
@@ -52,7 +51,7 @@ def procedures(data: Dataset, name: str, epochs: int, seed: int) -> dict[str, tu
     half = time.perf_counter() - started
     grown = shoal.grow(first, SIZE - HALF, data=data, progress=False)
     grown_time = time.perf_counter() - started
-    fresh = Ensemble.init(build, SIZE, seed).part(HALF, SIZE)
+    fresh = Ensemble.init(build, SIZE, seed).slice_members(HALF, SIZE)
     second = train(data, fresh, name, epochs, seed)
     return {
         "at once": (whole, at_once),

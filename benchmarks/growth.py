@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from common import DOCS, finish, options, parser, say, title
 
-from shoal.app.bench.battery import Contestant, Row, measure
-from shoal.app.bench.contestants import Case
-from shoal.app.bench.networks import perceptron
-from shoal.app.bench.timing import Timing
-from shoal.app.outcome import table
 from shoal.core.errors import ConfigError
 from shoal.core.files import read_json
 from shoal.core.optional import require
+from shoal.core.text import table
+from shoal.experiment.bench.battery import Contestant, Row, measure
+from shoal.experiment.bench.contestants import Case, perceptron
+from shoal.experiment.bench.measure import Timing
+from shoal.plots.figure import svg
 from shoal.plots.style import blank, legend, look, power, rc
-from shoal.plots.svg import svg
 
 METHODS = ("ensemble", "kde", "f-kde")
 POINTS = 16_384

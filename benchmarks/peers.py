@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from shoal.app.bench.battery import reason
-from shoal.app.bench.networks import perceptron, random_data
-from shoal.app.outcome import table
+from shoal.core.text import table
+from shoal.experiment.bench.battery import reason
+from shoal.experiment.bench.contestants import perceptron, random_data
 from shoal.inference.ensemble import Ensemble
 from shoal.training.fit import fit
 

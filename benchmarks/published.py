@@ -15,11 +15,10 @@ from common import finish, options, parser, say, title
 from literal import Published
 from torch import Tensor
 
-from shoal.app.bench.battery import Contestant, Row, measure
-from shoal.app.bench.contestants import Case, forever, trainer
-from shoal.app.bench.networks import perceptron
-from shoal.app.bench.timing import Timing, Work
-from shoal.app.outcome import table
+from shoal.core.text import table
+from shoal.experiment.bench.battery import Contestant, Row, measure
+from shoal.experiment.bench.contestants import Case, forever, perceptron, trainer
+from shoal.experiment.bench.measure import Timing, Work
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import Gaussian
 from shoal.interaction.methods import get

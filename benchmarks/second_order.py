@@ -26,10 +26,9 @@ from forde_step import (
 from torch import Tensor
 from whole_graph import WholeGraph
 
-from shoal.app.bench.contestants import Case, EnsembleSteps
-from shoal.app.bench.networks import Network
-from shoal.inference.mapping import Mapping
-from shoal.inference.second_order import fast_second_order
+from shoal.engine.derivatives import fast_second_order
+from shoal.engine.member_runner import MemberRunner
+from shoal.experiment.bench.contestants import Case, EnsembleSteps, Network
 from shoal.interaction.methods import METHODS
 from shoal.models.resnet import ResNet18
 
@@ -101,7 +100,7 @@ class Stage:
 
     def step(self, way: Way) -> Step:
         """A function that computes the gradients of one step."""
-        once = Mapping("loop", streams=way.streams, compiled=way.compiled)
+        once = MemberRunner("loop", streams=way.streams, compiled=way.compiled)
         if way.kind.startswith("plain"):
             return lambda: plain_gradients(self.ensemble, self.x, self.y, once)
         if way.kind == "exact":
@@ -125,7 +124,7 @@ class Stage:
             if whole is not None:
                 found = whole(member_inputs(x, ensemble.members, self._dtype), y)
             else:
-                mapping = Mapping("loop", streams=way.streams)
+                mapping = MemberRunner("loop", streams=way.streams)
                 found = forward_with_gradients(ensemble, x, y, mapping, _way(way.second))
             return backward_pass(ensemble, found, cotangents(*found, y, self.axes, len(self.x)))
 
@@ -163,7 +162,7 @@ def errors(case: Case, members: int = 4, batch: int = 32) -> dict[str, float]:
     small = replace(case, members=members, batch_size=batch, precision="float32")
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     stage = Stage(small, norm=True)
-    mapping = Mapping("loop")
+    mapping = MemberRunner("loop")
 
     def gradients(second: str, dtype: torch.dtype | None, at: Any = None) -> tuple[Tensor, Any]:
         stage.ensemble.compute_in(dtype)

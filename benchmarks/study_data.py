@@ -7,7 +7,7 @@ import torch
 
 import shoal
 from shoal.core.optional import require
-from shoal.core.seeds import derive, generator
+from shoal.core.random import derive, generator
 from shoal.data.corruptions import with_corruptions
 
 __all__ = ["corrupted_digits", "tables"]

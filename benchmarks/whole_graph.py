@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from shoal.engine.derivatives import fast_second_order
+from shoal.engine.member_runner import lanes
+from shoal.engine.precision import lowered
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.precision import lowered
-from shoal.inference.second_order import fast_second_order
-from shoal.inference.streams import lanes
 
 __all__ = ["WholeGraph"]
 

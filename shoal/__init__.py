@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import data, models
-    from shoal.app.api import evidence, landscape, predict
-    from shoal.app.compare import Comparison, compare
-    from shoal.app.evaluate import Evaluation, evaluate
-    from shoal.app.report import report
     from shoal.core.errors import (
         CheckpointCorrupt,
         ConfigError,
@@ -27,12 +23,17 @@ if TYPE_CHECKING:
         StorageError,
     )
     from shoal.data.dataset import Dataset, Split
+    from shoal.evaluation.analyse import evidence, landscape
+    from shoal.evaluation.evaluate import Evaluation, evaluate
+    from shoal.evaluation.predict import predict
     from shoal.inference import likelihoods, priors
     from shoal.inference.ensemble import Ensemble
     from shoal.inference.posterior import Posterior
     from shoal.interaction import estimators, flows, kernels, methods, spaces
     from shoal.interaction.methods import Method
     from shoal.interaction.repulsion import Repulsion
+    from shoal.page.compare import Comparison, compare
+    from shoal.page.report import report
     from shoal.prediction import metrics
     from shoal.prediction.predictive import Predictive
     from shoal.training.adversarial import Adversarial
@@ -51,16 +52,16 @@ _HOMES = {
     "load": "training.run",
     "Adversarial": "training.adversarial",
     # Predict, evaluate and compare
-    "predict": "app.api",
+    "predict": "evaluation.predict",
     "Predictive": "prediction.predictive",
-    "evaluate": "app.evaluate",
-    "Evaluation": "app.assessment",
+    "evaluate": "evaluation.evaluate",
+    "Evaluation": "evaluation.evaluation",
     "metrics": "prediction",
-    "report": "app.report",
-    "landscape": "app.api",
-    "evidence": "app.api",
-    "compare": "app.compare",
-    "Comparison": "app.compare_grid",
+    "report": "page.report",
+    "landscape": "evaluation.analyse",
+    "evidence": "evaluation.analyse",
+    "compare": "page.compare",
+    "Comparison": "page.compare_grid",
     # Compose a repulsion
     "Repulsion": "interaction.repulsion",
     "Method": "interaction.methods",

@@ -2,7 +2,7 @@
 
 import sys
 
-from shoal.app.start import start
+from shoal.cli.start import start
 
 if __name__ == "__main__":
     sys.exit(start())

@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from page_runs import arrays, line_runs, picture_runs, readme  # noqa: F401
 from slow_tests import SLOW
 
 torch.set_num_threads(1)

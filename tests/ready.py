@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from shoal.interaction.bases import Inputs
-from shoal.interaction.fitting import fitted
+from shoal.interaction.axes import Inputs, fitted
 
 
 def ready(repulsion, x):

@@ -37,20 +37,6 @@ ROOMS = {
 }
 # Who imports a room that few may import.
 ONLY_FOR = {"integrations": {"cli"}}
-# The layout while the folder `app` is there; it goes with that folder.
-if (PACKAGE / "app").is_dir():
-    ROOMS = {
-        "core": set(),
-        "interaction": {"core"},
-        "data": {"core"},
-        "inference": {"core", "interaction", "data"},
-        "models": {"core"},
-        "training": EVERY_ROOM_BEFORE,
-        "prediction": {"core", "inference", "data"},
-        "analysis": EVERY_ROOM_BEFORE,
-        "plots": {"core", "data", "prediction", "analysis"},
-        "app": EVERY_ROOM_BEFORE,
-    }
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 350, 50
 RUNS_CODE = {"eval", "exec", "torch.load", "torch.save", "yaml.load"}
 READS_PICKLES = {"pickle", "joblib", "dill", "cloudpickle", "marshal"}

@@ -33,7 +33,7 @@ from shoal.core.files import (
     sealed,
     sha256,
 )
-from shoal.core.strict_json import to_json
+from shoal.core.formats import to_json
 
 __all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "steps"]
 

@@ -1,13 +1,14 @@
-"""Reverse-mode derivatives of pure functions of trees."""
+"""Derivatives by torch.func: pull-backs of functions and of networks."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from shoal.core.errors import DataError
 from shoal.core.types import Tree
 
-__all__ = ["with_pullback"]
+__all__ = ["pull_back", "with_pullback"]
 
 Pullback = Callable[[Sequence[Tensor]], Tree]
 
@@ -38,3 +39,48 @@ def with_pullback(
         return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
 
     return [value.detach() for value in values], back
+
+
+def pull_back(
+    outputs: Tensor | Sequence[Tensor],
+    cotangents: Tensor | Sequence[Tensor],
+    inputs: Tree,
+    keep_graph: bool = False,
+) -> Tree:
+    """J^T cotangent for the tensors the outputs were made of: one backward pass.
+
+    The result is the caller's to write to.
+    """
+    if isinstance(outputs, Tensor) or isinstance(cotangents, Tensor):
+        outputs, cotangents = [outputs], [cotangents]  # pyright: ignore
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
+    try:
+        gradients = torch.autograd.grad(
+            [output for output, _ in pairs],
+            list(inputs.values()),
+            [cotangent.to(output.dtype) for output, cotangent in pairs],
+            retain_graph=keep_graph,
+            allow_unused=True,
+        )
+    except RuntimeError as error:
+        if "is not implemented" not in str(error):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise DataError(
+            f"a layer of the network cannot be differentiated twice, as input gradients need: "
+            f"{reason}; use a method such as 'f-kde'"
+        ) from error
+    named = zip(inputs.items(), gradients, strict=True)
+    tree = {name: torch.zeros_like(t) if g is None else g for (name, t), g in named}
+    return _unshared(tree, [cotangent for _, cotangent in pairs])
+
+
+def _unshared(tree: Tree, others: Sequence[Tensor]) -> Tree:
+    """Copies of those that lie in the memory of another, as gradients of a sum do."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in others}
+    own = {}
+    for name, tensor in tree.items():
+        place = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if place in taken else tensor.contiguous()
+        taken.add(place)
+    return own

@@ -1,6 +1,6 @@
 """The errors a user can meet, each with the exit status that the command line gives it."""
 
-from shoal.core.notices import printable
+from shoal.core.progress import printable
 
 __all__ = [
     "CheckpointCorrupt",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shoal.core.disk import replacing, size_of, storage_errors, sweep, sync
 from shoal.core.errors import CheckpointCorrupt, ConfigError
-from shoal.core.strict_json import parse_json, to_json
+from shoal.core.formats import parse_json, to_json
 
 __all__ = [
     "Layout",

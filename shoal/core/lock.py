@@ -13,7 +13,7 @@ from typing import Self
 
 from shoal.core.disk import open_plain, storage_errors
 from shoal.core.errors import ShoalWarning, StorageError
-from shoal.core.notices import notice
+from shoal.core.progress import notice
 
 try:
     import fcntl

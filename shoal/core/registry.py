@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["Registry", "nearest", "part"]
+__all__ = ["Registry", "nearest", "nested_field"]
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ class Registry:
         )
 
 
-def part(registry: Registry, default: Callable[[], Any]) -> Any:
+def nested_field(registry: Registry, default: Callable[[], Any]) -> Any:
     """A dataclass field that holds an entry of another registry.
 
     It makes nested tables work, as in {"name": "wasserstein", "estimator": {"name": "sge"}}.

@@ -1,17 +1,24 @@
-"""Arithmetic on trees stacked over members: dicts of tensors [M, ...].
-
-Where members are of several architectures a tensor belongs to some of them; `spans` says which.
-"""
+"""Trees of tensors: arithmetic on all tensors of all members at once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.core import foreach
 from shoal.core.types import Tree
 
-__all__ = ["add_scaled", "finite", "member_norms", "mixed", "per_member", "rows"]
+__all__ = [
+    "add_each",
+    "add_into",
+    "add_scaled",
+    "finite",
+    "member_norms",
+    "mixed",
+    "mul_each",
+    "per_member",
+    "rows",
+]
 
 Spans = Sequence[slice] | None
 
@@ -75,6 +82,42 @@ def add_scaled(tree: Tree, other: Tree | None, scale: Tensor | float, spans: Spa
             for t, span in zip(others, spans, strict=True)
         ]
     elif isinstance(scale, Tensor):
-        others = foreach.mul_each(others, scale)
+        others = mul_each(others, scale)
     alpha = 1.0 if isinstance(scale, Tensor) else scale
-    return dict(zip(tree, foreach.add_each(ours, others, alpha=alpha), strict=True))
+    return dict(zip(tree, add_each(ours, others, alpha=alpha), strict=True))
+
+
+_torch: Any = torch
+
+
+def add_each(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float = 1.0) -> list[Tensor]:
+    """a + alpha b for each pair.
+
+    >>> add_each([torch.ones(1)], [torch.ones(1)], alpha=2.0)
+    [tensor([3.])]
+    """
+    return list(_torch._foreach_add(list(ours), list(others), alpha=alpha))
+
+
+def add_into(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float) -> list[Tensor]:
+    """a + alpha b for each pair, in the memory of a: new memory for all the weights is slow.
+
+    What is compiled gets new tensors, which need not exist once the compiler has seen what follows.
+
+    >>> a = torch.ones(1)
+    >>> add_into([a], [torch.ones(1)], alpha=2.0)[0] is a
+    True
+    """
+    if torch.compiler.is_compiling():
+        return add_each(ours, others, alpha)
+    _torch._foreach_add_(list(ours), list(others), alpha=alpha)
+    return list(ours)
+
+
+def mul_each(ours: Sequence[Tensor], factor: Tensor | Sequence[float]) -> list[Tensor]:
+    """Each tensor times one scalar for all, or one number for each.
+
+    >>> mul_each([torch.ones(1), torch.ones(1)], [2.0, 3.0])
+    [tensor([2.]), tensor([3.])]
+    """
+    return list(_torch._foreach_mul(list(ours), factor))

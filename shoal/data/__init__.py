@@ -4,14 +4,29 @@ Importing this package registers every data set and target; nothing is loaded un
 for.
 """
 
-from shoal.data import corruptions, digits, own, pictures, targets, toys, uci
+from shoal.data import (
+    builtin as digits,
+)
+from shoal.data import (
+    builtin as toys,
+)
+from shoal.data import (
+    corruptions,
+    targets,
+    uci,
+)
+from shoal.data import (
+    image_sets as pictures,
+)
+from shoal.data import (
+    load as own,
+)
 from shoal.data.corruptions import corrupt
-from shoal.data.dataset import Dataset, Split
+from shoal.data.dataset import Dataset, Split, registry
 from shoal.data.files import load_file
-from shoal.data.human import human_labels
+from shoal.data.images import rotated
 from shoal.data.load import load
-from shoal.data.registry import registry
-from shoal.data.shifts import rotated
+from shoal.data.raw import human_labels
 from shoal.data.sources import (
     ArrayBatches,
     Batches,

@@ -1,16 +1,53 @@
 """Arrays into tensors; what cannot be trained on is refused in one sentence."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.core.errors import DataError
-from shoal.core.remember import recalled
 
-__all__ = ["as_inputs", "as_targets", "check_columns", "check_labels"]
+__all__ = ["as_inputs", "as_targets", "check_columns", "check_labels", "mark_constant", "recalled"]
+
+T = TypeVar("T")
+
+_settled: Any = WeakTensorKeyDictionary()
+
+
+def mark_constant(*tensors: Tensor | None) -> None:
+    """Promise that these tensors keep their values from now on."""
+    for tensor in tensors:
+        if tensor is not None and tensor not in _settled:
+            _settled[tensor] = {}
+
+
+def recalled(find: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
+    """Decorator: what `find` says of a settled tensor is found once.
+
+    >>> import torch
+    >>> calls = []
+    >>> total = recalled(lambda tensor: calls.append(1) or float(tensor.sum()))
+    >>> x = torch.ones(3)
+    >>> settle(x)
+    >>> total(x), total(x), total(torch.ones(3)), len(calls)
+    (3.0, 3.0, 3.0, 2)
+    """
+
+    @functools.wraps(find)
+    def wrapped(tensor: Tensor) -> T:
+        known = _settled.get(tensor)
+        if known is None:
+            return find(tensor)
+        if wrapped not in known:
+            known[wrapped] = find(tensor)
+        return known[wrapped]
+
+    return wrapped
+
 
 _FEW = 1024
 

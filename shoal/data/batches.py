@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.seeds import generator
+from shoal.core.random import generator
 from shoal.core.values import came
 
 __all__ = ["ArrayBatches", "Batches", "checked_size"]

@@ -1,15 +1,47 @@
-"""A data set: a training part, and the parts on which an ensemble is judged."""
+"""A data set: inputs and targets of every split, loaded when they are first used."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from shoal.core.notebook import facts_html
-from shoal.data.scaling import Scaling
+from shoal.core.registry import Registry
 
-__all__ = ["Dataset", "Split"]
+__all__ = ["Dataset", "LazySplits", "Scaling", "Split", "registry", "sizes", "standardise"]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Targets standardised as (y - mean) / std.
+
+    >>> Scaling(mean=20.0, std=4.0).original(Tensor([0.5]))
+    tensor([22.])
+
+    Attributes:
+        mean: of the targets to train on.
+        std: their standard deviation.
+    """
+
+    mean: float
+    std: float
+
+    def original(self, y: Tensor) -> Tensor:
+        """Targets or predictions in their own units."""
+        return self.mean + self.std * y
+
+
+def standardise(x: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Columns of `x` less the mean of `like`, in units of its spread; and the mean and the spread.
+
+    A column that is constant in `like` has nothing to be divided by and is only centred.
+    """
+    mean, spread = like.mean(0), like.std(0, correction=0)
+    # The rounding of a mean leaves a constant column a spread of a few units in the last place.
+    constant = spread <= 1e-12 * (1 + mean.abs())
+    spread = spread.where(~constant, spread.new_ones(()))
+    return (x - mean) / spread, mean, spread
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +74,7 @@ class Dataset:
         test: data like the training data.
         validation: a part of the training data that was kept back to choose settings by.
         shifts: labelled data that differ from it by something nameable, such as a rotation; many
-            of them may be made when they are looked at (`shoal.data.lazy`), so look once.
+            of them may be made when they are looked at (`shoal.data.dataset`), so look once.
         ood: data of another kind, which the ensemble should not be sure about.
         classes: names of the classes, in the order of the labels.
         spec: the table that `shoal.data.load` makes it from again, when there is one.
@@ -108,3 +140,49 @@ class Dataset:
 
 def _kind(tensor: Tensor) -> str:
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+class LazySplits(Mapping[str, Split]):
+    """Splits by name, each made anew when it is looked at, and not kept.
+
+    Whoever goes through `items()` has one of them in hand at a time; names, their number and the
+    counts cost nothing.
+
+    Args:
+        makers: a function for each name.
+        counts: how many points each will have.
+    """
+
+    def __init__(
+        self, makers: Mapping[str, Callable[[], Split]], counts: Mapping[str, int]
+    ) -> None:
+        self._makers, self.counts = dict(makers), dict(counts)
+
+    def __getitem__(self, name: str) -> Split:
+        return self._makers[name]()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __repr__(self) -> str:
+        return f"LazySplits({', '.join(self._makers)})"
+
+
+def sizes(parts: Mapping[str, Split]) -> dict[str, int]:
+    """Number of points in each part; nothing is made to count it.
+
+    >>> sizes(LazySplits({"fog-1": lambda: 1 / 0}, {"fog-1": 500}))
+    {'fog-1': 500}
+    """
+    if isinstance(parts, LazySplits):
+        return dict(parts.counts)
+    return {name: len(split) for name, split in parts.items()}
+
+
+registry = Registry("dataset")

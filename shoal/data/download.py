@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from shoal.core.disk import storage_errors, sync
 from shoal.core.errors import StorageError
-from shoal.core.notices import notice, quiet
+from shoal.core.progress import notice, quiet
 from shoal.data.catalogue import File
 
 __all__ = ["download", "fetch_bytes", "flaw"]

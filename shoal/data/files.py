@@ -1,20 +1,23 @@
-"""The user's own data: .npz, .npy and .csv files, and folders of images."""
+"""Data in files: arrays, tables and folders of images."""
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+import torch
 
 from shoal.core.errors import ConfigError, DataError, StorageError
+from shoal.core.optional import require
 from shoal.data.dataset import Split
-from shoal.data.picture_folder import read_pictures
+from shoal.data.images import as_pixels
 from shoal.data.readers import READERS
 from shoal.data.sources import as_split
 
-__all__ = ["load_file", "title"]
+__all__ = ["class_folders", "load_file", "read_pictures", "title"]
 
 
 def load_file(
@@ -106,3 +109,143 @@ def _typed(y: np.ndarray | None, target: str | None) -> np.ndarray | None:
             f"type target = 'value' to regress on it"
         )
     return y.astype(np.int64)
+
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+
+_LARGEST = 1 << 26
+
+_GREY = ("1", "L")
+
+_GREY16 = ("I;16", "I;16L", "I;16B", "I;16N")
+
+_BITS = 258  # the tag of a TIFF that says how many bits a pixel has
+
+
+def class_folders(folder: str | Path) -> tuple[str, ...] | None:
+    """Names of the folders in a folder, in order; None where there are none."""
+    names = sorted(entry.name for entry in Path(folder).iterdir() if entry.is_dir())
+    return tuple(name for name in names if not name.startswith(".")) or None
+
+
+def read_pictures(
+    folder: Path,
+    shape: tuple[int, ...] | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> Split:
+    """The images of a folder as floats [N, C, H, W] from 0 to 1, in the order of their names.
+
+    Pixels of 16 bits are scaled to 8. Those of 32 bits are refused: their range is not known.
+
+    Args:
+        folder: has a folder of images for each class, or images, which then have no labels.
+        shape: (C, H, W) to which they are brought, grey or coloured and resized; without it they
+            must be of one size, and are grey when all of them are.
+        classes: names of the classes in the order of their labels; by default those of the
+            folders, sorted.
+    """
+    files, labels = _listed(folder, classes)
+    if shape is None:
+        shape = _common_shape(files)
+    elif len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(f"{folder} holds images, but inputs have shape {shape}")
+    pixels = np.empty((len(files), *shape), np.uint8)
+    for index, file in enumerate(files):
+        pixels[index] = _pixels(file, shape)
+    return Split(as_pixels(pixels), None if labels is None else torch.tensor(labels))
+
+
+def _listed(folder: Path, classes: tuple[str, ...] | None) -> tuple[list[Path], list[int] | None]:
+    names = class_folders(folder)
+    if names is None:
+        files = _images_in(folder)
+        if not files:
+            raise DataError(f"{folder} holds no images ({', '.join(ENDINGS)})")
+        return files, None
+    known = names if classes is None else classes
+    strange = [name for name in names if name not in known]
+    if strange:
+        raise DataError(
+            f"{folder} has a class '{strange[0]}' that is not trained on; those are "
+            f"{', '.join(known)}"
+        )
+    found = {name: _images_in(folder / name) for name in names}
+    bare = [name for name, files in found.items() if not files]
+    if bare:
+        raise DataError(f"{folder / bare[0]} holds no images ({', '.join(ENDINGS)})")
+    labels = [known.index(name) for name, files in found.items() for _ in files]
+    return [file for files in found.values() for file in files], labels
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+
+
+def _common_shape(files: Sequence[Path]) -> tuple[int, int, int]:
+    """Every header is read before any image is, so that nothing is allocated for a mixture."""
+    grey, first = True, None
+    for file in files:
+        with _opened_image(file) as image:
+            size, grey = image.size, grey and (image.mode in _GREY or _is_grey16(image))
+        first = size if first is None else first
+        if size != first:
+            raise DataError(
+                f"{file} has {size[0]} x {size[1]} pixels, {files[0]} has {first[0]} x {first[1]}; "
+                f"resize them to one size"
+            )
+    width, height = first or (0, 0)
+    return (1 if grey else 3), height, width
+
+
+def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
+    channels, height, width = shape
+    try:
+        with _opened_image(file) as image:
+            plain = _eight_bits(image, file).convert("L" if channels == 1 else "RGB")
+            if plain.size != (width, height):
+                plain = plain.resize((width, height), resample=2)
+            array = np.asarray(plain, np.uint8)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged file fails in whatever way its decoder fails
+        raise _unsound(file, error) from error
+    return array[None] if channels == 1 else array.transpose(2, 0, 1)
+
+
+def _is_grey16(image: Any) -> bool:
+    """Whether pixels go from 0 to 65535; Pillow keeps some of these as 32-bit whole numbers."""
+    return image.mode in _GREY16 or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
+def _eight_bits(image: Any, file: Path) -> Any:
+    """The image with 8 bits a channel: Pillow itself would cut off at 255."""
+    if _is_grey16(image):
+        bits = image.tag_v2.get(_BITS, (16,))[0] if image.format == "TIFF" else 16
+        shades = np.asarray(image, np.float64) * (255 / (2**bits - 1))
+        return require("PIL.Image", extra="report").fromarray(shades.round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"{file} has pixels of 32 bits, whose range is not known; save it with 8 or 16 bits"
+        )
+    return image
+
+
+def _opened_image(file: Path) -> Any:
+    if not file.is_file():
+        raise DataError(f"{file} is not an ordinary file")
+    image_module = require("PIL.Image", extra="report")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its own bound on sizes, which is wider than ours
+            image = image_module.open(file)
+    except Exception as error:
+        raise _unsound(file, error) from error
+    if image.width * image.height > _LARGEST:
+        image.close()
+        raise DataError(f"{file} has {image.width:,} x {image.height:,} pixels, which is too large")
+    return image
+
+
+def _unsound(file: Path, error: Exception) -> DataError:
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return DataError(f"{file} is not an image that can be read ({reason})")

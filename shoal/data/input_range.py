@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.errors import DataError, ShoalWarning
-from shoal.core.remember import recalled
+from shoal.data.arrays import recalled
 
 __all__ = ["check_range", "value_range"]
 

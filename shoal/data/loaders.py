@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import SubsetRandomSampler
 
 from shoal.core.errors import DataError, ShoalWarning
-from shoal.core.seeds import derive, seeded
+from shoal.core.random import derive, seeded
 from shoal.data.arrays import as_inputs, as_targets, check_labels
 from shoal.data.input_range import value_range
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.core.disk import replacing, storage_errors, sync
 from shoal.core.errors import DataError, StorageError
 from shoal.core.lock import FolderLock
-from shoal.core.notices import notice
+from shoal.core.progress import notice
 from shoal.data.catalogue import COLLECTIONS, File
 from shoal.data.download import download, flaw
 

@@ -1,28 +1,75 @@
-"""Nine regression problems of the UCI repository, in the splits that the field compares on.
-
-Hernandez-Lobato & Adams (2015), arXiv 1502.05336; Gal & Ghahramani (2016), arXiv 1506.02142.
-"""
+"""The UCI regression sets: their tables as text, and their standard splits."""
 
 import io
+from typing import Literal
 
 import numpy as np
 import torch
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.files import write_bytes
-from shoal.core.notices import notice
+from shoal.core.progress import notice
+from shoal.core.random import generator
 from shoal.core.registry import nearest
-from shoal.core.seeds import generator
-from shoal.data.catalogue import UCI_PATH
-from shoal.data.dataset import Dataset, Split
+from shoal.data.catalogue import UCI_PATH, UCI_TEXT
+from shoal.data.dataset import Dataset, Scaling, Split, registry, standardise
+from shoal.data.download import fetch_bytes
 from shoal.data.raw import content_digest
 from shoal.data.readers import read_arrays
-from shoal.data.registry import registry
-from shoal.data.scaling import Scaling, standardise
 from shoal.data.store import cache, in_cache, path_of, writing
-from shoal.data.uci_text import fetch_problem
 
-__all__ = ["PROBLEMS", "uci"]
+__all__ = ["PROBLEMS", "fetch_problem", "uci"]
+
+_FOLDERS = {
+    "boston": "bostonHousing",
+    "concrete": "concrete",
+    "energy": "energy",
+    "kin8nm": "kin8nm",
+    "naval": "naval-propulsion-plant",
+    "power": "power-plant",
+    "protein": "protein-tertiary-structure",
+    "wine": "wine-quality-red",
+    "yacht": "yacht",
+}
+
+_SPLITS = {"protein": 5}
+
+_LARGEST = 64 << 20
+
+
+def fetch_problem(problem: str, base: str = UCI_TEXT) -> list[np.ndarray]:
+    """Inputs [N, D], targets [N] and test masks [splits, N] of one problem."""
+    address = f"{base}{_FOLDERS[problem]}/data/"
+    splits = _SPLITS.get(problem, 20)
+    notice(f"downloading the UCI problem '{problem}' and its {splits} splits")
+    table = _numbers(address + "data.txt", 2)
+    columns, target = (
+        _places(address, f"index_{of}.txt", table.shape[1]) for of in ("features", "target")
+    )
+    test = np.zeros((splits, len(table)), bool)
+    for split in range(splits):
+        test[split, _places(address, f"index_test_{split}.txt", len(table))] = True
+    return [np.ascontiguousarray(table[:, columns]), table[:, target[0]].copy(), test]
+
+
+def _places(address: str, name: str, end: int) -> np.ndarray:
+    numbers = _numbers(address + name, 1)
+    places = numbers.astype(np.int64)
+    if (places != numbers).any() or places.min() < 0 or places.max() >= end:
+        raise DataError(f"{address}{name} lists places outside 0 to {end - 1}")
+    return places
+
+
+def _numbers(address: str, axes: Literal[1, 2]) -> np.ndarray:
+    try:
+        lines = fetch_bytes(address, _LARGEST, UCI_PATH).decode("ascii").splitlines()
+        found = np.loadtxt(lines, ndmin=axes)
+    except ValueError as error:
+        raise DataError(f"{address} is not a table of numbers ({error})") from None
+    if found.size == 0:
+        raise DataError(f"{address} is empty")
+    return found
+
 
 PROBLEMS = {
     "boston": "090b9fae7432d692a3d063c4fe5e28aa8ea20e836200db4fda7f21fdfc226187",

@@ -13,10 +13,10 @@ from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.files import read_tensors, write_tensors
 from shoal.core.types import Tree
 from shoal.core.values import came
-from shoal.inference.dropout import dropout_keys
-from shoal.inference.group import Group
+from shoal.engine.group import Group
+from shoal.engine.layers import dropout_keys
+from shoal.engine.member_runner import MemberInputs, MemberRunner
 from shoal.inference.initialise import Build, build_members
-from shoal.inference.mapping import Mapping, Shown
 from shoal.inference.module_like import ModuleLike
 
 __all__ = ["Ensemble", "Group"]
@@ -138,7 +138,7 @@ class Ensemble(ModuleLike):
     def __call__(
         self,
         x: Tensor,
-        mapping: Mapping = Mapping(),  # noqa: B008
+        mapping: MemberRunner = MemberRunner(),  # noqa: B008
         own_inputs: bool = False,
         seed: int = 0,
         step: int | Tensor = 0,
@@ -154,21 +154,26 @@ class Ensemble(ModuleLike):
             step: of the dropout masks in training.
             probes: for each architecture, what is added to its embeddings.
         """
-        return self._run([Shown(x, own_inputs)], mapping, seed, step, probes)[0]
+        return self._run([MemberInputs(x, own_inputs)], mapping, seed, step, probes)[0]
 
     def with_part(
-        self, batch: Shown, part: Tensor, mapping: Mapping, seed: int = 0, step: int | Tensor = 0
+        self,
+        batch: MemberInputs,
+        part: Tensor,
+        mapping: MemberRunner,
+        seed: int = 0,
+        step: int | Tensor = 0,
     ) -> list[Tensor]:
         """Outputs for a batch and, normalised as the batch is, for a part of it [M, P, ...].
 
         The other arguments are those of a call.
         """
-        return self._run([batch, Shown(part, True)], mapping, seed, step, None)
+        return self._run([batch, MemberInputs(part, True)], mapping, seed, step, None)
 
     def _run(
         self,
-        shown: list[Shown],
-        mapping: Mapping,
+        shown: list[MemberInputs],
+        mapping: MemberRunner,
         seed: int,
         step: int | Tensor,
         probes: Sequence[Tree] | None,
@@ -177,7 +182,7 @@ class Ensemble(ModuleLike):
         outputs, first = [], 0
         for index, group in enumerate(self.groups):
             mine = slice(first, first + group.members)
-            inputs = [Shown(x[mine] if own and several else x, own) for x, own in shown]
+            inputs = [MemberInputs(x[mine] if own and several else x, own) for x, own in shown]
             own_keys = None if keys is None else keys[mine]
             probe = None if probes is None else probes[index]
             outputs.append(group.run(inputs, mapping, own_keys, probe))
@@ -203,13 +208,13 @@ class Ensemble(ModuleLike):
             index -= group.members
         raise AssertionError
 
-    def part(self, start: int, stop: int) -> "Ensemble":
+    def slice_members(self, start: int, stop: int) -> "Ensemble":
         """Members `start` to `stop` as an ensemble of its own, on the same memory."""
         groups, builds, first = [], [], 0
         for group, build in zip(self.groups, self.builds, strict=True):
             low, high = max(start - first, 0), min(stop - first, group.members)
             if low < high:
-                groups.append(group.part(low, high))
+                groups.append(group.slice_members(low, high))
                 builds.append(build)
             first += group.members
         part = Ensemble.__new__(Ensemble)
@@ -220,7 +225,7 @@ class Ensemble(ModuleLike):
 
     def aside(self) -> "Ensemble":
         """The same members with running statistics of their own, so that a look leaves no trace."""
-        aside = self.part(0, self.members)
+        aside = self.slice_members(0, self.members)
         for group, own in zip(aside.groups, self.groups, strict=True):
             group.weights = own.weights  # the leaves that gradients come back to
             group.buffers = {name: tensor.clone() for name, tensor in group.buffers.items()}

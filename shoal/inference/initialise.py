@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.core.seeds import derive, generators_restored, set_generators
+from shoal.core.random import derive, generators_restored, set_generators
 
 __all__ = ["Build", "build_members"]
 

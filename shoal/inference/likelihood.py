@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import Registry
-from shoal.data.scaling import Scaling
+from shoal.data.dataset import Scaling
 
 __all__ = ["Likelihood", "Task", "registry", "task_of"]
 

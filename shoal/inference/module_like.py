@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError
 from shoal.core.notebook import facts_html
 from shoal.core.types import Tree
-from shoal.inference.group import Group
-from shoal.inference.streams import open_queues
+from shoal.engine.group import Group
+from shoal.engine.member_runner import open_queues
 
 if TYPE_CHECKING:
     from shoal.inference.ensemble import Ensemble
@@ -64,7 +64,7 @@ class ModuleLike:
 
         def member(self, index: int) -> nn.Module: ...
 
-        def part(self, start: int, stop: int) -> "Ensemble": ...
+        def slice_members(self, start: int, stop: int) -> "Ensemble": ...
 
     def __len__(self) -> int:
         return self.members
@@ -84,7 +84,7 @@ class ModuleLike:
             start, stop, step = index.indices(self.members)
             if step != 1 or start >= stop:
                 raise IndexError("a range of members goes up in steps of 1 and has at least one")
-            return self.part(start, stop)
+            return self.slice_members(start, stop)
         return self.member(index + self.members if index < 0 else index)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import CheckpointCorrupt, DataError
-from shoal.data.scaling import Scaling, standardise
+from shoal.data.dataset import Scaling, standardise
 from shoal.inference.likelihood import Likelihood, Task
 
 __all__ = ["Learned", "Normal", "Standardising"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.random import hashed, many_normal
-from shoal.core.registry import Registry, part
+from shoal.core.registry import Registry, nested_field
 from shoal.core.tree import rows
 from shoal.core.types import Tree
 from shoal.interaction import bandwidths, estimators
@@ -184,10 +184,10 @@ class FunctionSpace:
         legacy: scale the kernel between members and draws by a median of its own.
     """
 
-    weights: WeightPrior = part(registry, Gaussian)
+    weights: WeightPrior = nested_field(registry, Gaussian)
     draws: int | None = None
-    estimator: SSGE = part(estimators.registry, SSGE)
-    bandwidth: Median = part(bandwidths.registry, lambda: Median(scale="unit"))
+    estimator: SSGE = nested_field(estimators.registry, SSGE)
+    bandwidth: Median = nested_field(bandwidths.registry, lambda: Median(scale="unit"))
     legacy: bool = False
 
     def __post_init__(self) -> None:
@@ -231,7 +231,7 @@ class GaussianProcess:
         ridge: added to the diagonal of S, as a share of its mean.
     """
 
-    weights: WeightPrior = part(registry, Gaussian)
+    weights: WeightPrior = nested_field(registry, Gaussian)
     draws: int = 500
     ridge: float = 1e-3
 

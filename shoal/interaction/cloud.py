@@ -15,10 +15,10 @@ from torch import Tensor
 
 from shoal.core.tree import member_norms
 from shoal.core.types import Leaves
-from shoal.interaction import cloud_blocks
+from shoal.engine.kernels import cloud_blocks
 
 try:
-    from shoal.interaction import cloud_kernels
+    from shoal.engine.kernels import cloud_kernels
 except Exception:  # no Triton here, or one that does not work
     cloud_kernels = None
 

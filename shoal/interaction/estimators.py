@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
-from shoal.interaction.small import eigenpairs, solve
+from shoal.engine.kernels.small_matrices import eigenpairs, solve
 
 __all__ = ["KDE", "SGE", "SSGE", "Estimator", "needs_eigenpairs", "registry"]
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shoal.core.registry import Registry, part
+from shoal.core.registry import Registry, nested_field
 from shoal.interaction import estimators
 from shoal.interaction.estimators import KDE, Estimator
 
@@ -34,7 +34,7 @@ class Wasserstein:
         estimator: the score estimate.
     """
 
-    estimator: Estimator = part(estimators.registry, KDE)
+    estimator: Estimator = nested_field(estimators.registry, KDE)
 
     def __call__(self, K: Tensor, L: Tensor, members: Tensor) -> tuple[Tensor | None, Tensor]:
         """Identity and R(K) L."""

@@ -20,7 +20,7 @@ __all__ = [
     "Fixed",
     "Kernel",
     "Laplace",
-    "Linear",
+    "LinearKernel",
     "Matern",
     "Median",
     "RadialKernel",
@@ -120,7 +120,7 @@ class Matern:
 
 @registry.register("linear", cite=("liu2016stein",))
 @dataclass(frozen=True)
-class Linear:
+class LinearKernel:
     """Polynomial kernel of degree one, k(x, y) = 1 + x·y: not radial, for the Stein flow.
 
     With it SVGD fits the mean and the covariance of a Gaussian target exactly.
@@ -132,4 +132,4 @@ class Linear:
         return 1 + gram, -members * identity.expand_as(gram)
 
 
-Kernel = RadialKernel | Linear
+Kernel = RadialKernel | LinearKernel

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal.core.differentiate import with_pullback
 from shoal.core.errors import ConfigError
-from shoal.core.registry import Registry, part
+from shoal.core.registry import Registry, nested_field
 from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Leaves, Tree
 from shoal.interaction import bandwidths, flows, kernels, spaces
@@ -26,7 +26,7 @@ from shoal.interaction.bandwidths import Bandwidth, Median
 from shoal.interaction.calibration import Whitening, stein_factor
 from shoal.interaction.cloud import Cloud
 from shoal.interaction.flows import Flow, Stein, Wasserstein
-from shoal.interaction.kernels import RBF, Kernel, Linear
+from shoal.interaction.kernels import RBF, Kernel, LinearKernel
 from shoal.interaction.spaces import Outputs, Space
 
 __all__ = ["Interaction", "Push", "Repulsion", "interact", "registry", "repel"]
@@ -50,10 +50,10 @@ class Repulsion:
         calibrated: compare whitened members and give the push its true size, see `calibration`.
     """
 
-    space: Space = part(spaces.registry, Outputs)
-    kernel: Kernel = part(kernels.registry, RBF)
-    bandwidth: Bandwidth = part(bandwidths.registry, Median)
-    flow: Flow = part(flows.registry, Wasserstein)
+    space: Space = nested_field(spaces.registry, Outputs)
+    kernel: Kernel = nested_field(kernels.registry, RBF)
+    bandwidth: Bandwidth = nested_field(bandwidths.registry, Median)
+    flow: Flow = nested_field(flows.registry, Wasserstein)
     strength: float = 1.0
     per: str = "data"
     calibrated: bool = False
@@ -63,9 +63,9 @@ class Repulsion:
             raise ConfigError(f"repulsion is counted per 'data' or per 'batch', not '{self.per}'")
         if self.per == "batch" and self.space.base == "weights":
             raise ConfigError("weights do not lie in a batch; count their repulsion per 'data'")
-        if isinstance(self.kernel, Linear) and not isinstance(self.flow, Stein):
+        if isinstance(self.kernel, LinearKernel) and not isinstance(self.flow, Stein):
             raise ConfigError("the linear kernel is no density: use it with the Stein flow")
-        if isinstance(self.kernel, Linear) and self.calibrated:
+        if isinstance(self.kernel, LinearKernel) and self.calibrated:
             raise ConfigError("the linear kernel needs no calibration: leave calibrated out")
 
 
@@ -97,10 +97,10 @@ class Interaction:
 def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction:
     """Matrices of the repulsion between the living members at the given coordinates."""
     kernel = repulsion.kernel
-    cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, Linear))
+    cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, LinearKernel))
     gram, alive = cloud.gram, cloud.alive
     pair, whitening = alive[:, None] & alive, None
-    if isinstance(kernel, Linear):
+    if isinstance(kernel, LinearKernel):
         K, L = kernel.matrices(gram, alive.sum())
         L, h2 = torch.where(pair, L, 0.0), torch.ones_like(K[:, :1, :1])
     else:

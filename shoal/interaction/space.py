@@ -1,11 +1,28 @@
-"""What a space is: the tensors it lives in, and the coordinates it makes of them."""
+"""What a space is, and wrappers: a space with its coordinates in other units or axes."""
 
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
-from shoal.core.registry import Registry
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.random import hashed, key, normal
+from shoal.core.registry import Registry, nearest, nested_field
 from shoal.core.types import Leaves, Tree
 
-__all__ = ["Base", "Space", "registry"]
+__all__ = [
+    "BASES",
+    "FACTORS",
+    "Base",
+    "Normalised",
+    "Projected",
+    "Rotated",
+    "Scaled",
+    "Space",
+    "innermost",
+    "registry",
+]
 
 Base = Literal["weights", "outputs", "gradients"]
 
@@ -28,3 +45,182 @@ class Space(Protocol):
     def __call__(self, base: Tree) -> Leaves:
         """Leaves [M, S, D]."""
         ...
+
+
+BASES = ("identity", "pca", "pca-uncentred", "dct")
+"""Axes by name: as they are, principal components, those of the second moments, cosines."""
+
+FACTORS = ("identity", "eigenvalues", "tuned")
+"""Units by name: as they are, by the spread of the training data, between the two."""
+
+
+def _outputs() -> Space:
+    return registry.make("outputs")
+
+
+def _weights() -> Space:
+    return registry.make("weights")
+
+
+def innermost(space: Any) -> Any:
+    """The space inside all wrappers."""
+    while hasattr(space, "space"):
+        space = space.space
+    return space
+
+
+@registry.register("normalised")
+@dataclass(frozen=True)
+class Normalised:
+    """Coordinates on the unit sphere: z / sqrt(|z|² + eps), with the norm over all leaves.
+
+    A vector of length zero has no direction: it stays where it is, and nothing pushes it.
+
+    Attributes:
+        space: the space inside.
+        eps: keeps a vanishing vector near zero.
+    """
+
+    space: Space = nested_field(registry, _outputs)
+    eps: float = 1e-12
+
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    @property
+    def base(self) -> Base:
+        """That of the space inside."""
+        return self.space.base
+
+    def __call__(self, base: Tree) -> Leaves:
+        """Leaves of unit length."""
+        leaves = self.space(base)
+        squares = torch.stack([leaf.square().sum(-1) for leaf in leaves]).sum(0)
+        inverse = torch.where(squares > 0, (squares + self.eps).rsqrt(), 0.0)
+        return [leaf * inverse.unsqueeze(-1) for leaf in leaves]
+
+
+@registry.register("rotated")
+@dataclass(frozen=True)
+class Rotated:
+    """Coordinates along other axes: z U with the columns of U orthonormal, for spaces of one leaf.
+
+    Attributes:
+        space: the space inside.
+        basis: U [D, R], as a tensor; or `identity`, `pca` (principal components of the training
+            inputs), `pca-uncentred` (of their second moments, without taking the mean away), or
+            `dct` (cosines of rising frequency along the sides of an image).
+    """
+
+    space: Space = nested_field(registry, _outputs)
+    basis: Tensor | str = "identity"
+
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.basis, str) and self.basis not in BASES:
+            raise ConfigError(
+                f"there is no basis called '{self.basis}'; {nearest(self.basis, BASES)}"
+            )
+
+    @property
+    def base(self) -> Base:
+        """That of the space inside."""
+        return self.space.base
+
+    def __call__(self, base: Tree) -> Leaves:
+        """Leaves [M, S, R]."""
+        leaves, basis = self.space(base), self.basis
+        if isinstance(basis, str):
+            return leaves if basis == "identity" else _unfitted(basis)
+        return [leaf @ basis.to(leaf) for leaf in leaves]
+
+
+@registry.register("scaled", cite=("trinh2024input",))
+@dataclass(frozen=True)
+class Scaled:
+    """Coordinates in other units: z_d multiplied by a factor.
+
+    With λ_d the variance of the training inputs along axis d, in units of their mean over the axes,
+    `eigenvalues` multiplies by √λ_d, so that members are kept apart most where the data vary most;
+    `tuned` by √(λ_d / (alpha + (1 - alpha) λ_d)), squared lengthscales between the two, from
+    `identity` at alpha = 0 to `eigenvalues` at alpha = 1. Trinh et al. (2024), arXiv 2306.02775.
+
+    Attributes:
+        space: the space inside.
+        factor: a number, a tensor [D] with one for each coordinate, or a name.
+        alpha: of `tuned`.
+    """
+
+    space: Space = nested_field(registry, _outputs)
+    factor: Tensor | float | str = 1.0
+    alpha: float = 1.0
+
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.factor, str) and self.factor not in FACTORS:
+            raise ConfigError(
+                f"there is no scaling called '{self.factor}'; {nearest(self.factor, FACTORS)}"
+            )
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"alpha must lie between 0 and 1, not {self.alpha}")
+
+    @property
+    def base(self) -> Base:
+        """That of the space inside."""
+        return self.space.base
+
+    def __call__(self, base: Tree) -> Leaves:
+        """Scaled leaves."""
+        leaves, factor = self.space(base), self.factor
+        if isinstance(factor, str):
+            return leaves if factor == "identity" else _unfitted(factor)
+        if isinstance(factor, Tensor):
+            return [leaf * factor.to(leaf) for leaf in leaves]
+        return [leaf * factor for leaf in leaves]
+
+
+def _unfitted(name: str) -> Leaves:
+    raise ConfigError(
+        f"'{name}' comes from the training data: train with shoal.fit, or give the space to "
+        f"shoal.interaction.axes.fitted first"
+    )
+
+
+@registry.register("projected")
+@dataclass(frozen=True)
+class Projected:
+    """A few random directions of a space: z R with R normal and fixed, which keeps distances.
+
+    |z R|² is |z|² on average when the entries of R have variance 1 / directions (Johnson &
+    Lindenstrauss).
+
+    Attributes:
+        space: the space inside.
+        directions: how many.
+        seed: chooses R.
+    """
+
+    space: Space = nested_field(registry, _weights)
+    directions: int = 32
+    seed: int = 0
+
+    isometric: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.directions < 1:
+            raise ConfigError(f"a projection needs at least one direction, not {self.directions}")
+
+    @property
+    def base(self) -> Base:
+        """That of the space inside."""
+        return self.space.base
+
+    def __call__(self, base: Tree) -> Leaves:
+        """One leaf [M, S, directions]: the projections of all leaves, summed."""
+        total = []
+        for index, leaf in enumerate(self.space(base)):
+            start = hashed(key(self.seed, "projection", 0, leaf.device) + index)
+            R = normal(start, (leaf.shape[-1], self.directions), leaf.dtype)
+            total.append(leaf @ (R / self.directions**0.5))
+        return [torch.stack(total).sum(0)]

@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from shoal.core.errors import ConfigError
+from shoal.core.registry import Registry
 from shoal.core.values import check_value
-from shoal.models.registry import registry
 
-__all__ = ["Architecture", "Blueprint"]
+__all__ = ["Architecture", "Blueprint", "registry"]
+
+registry = Registry("model")
 
 
 class Architecture(Protocol):

@@ -6,8 +6,8 @@ from itertools import pairwise
 from torch import nn
 
 from shoal.core.errors import ConfigError
+from shoal.models.blueprint import registry
 from shoal.models.parts import ACTIVATIONS, check_parts, check_widths, normalisation
-from shoal.models.registry import registry
 
 __all__ = ["MediumCNN", "SmallCNN"]
 

@@ -1,4 +1,4 @@
-"""The multilayer perceptron."""
+"""The multilayer perceptron, and the linear model whose posterior is exact."""
 
 import math
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from itertools import pairwise
 
 from torch import nn
 
+from shoal.models.blueprint import registry
 from shoal.models.parts import ACTIVATIONS, check_parts, check_widths, normalisation
-from shoal.models.registry import registry
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "LinearModel"]
 
 
 @registry.register("mlp")
@@ -47,3 +47,22 @@ class MLP:
             layers += [ACTIVATIONS[self.activation]()]
             layers += [nn.Dropout(self.dropout)] if self.dropout else []
         return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+@registry.register("linear")
+@dataclass(frozen=True)
+class LinearModel:
+    """One affine map of the flattened input, f(x) = W x + b.
+
+    >>> sum(p.numel() for p in Linear().build((1, 8, 8), 10).parameters())
+    650
+
+    Attributes:
+        bias: whether there is a b.
+    """
+
+    bias: bool = True
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A freshly initialised network from inputs of this shape to this many outputs."""
+        return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), outputs, self.bias))

@@ -1,17 +1,18 @@
-"""Does it happen as often as it says? Reliability of classes, coverage of intervals."""
+"""Calibration: reliability of classes, coverage of intervals, and metrics under corruption."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from shoal.plots.registry import plot
-from shoal.plots.style import INK, Look, blank, legend, looks, percent, tip
+from shoal.core.errors import DataError
+from shoal.plots.figure import plot
+from shoal.plots.style import INK, SIZE, MethodStyle, blank, legend, looks, percent, tip
 from shoal.prediction.calibration import Reliability
 
-__all__ = ["coverage", "reliability", "wilson"]
+__all__ = ["Spread", "contact_sheet", "corrupted", "coverage", "reliability", "wilson"]
 
 _FEW = 5
 
@@ -58,7 +59,7 @@ def _reliability(
     below: Any,
     label: str,
     curve: Reliability,
-    style: Look,
+    style: MethodStyle,
     intervals: bool,
 ) -> None:
     filled = curve.count >= (1 if intervals else _FEW)
@@ -101,3 +102,99 @@ def coverage(curves: Mapping[str, Tensor], title: str = "") -> Any:
     axes.set(xlabel="interval that should hold", ylabel="interval holds", title=title)
     legend(figure, axes)
     return figure
+
+
+_GAP = 2
+"""Pixels between the images of a sheet."""
+
+_LETTER = 0.0165
+"""Width of a letter beside a sheet, as a share of the figure."""
+
+
+class Spread(NamedTuple):
+    """One number for each severity: its mean over corruptions, and the middle half of them."""
+
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@plot("corrupted", cite=("hendrycks2019benchmarking",))
+def corrupted(
+    curves: Mapping[str, Spread], metric: str, share: bool = False, title: str = ""
+) -> Any:
+    """One metric against the severity, mean over the corruptions with their middle half.
+
+    Args:
+        curves: for each method; x is the severity, 0 the test data themselves.
+        metric: its name.
+        share: the metric is a share, shown in per cent.
+        title: written above.
+    """
+    figure, axes = blank()
+    styles = looks(curves)
+    for index, (label, curve) in enumerate(curves.items()):
+        style, aside = styles[label], 0.09 * (index - (len(curves) - 1) / 2)
+        x = [place + aside for place in curve.x]
+        axes.vlines(x, curve.low, curve.high, color=style.colour, alpha=0.35, linewidth=4)
+        axes.plot(x, curve.mean, label=label, linestyle=style.linestyle, **style.spot)
+        for place, severity, mean, low, high in zip(x, *curve, strict=True):
+            (spot,) = axes.plot([place], [mean], linestyle="", **style.spot)
+            half = "" if math.isclose(low, high) else f", middle half {low:.4g} to {high:.4g}"
+            tip(spot, f"{label}, severity {severity:g}: {mean:.4g}{half}")
+    axes.set_xticks(sorted({float(x) for curve in curves.values() for x in curve.x}))
+    axes.set(xlabel="severity of the corruption (0 is none)", ylabel=metric, title=title)
+    if share:
+        percent(axes.yaxis)
+    legend(figure, axes)
+    return figure
+
+
+@plot("contact-sheet", cite=("hendrycks2019benchmarking",))
+def contact_sheet(
+    rows: Mapping[str, Tensor], columns: Sequence[str] = ("1", "2", "3", "4", "5"), title: str = ""
+) -> Any:
+    """One image as every corruption leaves it, a row a corruption and a column a severity.
+
+    Args:
+        rows: for each corruption its images [n, 1 or 3, H, W] from 0 to 1.
+        columns: words above the images of a row.
+        title: written above.
+    """
+    shapes = {tuple(images.shape) for images in rows.values()}
+    shape = next(iter(shapes), ())
+    if len(shapes) != 1 or len(shape) != 4 or shape[1] not in (1, 3) or shape[0] != len(columns):
+        raise DataError(
+            f"a contact sheet needs rows of {len(columns)} images [n, 1 or 3, H, W], "
+            f"all of one shape, not {sorted(map(list, shapes))}"
+        )
+    sheet = np.concatenate([_strip(images) for images in rows.values()])
+    tall, wide = shape[2] + _GAP, shape[3] + _GAP
+    room = 0.4 + 0.25 * bool(title)
+    left = 0.02 + _LETTER * max(map(len, rows))
+    high = (1 - left) * SIZE[0] * sheet.shape[0] / sheet.shape[1]
+    figure, axes = blank(height=(high + room) / SIZE[1])
+    figure.set_layout_engine("none")
+    axes.set_position((left, 0, 1 - left, high / (high + room)))
+    axes.imshow(sheet, interpolation="none", aspect="auto")
+    axes.set_yticks([tall * row + (shape[2] - 1) / 2 for row in range(len(rows))], list(rows))
+    axes.set_xticks(
+        [wide * column + (shape[3] - 1) / 2 for column in range(len(columns))], list(columns)
+    )
+    axes.tick_params(length=0, labelsize=10, top=False, labeltop=True, labelbottom=False)
+    axes.xaxis.set_label_position("top")
+    axes.set(xlabel="severity", title=title)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def _strip(images: Tensor) -> np.ndarray:
+    """Images beside each other as colours with opacity; the gaps let the page through."""
+    pixels = images.detach().cpu().float().clamp(0, 1).permute(0, 2, 3, 1).numpy()
+    colours = np.repeat(pixels, 3, -1) if pixels.shape[-1] == 1 else pixels
+    framed = np.zeros((len(images), images.shape[2] + _GAP, images.shape[3] + _GAP, 4))
+    framed[:, : images.shape[2], : images.shape[3], :3] = colours
+    framed[:, : images.shape[2], : images.shape[3], 3] = 1
+    return np.concatenate(list(framed), axis=1)

@@ -1,4 +1,4 @@
-"""Which method, how many members, how severe a shift? One number against each of them."""
+"""One metric against the method, the ensemble size, the shift severity or the strength."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,16 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.plots.registry import plot
-from shoal.plots.style import SIZE, blank, legend, looks, percent, tip
+from shoal.plots.figure import plot
+from shoal.plots.style import INK, SIZE, blank, legend, looks, percent, power, tip
 
-__all__ = ["Curve", "comparison", "heatmap", "outliers", "severity", "sizes"]
-
+__all__ = ["MetricCurve", "comparison", "heatmap", "outliers", "severity", "sizes", "strength"]
 
 _FAR = 4.0
 
 
-class Curve(NamedTuple):
+class MetricCurve(NamedTuple):
     """Means with their standard errors, NaN where there is a single seed."""
 
     x: Sequence[float]
@@ -99,7 +98,9 @@ def _beyond(
     axes.text(0.99 if side > 0 else 0.01, place, text, transform=axes.get_yaxis_transform(), **how)
 
 
-def _curves(figure: Any, axes: Any, curves: Mapping[str, Curve], words: str, apart: float) -> None:
+def _curves(
+    figure: Any, axes: Any, curves: Mapping[str, MetricCurve], words: str, apart: float
+) -> None:
     """Draw every curve, each a little aside so that error bars do not cover each other."""
     places = [x for curve in curves.values() for x in curve.x]
     apart *= max(places) - min(places)
@@ -118,7 +119,9 @@ def _curves(figure: Any, axes: Any, curves: Mapping[str, Curve], words: str, apa
 
 
 @plot("sizes")
-def sizes(curves: Mapping[str, Curve], metric: str, share: bool = False, title: str = "") -> Any:
+def sizes(
+    curves: Mapping[str, MetricCurve], metric: str, share: bool = False, title: str = ""
+) -> Any:
     """One metric against the number of members.
 
     Args:
@@ -183,7 +186,7 @@ def _digits(values: np.ndarray) -> int:
 
 @plot("severity")
 def severity(
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, MetricCurve],
     metric: str,
     kind: str = "severity",
     names: Mapping[float, str] | None = None,
@@ -210,3 +213,64 @@ def severity(
     if share:
         percent(axes.yaxis)
     return figure
+
+
+@plot("strength")
+def strength(
+    curves: Mapping[str, MetricCurve],
+    metric: str,
+    falls: Mapping[str, float] | None = None,
+    plain: tuple[float, float] | None = None,
+    share: bool = False,
+    title: str = "",
+) -> Any:
+    """One metric against the strength of the repulsion, with error bars.
+
+    A cross marks the strength at which a method becomes less accurate than the plain ensemble.
+
+    Args:
+        curves: for each method; x is the strength.
+        metric: its name.
+        falls: for each method, the strength at which accuracy falls, where it does.
+        plain: mean and standard error of the plain ensemble, drawn as a band.
+        share: the metric is a share, shown in per cent.
+        title: written above.
+    """
+    figure, axes = blank()
+    styles, falls = looks(curves), falls or {}
+    if plain is not None:
+        _band(axes, *plain)
+    for index, (label, curve) in enumerate(curves.items()):
+        # a little aside by a factor, for the axis is logarithmic
+        aside = 1.04 ** (index - (len(curves) - 1) / 2)
+        _curve(axes, label, curve, aside, styles[label], falls.get(label))
+    axes.set_xscale("log")
+    power(axes.xaxis)
+    axes.set(xlabel="strength of the repulsion", ylabel=metric, title=title)
+    if share:
+        percent(axes.yaxis)
+    legend(figure, axes)
+    return figure
+
+
+def _band(axes: Any, mean: float, error: float) -> None:
+    error = error if error == error else 0.0
+    line = axes.axhline(mean, color=INK, linewidth=1.2, linestyle=":", label="plain ensemble")
+    tip(line, f"plain ensemble: {mean:.4g} ± {error:.2g}")
+    axes.axhspan(mean - error, mean + error, color=INK, alpha=0.12, linewidth=0)
+
+
+def _curve(
+    axes: Any, label: str, curve: MetricCurve, aside: float, style: Any, falls: float | None
+) -> None:
+    places = [x * aside for x in curve.x]
+    errors = [error if error == error else 0.0 for error in curve.error]
+    how = {"color": style.colour, "linestyle": style.linestyle}
+    axes.errorbar(places, curve.mean, yerr=errors, capsize=3, **how)
+    axes.plot([], [], label=label, **how | style.spot)
+    for place, x, mean in zip(places, curve.x, curve.mean, strict=True):
+        (spot,) = axes.plot([place], [mean], **style.spot)
+        tip(spot, f"{label}, strength {x:g}: {mean:.4g}")
+        if x == falls:
+            (cross,) = axes.plot([place], [mean], "x", color=INK, markersize=11, zorder=5)
+            tip(cross, f"{label}: accuracy falls from strength {x:g} on")

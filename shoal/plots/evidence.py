@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.plots.registry import plot
+from shoal.plots.figure import plot
 from shoal.plots.style import COLOURS, INK, blank, legend, tip
 
 __all__ = ["ladder", "likelihoods", "weights"]

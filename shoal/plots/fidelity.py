@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.analysis.fidelity.law import Measurement
-from shoal.plots.registry import plot
+from shoal.analysis.fidelity.score_shrinkage import Measurement
+from shoal.plots.figure import plot
 from shoal.plots.style import INK, SIZE, blank, legend, looks, power
 
 __all__ = ["distances", "posterior_bands", "score_law", "stein_growth"]
@@ -110,7 +110,7 @@ def score_law(measured: Sequence[Measurement], title: str = "") -> Any:
     """Estimated score over the true one against the dimension: measured dots, the law as lines.
 
     Args:
-        measured: from `shoal.analysis.fidelity.law.measure`.
+        measured: from `shoal.analysis.fidelity.score_shrinkage.measure`.
         title: written above.
     """
     figure, axes = blank(height=1.1)

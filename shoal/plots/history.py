@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.plots.registry import plot
+from shoal.plots.figure import plot
 from shoal.plots.style import INK, blank, legend, look, looks, percent, power
 
 __all__ = ["bandwidth", "bandwidths", "forces", "loss"]

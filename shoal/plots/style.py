@@ -1,6 +1,6 @@
 """One look for every figure: a colour for each method, ink that follows the reader's page.
 
-Text and axes are drawn in a colour that `shoal.plots.svg` turns into `currentColor`, so that one
+Text and axes are drawn in a colour that `shoal.plots.figure` turns into `currentColor`, so that one
 SVG reads well on light and on dark pages; the colours of the methods stand out on both.
 """
 
@@ -17,7 +17,7 @@ __all__ = [
     "COLOURS",
     "INK",
     "SIZE",
-    "Look",
+    "MethodStyle",
     "blank",
     "legend",
     "look",
@@ -58,7 +58,7 @@ _MARKERS = dict(zip(COLOURS, "osD^vPX<>d", strict=True))
 
 
 @dataclass(frozen=True)
-class Look:
+class MethodStyle:
     """How a method is drawn in every figure.
 
     Attributes:
@@ -79,7 +79,7 @@ class Look:
         return {"color": self.colour, "marker": self.marker, "fillstyle": self.fillstyle}
 
 
-def look(label: str) -> Look:
+def look(label: str) -> MethodStyle:
     """Colour and marker of a method; its name may be followed by words that tell runs apart.
 
     A method of the user's own gets the look of one of the others, always the same one.
@@ -95,21 +95,21 @@ def look(label: str) -> Look:
         name = stem  # as "forde-identity", a form of "forde"
     if name not in COLOURS:
         name = list(COLOURS)[1 + zlib.crc32(name.encode()) % (len(COLOURS) - 1)]
-    return Look(COLOURS[name], _MARKERS[name])
+    return MethodStyle(COLOURS[name], _MARKERS[name])
 
 
-def looks(labels: Iterable[str]) -> dict[str, Look]:
+def looks(labels: Iterable[str]) -> dict[str, MethodStyle]:
     """How several things are drawn in one figure: variants of a method differ by fill and dash.
 
     >>> [style.fillstyle for style in looks(["kde", "sge", "kde (lr = 0.1)"]).values()]
     ['full', 'full', 'none']
     """
-    found: dict[str, Look] = {}
+    found: dict[str, MethodStyle] = {}
     for label in labels:
         style = look(label)
         earlier = sum(other.colour == style.colour for other in found.values())
         fill, dashes = _VARIANTS[earlier % len(_VARIANTS)]
-        found[label] = Look(style.colour, style.marker, fill, dashes)
+        found[label] = MethodStyle(style.colour, style.marker, fill, dashes)
     return found
 
 

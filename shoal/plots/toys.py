@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.data.targets import Target
-from shoal.plots.registry import plot
+from shoal.plots.figure import plot
 from shoal.plots.style import INK, blank, legend, look
 
 __all__ = ["band", "parity", "particles", "plane"]

@@ -1,4 +1,4 @@
-"""Metrics of predicted classes."""
+"""Metrics of predicted classes, and mean uncertainties that need no targets."""
 
 import math
 
@@ -8,7 +8,19 @@ from shoal.prediction.calibration import reliability
 from shoal.prediction.metric import ANY, CLASSES, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["accuracy", "brier", "ece", "ece_30", "ece_adaptive", "nll", "nll_legacy"]
+__all__ = [
+    "accuracy",
+    "brier",
+    "confidence",
+    "disagreement",
+    "ece",
+    "ece_30",
+    "ece_adaptive",
+    "entropy",
+    "mutual_information",
+    "nll",
+    "nll_legacy",
+]
 
 
 @register("accuracy", CLASSES, "higher")
@@ -62,3 +74,27 @@ def ece_adaptive(pred: Predictive, y: ArrayLike) -> float:
     Nixon et al. (2019), arXiv 1904.01685.
     """
     return ece(pred, y, adaptive=True)
+
+
+@register("entropy", CLASSES, "neither")
+def entropy(pred: Predictive, y: ArrayLike | None = None) -> float:
+    """Mean entropy of the predicted probabilities, in nats: 0 to log C."""
+    return average(pred.entropy())
+
+
+@register("mutual_information", CLASSES, "neither")
+def mutual_information(pred: Predictive, y: ArrayLike | None = None) -> float:
+    """Mean mutual information of label and member, in nats: 0 to log M, 0 when members agree."""
+    return average(pred.mutual_information())
+
+
+@register("disagreement", ANY, "neither", cite=("dangelo2021repulsive",))
+def disagreement(pred: Predictive, y: ArrayLike | None = None) -> float:
+    """Mean standard deviation over members of what they predict."""
+    return average(pred.disagreement())
+
+
+@register("confidence", CLASSES, "neither")
+def confidence(pred: Predictive, y: ArrayLike | None = None) -> float:
+    """Mean of the largest class probability: 1/C to 1."""
+    return average(pred.confidence())

@@ -13,9 +13,13 @@ from shoal.prediction.calibration import (
 from shoal.prediction.classification import (
     accuracy,
     brier,
+    confidence,
+    disagreement,
     ece,
     ece_30,
     ece_adaptive,
+    entropy,
+    mutual_information,
     nll,
     nll_legacy,
 )
@@ -32,7 +36,6 @@ from shoal.prediction.metric import Metric, register, registry
 from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.prediction.regression import coverage, crps, pit, rmse, sharpness
 from shoal.prediction.similarity import affinity, effective_functions, pairwise_disagreement
-from shoal.prediction.uncertainty import confidence, disagreement, entropy, mutual_information
 
 __all__ = [
     "AccuracyConfidence",

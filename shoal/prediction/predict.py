@@ -17,10 +17,10 @@ from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.data.batches import checked_size
 from shoal.data.dataset import Split
 from shoal.data.sources import input_batches
+from shoal.engine.plan import default_runner
+from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
-from shoal.inference.numerics import calculating_in
-from shoal.inference.suited import suited_mapping
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["member_outputs", "predict"]
@@ -137,7 +137,7 @@ def _ready(
     training = placed.training
     on_gpu = _on_gpu(placed, there)
     how: dict[str, Any] = (
-        {"mapping": suited_mapping(placed.groups, placed.device)} if on_gpu else {}
+        {"mapping": default_runner(placed.groups, placed.device)} if on_gpu else {}
     )
 
     def call(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Metrics of predicted numbers; most are of mixtures of Gaussians in every column."""
+"""Metrics of predicted numbers, each a mixture of Gaussians, in the units of the targets."""
 
 import math
 
@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.data.dataset import Scaling
 from shoal.prediction.metric import GAUSSIAN, NUMBERS, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["coverage", "crps", "pit", "rmse", "sharpness"]
+__all__ = ["coverage", "crps", "in_units", "pit", "rmse", "sharpness"]
 
 
 @register("rmse", NUMBERS, "lower")
@@ -83,3 +84,18 @@ def coverage_95(pred: Predictive, y: ArrayLike) -> float:
 def sharpness(pred: Predictive, y: ArrayLike | None = None) -> float:
     """Mean standard deviation of the prediction; smaller is better only while coverage holds."""
     return average(pred.stddev)
+
+
+def in_units(pred: Predictive, scaling: Scaling | None) -> Predictive:
+    """The same members' prediction of the targets themselves; nothing changes without a scaling.
+
+    >>> import torch
+    >>> from shoal.inference.likelihoods import Gaussian
+    >>> pred = Predictive(torch.zeros(3, 1, 1), Gaussian(0.5))
+    >>> told = in_units(pred, Scaling(mean=20.0, std=4.0))
+    >>> told.mean, told.stddev
+    (tensor([[20.]]), tensor([[2.]]))
+    """
+    if scaling is None:
+        return pred
+    return Predictive(pred.members, pred.likelihood.in_units(scaling), pred.weights)

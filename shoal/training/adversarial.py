@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.core.differentiate import pull_back
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
-from shoal.training.backward import pull_back
 
 __all__ = ["Adversarial"]
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 
-__all__ = ["Annealing", "Constant", "Cyclic", "Hyperbolic", "Linear", "registry"]
+__all__ = ["Annealing", "Constant", "Cyclic", "Hyperbolic", "LinearAnnealing", "registry"]
 
 registry = Registry("annealing")
 
@@ -42,7 +42,7 @@ class Constant:
 
 @registry.register("linear", cite=("dangelo2021repulsive",))
 @dataclass(frozen=True)
-class Linear:
+class LinearAnnealing:
     """Rises in a straight line from 0 to gamma, then stays.
 
     Attributes:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from shoal.engine.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import Mapping
+from shoal.inference.network_pass import PassContext
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import FunctionalPrior
-from shoal.inference.watched import PassContext
 from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
@@ -39,7 +39,9 @@ class StepContext(PassContext):
     own_inputs: bool = False
     frozen: Ensemble | None = None
 
-    def at(self, step: int | Tensor, annealing: float | Tensor, mapping: Mapping) -> "StepContext":
+    def at(
+        self, step: int | Tensor, annealing: float | Tensor, mapping: MemberRunner
+    ) -> "StepContext":
         """The context of one step of training.
 
         As `dataclasses.replace`, which would take one percent of a small step.

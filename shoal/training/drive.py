@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.core.differentiate import pull_back
 from shoal.core.tree import add_scaled, mixed
 from shoal.core.types import Tree
+from shoal.engine.member_runner import MemberInputs
+from shoal.engine.precision import rough_products
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import Shown
-from shoal.inference.numerics import rough_products
-from shoal.training.backward import pull_back
+from shoal.inference.network_pass import BatchRows, PassResult, looked_at
+from shoal.inference.posterior import functional_score
 from shoal.training.context import StepContext
-from shoal.training.functional_prior import functional_score
-from shoal.training.look import Look, Part, looked_at
-from shoal.training.stages import Answer, Company, judge
+from shoal.training.stages import FrozenState, OutputResult, judge
 
 __all__ = ["Drive"]
 
@@ -42,7 +42,7 @@ class Drive:
     y: Tensor
     rows: Tensor | None = None
 
-    def __call__(self, ensemble: Ensemble, x: Tensor) -> tuple[Answer, Tree]:
+    def __call__(self, ensemble: Ensemble, x: Tensor) -> tuple[OutputResult, Tree]:
         """What the outputs ask for, and J^T of it at the weights."""
         chunk = self.context.in_chunks
         if chunk is not None and chunk < ensemble.members:
@@ -57,11 +57,11 @@ class Drive:
         own = self.y if y is None else y
         return replace(self, y=own, context=replace(self.context, **changes))
 
-    def _in_chunks(self, ensemble: Ensemble, x: Tensor, chunk: int) -> tuple[Answer, Tree]:
+    def _in_chunks(self, ensemble: Ensemble, x: Tensor, chunk: int) -> tuple[OutputResult, Tree]:
         context = self.context
         whole = self.within(mapping=replace(context.mapping, chunk=None))
         starts = range(0, ensemble.members, chunk)
-        parts = [ensemble.part(s, min(s + chunk, ensemble.members)) for s in starts]
+        parts = [ensemble.slice_members(s, min(s + chunk, ensemble.members)) for s in starts]
         needs_all = context.at_outputs or context.base == "gradients"
         answer = whole._answer(ensemble, x, whole._peek(parts, x)) if needs_all else None
         looks, velocities, heads = [], [], []
@@ -75,54 +75,54 @@ class Drive:
             velocities.append(velocity)
             heads.append(head)
         if answer is None:
-            answer = whole._answer(ensemble, x, Look.joined(looks))
+            answer = whole._answer(ensemble, x, PassResult.joined(looks))
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
         return answer._replace(head=head), _concatenated(velocities, ensemble.weights)
 
-    def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> Look:
+    def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
         context, repulsion = self.context, self.context.repulsion
         if repulsion is None or context.base != "gradients":
             x, own = self._shown(ensemble, x)
-            return Look(x, ensemble(x, context.mapping, own, context.seed, context.step))
-        part = None if self.rows is None else Part(self._shown(ensemble, x), self.rows)
+            return PassResult(x, ensemble(x, context.mapping, own, context.seed, context.step))
+        part = None if self.rows is None else BatchRows(self._shown(ensemble, x), self.rows)
         likelihood, batch = context.posterior.likelihood, (x, self.y)
         return looked_at(
             ensemble, batch, likelihood, repulsion.space, context, live=live, part=part
         )
 
-    def _shown(self, ensemble: Ensemble, x: Tensor) -> Shown:
+    def _shown(self, ensemble: Ensemble, x: Tensor) -> MemberInputs:
         if self.context.adversarial is None:
-            return Shown(x, self.context.own_inputs)
-        return Shown(self.context.adversarial.watch(x, ensemble.members), own=True)
+            return MemberInputs(x, self.context.own_inputs)
+        return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _peek(self, parts: list[Ensemble], x: Tensor) -> Look:
+    def _peek(self, parts: list[Ensemble], x: Tensor) -> PassResult:
         """What all members say, with running statistics left as they are."""
         plain = self.within(adversarial=None)
         with torch.set_grad_enabled(self.context.base == "gradients"):
             looks = [plain._forward(part.aside(), x, live=False).still() for part in parts]
-        return Look.joined(looks)
+        return PassResult.joined(looks)
 
-    def _answer(self, ensemble: Ensemble, x: Tensor, look: Look) -> Answer:
+    def _answer(self, ensemble: Ensemble, x: Tensor, look: PassResult) -> OutputResult:
         """What the outputs ask for, and the input gradients if there are any."""
         context, outputs = self.context, look.outputs
         posterior, repulsion = context.posterior, context.repulsion
         prior = functional_score(ensemble, posterior, outputs, x, context.seed, context.step)
         prior = None if prior is None else context.annealing * prior
         company = self._company(x)
-        answer = context.stages.respond(
+        answer = context.stages.output_stage(
             posterior, repulsion, outputs, self.y, ensemble.alive, context.weight, prior, company
         )
         if look.gradients is None:
             return answer
         with rough_products(ensemble.compute):
-            apart = context.stages.part(
+            apart = context.stages.gradient_stage(
                 posterior, repulsion, answer.alive, answer.cotangent, look.gradients, company
             )
         # A named tuple replaced inside a compiled stage came back too short (torch 2.11).
         return answer._replace(**apart._asdict())
 
-    def _company(self, x: Tensor) -> Company | None:
+    def _company(self, x: Tensor) -> FrozenState | None:
         """What the frozen members make of the batch, where this is what repels."""
         context, frozen, base = self.context, self.context.frozen, self.context.base
         if frozen is None or base is None or base == "weights":
@@ -134,11 +134,13 @@ class Drive:
             look = plain._forward(frozen, x, live=False).still()
         shown = look.outputs if look.gradients is None else look.gradients
         if not context.shares_drives:
-            return Company({base: shown}, frozen.alive, None)
+            return FrozenState({base: shown}, frozen.alive, None)
         _, alive, gradient = judge(context.posterior, look.outputs, self.y, frozen.alive)
-        return Company({base: shown}, alive, {"outputs": context.weight * gradient})
+        return FrozenState({base: shown}, alive, {"outputs": context.weight * gradient})
 
-    def _back(self, ensemble: Ensemble, look: Look, answer: Answer) -> tuple[Tree, Tree | None]:
+    def _back(
+        self, ensemble: Ensemble, look: PassResult, answer: OutputResult
+    ) -> tuple[Tree, Tree | None]:
         """J^T at the weights; and where the push comes back with it, the drive's at the head."""
         context, weights, adversarial = self.context, ensemble.weights, self.context.adversarial
         values, cotangents, head = [look.outputs], [answer.cotangent], None
@@ -171,7 +173,7 @@ def _concatenated(parts: list, names: Iterable[str]) -> Tree:
     return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
 
-def _of(answer: Answer, rows: slice) -> Answer:
+def _of(answer: OutputResult, rows: slice) -> OutputResult:
     loss, alive, gradient, cotangent = (tensor[rows] for tensor in answer[:4])
     push = None if answer.push is None else answer.push[rows]
-    return Answer(loss, alive, gradient, cotangent, answer.mix, answer.measures, push)
+    return OutputResult(loss, alive, gradient, cotangent, answer.mix, answer.measures, push)

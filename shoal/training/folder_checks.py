@@ -13,7 +13,7 @@ from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import CheckpointCorrupt, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import came
-from shoal.inference.mapping import Mapping as MemberMapping
+from shoal.engine.member_runner import MemberRunner as MemberMapping
 from shoal.training.settings import Settings
 
 __all__ = ["checked_config", "checked_provenance", "checked_state"]

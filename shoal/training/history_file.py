@@ -16,7 +16,7 @@ from typing import Any
 from shoal.core.disk import open_plain, size_of, storage_errors
 from shoal.core.errors import CheckpointCorrupt, ShoalWarning, StorageError
 from shoal.core.files import write_bytes
-from shoal.core.strict_json import parse_json, to_json
+from shoal.core.formats import parse_json, to_json
 
 __all__ = ["HistoryFile", "is_row", "read_history"]
 

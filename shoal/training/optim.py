@@ -20,7 +20,7 @@ __all__ = [
     "Cosine",
     "Exponential",
     "FlatThenLinear",
-    "Linear",
+    "LinearDecay",
     "Schedule",
     "Stairs",
     "Steps",
@@ -174,7 +174,7 @@ class Cosine:
 
 @schedules.register("linear")
 @dataclass(frozen=True)
-class Linear:
+class LinearDecay:
     """A straight line from 1 to `floor`.
 
     Attributes:

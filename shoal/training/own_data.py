@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ConfigError, StorageError
-from shoal.data.dataset import Dataset
+from shoal.data.dataset import Dataset, registry
 from shoal.data.load import load as load_data
-from shoal.data.registry import registry
 from shoal.training.run import Run, RunFolder
 
 __all__ = [

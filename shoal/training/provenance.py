@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.remember import recalled
+from shoal.data.arrays import recalled
 from shoal.data.input_range import value_range
 from shoal.data.sources import ArrayBatches, LoaderBatches
 

@@ -14,9 +14,8 @@ from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint,
 from shoal.core.disk import checked_path, size_of, storage_errors
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
 from shoal.core.files import Layout, read_sealed, sealed, sha256, write_json, write_text
+from shoal.core.formats import MAX_BYTES, parse_toml, to_json, to_toml
 from shoal.core.notebook import facts_html
-from shoal.core.strict_json import to_json
-from shoal.core.toml import MAX_BYTES, parse_toml, to_toml
 from shoal.core.values import came, check_spec
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble

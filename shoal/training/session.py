@@ -13,23 +13,23 @@ import torch
 from shoal.core.checkpoints import steps
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.files import layout, sweep
+from shoal.core.interruption import Interruption
 from shoal.core.lock import FolderLock
-from shoal.core.seeds import derive
+from shoal.core.progress import Progress, make_progress
+from shoal.core.random import derive
 from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
+from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.numerics import calculating_in
-from shoal.training.axes import keep, prepared
 from shoal.training.history import balance_sentence, divergence_sentence
-from shoal.training.interruption import Interruption
 from shoal.training.options import DEFAULTS
 from shoal.training.own_data import OWN_DATA, has_own_data
-from shoal.training.progress import Progress, make_progress
+from shoal.training.prepare import keep, prepared
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
-from shoal.training.trajectory import Trajectory, frozen
+from shoal.training.trajectory import Trajectory, copy_state
 
 __all__ = ["Callback", "Session"]
 
@@ -84,7 +84,7 @@ class Session:
                 expected = {"ensemble": layout(ensemble.state), "tracker": tracker}
                 trainer.restore(folder.checkpoint(expected))
             if self.settings.options.keep_every is not None and trainer.step == 0:
-                self.beginning = frozen(ensemble)
+                self.beginning = copy_state(ensemble)
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.try_out())
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)

@@ -12,6 +12,8 @@ from shoal.core.registry import Registry
 from shoal.core.values import came, fits
 from shoal.data import augment as augmentations
 from shoal.data.augment import Augmentation
+from shoal.engine.kernels.small_matrices import waits_for_host
+from shoal.engine.plan import parse_engine
 from shoal.inference import likelihoods, priors
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import FunctionalPrior, FunctionSpace, GaussianProcess, WeightPrior
@@ -22,11 +24,9 @@ from shoal.interaction.estimators import SSGE, needs_eigenpairs
 from shoal.interaction.flows import Stein, Wasserstein
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
-from shoal.interaction.small import waits_for_host
 from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
-from shoal.training.engine import parse
 from shoal.training.optim import Schedule, check_optimizer, optimizer_table, schedules
 from shoal.training.options import KEPT, Options, number
 
@@ -86,7 +86,7 @@ class Settings:
         return settings
 
     def _check(self) -> None:
-        parse(self.options.engine)
+        parse_engine(self.options.engine)
         check_optimizer(self.optimizer, self.options.lr)
         if augmentations.is_per_member(self.augment):
             self._check_own_inputs()

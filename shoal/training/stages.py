@@ -21,23 +21,23 @@ from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel
 
 __all__ = [
-    "Answer",
-    "Apart",
-    "Company",
-    "Settled",
+    "FrozenState",
+    "GradientResult",
+    "OutputResult",
     "Stages",
+    "WeightResult",
     "compiled_stages",
+    "gradient_stage",
     "judge",
     "measured",
-    "part",
-    "respond",
-    "settle",
+    "output_stage",
+    "weight_stage",
 ]
 
 Factor = float | Tensor
 
 
-class Company(NamedTuple):
+class FrozenState(NamedTuple):
     """Members that push the others and stay where they are, as the repulsion's space sees them.
 
     Attributes:
@@ -51,7 +51,7 @@ class Company(NamedTuple):
     drive: Tree | None
 
 
-class Answer(NamedTuple):
+class OutputResult(NamedTuple):
     """What the outputs of the members ask for.
 
     Attributes:
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
     statistics: Tensor | None = None
 
 
-class Apart(NamedTuple):
+class GradientResult(NamedTuple):
     """What an answer becomes where input gradients push each other away; fields as there."""
 
     alive: Tensor
@@ -89,7 +89,7 @@ class Apart(NamedTuple):
     push: Tensor
 
 
-class Settled(NamedTuple):
+class WeightResult(NamedTuple):
     """The velocity of the members.
 
     Attributes:
@@ -116,7 +116,7 @@ def judge(
     return -value, alive, torch.where(per_member(alive, gradient), gradient, 0.0)
 
 
-def respond(
+def output_stage(
     posterior: Posterior,
     repulsion: Repulsion | None,
     outputs: Tensor,
@@ -124,8 +124,8 @@ def respond(
     alive: Tensor,
     weight: Factor,
     prior: Tensor | None,
-    company: Company | None = None,
-) -> Answer:
+    company: FrozenState | None = None,
+) -> OutputResult:
     """The likelihood's gradient times `weight`, a functional prior's, and the push on outputs."""
     loss, alive, gradient = judge(posterior, outputs, y, alive)
     drive = weight * gradient
@@ -136,17 +136,17 @@ def respond(
         measures = measured(member_norms(here[0]), None, alive)
     statistics = posterior.likelihood.statistics(outputs, y, alive)
     found = loss, alive, gradient, velocity["outputs"], mix, measures
-    return Answer(*found, statistics=statistics)
+    return OutputResult(*found, statistics=statistics)
 
 
-def part(
+def gradient_stage(
     posterior: Posterior,
     repulsion: Repulsion,
     alive: Tensor,
     cotangent: Tensor,
     gradients: Tensor,
-    company: Company | None = None,
-) -> Apart:
+    company: FrozenState | None = None,
+) -> GradientResult:
     """The push on input gradients, and the drives at the outputs mixed if the flow mixes them.
 
     Of the measures only bandwidth and effective members are known here: drive and push meet at the
@@ -158,10 +158,10 @@ def part(
     drive, mix = _shared(interaction, {"outputs": cotangent}, own, company)
     push_back = scale * push.tree()["gradients"]
     alive = interaction.cloud.alive[own]
-    return Apart(alive, drive["outputs"], mix, _kernel(interaction), push_back)
+    return GradientResult(alive, drive["outputs"], mix, _kernel(interaction), push_back)
 
 
-def settle(
+def weight_stage(
     posterior: Posterior,
     repulsion: Repulsion | None,
     velocity: Tree,
@@ -170,23 +170,23 @@ def settle(
     annealing: Factor,
     mix: Tensor | None,
     spans: Sequence[slice] | None,
-    company: Company | None = None,
-) -> Settled:
+    company: FrozenState | None = None,
+) -> WeightResult:
     """The weight prior's gradient and the push on weights, added to what came back."""
     # A weight prior has no gradient at the outputs to be mixed: it is scaled as the drives are.
     balance = annealing if mix is None else annealing * mix.sum(-1)
     velocity = posterior.add_prior(velocity, weights, balance, spans)
     here = velocity, weights, alive, company
     velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here)
-    return Settled(velocity, alive, measures)
+    return WeightResult(velocity, alive, measures)
 
 
 class Stages(NamedTuple):
     """The stages as they are, or compiled."""
 
-    respond: Callable[..., Answer] = respond
-    settle: Callable[..., Settled] = settle
-    part: Callable[..., Apart] = part
+    output_stage: Callable[..., OutputResult] = output_stage
+    weight_stage: Callable[..., WeightResult] = weight_stage
+    gradient_stage: Callable[..., GradientResult] = gradient_stage
 
 
 @functools.cache
@@ -198,7 +198,7 @@ def compiled_stages() -> Stages:
     compiled: Any = functools.partial(
         torch.compile, dynamic=False, options={"loop_ordering_after_fusion": False}
     )
-    return Stages(compiled(respond), compiled(settle), compiled(part))
+    return Stages(compiled(output_stage), compiled(weight_stage), compiled(gradient_stage))
 
 
 def _act(
@@ -208,7 +208,7 @@ def _act(
     drive: Tree,
     base: Tree,
     alive: Tensor,
-    company: Company | None,
+    company: FrozenState | None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
     """Mix the drives and add the push, if the repulsion's space lives here."""
     if repulsion is None or repulsion.space.base != where:
@@ -236,7 +236,7 @@ def _kernel(interaction: Interaction) -> Tensor:
 
 
 def _pushed(
-    repulsion: Repulsion, base: Tree, alive: Tensor, company: Company | None
+    repulsion: Repulsion, base: Tree, alive: Tensor, company: FrozenState | None
 ) -> tuple[Push, slice]:
     """The push on the members that move, and which of all members they are."""
     if company is None:
@@ -249,7 +249,7 @@ def _pushed(
 
 
 def _shared(
-    interaction: Interaction, drive: Tree, own: slice, company: Company | None
+    interaction: Interaction, drive: Tree, own: slice, company: FrozenState | None
 ) -> tuple[Tree, Tensor | None]:
     """The drives of the members that move, mixed if the flow mixes drives, and by what."""
     if interaction.mix is None:
@@ -259,7 +259,7 @@ def _shared(
     return mixed(mix, _of_living(drive, living)), mix
 
 
-def _joined(drive: Tree, company: Company | None) -> Tree:
+def _joined(drive: Tree, company: FrozenState | None) -> Tree:
     """The drives of all members, those that stay first."""
     if company is None or company.drive is None:
         return drive

@@ -24,25 +24,73 @@ The way of a batch from `fit` to the weights, in the order of the calls:
     velocity and takes the step of the optimiser.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.tree import member_norms
+from shoal.core.tree import add_scaled, member_norms
 from shoal.core.types import Tree
+from shoal.engine.member_runner import MemberRunner
+from shoal.engine.plan import has_batch_norm
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.mapping import Mapping
+from shoal.inference.network_pass import some_of
 from shoal.inference.posterior import Posterior
+from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
 from shoal.training.drive import Drive
-from shoal.training.fraction import share_of, with_part_repelled
-from shoal.training.stages import Company, Stages, measured
+from shoal.training.stages import FrozenState, OutputResult, Stages, measured
 
-__all__ = ["Batch", "StepInfo", "forces", "forces_in"]
+__all__ = ["Batch", "StepInfo", "forces", "forces_in", "forces_on_fraction", "share_of"]
+
+
+def share_of(repulsion: Repulsion) -> float:
+    """Share of each batch on which the members are compared."""
+    return getattr(innermost(repulsion.space), "fraction", 1.0)
+
+
+def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[OutputResult, Tree]:
+    """The drive of the whole batch, and the push of a part of it."""
+    context, repulsion = drive.context, drive.context.repulsion
+    assert repulsion is not None, "without repulsion there is no part"
+    rows, rest = some_of(share_of(repulsion), len(x), context.seed, context.step, x.device)
+    share = len(rows) / len(x)
+    counted = share if repulsion.per == "batch" else 1.0
+    repulsion = replace(repulsion, strength=counted * repulsion.strength)
+    drive = drive.within(repulsion=repulsion)
+    if len(rest) == 0:
+        return drive(ensemble, x)
+    if not _divisible(drive, ensemble):
+        return replace(drive, rows=rows)(ensemble, x)
+    part = drive.within(y=drive.y[rows], annealing=share * context.annealing)
+    left = drive.within(y=drive.y[rest], annealing=(1 - share) * context.annealing, repulsion=None)
+    pushed, velocity = part(ensemble, x[rows])
+    answer, driven = left(ensemble, x[rest])
+    loss = share * pushed.loss + (1 - share) * answer.loss
+    head = None if pushed.head is None else {n: t + driven[n] for n, t in pushed.head.items()}
+    pushed = pushed._replace(loss=loss, alive=answer.alive & pushed.alive, head=head)
+    if pushed.statistics is not None and answer.statistics is not None:
+        both = share * pushed.statistics + (1 - share) * answer.statistics
+        pushed = pushed._replace(statistics=both)
+    return pushed, add_scaled(velocity, driven, 1.0)
+
+
+def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
+    """Every point is driven by itself: no layer and no prior on functions looks at several at once.
+
+    Adversarial training and chunks of members take batches whole.
+    """
+    context = drive.context
+    if drive.y.is_cuda or context.adversarial is not None or context.mapping.chunk is not None:
+        return False
+    prior = context.posterior.prior
+    coupled = has_batch_norm(ensemble.groups) or isinstance(prior, FunctionalPrior)
+    return not (coupled or ensemble.buffers)
+
 
 Batch = tuple[Tensor, Tensor]
 
@@ -98,7 +146,7 @@ def forces(
     *,
     annealing: float | Tensor = 1.0,
     adversarial: Adversarial | None = None,
-    mapping: Mapping = Mapping(),  # noqa: B008
+    mapping: MemberRunner = MemberRunner(),  # noqa: B008
     seed: int = 0,
     step: int | Tensor = 0,
     stages: Stages = Stages(),  # noqa: B008
@@ -139,14 +187,14 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     x, y = batch
     drive = Drive(context, y)
     partial = repulsion is not None and share_of(repulsion) < 1
-    answer, velocity = with_part_repelled(drive, ensemble, x) if partial else drive(ensemble, x)
+    answer, velocity = forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
     if answer.head is not None:
         lengths = _head_lengths(ensemble, answer.head, velocity)
         answer = answer._replace(measures=measured(*lengths, answer.alive, answer.measures))
     company = _company(context, batch)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
-    settled = context.stages.settle(
+    settled = context.stages.weight_stage(
         posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans, company
     )
     measures = answer.measures if settled.measures is None else settled.measures
@@ -166,16 +214,16 @@ def _head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tens
     return member_norms(drive, spans), member_norms(push, spans)
 
 
-def _company(context: StepContext, batch: Batch) -> Company | None:
+def _company(context: StepContext, batch: Batch) -> FrozenState | None:
     """The frozen members' weights, where these are what repels."""
     frozen = context.frozen
     if frozen is None or context.base != "weights":
         return None
     weights = {name: tensor.detach() for name, tensor in frozen.weights.items()}
     if not context.shares_drives:
-        return Company(weights, frozen.alive, None)
+        return FrozenState(weights, frozen.alive, None)
     alone = StepContext(posterior=context.posterior, repulsion=None, annealing=context.annealing)
-    return Company(weights, frozen.alive, forces_in(alone, frozen, batch)[0])
+    return FrozenState(weights, frozen.alive, forces_in(alone, frozen, batch)[0])
 
 
 def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:

@@ -16,19 +16,17 @@ from shoal.core.random import key
 from shoal.core.tree import rows
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.sources import ArrayBatches, LoaderBatches
+from shoal.engine.autotune import faster_runner, faster_threads
+from shoal.engine.graph import CapturedSteps
+from shoal.engine.member_runner import MemberRunner
+from shoal.engine.memory import keep_freed, within_memory
+from shoal.engine.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
-from shoal.inference.suited import has_convolutions
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
-from shoal.training.decay import hand_over
-from shoal.training.engine import parse
-from shoal.training.frozen import divided
-from shoal.training.graph import CapturedSteps
 from shoal.training.history import Tracker
-from shoal.training.memory import within_memory
 from shoal.training.optim import (
     clip_members,
     flat_state,
@@ -36,11 +34,10 @@ from shoal.training.optim import (
     make_optimizer,
     set_learning_rate,
 )
-from shoal.training.reuse import keep_freed
+from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages, compiled_stages
 from shoal.training.step import forces_in
-from shoal.training.trial import faster_mapping, faster_threads
 
 __all__ = ["Trainer"]
 
@@ -87,10 +84,10 @@ class Trainer:
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
         waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
-        self.plan = parse(options.engine).settled_for(
+        self.plan = parse_engine(options.engine).settled_for(
             ensemble.groups, ensemble.device, self.steps, waits
         )
-        self.mapping = self.plan.mapping or Mapping()
+        self.mapping = self.plan.mapping or MemberRunner()
         self.context = StepContext(
             posterior=posterior,
             repulsion=self.repulsion,
@@ -207,7 +204,7 @@ class Trainer:
 
     def try_out(self) -> int:
         """Choose mapping and threads by a short trial on the CPU; returns the threads."""
-        ensemble, plan = self.ensemble, parse(self.settings.options.engine)
+        ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
         if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
             return torch.get_num_threads()
         x, y = self.batches.first()
@@ -215,11 +212,11 @@ class Trainer:
 
         context = replace(self.context, own_inputs=False)
 
-        def step(mapping: Mapping) -> object:
+        def step(mapping: MemberRunner) -> object:
             return forces_in(context.at(self.step, 1.0, mapping), self.moving, (x, y))
 
         if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
-            self.mapping = faster_mapping(step, ensemble.groups, x.shape)
+            self.mapping = faster_runner(step, ensemble.groups, x.shape)
         threads = faster_threads(step, self.mapping)
         for name, tensor in ensemble.buffers.items():
             tensor.copy_(kept[name])
@@ -310,7 +307,7 @@ class Trainer:
         if self.ensemble.device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
-        self.mapping = Mapping(**state["mapping"])
+        self.mapping = MemberRunner(**state["mapping"])
         initial = state.get("initial_loss")
         self.initial = None if initial is None else torch.tensor(initial)
         if isinstance(self.batches, LoaderBatches):

@@ -17,7 +17,7 @@ from shoal.core.files import read_tensors, write_tensors
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 
-__all__ = ["BOUND", "RECENT", "Trajectory", "frozen", "wanted"]
+__all__ = ["BOUND", "RECENT", "Trajectory", "copy_state", "wanted"]
 
 BOUND = 60
 """Most snapshots that a run keeps."""
@@ -83,7 +83,7 @@ class Trajectory:
         return self.path / f"epoch-{epoch:06d}.safetensors"
 
 
-def frozen(ensemble: Ensemble) -> Tree:
+def copy_state(ensemble: Ensemble) -> Tree:
     """A copy of all that the ensemble carries, in its own memory."""
     with torch.no_grad():
         return {name: tensor.detach().clone() for name, tensor in ensemble.state.items()}

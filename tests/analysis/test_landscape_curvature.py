@@ -6,8 +6,8 @@ from small_runs import assert_one_sentence, normed, plain, points, shoal_of
 from torch import nn
 from torch.func import functional_call, jacrev
 
-from shoal.analysis.landscape.curvature import hessian_product, top_eigenvalues, trace
-from shoal.analysis.landscape.effective import effective_numbers, gradient_similarity
+from shoal.analysis.landscape.analyses.along import effective_numbers, gradient_similarity
+from shoal.analysis.landscape.analyses.curvature import hessian_product, top_eigenvalues, trace
 from shoal.analysis.landscape.points import chosen, with_weights
 from shoal.analysis.landscape.survey import outputs
 from shoal.core.errors import DataError

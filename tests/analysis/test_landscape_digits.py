@@ -9,12 +9,12 @@ from shoal.analysis.landscape import subspace
 from shoal.analysis.landscape.averaging import averaged
 from shoal.analysis.landscape.connect import connect
 from shoal.analysis.landscape.curves import Tunnel
-from shoal.analysis.landscape.level import levelled, with_midpoints
+from shoal.analysis.landscape.planes import levelled, with_midpoints
 from shoal.analysis.landscape.points import chosen
 from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import judged, outputs, survey
 from shoal.analysis.landscape.trajectories import embedded, tracks
-from shoal.core.seeds import generator
+from shoal.core.random import generator
 from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.prediction import metrics
 

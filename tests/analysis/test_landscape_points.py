@@ -7,9 +7,16 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from shoal.analysis.landscape.planes import line, plane_through_origin, plane_through_three
-from shoal.analysis.landscape.points import chosen, combined, cosines, joined, with_weights
-from shoal.analysis.landscape.pooling import Halving, install_pooling
-from shoal.analysis.landscape.statistics import refresh
+from shoal.analysis.landscape.points import (
+    Halving,
+    chosen,
+    combined,
+    cosines,
+    install_pooling,
+    joined,
+    refresh,
+    with_weights,
+)
 from shoal.analysis.landscape.survey import BATCH, apart, judged, outputs, survey
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Split

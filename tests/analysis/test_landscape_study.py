@@ -5,7 +5,8 @@ import torch
 from small_runs import assert_one_sentence, dropped, normed, plain, points, quick, shoal_of
 from torch import nn
 
-from shoal.analysis.landscape.study import Effort, Part, load_study, registry, study
+from shoal.analysis.landscape.scene import AnalysisResult, Effort, registry
+from shoal.analysis.landscape.study import load_study, study
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.data.dataset import Dataset, Split
 
@@ -112,4 +113,4 @@ def test_a_wrong_name_is_answered_before_anything_is_done(run):
 
 
 def test_a_part_has_scores_and_tensors():
-    assert Part({"missing": "x"}).tensors == {}
+    assert AnalysisResult({"missing": "x"}).tensors == {}

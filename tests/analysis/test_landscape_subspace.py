@@ -8,8 +8,7 @@ from small_runs import assert_one_sentence, dropped, normed, plain, points, shoa
 from torch import nn
 
 from shoal.analysis.landscape import subspace
-from shoal.analysis.landscape.averaging import averaged, ema, mc_dropout, multiswag, swa
-from shoal.analysis.landscape.combining import combine
+from shoal.analysis.landscape.averaging import averaged, combine, ema, mc_dropout, multiswag, swa
 from shoal.analysis.landscape.points import chosen, with_weights
 from shoal.analysis.landscape.subspace import Mode, draw, sample_mode
 from shoal.core.errors import ConfigError

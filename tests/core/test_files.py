@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shoal.core import disk, files
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError, StorageError
-from shoal.core.strict_json import parse_json, to_json
+from shoal.core.formats import parse_json, to_json
 
 DTYPES = list(files._DTYPES.values())
 LINUX = os.path.exists("/proc/self/statm")

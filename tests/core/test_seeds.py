@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shoal.core.errors import ConfigError
-from shoal.core.seeds import derive, generator
+from shoal.core.random import derive, generator
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from shoal.core.errors import ConfigError
-from shoal.core.registry import Registry, part
+from shoal.core.registry import Registry, nested_field
 from shoal.core.values import check_spec, check_value, fits, wanted
 
 
@@ -93,7 +93,7 @@ class Point:
 class Pair:
     """A pair."""
 
-    first: Point = part(inner, Point)
+    first: Point = nested_field(inner, Point)
     sides: tuple[int, ...] = ()
 
 

@@ -6,8 +6,7 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.core.random import key
-from shoal.core.seeds import generator
+from shoal.core.random import generator, key
 from shoal.data.augment import CropFlip, augmented
 
 

@@ -5,10 +5,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from shoal.core.errors import ConfigError
-from shoal.core.seeds import generator
+from shoal.core.random import generator
 from shoal.data import registry
-from shoal.data.digits import ANGLES, digits, photograph_patches
-from shoal.data.shifts import rotated, signs
+from shoal.data.builtin import ANGLES, digits, photograph_patches
+from shoal.data.images import rotated, signs
 
 
 @pytest.fixture(scope="module")

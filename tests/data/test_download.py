@@ -7,7 +7,7 @@ import pytest
 from file_server import described
 
 from shoal.core.errors import StorageError
-from shoal.core.notices import quiet
+from shoal.core.progress import quiet
 from shoal.data import download as module
 from shoal.data.download import download, fetch_bytes, flaw
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shoal.core.errors import DataError
-from shoal.data import human, human_labels
+from shoal.data import human_labels
+from shoal.data import raw as human
 from shoal.data.raw import content_digest
 
 COUNTS = np.array([[50, 0, 1], [10, 30, 10]])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from shoal.core.errors import DataError
-from shoal.core.seeds import generator
-from shoal.data.shifts import rotated, signs
+from shoal.core.random import generator
+from shoal.data.images import rotated, signs
 
 
 def images(*shape: int) -> torch.Tensor:

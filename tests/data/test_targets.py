@@ -6,7 +6,7 @@ from torch import distributions as dist
 from torch.func import grad, vmap
 
 from shoal.core.errors import ConfigError
-from shoal.core.seeds import generator
+from shoal.core.random import generator
 from shoal.data.targets import Funnel, Gaussian2D, Mixture, StandardGaussian, registry
 
 DOUBLE = torch.float64

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from shoal.core.errors import ConfigError, DataError, StorageError
-from shoal.data import load, uci, uci_text
+from shoal.data import load, uci
+from shoal.data import uci as uci_text
+from shoal.data.dataset import standardise
 from shoal.data.raw import content_digest
-from shoal.data.scaling import standardise
 
 ROWS, SPLITS = 40, 20
 

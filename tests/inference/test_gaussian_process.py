@@ -6,8 +6,8 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError
+from shoal.inference.posterior import functional_score
 from shoal.inference.priors import GaussianProcess
-from shoal.training.functional_prior import functional_score
 
 pytestmark = pytest.mark.usefixtures("double")
 

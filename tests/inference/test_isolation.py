@@ -9,7 +9,7 @@ from ready import ready
 from torch import nn
 
 import shoal
-from shoal.inference.mapping import Mapping
+from shoal.engine.member_runner import MemberRunner
 from shoal.interaction.bandwidths import Median
 
 MEMBERS, BATCH, N, DEAD = 5, 6, 20, 2
@@ -111,7 +111,7 @@ def test_a_poisoned_member_is_a_masked_member(name, legacy, harm):
     others_are_equal(forces(name, legacy, POISONS[harm]), masked(name, legacy))
 
 
-@pytest.mark.parametrize("mapping", [Mapping("loop"), Mapping(chunk=2)], ids=repr)
+@pytest.mark.parametrize("mapping", [MemberRunner("loop"), MemberRunner(chunk=2)], ids=repr)
 @pytest.mark.parametrize("name", ["svgd", "f-kde"])
 def test_however_the_members_run(name, mapping):
     harm = POISONS["nan weight"]

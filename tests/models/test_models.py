@@ -8,7 +8,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from shoal.core.errors import ConfigError
 from shoal.models import (
     MLP,
-    Linear,
+    LinearModel,
     MediumCNN,
     PreActResNet18,
     ResNet18,
@@ -18,7 +18,7 @@ from shoal.models import (
     WideResNet16x4,
     registry,
 )
-from shoal.models.blocks import Block, PreActivated, Subsampled
+from shoal.models.parts import Block, PreActivated, Subsampled
 
 EVERY = [registry.make(name) for name in registry.names()]
 VARIANTS = [
@@ -29,7 +29,7 @@ VARIANTS = [
     SmallCNN(channels=(4,), activation="silu"),
     SmallCNN(channels=(4, 6), norm="batch", dropout=0.2),
     SmallCNN(channels=(4, 6, 8), norm="layer"),
-    Linear(bias=False),
+    LinearModel(bias=False),
     ResNet18(widths=(4, 6), norm="layer"),
     ResNet20(widths=(4, 7), norm=None),
     ResNet32(widths=(4, 6, 8), norm="batch"),
@@ -88,8 +88,8 @@ def test_builds_are_seeded_and_independent(config):
 @pytest.mark.parametrize(
     ("config", "shape", "outputs", "count"),
     [
-        (Linear(), (1, 8, 8), 10, 650),
-        (Linear(bias=False), (3,), 2, 6),
+        (LinearModel(), (1, 8, 8), 10, 650),
+        (LinearModel(bias=False), (3,), 2, 6),
         (MLP(hidden=(100, 100, 100)), (1, 28, 28), 10, 99_710),
         (MLP(hidden=(7,), norm="batch"), (3,), 2, 4 * 7 + 2 * 7 + 8 * 2),
         (SmallCNN(channels=(4, 6)), (1, 8, 8), 10, 40 + (4 * 9 + 1) * 6 + (6 * 16 + 1) * 10),
@@ -193,7 +193,7 @@ def test_the_medium_network_is_drawn_as_published():
             assert layer.bias.abs().sum() == 0
     kinds = [type(layer).__name__ for layer in model]
     assert kinds[:4] == ["Conv2d", "Dropout", "MaxPool2d", "ReLU"]
-    assert kinds[-3:] == ["MaxPool2d", "Flatten", "Linear"]
+    assert kinds[-3:] == ["MaxPool2d", "Flatten", "LinearModel"]
 
 
 @pytest.mark.parametrize(

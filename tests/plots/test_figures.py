@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal import plots
-from shoal.analysis.fidelity import law
+from shoal.analysis.fidelity import score_shrinkage as law
 from shoal.core.errors import DataError
 from shoal.data.targets import Mixture, StandardGaussian
 from shoal.inference.likelihoods import Categorical
@@ -32,8 +32,8 @@ HISTORY = [
     for i in range(6)
 ]
 CURVES = {
-    "kde": plots.Curve([1, 5, 10], [0.8, 0.9, 0.95], [0.01, 0.02, math.nan]),
-    "ensemble": plots.Curve([1, 5, 10], [0.7, 0.8, 0.85], [math.nan] * 3),
+    "kde": plots.MetricCurve([1, 5, 10], [0.8, 0.9, 0.95], [0.01, 0.02, math.nan]),
+    "ensemble": plots.MetricCurve([1, 5, 10], [0.7, 0.8, 0.85], [math.nan] * 3),
 }
 ROW = {"kde": (0.9, 0.01), "a $name$ of one's own": (0.8, math.nan)}
 GRID = torch.linspace(-1, 1, 8)

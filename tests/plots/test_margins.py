@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from shoal.plots import comparison, loss, pairwise, sizes
-from shoal.plots.comparison import Curve, outliers
+from shoal.plots.comparison import MetricCurve, outliers
 from shoal.plots.evidence import ladder
 from shoal.plots.margins import Margins
 
 ROWS = [{"epoch": i + 1, "loss": 1.0 / (i + 1), "member_loss": [1.0, 2.0]} for i in range(5)]
 LONG = {"a method with a very long name": (0.1, 0.01), "f-ssge (legacy)": (0.2, 0.02)}
-CURVES = {f"method {i}": Curve([1, 2], [0.1 * i, 0.2], [0.0, 0.1]) for i in range(9)}
+CURVES = {f"method {i}": MetricCurve([1, 2], [0.1 * i, 0.2], [0.0, 0.1]) for i in range(9)}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_legends_stand_above_the_axes():
 def test_axes_are_measured_once(monkeypatch):
     from matplotlib.axes import Axes
 
-    from shoal.plots.svg import svg
+    from shoal.plots.figure import svg
 
     calls = []
     measure = Axes.get_tightbbox

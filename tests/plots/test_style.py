@@ -43,7 +43,7 @@ def oklab(rgb):
 
 
 def pages():
-    css = (files("shoal.app") / "page" / "page.css").read_text()
+    css = (files("shoal.page") / "template" / "page.css").read_text()
     return re.findall(r"--page: (#[0-9a-f]{6});", css)
 
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from shoal.data.scaling import Scaling
+from shoal.data.dataset import Scaling
 from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian
 from shoal.prediction import Predictive, evaluate
-from shoal.prediction.units import in_units
+from shoal.prediction.regression import in_units
 
 SCALING = Scaling(mean=20.0, std=4.0)
 

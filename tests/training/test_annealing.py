@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from shoal.training.annealing import Constant, Cyclic, Hyperbolic, Linear, registry
+from shoal.training.annealing import Constant, Cyclic, Hyperbolic, LinearAnnealing, registry
 
 EVERY = [registry[name](gamma=gamma) for name in registry for gamma in (1.0, 0.4)]
 STEPS = 100
@@ -30,7 +30,7 @@ def test_after_the_rise_it_is_gamma(annealing):
     )
 
 
-@pytest.mark.parametrize("kind", [Linear, Hyperbolic, Cyclic])
+@pytest.mark.parametrize("kind", [LinearAnnealing, Hyperbolic, Cyclic])
 def test_no_rise_is_constant(kind):
     assert values(kind(gamma=0.3, share=0.0)) == [0.3] * STEPS
 
@@ -43,7 +43,7 @@ def test_constant():
 def test_linear(share):
     rise = int(share * STEPS)
     target = [*np.linspace(0, 0.7, rise), *[0.7] * (STEPS - rise)]
-    np.testing.assert_allclose(values(Linear(0.7, share)), target, rtol=1e-14)
+    np.testing.assert_allclose(values(LinearAnnealing(0.7, share)), target, rtol=1e-14)
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
@@ -66,6 +66,6 @@ def test_cyclic_falls_as_often_as_it_says():
     assert sum(b < a for a, b in zip(factors, factors[1:], strict=False)) == 3
 
 
-@pytest.mark.parametrize("kind", [Linear, Hyperbolic, Cyclic])
+@pytest.mark.parametrize("kind", [LinearAnnealing, Hyperbolic, Cyclic])
 def test_training_begins_with_repulsion_alone(kind):
     assert kind()(0, STEPS) == 0

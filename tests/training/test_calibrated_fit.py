@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.app.build import check_names
-from shoal.app.config import load_config
+from shoal.experiment.build import check_names
+from shoal.experiment.config import load_config
 
 
 @pytest.mark.parametrize("method", ["kde", "f-kde"])

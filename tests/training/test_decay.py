@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.training.decay import hand_over
 from shoal.training.optim import make_optimizer
 from shoal.training.options import Options
+from shoal.training.prepare import hand_over
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.core.seeds import derive
+from shoal.core.random import derive
 from shoal.inference import initialise
 
 X, Y = points()

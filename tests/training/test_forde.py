@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.inference.mapping import Mapping
-from shoal.interaction.bases import cosines
+from shoal.engine.member_runner import MemberRunner
+from shoal.inference.network_pass import some_of
+from shoal.interaction.axes import cosines
 from shoal.interaction.repulsion import interact
 from shoal.models import MLP, SmallCNN
-from shoal.training import fraction
-from shoal.training.look import some_of
+from shoal.training import step as fraction
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -27,10 +27,10 @@ GAMMA, T, STRENGTH, PRIOR_STD = 0.7, 1.3, 0.6, 0.8
 TOLERANCE = {"rtol": 1e-8, "atol": 1e-10}
 NAMES = [name for name in shoal.methods.METHODS if name.startswith("forde")]
 ENGINES = {
-    "vmap": Mapping(),
-    "loop": Mapping("loop"),
-    "chunk": Mapping(chunk=3),
-    "loop in chunks": Mapping("loop", chunk=1),
+    "vmap": MemberRunner(),
+    "loop": MemberRunner("loop"),
+    "chunk": MemberRunner(chunk=3),
+    "loop in chunks": MemberRunner("loop", chunk=1),
 }
 
 
@@ -458,7 +458,7 @@ def test_a_functional_prior_goes_with_it():
     batch = x[:BATCH], y[:BATCH]
     repulsion = prepared(shoal.methods.get("forde"), x)
 
-    def velocity(repulsion, prior, mapping=Mapping()):  # noqa: B008
+    def velocity(repulsion, prior, mapping=MemberRunner()):  # noqa: B008
         target = posterior(prior=prior)
         return shoal.forces(ensemble, target, repulsion, batch, mapping=mapping)[0]
 

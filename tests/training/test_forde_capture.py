@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shoal.app.bench.agreement import SmoothCNN
-from shoal.app.bench.contestants import Case, trainer
-from shoal.app.bench.networks import Network
-from shoal.inference import watched
-from shoal.inference.numerics import calculating_in
+from shoal.engine.precision import calculating_in
+from shoal.experiment.bench.agreement import SmoothCNN
+from shoal.experiment.bench.contestants import Case, Network, trainer
+from shoal.inference import network_pass as watched
 from shoal.interaction import cloud
 from shoal.models import SmallCNN
 

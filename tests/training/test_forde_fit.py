@@ -8,13 +8,13 @@ from small_runs import BATCH, POINTS, both, dropped, normed, plain, points, quic
 from torch import nn
 
 import shoal
-from shoal.analysis.input_gradients import gradient_similarity
-from shoal.app.build import check_names, default_folder
-from shoal.app.config import load_config
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.files import read_tensors
-from shoal.inference.mapping import Mapping
-from shoal.training.axes import AXES
+from shoal.engine.member_runner import MemberRunner
+from shoal.evaluation.inspection import gradient_similarity
+from shoal.experiment.build import check_names, default_folder
+from shoal.experiment.config import load_config
+from shoal.training.prepare import AXES
 
 
 def test_the_axes_are_kept_beside_the_run(tmp_path):
@@ -32,7 +32,7 @@ def test_the_axes_are_kept_beside_the_run(tmp_path):
 def test_a_resumed_run_reads_its_axes_instead_of_finding_them_again(tmp_path, monkeypatch):
     quick(plain, method="forde", epochs=1, out=tmp_path)
     found = []
-    monkeypatch.setattr("shoal.training.axes.fitted", lambda *_: found.append(1))
+    monkeypatch.setattr("shoal.training.prepare.fitted", lambda *_: found.append(1))
     quick(shoal_of(plain), method="forde", epochs=1, out=tmp_path, resume=True)
     assert not found
 
@@ -119,4 +119,4 @@ def test_a_layer_without_a_second_derivative_is_answered():
     posterior = shoal.Posterior(shoal.likelihoods.Categorical(), shoal.priors.Flat(), POINTS)
     repulsion = shoal.methods.get("forde-identity").repulsion
     with pytest.raises(DataError, match="cannot be differentiated twice"):
-        shoal.forces(ensemble, posterior, repulsion, points(), mapping=Mapping("loop"))
+        shoal.forces(ensemble, posterior, repulsion, points(), mapping=MemberRunner("loop"))

@@ -14,13 +14,13 @@ import torch
 from small_runs import CLASSES, Fuse, assert_equal_trees, frozen, points, shoal_of
 
 import shoal
+from shoal.analysis.evidence.compute_evidence import evidence
 from shoal.analysis.evidence.store import save_evidence
-from shoal.analysis.evidence.whole import evidence
-from shoal.app.assess import assess
-from shoal.app.story import tell
 from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.data.dataset import Dataset, Split
+from shoal.evaluation.scores import evaluate_run
 from shoal.models import MLP, Blueprint
+from shoal.page.report_data import load_report_data
 from shoal.training.fit import fit
 
 MUTATIONS = int(os.environ.get("SHOAL_MUTATIONS", "2000"))
@@ -45,7 +45,7 @@ def train(path, seed=0, **options):
 def finished(path, seed):
     """A run with every file that there can be."""
     run = train(path, seed)
-    assess(run, data_of(seed))
+    evaluate_run(run, data_of(seed))
     save_evidence(evidence(run, data_of(seed), priors=False), path)
     (path / "lock").write_bytes(b"1234567 here\n")
     return path
@@ -139,7 +139,7 @@ def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
     refused, chance = 0, random.Random(17)
     for name, bad in mutations(folder, other, MUTATIONS, chance):
         if name.parts[0] != "checkpoints":
-            story, _ = attempt(lambda: tell([folder]))
+            story, _ = attempt(lambda: load_report_data([folder]))
             assert story is None or all(map(len, story.entries[0].history))
         found, warned = attempt(lambda: outputs(folder))
         refused += found is None

@@ -20,8 +20,8 @@ from small_runs import (
 
 import shoal
 from shoal.core.errors import ConfigError
+from shoal.engine.member_runner import MemberRunner
 from shoal.inference.likelihoods import Categorical
-from shoal.inference.mapping import Mapping
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Gaussian
 from shoal.interaction.bandwidths import Fixed
@@ -58,8 +58,8 @@ def test_new_members_move_as_in_the_whole_ensemble(name, chunk, build):
     x = x.double()
     batch, repulsion = (x, y), ready(COMPOSITIONS[name], x)
     expected, about = forces(whole, posterior, repulsion, batch, annealing=0.6)
-    old, new = whole.part(0, OLD), whole.part(OLD, OLD + NEW)
-    options = {"annealing": 0.6, "frozen": old, "mapping": Mapping(chunk=chunk)}
+    old, new = whole.slice_members(0, OLD), whole.slice_members(OLD, OLD + NEW)
+    options = {"annealing": 0.6, "frozen": old, "mapping": MemberRunner(chunk=chunk)}
     found, info = forces(new, posterior, repulsion, batch, **options)
     for parameter, velocity in found.items():
         torch.testing.assert_close(velocity, expected[parameter][OLD:], rtol=1e-10, atol=1e-13)
@@ -72,8 +72,8 @@ def test_new_members_move_as_in_the_whole_ensemble(name, chunk, build):
 def test_frozen_members_push_at_all():
     whole = shoal_of(members=OLD + NEW)
     posterior, repulsion = Posterior(Categorical(), Gaussian(), 40), METHODS["f-kde"].repulsion
-    new = whole.part(OLD, OLD + NEW)
-    beside, _ = forces(new, posterior, repulsion, points(), frozen=whole.part(0, OLD))
+    new = whole.slice_members(OLD, OLD + NEW)
+    beside, _ = forces(new, posterior, repulsion, points(), frozen=whole.slice_members(0, OLD))
     alone, _ = forces(new, posterior, repulsion, points())
     assert differ(beside, alone)
 
@@ -81,7 +81,7 @@ def test_frozen_members_push_at_all():
 def test_a_dead_frozen_member_pushes_nobody():
     whole = shoal_of(members=OLD + NEW)
     posterior, repulsion = Posterior(Categorical(), Gaussian(), 40), METHODS["kde"].repulsion
-    old, new = whole.part(0, OLD), whole.part(OLD, OLD + NEW)
+    old, new = whole.slice_members(0, OLD), whole.slice_members(OLD, OLD + NEW)
     old.alive[:] = False
     beside, _ = forces(new, posterior, repulsion, points(), frozen=old)
     alone, _ = forces(new, posterior, repulsion, points())

@@ -15,7 +15,7 @@ from shoal.data.catalogue import UCI_PATH
 from shoal.data.store import path_of
 from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian, HomoscedasticGaussian
 from shoal.interaction.methods import METHODS
-from shoal.prediction.units import in_units
+from shoal.prediction.regression import in_units
 
 
 def wave(n=400, seed=0):

@@ -12,7 +12,7 @@ from shoal.training.optim import (
     Cosine,
     Exponential,
     FlatThenLinear,
-    Linear,
+    LinearDecay,
     Stairs,
     Steps,
     clip_members,
@@ -26,7 +26,7 @@ from shoal.training.optim import (
 pytestmark = pytest.mark.usefixtures("double")
 
 EVERY = [schedules[name]() for name in schedules]
-EVERY += [Cosine(floor=0.1, warmup=0.2), Linear(floor=0.3), Steps(at=(0.2,), factor=0.5)]
+EVERY += [Cosine(floor=0.1, warmup=0.2), LinearDecay(floor=0.3), Steps(at=(0.2,), factor=0.5)]
 SHAPES = {"weight": (3, 4, 2), "bias": (3, 4), "scale": (3,)}
 
 
@@ -177,7 +177,7 @@ def test_cosine():
 
 
 def test_linear():
-    assert [Linear(0.5)(step, 4) for step in range(5)] == [1.0, 0.875, 0.75, 0.625, 0.5]
+    assert [LinearDecay(0.5)(step, 4) for step in range(5)] == [1.0, 0.875, 0.75, 0.625, 0.5]
 
 
 def test_steps():

@@ -15,8 +15,8 @@ import torch
 from small_runs import assert_same_run, quick, shoal_of
 
 import shoal
-from shoal.app.config import keys
 from shoal.core.errors import ConfigError
+from shoal.experiment.config import keys
 from shoal.inference import priors
 from shoal.training.fit import fit
 from shoal.training.options import DEFAULTS, KEPT, NAMES, Options
@@ -149,6 +149,6 @@ def test_keys_are_told_as_they_are_typed():
 
 
 def test_the_list_loads_neither_torch_nor_numpy():
-    code = "import sys, shoal.training.options, shoal.app.config\n"
+    code = "import sys, shoal.training.options, shoal.experiment.config\n"
     code += "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Dataset
 import shoal
 from shoal.core.checkpoints import steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
-from shoal.inference.mapping import Mapping
+from shoal.engine.member_runner import MemberRunner
 from shoal.interaction.methods import METHODS
 from shoal.models import Blueprint, SmallCNN
 from shoal.training.optim import optimizers
@@ -160,7 +160,7 @@ def test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now(
     monkeypatch.setattr("shoal.training.trainer.WORTH_A_TRIAL", 0)
 
     def found_faster(kind):
-        monkeypatch.setattr("shoal.training.trainer.faster_mapping", lambda *_: Mapping(kind))
+        monkeypatch.setattr("shoal.training.trainer.faster_mapping", lambda *_: MemberRunner(kind))
 
     found_faster(first)
     one = whole(None, build, **options)

@@ -10,7 +10,7 @@ from torch import nn
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.random import hashed, key
-from shoal.inference.mapping import Mapping
+from shoal.engine.member_runner import MemberRunner
 from shoal.interaction.bandwidths import Fixed, Median
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -478,7 +478,9 @@ class Layouts(nn.Module):
         return torch.einsum("bi,kio->bo", h, self.cube)
 
 
-@pytest.mark.parametrize("mapping", [Mapping(), Mapping("loop"), Mapping(chunk=3)], ids=repr)
+@pytest.mark.parametrize(
+    "mapping", [MemberRunner(), MemberRunner("loop"), MemberRunner(chunk=3)], ids=repr
+)
 @pytest.mark.parametrize("name", ["kde", "sge", "svgd", "f-kde", "f-svgd"])
 def test_every_layout_in_memory(name, mapping):
     ensemble, modules = ensemble_and_members(Layouts)
@@ -508,7 +510,7 @@ def test_a_prior_is_added_once_to_gradients_that_share_their_memory(engine):
     ensemble, members = ensemble_and_members(Tied)
     batch = classes()
     velocity, _ = shoal.forces(
-        ensemble, posterior(), None, batch, annealing=GAMMA, mapping=Mapping(engine)
+        ensemble, posterior(), None, batch, annealing=GAMMA, mapping=MemberRunner(engine)
     )
     for i, member in enumerate(members):
         loss = nn.functional.cross_entropy(member(batch[0]), batch[1])

@@ -25,12 +25,12 @@ from small_runs import (
 )
 
 import shoal
-from shoal.app.story import tell
 from shoal.core.checkpoints import load_checkpoint, save_checkpoint, steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError, ShoalWarning, StorageError
 from shoal.core.files import sealed, sha256
-from shoal.core.toml import parse_toml, to_toml
+from shoal.core.formats import parse_toml, to_toml
 from shoal.models import MLP, Blueprint
+from shoal.page.report_data import load_report_data
 from shoal.training.history_file import HistoryFile
 from shoal.training.run import RunFolder
 
@@ -326,7 +326,7 @@ class TestFilesThatAreNone:
         self.PLANTS[plant](folder / name)
         if name in ("scores.json", "evidence.json"):
             with pytest.raises(StorageError) as caught:
-                tell([folder])
+                load_report_data([folder])
             assert_one_sentence(caught.value, name)
         else:
             refuse(folder, kind=StorageError)
@@ -423,7 +423,7 @@ class TestOldRuns:
         found = shoal.predict(old, points()[0][:1]).probs[0]
         torch.testing.assert_close(found, torch.tensor(self.PROBS))
         assert [row["epoch"] for row in shoal.load(old).history] == [1]
-        assert len(tell([old]).entries[0].history) == 1
+        assert len(load_report_data([old]).entries[0].history) == 1
 
     def test_they_are_resumed_to_the_same_end(self, old):
         run = quick(shoal_of(BUILD, 2), out=old, resume=True, **self.WHAT)

@@ -21,23 +21,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.app.bench.machine import machine, versions
-from shoal.app.bench.plan import find_device
-from shoal.app.build import make_data
-from shoal.app.comparison import comparison_value, groups_of, results_csv
-from shoal.app.config import load_config
-from shoal.app.grid import Grid, check_grid, run_cell
-from shoal.app.markdown import markdown_table
-from shoal.app.measures import Measure, against_baseline
-from shoal.app.resident import resident
-from shoal.app.story import Entry, Group
-from shoal.app.summary import summary_csv
-from shoal.app.variants import parse_variants
 from shoal.core.files import write_bytes, write_json, write_text
 from shoal.core.lock import FolderLock
+from shoal.core.text import markdown_table
 from shoal.data.corruptions import SEVERITIES
 from shoal.data.corruptions import registry as corruptions
-from shoal.plots import Curve, png, severity
+from shoal.experiment.bench.measure import machine, versions
+from shoal.experiment.bench.plan import find_device
+from shoal.experiment.build import make_data
+from shoal.experiment.config import load_config
+from shoal.experiment.grid import Grid, check_grid, resident, run_cell
+from shoal.experiment.variants import parse_variants
+from shoal.page.comparison import comparison_value, groups_of, results_csv, summary_csv
+from shoal.page.measures import Measure, against_baseline
+from shoal.page.report_data import RunRecord, SeedGroup
+from shoal.plots import MetricCurve, png, severity
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = {
@@ -126,7 +124,7 @@ def write(grid: Grid, out: Path, found: dict[str, Any]) -> None:
         write_bytes(out / f"{metric}.png", png(_by_severity(groups, metric, share), 110))
 
 
-def cost(group: Group) -> dict[str, float]:
+def cost(group: SeedGroup) -> dict[str, float]:
     """Seconds per epoch, without the epochs that capture steps, and per run."""
     epochs = [row["seconds"] for entry in group.entries for row in entry.history[2:]]
     epochs = epochs or [row["seconds"] for entry in group.entries for row in entry.history]
@@ -149,7 +147,7 @@ def _published(grid: Grid) -> dict[str, dict[str, str]]:
 
 
 def tables(
-    groups: list[Group], costs: dict[str, dict[str, float]], known: dict[str, dict[str, str]]
+    groups: list[SeedGroup], costs: dict[str, dict[str, float]], known: dict[str, dict[str, str]]
 ) -> str:
     """Tables of means with published means, differences, each corruption, and cost."""
     header = ["method", "seeds", *(title for title, _, _ in _columns(groups).values())]
@@ -165,12 +163,12 @@ def tables(
     return "\n\n".join(markdown_table(*block) for block in blocks if block[1]) + "\n"
 
 
-def _columns(groups: list[Group]) -> dict[str, tuple[str, Measure, int]]:
+def _columns(groups: list[SeedGroup]) -> dict[str, tuple[str, Measure, int]]:
     """The columns for which these runs have scores."""
     return {key: column for key, column in COLUMNS.items() if groups[0].values(column[1])}
 
 
-def _means(group: Group, groups: list[Group], known: dict[str, str]) -> list[str]:
+def _means(group: SeedGroup, groups: list[SeedGroup], known: dict[str, str]) -> list[str]:
     cells = [group.label, str(len(group.entries))]
     for key, (_, measure, digits) in _columns(groups).items():
         scale = 100 if key.endswith("accuracy") else 1
@@ -181,7 +179,7 @@ def _means(group: Group, groups: list[Group], known: dict[str, str]) -> list[str
     return cells
 
 
-def _differences(group: Group, groups: list[Group]) -> list[str]:
+def _differences(group: SeedGroup, groups: list[SeedGroup]) -> list[str]:
     """Differences from the plain ensemble, paired by seed, with their 95 % intervals."""
     cells = [f"{group.label} − ensemble", str(len(group.entries))]
     for key, (_, measure, digits) in _columns(groups).items():
@@ -200,7 +198,7 @@ def _interval(found: Sequence[float], scale: int, digits: int) -> tuple[str, str
     return middle, f"{low} to {high}" if all(map(math.isfinite, found)) else ""
 
 
-def _one_corruption(name: str, groups: list[Group]) -> list[str]:
+def _one_corruption(name: str, groups: list[SeedGroup]) -> list[str]:
     """The mean of each method, with the difference from the plain ensemble."""
     measure = functools.partial(_over_severities, name)
     cells = [name.replace("-", " ")]
@@ -213,7 +211,7 @@ def _one_corruption(name: str, groups: list[Group]) -> list[str]:
     return cells
 
 
-def _corruptions(groups: list[Group]) -> list[str]:
+def _corruptions(groups: list[SeedGroup]) -> list[str]:
     """The corruptions under which every run was evaluated."""
     everyone = sum(len(group.entries) for group in groups)
     measures = {name: functools.partial(_over_severities, name) for name in corruptions}
@@ -221,13 +219,13 @@ def _corruptions(groups: list[Group]) -> list[str]:
     return [name for name, count in known.items() if count == everyone]
 
 
-def _over_severities(name: str, entry: Entry) -> float:
+def _over_severities(name: str, entry: RunRecord) -> float:
     places = [Measure("accuracy", f"shift:{name}-{severity}") for severity in SEVERITIES]
     known = [value for place in places if not math.isnan(value := place(entry))]
     return 100 * statistics.fmean(known) if known else math.nan
 
 
-def _cost(group: Group, plain: Group | None, costs: dict[str, dict[str, float]]) -> list[str]:
+def _cost(group: SeedGroup, plain: SeedGroup | None, costs: dict[str, dict[str, float]]) -> list[str]:
     """The ratio is for runs of one command: two commands may differ in machine and code."""
     spent, ratio = costs[group.label], "-"
     if plain is not None and _commands(group) == _commands(plain):
@@ -236,18 +234,18 @@ def _cost(group: Group, plain: Group | None, costs: dict[str, dict[str, float]])
     return [group.label, *cells, f"{spent['training_seconds']:.0f}"]
 
 
-def _commands(group: Group) -> set[str]:
+def _commands(group: SeedGroup) -> set[str]:
     return {entry.provenance["command"] for entry in group.entries}
 
 
-def _by_severity(groups: list[Group], metric: str, share: bool) -> Any:
+def _by_severity(groups: list[SeedGroup], metric: str, share: bool) -> Any:
     places = {0.0: Measure(metric)}
     places |= {float(s): Measure(metric, f"corrupted:severity-{s}") for s in SEVERITIES}
     curves = {}
     for group in groups:
         known = {x: measure for x, measure in places.items() if group.values(measure)}
         points = [measure.summary(group) for measure in known.values()]
-        curves[group.label] = Curve(list(known), [m for m, _ in points], [e for _, e in points])
+        curves[group.label] = MetricCurve(list(known), [m for m, _ in points], [e for _, e in points])
     return severity(curves, Measure(metric).title, share=share)
 
 

@@ -17,15 +17,16 @@ from pathlib import Path
 import torch
 
 import shoal
-from shoal.analysis.landscape.parts import along  # noqa: F401  # registers the parts
-from shoal.analysis.landscape.study import Effort, registry, study
-from shoal.app.figures import pictures, slug
-from shoal.app.findings import finding
-from shoal.app.sections.landscape import between
-from shoal.app.story import tell
+from shoal.analysis.landscape.analyses import along  # noqa: F401  # registers the parts
+from shoal.analysis.landscape.scene import Effort, registry
+from shoal.analysis.landscape.study import study
 from shoal.core.files import read_json, write_bytes, write_json, write_text
 from shoal.models import Blueprint, SmallCNN
 from shoal.models import registry as models
+from shoal.page.findings import finding
+from shoal.page.report import pictures, slug
+from shoal.page.report_data import load_report_data
+from shoal.page.sections.landscape import between
 
 CORRUPTED = {
     "corruptions": ["gaussian-noise", "motion-blur", "fog", "jpeg-compression"],
@@ -80,11 +81,11 @@ def analysed(run, data, effort, names):
 
 def draw(folder, out):
     """Each figure as PNG and as SVG, named after its title."""
-    section = between(tell([folder]))
+    section = between(load_report_data([folder]))
     for index, drawn in enumerate(pictures([] if section is None else section.blocks), 1):
         name = f"{index:02d}-{slug(drawn.title)}"
-        write_bytes(out / f"{name}.png", shoal.plots.png(drawn.figure, 110))
-        write_text(out / f"{name}.svg", shoal.plots.svg(drawn.figure, name, drawn.title))
+        write_bytes(out / f"{name}.png", shoal.plots.figure(drawn.figure, 110))
+        write_text(out / f"{name}.svg", shoal.plots.figure(drawn.figure, name, drawn.title))
 
 
 def write(run, out, seconds, found):

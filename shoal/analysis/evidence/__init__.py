@@ -4,7 +4,8 @@ found = evidence(run, data)
 found.log_evidence, found.weightings["posterior"].effective, found.rungs
 """
 
-from shoal.analysis.evidence.ladder import Rung
+from shoal.analysis.evidence.compute_evidence import Evidence, Weighting, evidence
+from shoal.analysis.evidence.prior_comparison import PriorResult
 from shoal.analysis.evidence.store import (
     keep_evidence,
     kept_evidence,
@@ -12,11 +13,10 @@ from shoal.analysis.evidence.store import (
     member_weights,
     save_evidence,
 )
-from shoal.analysis.evidence.whole import Evidence, Weighting, evidence
 
 __all__ = [
     "Evidence",
-    "Rung",
+    "PriorResult",
     "Weighting",
     "evidence",
     "keep_evidence",

@@ -1,20 +1,122 @@
-"""What each member makes of the data: log likelihood and log prior."""
+"""What each member makes of the data, which data are used for what, and stacking weights."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.data.dataset import Split
+from shoal.core.optional import require
+from shoal.data.dataset import Dataset, Split
+from shoal.data.sources import as_split
 from shoal.inference import priors
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.prediction.predict import member_outputs
 
-__all__ = ["log_likelihoods", "log_priors", "log_probs", "modules_of", "prior_of"]
+__all__ = [
+    "EvidenceSplits",
+    "log_likelihoods",
+    "log_priors",
+    "log_probs",
+    "modules_of",
+    "parts_of",
+    "prior_of",
+    "stacking_weights",
+]
+
+
+@dataclass(frozen=True)
+class EvidenceSplits:
+    """A data set, divided by what each part is for.
+
+    Attributes:
+        train: what the evidence is the probability of.
+        held_out: what stacking weights are fitted on; None when there is nothing.
+        judged: what predictions are judged on, never the same points; None when there is nothing.
+        held_out_words: what the held-out part is.
+        judged_words: what the judged part is.
+    """
+
+    train: Split
+    held_out: Split | None
+    judged: Split | None
+    held_out_words: str
+    judged_words: str
+
+
+def parts_of(data: Any) -> EvidenceSplits:
+    """The parts of a `Dataset`, or of a pair (x, y) that is all training data.
+
+    Stacking weights are fitted on the validation part. Where there is none they are fitted on every
+    second test point, and the points between judge.
+    """
+    train = as_split(data)
+    if train.y is None:
+        raise DataError("the evidence needs the targets of the training data; pass a pair (x, y)")
+    validation = _labelled(getattr(data, "validation", None))
+    test = _labelled(data.test if isinstance(data, Dataset) else None)
+    if validation is not None:
+        return EvidenceSplits(train, validation, test, "the validation data", "the test data")
+    if test is None or len(test) < 2:
+        return EvidenceSplits(train, None, test, "", "the test data")
+    halves = "every second test point", "the other half of the test data"
+    return EvidenceSplits(train, _every_second(test, 0), _every_second(test, 1), *halves)
+
+
+def _labelled(split: Split | None) -> Split | None:
+    return None if split is None or split.y is None or len(split) == 0 else as_split(split)
+
+
+def _every_second(split: Split, start: int) -> Split:
+    assert split.y is not None
+    index = torch.arange(start, len(split), 2)
+    return Split(split.x[index], split.y[index])
+
+
+def stacking_weights(log_probs: Tensor) -> Tensor:
+    """The weights [M] that maximise the mean log score of held-out data.
+
+    Args:
+        log_probs: log density of each held-out target under each member [M, B].
+    """
+    table = log_probs.double().cpu()
+    if table.ndim != 2 or table.numel() == 0 or not bool((table < torch.inf).all()):
+        raise DataError(
+            f"stacking needs log probabilities [members, points], not of shape {list(table.shape)}"
+        )
+    best = table.amax(0)
+    possible = best > -torch.inf  # a point that no member allows says nothing about their weights
+    if not bool(possible.any()):
+        raise DataError("every member finds every held-out point impossible; nothing can be fitted")
+    # in units of the best member at each point, so that nothing underflows
+    return _solved((table - best)[:, possible].exp().numpy())
+
+
+def _solved(p: np.ndarray) -> Tensor:
+    """Maximise mean log p^T w on the simplex by sequential quadratic programming."""
+    optimize = require("scipy.optimize", extra="evidence")
+    members, points = p.shape
+
+    def loss(w: np.ndarray) -> tuple[float, np.ndarray]:
+        mixture = np.maximum(p.T @ w, 1e-300)
+        return -float(np.log(mixture).mean()), -(p @ (1 / mixture)) / points
+
+    found = optimize.minimize(
+        loss,
+        np.full(members, 1 / members),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * members,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+        options={"maxiter": 1000, "ftol": 1e-12},
+    )
+    weights = torch.from_numpy(np.clip(found.x, 0, None))
+    return weights / weights.sum()
 
 
 def log_probs(run: Any, data: Split) -> Tensor:

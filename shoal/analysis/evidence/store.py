@@ -8,8 +8,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from shoal.analysis.evidence.ladder import Rung
-from shoal.analysis.evidence.whole import Evidence, Weighting, evidence, step_of
+from shoal.analysis.evidence.compute_evidence import Evidence, Weighting, evidence, step_of
+from shoal.analysis.evidence.prior_comparison import PriorResult
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.files import read_sealed, sealed, write_json
 from shoal.core.registry import nearest
@@ -59,7 +59,7 @@ def load_evidence(folder: Path | str) -> Evidence | None:
     if value.pop("run_id", None) != run_id(folder):
         raise CheckpointCorrupt(f"{path} is about another run; type: shoal evidence {path.parent}")
     try:
-        rungs = [Rung(**_known(_numbers(rung))) for rung in value.pop("rungs")]
+        rungs = [PriorResult(**_known(_numbers(rung))) for rung in value.pop("rungs")]
         weightings = {k: Weighting(**_numbers(w)) for k, w in value.pop("weightings").items()}
         found = Evidence(rungs=rungs, weightings=weightings, **value)
         for each in (found, *rungs, *weightings.values()):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from shoal.core.random import generator
 from shoal.core.registry import Registry
-from shoal.core.seeds import generator
-from shoal.data.digits import digits as load_digits
+from shoal.data.builtin import digits as load_digits
 from shoal.inference.likelihoods import Categorical, Gaussian, Likelihood
 from shoal.inference.priors import FanIn, WeightPrior
 from shoal.models.mlp import MLP

@@ -4,23 +4,144 @@ The linear problem has it in closed form. For the others it comes from several M
 refused where these disagree: where R-hat of any predicted value reaches 1.01.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.analysis.fidelity.chains import sample_chains
-from shoal.analysis.fidelity.diagnostics import effective_draws, split_rhat
 from shoal.analysis.fidelity.problems import Problem
 from shoal.core.errors import DataError, StorageError
 from shoal.core.files import read_json, read_tensors, write_json, write_tensors
+from shoal.core.optional import require
 from shoal.inference.likelihoods import Gaussian
 from shoal.inference.priors import FanIn
 
-__all__ = ["Reference", "closed_form", "home", "load", "make", "moments", "read", "save"]
+__all__ = [
+    "Chains",
+    "Reference",
+    "closed_form",
+    "effective_draws",
+    "home",
+    "load",
+    "make",
+    "moments",
+    "potential",
+    "read",
+    "sample_chains",
+    "save",
+    "split_rhat",
+]
+
+
+def split_rhat(draws: Tensor) -> Tensor:
+    """The larger R-hat of bulk and tails, for draws [chains, draws, ...] of many quantities."""
+    folded = (draws - draws.flatten(0, 1).median(0).values).abs()
+    return torch.maximum(_rhat(_normal_scores(draws)), _rhat(_normal_scores(folded)))
+
+
+def effective_draws(draws: Tensor) -> Tensor:
+    """Number of independent draws with the same error of the mean, by Geyer's initial sequence."""
+    chains, length = draws.shape[:2]
+    centred = draws - draws.mean(1, keepdim=True)
+    spectrum = torch.fft.rfft(centred, n=2 * length, dim=1).abs().square()
+    covariance = torch.fft.irfft(spectrum, dim=1)[:, :length] / length
+    within = covariance[:, 0].mean(0) * length / (length - 1)
+    pooled = within * (length - 1) / length
+    pooled = pooled + (draws.mean(1).var(0) if chains > 1 else 0.0)
+    correlation = 1 - (within - covariance.mean(0)) / pooled
+    even = length // 2 * 2
+    pairs = correlation[:even:2] + correlation[1:even:2]
+    falling = torch.cummin(pairs, 0).values
+    kept = torch.where((pairs > 0).cummin(0).values, falling, 0.0)
+    return chains * length / (2 * kept.sum(0) - 1).clamp(min=1 / (chains * length))
+
+
+def _normal_scores(draws: Tensor) -> Tensor:
+    flat = draws.flatten(0, 1)
+    ranks = flat.argsort(0).argsort(0) + 1.0
+    return torch.special.ndtri((ranks - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
+
+
+def _rhat(values: Tensor) -> Tensor:
+    half = values.shape[1] // 2
+    halves = torch.cat([values[:, :half], values[:, -half:]])
+    within, between = halves.var(1).mean(0), halves.mean(1).var(0)
+    return (((half - 1) / half * within + between) / within).sqrt()
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What the sampler found.
+
+    Attributes:
+        draws: flat weights [chains, draws, D].
+        divergences: trajectories whose energy went astray.
+        sampler: name and version.
+    """
+
+    draws: Tensor
+    divergences: int
+    sampler: str
+
+
+def sample_chains(problem: Problem, warmup: int, draws: int, chains: int, seed: int = 0) -> Chains:
+    """Run the chains from overdispersed starts, drawn from the prior."""
+    jax, numpyro = require("jax", "fidelity"), require("numpyro", "fidelity")
+    infer = require("numpyro.infer", "fidelity")
+    with jax.enable_x64(True):
+        widths = _widths(problem)
+        random = np.random.default_rng(seed)
+        start = jax.numpy.asarray(random.normal(size=(chains, len(widths))) * widths)
+        kernel = infer.NUTS(potential_fn=potential(problem), max_tree_depth=8)
+        settings = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
+        run = infer.MCMC(kernel, num_warmup=warmup, num_samples=draws, **settings)
+        run.run(jax.random.PRNGKey(seed), init_params=start, extra_fields=("diverging",))
+        found = np.array(run.get_samples(group_by_chain=True))
+        divergences = int(run.get_extra_fields()["diverging"].sum())
+    sampler = f"NUTS, numpyro {numpyro.__version__}"
+    return Chains(torch.from_numpy(found).float(), divergences, sampler)
+
+
+def potential(problem: Problem) -> Callable[[Any], Any]:
+    """-log p(y | x, θ) - log p(θ) of one flat vector, up to a constant, as a function of JAX."""
+    jax = require("jax", "fidelity")
+    jnp = jax.numpy
+    x, y = jnp.asarray(problem.x.double().numpy()), jnp.asarray(problem.y.numpy())
+    shapes, widths = problem.shapes, jnp.asarray(_widths(problem))
+    cuts = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    likelihood = problem.likelihood
+
+    def outputs(theta: Any) -> Any:
+        pieces = zip(jnp.split(theta, cuts), shapes, strict=True)
+        parts = [piece.reshape(shape) for piece, shape in pieces]
+        h = x
+        for layer in range(0, len(parts), 2):
+            h = h if layer == 0 else jnp.tanh(h)
+            h = h @ parts[layer].T + parts[layer + 1]
+        return h
+
+    def log_likelihood(f: Any) -> Any:
+        if isinstance(likelihood, Gaussian):
+            return -0.5 * (((y - f[:, 0]) / likelihood.noise_std) ** 2).sum()
+        return jnp.take_along_axis(jax.nn.log_softmax(f, -1), y[:, None], 1).sum()
+
+    return lambda theta: 0.5 * ((theta / widths) ** 2).sum() - log_likelihood(outputs(theta))
+
+
+def _widths(problem: Problem) -> np.ndarray:
+    """Standard deviation of every weight under the prior [D]."""
+    prior = problem.prior
+    assert isinstance(prior, FanIn)
+    return np.concatenate(
+        [np.full(math.prod(shape), prior.width(torch.empty(1, *shape))) for shape in problem.shapes]
+    )
+
 
 LIMIT = 1.01
 """Largest R-hat of a predicted value that is believed."""

@@ -11,16 +11,16 @@ from torch import Tensor
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity.contestants import Budget, train
-from shoal.analysis.fidelity.function_space import function_distances
-from shoal.analysis.fidelity.problems import Problem
-from shoal.analysis.fidelity.reference import Reference
-from shoal.analysis.fidelity.stein import ksd
-from shoal.analysis.fidelity.weight_space import (
+from shoal.analysis.fidelity.distances import (
     covariance_error,
+    function_distances,
+    ksd,
     mean_error,
     mmd,
     sliced_wasserstein,
 )
+from shoal.analysis.fidelity.problems import Problem
+from shoal.analysis.fidelity.reference import Reference
 from shoal.prediction.statistics import mean_and_error
 
 __all__ = ["Row", "Study", "discrepancy", "judge", "summarise"]

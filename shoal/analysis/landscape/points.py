@@ -5,29 +5,102 @@ networks: coefficients [K, R] times a basis of R members are K new members.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from shoal.analysis.landscape.pooling import install_pooling
 from shoal.core.errors import ConfigError
 from shoal.core.tree import mixed, rows
 from shoal.core.types import Tree
+from shoal.engine.group import Group
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.group import Group
 
 __all__ = [
+    "Halving",
+    "batch_norms",
     "chosen",
     "combined",
     "cosines",
     "gram",
+    "install_pooling",
     "joined",
     "living",
     "only_group",
+    "refresh",
+    "using_batch_statistics",
     "with_weights",
 ]
+
+_PLAIN = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+
+
+class Halving(nn.MaxPool2d):
+    """Stands in for `nn.MaxPool2d(2)`; with gradients, or on a GPU, it is the same."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The largest of four neighbours; a last odd row or column is left out."""
+        if torch.is_grad_enabled() or input.device.type != "cpu":
+            return F.max_pool2d(input, 2)
+        height, width = (size // 2 * 2 for size in input.shape[-2:])
+        x = input[..., :height, :width]
+        rows = torch.maximum(x[..., ::2, :], x[..., 1::2, :])
+        return torch.maximum(rows[..., ::2], rows[..., 1::2])
+
+
+def install_pooling(module: nn.Module) -> None:
+    """Let the layers of `module` that halve an image do so by comparisons, in place."""
+    for layer in module.modules():
+        if type(layer) is not nn.MaxPool2d:
+            continue
+        sizes = {layer.kernel_size, layer.stride}
+        plain = all(getattr(layer, name) == value for name, value in _PLAIN.items())
+        if plain and sizes <= {2, (2, 2)}:
+            layer.__class__ = Halving
+
+
+def batch_norms(ensemble: Ensemble) -> list[nn.Module]:
+    """The layers that carry running statistics."""
+    layers = only_group(ensemble).skeleton.modules()
+    return [m for m in layers if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+
+@contextmanager
+def using_batch_statistics(ensemble: Ensemble) -> Iterator[list[nn.Module]]:
+    """Batch normalisation as in training, and everything else, such as dropout, as in use."""
+    layers = batch_norms(ensemble)
+    before = [(layer.training, layer.momentum) for layer in layers]
+    for layer in layers:
+        layer.train()
+    try:
+        yield layers
+    finally:
+        for layer, (mode, momentum) in zip(layers, before, strict=True):
+            layer.train(mode)
+            layer.momentum = momentum  # pyright: ignore
+
+
+def refresh(ensemble: Ensemble, x: Tensor, batch_size: int = 256) -> Ensemble:
+    r"""Give every member the statistics of its own activations on `x`, in place.
+
+    Means and variances of the batches are averaged as they come, $m_k = m_{k-1} + (b_k -
+    m_{k-1})/k$, so that nothing but the statistics is stored. Without batch normalisation nothing
+    happens.
+    """
+    with torch.no_grad(), using_batch_statistics(ensemble) as layers:
+        if not layers:
+            return ensemble
+        # A last batch of one or two inputs would count as much as a whole one.
+        full = max(len(x) // batch_size, 1) * batch_size
+        for count, batch in enumerate(x[:full].split(batch_size), start=1):
+            for layer in layers:
+                layer.momentum = 1 / count  # pyright: ignore
+            ensemble(batch.to(ensemble.device, ensemble.dtype))
+    return ensemble
 
 
 def only_group(ensemble: Ensemble) -> Group:

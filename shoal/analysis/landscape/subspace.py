@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from shoal.analysis.landscape.points import gram, only_group, with_weights
-from shoal.analysis.landscape.statistics import refresh
+from shoal.analysis.landscape.points import gram, only_group, refresh, with_weights
 from shoal.analysis.landscape.survey import chunk_size, outputs
 from shoal.core.errors import ConfigError
 from shoal.core.random import key, normal, uniform

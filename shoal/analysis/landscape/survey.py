@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.analysis.landscape.points import combined
-from shoal.analysis.landscape.statistics import batch_norms, refresh
+from shoal.analysis.landscape.points import batch_norms, combined, refresh
 from shoal.core.errors import DataError
 from shoal.data.dataset import Split
+from shoal.engine.member_runner import MemberRunner
+from shoal.engine.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.mapping import Mapping
-from shoal.inference.suited import suited_mapping
 
 __all__ = ["Survey", "Tick", "apart", "chunk_size", "judged", "outputs", "survey"]
 
@@ -108,10 +107,10 @@ def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
     return torch.stack(each) if each else found.new_zeros(0, len(found)).double()
 
 
-def outputs(ensemble: Ensemble, x: Tensor, mapping: Mapping | None = None) -> Tensor:
+def outputs(ensemble: Ensemble, x: Tensor, mapping: MemberRunner | None = None) -> Tensor:
     """Outputs [K, B, C] of every member, without gradients, on the ensemble's device."""
     if mapping is None:
-        mapping = suited_mapping(ensemble.groups, ensemble.device)
+        mapping = default_runner(ensemble.groups, ensemble.device)
     with torch.no_grad():
         found = [ensemble(batch, mapping) for batch in _batches(ensemble, x)]
     return torch.cat(found, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from shoal.analysis.landscape.points import only_group, with_weights
 from shoal.core.errors import ConfigError
 from shoal.core.optional import require
-from shoal.core.seeds import derive
+from shoal.core.random import derive
 from shoal.inference.ensemble import Ensemble
 from shoal.prediction.predictive import Predictive
 from shoal.training.trajectory import Trajectory
@@ -32,7 +32,7 @@ class Track(NamedTuple):
 
     def last(self, count: int) -> Ensemble:
         """The last snapshots alone."""
-        return self.points.part(max(len(self.epochs) - count, 0), len(self.epochs))
+        return self.points.slice_members(max(len(self.epochs) - count, 0), len(self.epochs))
 
 
 def tracks(run: Any, members: Sequence[int], most: int | None = None) -> list[Track]:

@@ -7,7 +7,7 @@ Importing this package registers them all.
 
 # in this order they are listed, and the first four families are the standard corruptions
 from shoal.data.corruptions import noise, blur, weather, digital, extra  # noqa: I001
-from shoal.data.corruptions.corrupt import corrupt
+from shoal.data.corruptions.shifts import corrupt
 from shoal.data.corruptions.files import PublishedFiles
 from shoal.data.corruptions.registry import SEVERITIES, Corruption, corruption, registry
 from shoal.data.corruptions.shifts import parse_shift, with_corruptions

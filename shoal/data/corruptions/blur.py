@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from shoal.data.corruptions.chance import Chance
 from shoal.data.corruptions.filters import blurred, convolved, motion_blurred, zoomed
-from shoal.data.corruptions.registry import corruption
+from shoal.data.corruptions.registry import Chance, corruption
 
 __all__ = ["defocus_blur", "disc", "glass_blur", "motion_blur", "zoom_blur"]
 

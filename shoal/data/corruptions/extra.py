@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from shoal.data.corruptions.chance import Chance
 from shoal.data.corruptions.filters import blurred, luminance
-from shoal.data.corruptions.registry import corruption
+from shoal.data.corruptions.registry import Chance, corruption
 
 __all__ = ["gaussian_blur", "saturate", "spatter", "speckle_noise"]
 

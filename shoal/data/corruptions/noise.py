@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.data.corruptions.chance import Chance
-from shoal.data.corruptions.registry import corruption
+from shoal.data.corruptions.registry import Chance, corruption
 
 __all__ = ["gaussian_noise", "impulse_noise", "poisson", "shot_noise"]
 

@@ -12,10 +12,8 @@ from torch import nn
 
 import shoal
 from shoal.analysis.evidence import evidence, load_evidence, member_weights, save_evidence
-from shoal.analysis.evidence.degeneracy import degeneracy, merged
-from shoal.analysis.evidence.members import log_likelihoods
-from shoal.analysis.evidence.optimality import gradient_norms
-from shoal.analysis.evidence.parts import parts_of
+from shoal.analysis.evidence.caveats import degeneracy, gradient_norms, merged
+from shoal.analysis.evidence.members import log_likelihoods, parts_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble

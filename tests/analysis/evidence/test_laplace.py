@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
 
-from shoal.analysis.evidence.curvature import diagonal, last_layer
+from shoal.analysis.evidence.curvature import diagonal, features_of, last_layer, last_linear
 from shoal.analysis.evidence.laplace import Laplace, fit_laplace, log_evidences
-from shoal.analysis.evidence.last_layer import features_of, last_linear
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Split
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from shoal.analysis.evidence.exactness import compare, total_variation
-from shoal.analysis.evidence.stacking import stacking_weights
+from shoal.analysis.evidence.caveats import compare, total_variation
+from shoal.analysis.evidence.members import stacking_weights
 from shoal.core.errors import DataError
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from shoal.prediction import Predictive

@@ -7,15 +7,13 @@ import torch
 
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.function_space import (
-    function_distances,
-    total_variation_of_mixtures,
-)
-from shoal.analysis.fidelity.weight_space import (
+from shoal.analysis.fidelity.distances import (
     covariance_error,
+    function_distances,
     mean_error,
     mmd,
     sliced_wasserstein,
+    total_variation_of_mixtures,
 )
 
 pytestmark = pytest.mark.usefixtures("double")

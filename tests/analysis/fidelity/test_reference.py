@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from shoal.analysis.fidelity import chains, problems
+from shoal.analysis.fidelity import problems
+from shoal.analysis.fidelity import reference as chains
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.diagnostics import effective_draws, split_rhat
+from shoal.analysis.fidelity.reference import effective_draws, split_rhat
 from shoal.core.errors import DataError, StorageError
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.analysis.fidelity.stein import ksd, ksd_of_ensemble, stein_kernel
+from shoal.analysis.fidelity.distances import ksd, ksd_of_ensemble, stein_kernel
 from shoal.core.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("double")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.analysis.fidelity import law
+from shoal.analysis.fidelity import score_shrinkage as law
 from shoal.analysis.fidelity.contestants import EVERY, QUICK, Budget, contestant
 from shoal.analysis.fidelity.study import ALWAYS, Study, summarise
 from shoal.core.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.core.seeds import generator
+from shoal.core.random import generator
 
 
 def pictures(count, channels, side, seed=0):

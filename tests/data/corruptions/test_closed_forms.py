@@ -9,10 +9,10 @@ import torch
 
 from shoal.data.corruptions import blur, corrupt
 from shoal.data.corruptions.blur import disc
-from shoal.data.corruptions.chance import Chance
 from shoal.data.corruptions.filters import blurred, luminance, motion_blurred, zoomed
 from shoal.data.corruptions.noise import poisson
-from shoal.data.corruptions.plasma import ice, plasma
+from shoal.data.corruptions.registry import Chance
+from shoal.data.corruptions.weather import ice, plasma
 
 GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
 

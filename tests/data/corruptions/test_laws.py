@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.seeds import generator
+from shoal.core.random import generator
 from shoal.data import corruptions
 from shoal.data.corruptions import SEVERITIES, corrupt, registry
 from shoal.data.corruptions import corrupt as function
-from shoal.data.corruptions.corrupt import check_images
+from shoal.data.corruptions.shifts import check_images
 
 MODULE = sys.modules[check_images.__module__]
 STANDARD = (

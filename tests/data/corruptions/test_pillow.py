@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from shoal.data.corruptions import corrupt
-from shoal.data.corruptions.digital import box
-from shoal.data.corruptions.jpeg import compressed, cosines
+from shoal.data.corruptions.digital import box, compressed, cosines
 
 QUALITIES = (80, 65, 58, 50, 40)
 

@@ -9,7 +9,7 @@ from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.data import Dataset, Split
 from shoal.data.corruptions import corrupt, registry, shifts, with_corruptions
 from shoal.data.corruptions.files import PublishedFiles
-from shoal.data.lazy import LazySplits, sizes
+from shoal.data.dataset import LazySplits, sizes
 
 
 @pytest.fixture

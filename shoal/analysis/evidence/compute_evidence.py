@@ -1,0 +1,235 @@
+"""The empirical-Bayes view of a trained ensemble, whole."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.analysis.evidence import pointmass
+from shoal.analysis.evidence.caveats import compare, degeneracy, gradient_norms, merged
+from shoal.analysis.evidence.members import (
+    EvidenceSplits,
+    log_likelihoods,
+    log_priors,
+    log_probs,
+    modules_of,
+    parts_of,
+    prior_of,
+    stacking_weights,
+)
+from shoal.analysis.evidence.prior_comparison import PriorComparison, PriorResult, compare_priors
+from shoal.data.dataset import Split
+from shoal.inference.posterior import Posterior
+from shoal.inference.priors import Flat
+from shoal.prediction.predict import member_outputs
+from shoal.prediction.predictive import Predictive
+
+__all__ = ["Evidence", "Weighting", "evidence"]
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """One way to weigh the members.
+
+    Attributes:
+        weights: of all members, 0 for those that are dead [M].
+        effective: how many members that amounts to, 1 / sum w².
+        nll: of judged data, in nats a point; NaN without them.
+        total_variation: from uniform averaging, on the same data.
+    """
+
+    weights: list[float]
+    effective: float
+    nll: float = math.nan
+    total_variation: float = math.nan
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """In what sense an ensemble is Bayesian.
+
+    Attributes:
+        members: how many there are.
+        living: which of them are finite.
+        points: N, of the training data.
+        step: of the run when this was computed.
+        log_likelihoods: log L of each living member.
+        log_priors: log density of the weight prior there; empty without one.
+        log_evidence: log (1/M) sum_m L_m.
+        lower, upper: the bounds that hold for any ensemble.
+        spread: largest less smallest log likelihood, in nats.
+        ties: members within a nat of the best.
+        half_temperature: at which half of the members count.
+        gradient_norms: of log p(theta | D) / N at each living member.
+        in_weights, in_function: groups of members that coincide.
+        distinct: effective number of functions that uniform weights amount to, merged.
+        weightings: uniform, posterior, penalised (with the weight prior), implied (the prior under
+            which uniform is exact) and stacking, as far as there are.
+        rungs: learned priors, the largest evidence first.
+        missing: priors that could not be had, and why.
+        held_out, judged: which data fitted the stacking weights, and which judged.
+    """
+
+    members: int
+    living: list[int]
+    points: int
+    step: int
+    log_likelihoods: list[float]
+    log_priors: list[float]
+    log_evidence: float
+    lower: float
+    upper: float
+    spread: float
+    ties: int
+    half_temperature: float
+    gradient_norms: list[float]
+    in_weights: list[list[int]]
+    in_function: list[list[int]]
+    distinct: float
+    weightings: dict[str, Weighting]
+    rungs: list[PriorResult] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+    held_out: str = ""
+    judged: str = ""
+
+    @property
+    def tolerance(self) -> float:
+        """The gap in loss, in nats a data point, that is a factor of e in weight: 1 / N."""
+        return 1 / self.points
+
+
+def evidence(
+    run: Any,
+    data: Any,
+    *,
+    priors: bool = True,
+    points: int = 500,
+    flow_steps: int = 200,
+    tell: Callable[[str], None] = lambda what: None,
+) -> Evidence:
+    """Evidence, weights, exactness, optimality, degeneracy, and richer learned priors.
+
+    Args:
+        run: what `fit` returned or `load` opened.
+        data: the `Dataset` it was trained on, or its pair (x, y).
+        priors: also fit the richer priors, which takes most of the time.
+        points: training data that the curvature is summed over, scaled up to all of them.
+        flow_steps: of the ascent of the flow prior.
+        tell: called with a word after each part of the work.
+    """
+    parts = parts_of(data)
+    each = log_likelihoods(run, parts.train)
+    living = (each > -math.inf).nonzero().flatten().tolist()
+    found = each[living]
+    tell("likelihoods")
+    facts = _point_masses(found) | _same(run, parts, living)
+    facts |= {"gradient_norms": _norms(run, parts.train)[living].tolist()}
+    tell("optimality and degeneracy")
+    facts["weightings"] = _weightings(run, parts, each, living)
+    tell("weightings")
+    if priors:
+        ladder = _ladder(run, parts, found, living, points, flow_steps)
+        facts["rungs"], facts["missing"] = compare_priors(ladder, tell)
+    prior = log_priors(run)
+    return Evidence(
+        members=run.ensemble.members,
+        living=living,
+        points=len(parts.train),
+        step=step_of(run),
+        log_likelihoods=found.tolist(),
+        log_priors=[] if prior is None else prior[living].tolist(),
+        held_out=parts.held_out_words,
+        judged=parts.judged_words if parts.judged is not None else "",
+        **facts,
+    )
+
+
+def step_of(run: Any) -> int:
+    """How far the training of a run had come; evidence of another step is stale."""
+    return int(run.history[-1].get("step") or 0) if run.history else 0
+
+
+def _point_masses(found: Tensor) -> dict[str, Any]:
+    lower, upper = pointmass.bounds(found)
+    return {
+        "log_evidence": pointmass.log_evidence(found),
+        "lower": lower,
+        "upper": upper,
+        "spread": pointmass.spread(found),
+        "ties": pointmass.ties(found),
+        "half_temperature": pointmass.half_temperature(found),
+    }
+
+
+def _same(run: Any, parts: EvidenceSplits, living: list[int]) -> dict[str, Any]:
+    """Groups of members that coincide, named by their place among all."""
+    split = parts.train if parts.judged is None else parts.judged
+    pred = Predictive(member_outputs(run.ensemble, split)[living], run.likelihood)
+    one = len(run.ensemble.groups) == 1
+    tensors = {name: t[living] for name, t in run.ensemble.weights.items()} if one else None
+    same = degeneracy(pred, tensors)
+    uniform = torch.full((len(living),), 1 / len(living), dtype=torch.float64)
+    return {
+        "in_weights": [[living[i] for i in group] for group in same.in_weights],
+        "in_function": [[living[i] for i in group] for group in same.in_function],
+        "distinct": pointmass.effective_number(merged(uniform, same.in_function)),
+    }
+
+
+def _norms(run: Any, train: Split) -> Tensor:
+    prior = prior_of(run.config)
+    posterior = Posterior(run.likelihood, Flat() if prior is None else prior, len(train))
+    return gradient_norms(run.ensemble, posterior, train)
+
+
+def _weightings(
+    run: Any, parts: EvidenceSplits, each: Tensor, living: list[int]
+) -> dict[str, Weighting]:
+    found = each[living]
+    weights = {
+        "uniform": torch.full_like(found, 1 / len(found)),
+        "posterior": pointmass.posterior_weights(found),
+    }
+    prior = log_priors(run)
+    if prior is not None:
+        weights["penalised"] = pointmass.posterior_weights(found + prior[living])
+    weights["implied"] = pointmass.implied_prior(found)
+    if parts.held_out is not None:
+        weights["stacking"] = stacking_weights(log_probs(run, parts.held_out)[living])
+    judged = parts.judged
+    pred = None
+    if judged is not None:
+        pred = Predictive(member_outputs(run.ensemble, judged)[living].double(), run.likelihood)
+    return {
+        name: _judged(pred, judged, values, living, len(each)) for name, values in weights.items()
+    }
+
+
+def _judged(
+    pred: Predictive | None, judged: Split | None, weights: Tensor, living: list[int], members: int
+) -> Weighting:
+    whole = torch.zeros(members, dtype=torch.float64)
+    whole[living] = weights
+    effective = pointmass.effective_number(weights)
+    if pred is None or judged is None or judged.y is None:
+        return Weighting(whole.tolist(), effective)
+    beside = compare(pred, judged.y, weights)
+    return Weighting(whole.tolist(), effective, beside.nll, beside.total_variation)
+
+
+def _ladder(
+    run: Any, parts: EvidenceSplits, found: Tensor, living: list[int], points: int, flow_steps: int
+) -> PriorComparison:
+    modules = modules_of(run.ensemble, living)
+    train, judged = _double(parts.train), parts.judged
+    judged = None if judged is None else _double(judged)
+    options = {"points": points, "flow_steps": flow_steps}
+    return PriorComparison(modules, run.likelihood, train, judged, found, **options)
+
+
+def _double(split: Split) -> Split:
+    x = split.x.double() if split.x.is_floating_point() else split.x
+    return Split(x.cpu(), None if split.y is None else split.y.cpu())

@@ -1,0 +1,179 @@
+"""Learned priors from point masses to a Bayesian network, each with evidence and held-out loss.
+
+Point masses are the most flexible prior and have the largest evidence. Below them stand Gaussians
+at the members, whose best width shows whether anything wider than a point is wanted; a flow on the
+last layer; and Gaussians at zero, the usual prior, with one scale a layer chosen by the evidence.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from shoal.analysis.evidence.curvature import Expansion, diagonal, last_layer
+from shoal.analysis.evidence.flow import LastLayerLikelihood, fit_flow
+from shoal.analysis.evidence.laplace import Centre, fit_laplace
+from shoal.analysis.evidence.pointmass import log_evidence
+from shoal.core.errors import ConfigError
+from shoal.core.random import generator
+from shoal.data.dataset import Split
+from shoal.inference.likelihoods import Likelihood
+from shoal.prediction.predictive import Predictive
+
+__all__ = ["PriorComparison", "PriorResult", "compare_priors"]
+
+
+@dataclass(frozen=True)
+class PriorResult:
+    """One learned prior.
+
+    Attributes:
+        name: what the prior is.
+        log_evidence: log p(D) under it, or a lower bound.
+        nll: mean negative log likelihood of judged data, members weighed alike; NaN without data.
+        nll_posterior: the same with members weighed by their evidence.
+        scales: standard deviation of the prior in each layer, where it has one.
+        centre: of Gaussians, "members" or "zero"; empty for other priors.
+    """
+
+    name: str
+    log_evidence: float
+    nll: float
+    nll_posterior: float
+    scales: dict[str, float] = field(default_factory=dict)
+    centre: str = ""
+
+
+@dataclass(frozen=True)
+class PriorComparison:
+    """The members and the data that priors are compared on.
+
+    Attributes:
+        modules: living members as ordinary modules, in double precision.
+        likelihood: what their outputs mean.
+        train: the data of the evidence.
+        judged: the data of the loss, None when there are none.
+        log_likelihoods: of the members [M].
+        points: of the training data that the curvature is summed over, scaled up to all.
+        draws: from each component when predicting.
+        flow_steps: of the flow's ascent.
+        seed: of everything random.
+    """
+
+    modules: Sequence[nn.Module]
+    likelihood: Likelihood
+    train: Split
+    judged: Split | None
+    log_likelihoods: Tensor
+    points: int = 500
+    draws: int = 20
+    flow_steps: int = 200
+    seed: int = 0
+
+    def point_masses(self) -> list[PriorResult]:
+        """Every member as it is."""
+        x = None if self.judged is None else self.judged.x
+        outputs = None if x is None else _stacked(self.modules, x)
+        return [self._rung("point masses", self.log_likelihoods, outputs)]
+
+    def last_layer(self) -> list[PriorResult]:
+        """The last layer as a Gaussian with all covariances, at the members and at zero."""
+        return self._gaussians("last layer", self._last)
+
+    def diagonal(self) -> list[PriorResult]:
+        """All layers as Gaussians of independent weights, at the members and at zero."""
+        return self._gaussians("all layers, diagonal", self._expanded(diagonal))
+
+    def flow(self) -> list[PriorResult]:
+        """The last layer with a learned flow as prior."""
+        expansions = self._last
+        zero = fit_laplace(expansions, "zero")
+        target = LastLayerLikelihood.of(expansions, self.likelihood, self.train, self.seed)
+        loc, scale = (tensor.float() for tensor in zero.posteriors())
+        begin = float(zero.log_scales.exp())
+        fit = fit_flow(target, loc, scale, begin, steps=self.flow_steps, seed=self.seed)
+        judged = None if self.judged is None else self._flow_outputs(expansions, fit.draw)
+        return [self._rung("flow, last layer", fit.elbo, judged)]
+
+    @cached_property
+    def _last(self) -> list[Expansion]:
+        return self._expanded(last_layer)
+
+    def _flow_outputs(self, expansions: Sequence[Expansion], draw: Callable) -> Tensor:
+        assert self.judged is not None
+        c = draw(self.draws).double()
+        found = [e.outputs(self.judged.x, c[:, m] - e.theta) for m, e in enumerate(expansions)]
+        return torch.cat(found)
+
+    def _expanded(self, build: Callable[..., Expansion]) -> list[Expansion]:
+        size = min(self.points, len(self.train))
+        chosen = torch.randperm(len(self.train), generator=generator(self.seed, "curvature"))[:size]
+        assert self.train.y is not None
+        some, factor = Split(self.train.x[chosen], self.train.y[chosen]), len(self.train) / size
+        return [
+            build(module, self.likelihood, some, float(value), factor)
+            for module, value in zip(self.modules, self.log_likelihoods, strict=True)
+        ]
+
+    def _gaussians(self, where: str, expansions: list[Expansion]) -> list[PriorResult]:
+        rungs = []
+        places: dict[Centre, str] = {"members": "at the members", "zero": "at zero"}
+        for centre, words in places.items():
+            fitted = fit_laplace(expansions, centre)
+            outputs = None
+            if self.judged is not None:
+                source = generator(self.seed, "draws", where, centre)
+                outputs = fitted.draws(self.judged.x, self.draws, source)
+            name = f"Gaussians {words}, {where}"
+            rung = self._rung(name, fitted.log_evidences, outputs, fitted.scales)
+            rungs.append(replace(rung, centre=centre))
+        return rungs
+
+    def _rung(
+        self,
+        name: str,
+        each: Tensor,
+        outputs: Tensor | None,
+        scales: dict[str, float] | None = None,
+    ) -> PriorResult:
+        """A rung from the evidence of each component [M] and its draws [M * S, B, C]."""
+        losses = (math.nan, math.nan)
+        if outputs is not None and self.judged is not None:
+            share = len(outputs) // len(each)
+            weights = each.softmax(0).repeat_interleave(share) / share
+            losses = tuple(self._loss(outputs, w) for w in (None, weights))
+        return PriorResult(name, log_evidence(each), losses[0], losses[1], scales or {})
+
+    def _loss(self, outputs: Tensor, weights: Tensor | None) -> float:
+        assert self.judged is not None and self.judged.y is not None
+        pred = Predictive(outputs, self.likelihood, weights)
+        return -float(pred.log_prob(self.judged.y).mean())
+
+
+def compare_priors(
+    ladder: PriorComparison, tell: Callable[[str], None]
+) -> tuple[list[PriorResult], dict[str, str]]:
+    """Every rung that can be had, from the largest evidence down, and why others cannot."""
+    rungs, missing = [], {}
+    steps: dict[str, Callable[[], list[PriorResult]]] = {
+        "point masses": ladder.point_masses,
+        "Gaussians on the last layer": ladder.last_layer,
+        "Gaussians on all layers": ladder.diagonal,
+        "a flow on the last layer": ladder.flow,
+    }
+    for name, build in steps.items():
+        try:
+            rungs += build()
+            tell(name)
+        except ConfigError as error:
+            missing[name] = str(error)
+            tell(f"{name}: left out")
+    return sorted(rungs, key=lambda rung: -rung.log_evidence), missing
+
+
+def _stacked(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.stack([module(x) for module in modules])

@@ -1,0 +1,115 @@
+"""Along training, and at its end: how alike the functions are."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from shoal.analysis.landscape.points import cosines, joined, living, only_group
+from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.survey import apart, outputs
+from shoal.analysis.landscape.trajectories import embedded, tracks
+from shoal.core.errors import DataError
+from shoal.data.dataset import Split
+from shoal.engine.member_runner import MemberRunner
+from shoal.inference.ensemble import Ensemble
+from shoal.prediction.predictive import Predictive
+from shoal.prediction.similarity import affinity, effective_number, pairwise_disagreement
+
+__all__ = ["effective_numbers", "functions", "gradient_similarity", "trajectories"]
+
+
+def effective_numbers(
+    ensemble: Ensemble, pred: Predictive, split: Split, gradients: int = 200
+) -> dict[str, float]:
+    """The effective number of members in every space, from 1 (all equal) to M (all apart).
+
+    Each is exp of the entropy of the spectrum of a similarity matrix: of weights the cosine, of
+    outputs the Bhattacharyya affinity, of labels the share of inputs with the same label, of input
+    gradients the mean cosine over inputs.
+
+    Args:
+        ensemble: the members that `pred` is of.
+        pred: what they say about `split`.
+        split: labelled inputs.
+        gradients: how many of the inputs are differentiated by.
+    """
+    found = {"weights": effective_number(cosines(ensemble))}
+    found["outputs"] = effective_number(affinity(pred))
+    if pred.likelihood.about.has_classes:
+        found["labels"] = effective_number(1 - pairwise_disagreement(pred))
+    if split.x.is_floating_point():
+        few = Split(split.x[:gradients], None if split.y is None else split.y[:gradients])
+        found["input gradients"] = effective_number(
+            gradient_similarity(ensemble, few, pred.likelihood)
+        )
+    return found
+
+
+def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Tensor:
+    """Mean over inputs of the cosine of the members' gradients of log p(y | x) by x [M, M].
+
+    Trinh et al. (2024), arXiv 2306.02775.
+    """
+    if split.y is None:
+        raise DataError("gradients of the log likelihood need targets, but these data have none")
+    group = only_group(ensemble)
+    x, y = split.x.to(ensemble.device, ensemble.dtype), split.y.to(ensemble.device)
+    state = {name: t.detach() for name, t in (group.weights | group.buffers).items()}
+
+    def total(x: Tensor, tensors: dict) -> Tensor:
+        one = {name: tensor[None] for name, tensor in tensors.items()}
+        found = MemberRunner("loop")(group.skeleton, one, x, False)[0]
+        return likelihood.log_prob(found, y).sum()
+
+    slopes = vmap(grad(total), in_dims=(None, 0))(x, state).flatten(2).double()
+    unit = slopes / slopes.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return torch.einsum("mbd,nbd->mn", unit, unit).cpu() / len(x)
+
+
+_TRACKS = 3
+
+
+@registry.register("trajectories", cite=("fort2019deep",))
+def trajectories(scene: Scene) -> AnalysisResult:
+    """Similarity of weights and of functions along training, within and between members."""
+    members = living(scene.run.ensemble)[:_TRACKS]
+    found = tracks(scene.run, members, scene.effort.snapshots)
+    points = joined([track.points for track in found])
+    said = outputs(points, scene.test.x).cpu()
+    pred = Predictive(said, scene.run.likelihood)
+    owner = torch.arange(len(members)).repeat_interleave(len(found[0].epochs))
+    far = apart(scene.run.likelihood, said, said)
+    other = owner[:, None] != owner
+    ends = (torch.arange(len(owner)) + 1) % len(found[0].epochs) == 0
+    late = other & ends & ends[:, None]
+    scores = {
+        "members": members,
+        "epochs": found[0].epochs,
+        "between_ends": float(far[late].mean()) if bool(late.any()) else None,
+        "last_snapshots": _last_apart(far, len(found[0].epochs)),
+    }
+    tensors = {
+        "cosine": cosines(points).float(),
+        "apart": far.float(),
+        "owner": owner,
+        "map": embedded(pred, scene.seed),
+    }
+    return AnalysisResult(scores, tensors)
+
+
+def _last_apart(far: torch.Tensor, count: int) -> float | None:
+    """Mean difference of the last two snapshots of a member."""
+    if count < 2:
+        return None
+    last = torch.arange(count - 1, len(far), count)
+    return float(far[last, last - 1].mean())
+
+
+@registry.register("functions", cite=("friedman2023vendi",))
+def functions(scene: Scene) -> AnalysisResult:
+    """How many different networks the members amount to, in every space."""
+    pred = Predictive(scene.outputs, scene.run.likelihood)
+    numbers = effective_numbers(scene.ensemble, pred, scene.test)
+    return AnalysisResult({"members": scene.ensemble.members, "effective": numbers})

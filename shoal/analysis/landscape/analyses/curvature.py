@@ -1,0 +1,152 @@
+"""How sharp the minima are: eigenvalues and trace of every member's Hessian.
+
+Members share no weights, so the Hessian of the summed losses is block diagonal: one product with a
+stack of vectors is one product for each member, and no Hessian is ever formed.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from shoal.analysis.landscape.points import only_group
+from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
+from shoal.core.errors import DataError
+from shoal.core.random import key, normal, uniform
+from shoal.core.tree import member_norms, per_member, rows
+from shoal.core.types import Tree
+from shoal.data.dataset import Split
+from shoal.engine.member_runner import MemberRunner
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Categorical, Likelihood
+
+__all__ = ["Trace", "curvature", "hessian_product", "top_eigenvalues", "trace"]
+
+Product = Callable[[Tree], Tree]
+"""A stack of vectors [M, ...] to each member's Hessian times its vector."""
+
+
+class Trace(NamedTuple):
+    """An estimate for each member and its standard error, both [M]."""
+
+    mean: Tensor
+    error: Tensor
+
+
+def hessian_product(
+    ensemble: Ensemble,
+    split: Split,
+    likelihood: Likelihood | None = None,
+    batch_size: int = 500,
+) -> Product:
+    """H v for the Hessian of each member's mean negative log likelihood on the data.
+
+    The gradient of <grad L, v>, summed over batches.
+    """
+    if split.y is None:
+        raise DataError("curvature is that of the loss, but these data have no targets")
+    x, y = split.x.to(ensemble.device, ensemble.dtype), split.y.to(ensemble.device)
+    group, meaning, n = only_group(ensemble), likelihood or Categorical(), len(x)
+    weights = {name: tensor.detach() for name, tensor in group.weights.items()}
+
+    def loss(tree: Tree, x: Tensor, y: Tensor) -> Tensor:
+        found = MemberRunner()(group.skeleton, tree | group.buffers, x, False)
+        return -meaning.log_prob(found, y).sum() / n
+
+    def along(tree: Tree, vectors: Tree, x: Tensor, y: Tensor) -> Tensor:
+        slopes = grad(loss)(tree, x, y)
+        return torch.stack([(slope * vectors[name]).sum() for name, slope in slopes.items()]).sum()
+
+    def product(vectors: Tree) -> Tree:
+        total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        for inputs, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
+            change = grad(along)(weights, vectors, inputs, targets)
+            total = {name: tensor + change[name].detach() for name, tensor in total.items()}
+        return total
+
+    return product
+
+
+def trace(product: Product, like: Tree, probes: int = 10, seed: int = 0) -> Trace:
+    """Hutchinson's estimate, the mean of v . H v over random signs v.
+
+    Hutchinson (1990). It is exact for a diagonal Hessian.
+    """
+    found = []
+    for probe in range(probes):
+        signs = {
+            name: 2.0 * (uniform(key(seed, f"sign {name}", probe, t.device), t.shape) < 0.5) - 1
+            for name, t in like.items()
+        }
+        vectors = {name: sign.to(like[name].dtype) for name, sign in signs.items()}
+        found.append(_dot(vectors, product(vectors)))
+    values = torch.stack(found)
+    spread = values.std(0) if probes > 1 else torch.full_like(values[0], torch.nan)
+    return Trace(values.mean(0).cpu(), (spread / math.sqrt(probes)).cpu())
+
+
+def top_eigenvalues(
+    product: Product, like: Tree, count: int = 3, steps: int = 30, seed: int = 0
+) -> Tensor:
+    """The largest eigenvalues of each member's Hessian [M, count], descending.
+
+    Lanczos' method with full orthogonalisation: `steps` products, and as many stacks of vectors in
+    memory. The largest come out first, so that a few more steps than eigenvalues will do.
+    """
+    M = len(next(iter(like.values())))
+    size = sum(t[0].numel() for t in like.values())
+    steps = min(steps, size)
+    basis = [
+        _unit({n: normal(key(seed, n, 0, t.device), t.shape, t.dtype) for n, t in like.items()})
+    ]
+    matrix = torch.zeros(M, steps, steps, dtype=torch.float64)
+    for k in range(steps):
+        image = product(basis[k])
+        # Twice, since one pass leaves rounding errors that grow into copies of eigenvalues.
+        for _ in range(2):
+            for j, vector in enumerate(basis):
+                overlap = _dot(vector, image)
+                matrix[:, j, k] += overlap.cpu()
+                image = {n: t - per_member(overlap.to(t), t) * vector[n] for n, t in image.items()}
+        if k + 1 < steps:
+            basis.append(_unit(image))
+    values = torch.linalg.eigvalsh((matrix + matrix.mT) / 2 if steps == 1 else _tridiagonal(matrix))
+    return values.flip(-1)[:, :count]
+
+
+def _tridiagonal(matrix: Tensor) -> Tensor:
+    """The diagonal, and the norms that the next vectors had, as seen from both sides."""
+    diagonal = torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
+    above = torch.diag_embed(matrix.diagonal(1, dim1=-2, dim2=-1), 1)
+    return diagonal + above + above.mT
+
+
+def _unit(tree: Tree) -> Tree:
+    norms = member_norms(tree).clamp_min(torch.finfo(torch.float32).tiny)
+    return {name: tensor / per_member(norms, tensor) for name, tensor in tree.items()}
+
+
+def _dot(a: Tree, b: Tree) -> Tensor:
+    """Inner product of each member [M], in double precision."""
+    parts = [(rows(t) * rows(b[name])).double().sum(1) for name, t in a.items()]
+    return torch.stack(parts).sum(0)
+
+
+@registry.register("curvature")
+def curvature(scene: Scene) -> AnalysisResult:
+    """Largest eigenvalues and trace of the Hessian of the training loss at every member."""
+    product = hessian_product(scene.ensemble, scene.train, scene.run.likelihood)
+    weights = {name: tensor.detach() for name, tensor in scene.ensemble.weights.items()}
+    values = top_eigenvalues(product, weights, 5, scene.effort.products, scene.seed)
+    found = trace(product, weights, max(scene.effort.products // 3, 2), scene.seed)
+    scores = {
+        "top": float(values[:, 0].mean()),
+        "trace": float(found.mean.mean()),
+        "weights": sum(tensor[0].numel() for tensor in weights.values()),
+    }
+    return AnalysisResult(
+        scores, {"eigenvalues": values.float(), "trace": found.mean, "error": found.error}
+    )

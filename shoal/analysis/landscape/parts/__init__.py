@@ -1,5 +1,0 @@
-"""The parts of the landscape: along training, around a solution, between two, at the bottom."""
-
-from shoal.analysis.landscape.parts import along, around, between, curvature
-
-__all__ = ["along", "around", "between", "curvature"]

@@ -1,1 +1,0 @@
-"""The edges: config files, the command line, the page."""

@@ -1,1 +1,0 @@
-"""What `shoal fidelity` writes: rows as they come, one table, and its figures."""

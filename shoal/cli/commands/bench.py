@@ -1,0 +1,169 @@
+"""`shoal bench`: how fast this machine trains, and whether every engine computes the same."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from shoal.cli.outcome import Outcome
+from shoal.core.files import write_json
+from shoal.core.progress import Ticker
+from shoal.core.text import counted, number, seconds, table
+from shoal.experiment.bench.agreement import COMPARED, agreement
+from shoal.experiment.bench.battery import EPOCHS, Row, measure, train_once
+from shoal.experiment.bench.measure import load, machine, versions
+from shoal.experiment.bench.plan import BenchPlan
+
+__all__ = ["report", "run"]
+
+_HEADER = (
+    "", "ms a step", "±", "members x samples/s", "MiB", "x loop", "x products", "warm-up",
+)  # fmt: skip
+
+
+def report(value: Mapping[str, Any]) -> str:
+    """Every part of the result that there is."""
+    return "\n\n".join(
+        [
+            _title(value["machine"], value["versions"]),
+            *_tables(value["steps"]),
+            *_agreement(value.get("agreement", [])),
+            *_trainings_table(value.get("training", [])),
+        ]
+    )
+
+
+def _title(machine: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
+    where = machine.get("gpu") or machine["processor"]
+    busy = machine.get("load")
+    noise = f", load {busy[0]:g} when it began" if busy else ""
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    return f"{where}, {machine['cores']} cores, {threads}{noise}; torch {versions['torch']}"
+
+
+def _tables(rows: Sequence[Row]) -> list[str]:
+    blocks = []
+    for heading, group in groupby(rows, _heading):
+        lines = list(group)
+        # What others are held against may have been timed with each engine: shown once.
+        cells: dict[str, list[str]] = {}
+        for row in lines:
+            if "ms" in row:
+                cells.setdefault(_label(row), _cells(row))
+        notes = [f"{_label(row)}: {row['note']}" for row in lines if row.get("note")]
+        failed = [f"{_label(row)} cannot run: {row['error']}" for row in lines if "error" in row]
+        figures = [table([*cells.values()], _HEADER)] if cells else []
+        blocks.append("\n".join([heading, *figures, *_floor(lines), *notes, *failed]))
+    return blocks
+
+
+def _floor(rows: Sequence[Row]) -> list[str]:
+    found = [row["memory_floor_mib"] for row in rows if row.get("memory_floor_mib")]
+    what = "activations of one member; weights, gradients and optimiser states of all"
+    return [f"{found[0]:,.0f} MiB: {what}"] if found else []
+
+
+def _heading(row: Row) -> str:
+    sizes = f"{row['members']} members, batch {row['batch_size']}"
+    return f"{row['model']}, {sizes}, {row['precision']}, {row['optimizer']}"
+
+
+def _label(row: Row) -> str:
+    return row["what"] if row["method"] is None else f"{row['method']}, {row['engine']}"
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        _label(row),
+        f"{row['ms']:.4g}",
+        f"{100 * row['spread']:.0f} %",
+        f"{row['member_samples_per_second']:,.0f}",
+        "-" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}",
+        _ratio(row["times_faster_than_loop"]),
+        _ratio(row["times_bare_products"]),
+        f"{row['setup_seconds']:.1f} s",
+    ]
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _agreement(rows: Sequence[Row]) -> list[str]:
+    """The worst deviation of every engine and precision, over networks and methods."""
+    if not rows:
+        return []
+    keys = dict.fromkeys((row["engine"], row["precision"]) for row in rows)
+    cells = []
+    for key in keys:
+        mine = [row for row in rows if (row["engine"], row["precision"]) == key]
+        found = [row["deviation"] for row in mine if "deviation" in row]
+        if found:
+            cells.append([*key, f"{max(found):.1e}", str(len(found))])
+    header = ("engine", "precision", "largest deviation", "cases")
+    title = "Ten steps of each engine beside ten in float64, one member after another on the CPU"
+    return ["\n".join([title, *([table(cells, header)] if cells else []), *_remarks(rows)])]
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """Each reason once, with how often it was met."""
+    said = [f"cannot run: {row['error']}" for row in rows if "error" in row]
+    said += [f"note: {row['note']}" for row in rows if row.get("note")]
+    return [f"{said.count(line)} of {len(rows)} {line}" for line in dict.fromkeys(said)]
+
+
+def _trainings_table(rows: Sequence[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        what = f"{row['method']}, {row['engine']}, {row['precision']}"
+        epochs = counted(row["epochs"], "epoch")
+        size = f"{epochs} of {row['points']:,} points, {row['members']} members"
+        if "error" in row:
+            lines.append(f"{what}: {size} cannot be trained: {row['error']}")
+        else:
+            lines.append(
+                f"{what}: {size} in {seconds(row['seconds'])} ({number(row['ms'])} ms a step)"
+            )
+    return ["\n".join(["A whole training by fit", *lines])] if lines else []
+
+
+def run(options: Namespace) -> Outcome:
+    """Measure what was asked for, write it down, and show it."""
+    plan, show = BenchPlan.of(options), not options.quiet
+    device = torch.device(plan.device)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    value: dict[str, Any] = {
+        "machine": machine(device),
+        "versions": versions(),
+        "settings": plan.settings(),
+        "steps": _steps(plan, show),
+    }
+    if options.check:
+        with Ticker(len(COMPARED) * len(plan.methods), 0, show) as ticker:
+            value["agreement"] = agreement(plan.methods, plan.engines, device, say=ticker.tick)
+    if options.train_mnist_like:
+        value["training"] = _trainings(plan, options.methods is not None, show)
+    value["machine"]["load_after"] = load()
+    if options.out:
+        write_json(options.out, value)
+    return Outcome(report(value), value)
+
+
+def _steps(plan: BenchPlan, show: bool) -> list[dict[str, Any]]:
+    batteries = plan.batteries()
+    with Ticker(sum(map(len, batteries)), 0, show) as ticker:
+        return [row for each in batteries for row in measure(each, plan.seconds, ticker.tick)]
+
+
+def _trainings(plan: BenchPlan, methods_given: bool, show: bool) -> list[dict[str, Any]]:
+    methods = plan.methods if methods_given else ("f-kde",)
+    wanted = [(case, method) for case in plan.whole_training() for method in methods]
+    rows = []
+    with Ticker(len(wanted), 0, show) as ticker:
+        for case, method in wanted:
+            rows.append(train_once(case, method, plan.engines[0], 1 if plan.quick else EPOCHS))
+            ticker.tick(f"{method}, {case.precision}: a whole training")
+    return rows

@@ -1,0 +1,91 @@
+"""`shoal compare`: a grid of methods, sizes and seeds, and one table."""
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from shoal.cli.outcome import Outcome
+from shoal.core.errors import ConfigError
+from shoal.core.text import counted
+from shoal.engine.autotune import set_threads
+from shoal.experiment.config import Config
+from shoal.experiment.grid import Grid
+from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of
+from shoal.inference.ensemble import Ensemble
+from shoal.page.compare_grid import Comparison, compare_grid
+from shoal.page.comparison import comparison_text
+from shoal.page.report_data import SeedGroup
+
+__all__ = ["compare", "run"]
+
+
+def run(options: Namespace) -> Outcome:
+    """Run what is missing of the grid that the options describe, and tell the result."""
+    config: Config = options.config
+    if options.device is not None:
+        config = replace(config, device=options.device)
+    variants = parse_variants(options.methods or _usual(config))
+    if options.strengths is not None:
+        variants = swept(variants, parse_strengths(options.strengths))
+    sizes = _sizes(options.sizes) or (config.members,)
+    folder = Path(options.out or config.out or Path("runs") / config.name)
+    grid = Grid(config, folder, variants, sizes, options.seeds)
+    return compare(grid, options, page=options.report)
+
+
+def compare(grid: Grid, options: Namespace, page: str | Path | None) -> Outcome:
+    """Run what is missing, write the numbers beside the runs and, if wanted, a page."""
+
+    def prepare(ensemble: Ensemble) -> None:
+        set_threads(options.threads, ensemble.weights, grid.config.batch_size)
+
+    how = {"jobs": options.jobs, "threads": options.threads, "debug": options.debug}
+    found = compare_grid(grid, page=page, progress=not options.quiet, prepare=prepare, **how)
+    return _outcome(found)
+
+
+def _usual(config: Config) -> str:
+    """What to compare when nobody says: the config's method with the plain ensemble."""
+    return f"ensemble,{variant_of(config.method).label}"
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(word) for word in text.split(",")) if text is not None else ()
+    except ValueError:
+        raise ConfigError(f"sizes are whole numbers, as in --sizes 1,5, not {text!r}") from None
+    return tuple(dict.fromkeys(sizes))
+
+
+def _outcome(found: Comparison) -> Outcome:
+    groups, failed, written = found.groups, found.failed, found.written
+    notes, answers = _notes(groups), found.answers
+    text = [comparison_text(groups)]
+    if answers:
+        text.append("\n".join(answers))
+    if notes:
+        text.append("\n".join(f"{label}: {note}" for label, note in notes.items()))
+    if failed:
+        text.append(
+            "\n".join(f"{cell.name} came to nothing: {why}" for cell, why in failed.items())
+        )
+    text.append("\n".join(f"{what:8}{path}" for what, path in written.items()))
+    value = {
+        "groups": found.scores,
+        "answers": answers,
+        "notes": notes,
+        "failed": {cell.name: str(why) for cell, why in failed.items()},
+        **written,
+    }
+    status = max((why.exit_status for why in failed.values()), default=0)
+    return Outcome("\n\n".join(text), value, status)
+
+
+def _notes(groups: list[SeedGroup]) -> dict[str, str]:
+    """The first thing worth knowing about each method and size."""
+    first = {}
+    for group in groups:
+        notes = [note for entry in group.entries for note in entry.notes]
+        if notes:
+            first[f"{group.label}, {counted(group.members, 'member')}"] = notes[0]
+    return first

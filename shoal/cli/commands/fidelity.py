@@ -1,0 +1,118 @@
+"""`shoal fidelity`: how far each method is from the true posterior of problems that have one."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import torch
+
+from shoal.analysis.fidelity import problems as known
+from shoal.analysis.fidelity import reference as references
+from shoal.analysis.fidelity.contestants import EVERY, QUICK, Budget, contestant
+from shoal.analysis.fidelity.study import Row, Study
+from shoal.cli.outcome import Outcome
+from shoal.core.errors import ConfigError
+from shoal.core.files import write_text
+from shoal.core.optional import require
+from shoal.core.progress import Ticker, printable
+from shoal.core.text import counted, table
+from shoal.page.fidelity_words import (
+    closest,
+    read_rows,
+    results_csv,
+    results_text,
+    write_figures,
+    write_rows,
+)
+
+__all__ = ["run"]
+
+_QUICK = ("linear", "regression")
+
+
+def run(options: Namespace) -> Outcome:
+    """Recompute the references, or fill the table and draw its figures."""
+    torch.set_num_threads(options.threads or 1)
+    names = _names(options.problems, tuple(known.registry), _QUICK if options.quick else ())
+    if options.reference:
+        return _references(names, Path(options.out) if options.out else references.home(), options)
+    if options.seeds is not None and options.seeds < 1:
+        raise ConfigError(f"there must be at least one seed, not {options.seeds}")
+    labels = tuple(options.methods.split(",")) if options.methods else ()
+    methods = labels or (QUICK if options.quick else EVERY)
+    for label in methods:
+        contestant(label)
+    if not options.no_figures:
+        require("matplotlib", extra="report")  # before hours of training
+    seeds = options.seeds or (1 if options.quick else 5)
+    budget = Budget(10, 150, 0.1) if options.quick else Budget()
+    folder = Path(options.out or "runs/fidelity")
+    return _study(Study(names, methods, seeds, budget), folder, options)
+
+
+def _names(typed: str | None, every: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(typed.split(",")) if typed else usual or every
+    for name in names:
+        known.registry[name]
+    return names
+
+
+def _references(names: tuple[str, ...], folder: Path, options: Namespace) -> Outcome:
+    found = {}
+    with Ticker(len(names), show=not options.quiet) as ticker:
+        for name in names:
+            problem = known.make(name)
+            reference = references.make(problem)
+            if problem.network.hidden:
+                references.save(reference, folder / f"{name}.safetensors")
+            found[name] = reference.diagnostics
+            ticker.tick(f"{name}: {reference.diagnostics['method']}")
+    columns = ("method", "chains", "draws", "rhat", "effective", "divergences")
+    lines = [[name, *(_figure(d.get(key)) for key in columns)] for name, d in found.items()]
+    return Outcome(table(lines, ["problem", *columns]), found)
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}" if value < 10 else f"{value:.0f}"
+    return "–" if value is None else str(value)
+
+
+def _study(study: Study, folder: Path, options: Namespace) -> Outcome:
+    done = read_rows(folder, study.budget)
+    rows = list(done)
+    wanted = sum(row.problem in study.problems and row.seed < study.seeds for row in done)
+    if not options.quiet:
+        print(printable(f"{counted(study.size, 'ensemble')} in {folder}"), file=sys.stderr)
+    with Ticker(study.size, min(wanted, study.size), not options.quiet) as ticker:
+
+        def tell(row: Row) -> None:
+            rows.append(row)
+            write_rows(folder, study.budget, rows)
+            distance = f"distance {row.distances['frechet']:.3f}"
+            ticker.tick(f"{row.problem}, {row.method}, seed {row.seed}: {distance}")
+
+        found = study.run(tell, done)
+    write_text(folder / "results.csv", results_csv(found))
+    figures = [] if options.no_figures else write_figures(found, folder, study.budget)
+    best = closest(found)
+    text = [
+        "Fréchet distance of the members' predictions to the posterior's, on and off the data, in\n"
+        "standard deviations of the posterior",
+        results_text(found),
+        "Total variation between the predictive distributions",
+        results_text(found, "tv"),
+        "\n".join(_verdict(problem, facts) for problem, facts in best.items()),
+        f"results  {folder / 'results.csv'}",
+    ]
+    value = {"closest": best, "folder": str(folder), "figures": [str(path) for path in figures]}
+    return Outcome("\n\n".join(part for part in text if part), value)
+
+
+def _verdict(problem: str, facts: dict) -> str:
+    nearer = facts["distance"] < facts["other_distance"]
+    return (
+        f"{problem}: {facts['calibrated']} is {'closer' if nearer else 'no closer'} "
+        f"({facts['distance']:.3f}) than the closest other, {facts['other']} "
+        f"({facts['other_distance']:.3f})"
+    )

@@ -1,0 +1,66 @@
+"""`shoal fit`: train one ensemble and judge it."""
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from shoal.cli.outcome import Outcome, scores_text
+from shoal.core.errors import ConfigError
+from shoal.core.text import counted, seconds
+from shoal.engine.autotune import set_threads
+from shoal.evaluation.evaluate import parts_ticker
+from shoal.evaluation.scores import evaluate_run
+from shoal.experiment.build import default_folder, make_data, train
+from shoal.experiment.config import Config
+from shoal.experiment.variants import variant_of
+from shoal.inference.ensemble import Ensemble
+from shoal.training.run import Run, RunFolder
+
+__all__ = ["run"]
+
+
+def run(options: Namespace) -> Outcome:
+    """Train, judge where there is something to judge by, and say where the run is kept."""
+    config: Config = options.config
+    if options.device is not None:
+        config = replace(config, device=options.device)
+    folder = Path(options.out or config.out or default_folder(config))
+    if RunFolder(folder).holds_run and not options.resume:
+        raise ConfigError(
+            f"{folder} already holds a run; add --resume to continue it, "
+            f"or -o FOLDER to keep this one elsewhere"
+        )
+    data = make_data(config)
+
+    def prepare(ensemble: Ensemble) -> None:
+        set_threads(options.threads, ensemble.weights, config.batch_size)
+
+    trained = train(
+        config, data, folder, resume=options.resume, progress=not options.quiet, prepare=prepare
+    )
+    scores = None
+    if data.test is not None:
+        with parts_ticker(data, options.quiet) as ticker:
+            scores = evaluate_run(trained, data, after=ticker.tick).scores
+    return _outcome(config, trained, scores)
+
+
+def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
+    spent = float(run.provenance.get("seconds", 0.0))
+    method = variant_of(config.method, config.strength).label
+    members, epochs = run.ensemble.members, len(run.history)
+    title = f"{config.name}, {method}, {counted(members, 'member')}, seed {config.seed}"
+    table = scores_text(scores) if scores else "The data have no test part to judge it by."
+    text = [
+        f"{title}: {counted(epochs, 'epoch')} in {seconds(spent)}",
+        table,
+        f"Kept in {run.folder}; for a page about it type: shoal report {run.folder}",
+    ]
+    value = {
+        "folder": str(run.folder),
+        "config": run.config,
+        "scores": scores,
+        "notes": run.notes,
+        "seconds": spent,
+    }
+    return Outcome("\n\n".join(text), value)

@@ -1,0 +1,64 @@
+"""`shoal grow`: more members for a run that is already trained."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from shoal.cli.outcome import Outcome, judged_data, opened_for, scores_text
+from shoal.core.errors import ConfigError
+from shoal.core.text import counted, seconds
+from shoal.engine.autotune import set_threads
+from shoal.evaluation.scores import evaluate_run
+from shoal.experiment.build import check_device
+from shoal.experiment.config import apply_override
+from shoal.training.grow import grow
+from shoal.training.options import NAMES
+from shoal.training.run import Run, RunFolder
+
+__all__ = ["run"]
+
+
+def run(options: Namespace) -> Outcome:
+    """Train the new members, judge the whole, and say where it is kept."""
+    check_device(options.device)
+    source = opened_for("grow", options.run)
+    folder = Path(options.out or f"{options.run.rstrip('/')}-grown-{_size(source, options.more)}")
+    if RunFolder(folder).holds_run and not options.resume:
+        raise ConfigError(
+            f"{folder} already holds a run; add --resume to continue it, "
+            f"or -o FOLDER to keep this one elsewhere"
+        )
+    data = judged_data(source, options.run, options.data, "grow")
+    changes = _changes(options.changes)
+    if options.device is not None:
+        changes["device"] = options.device
+    set_threads(options.threads, source.ensemble.weights, int(source.config.get("batch_size", 128)))
+    kept = {"out": folder, "resume": options.resume, "progress": not options.quiet}
+    grown = grow(source, options.more, data=data, **changes, **kept)
+    scores = None if data.test is None else evaluate_run(grown, data).scores
+    return _outcome(source, grown, scores)
+
+
+def _size(source: Run, more: int) -> int:
+    return source.ensemble.members + more
+
+
+def _changes(typed: list[str]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    allowed = {name: None for name in NAMES if name != "frozen"}
+    for change in typed:
+        table = apply_override(table, change, allowed)
+    return table
+
+
+def _outcome(source: Run, grown: Run, scores: dict[str, Any] | None) -> Outcome:
+    old, new = source.ensemble.members, grown.ensemble.members - source.ensemble.members
+    spent = float(grown.provenance.get("seconds", 0.0))
+    text = [
+        f"{counted(new, 'new member')} beside {counted(old, 'old one')}: "
+        f"{counted(len(grown.history), 'epoch')} in {seconds(spent)}",
+        scores_text(scores) if scores else "The data have no test part to judge it by.",
+        f"Kept in {grown.folder}; for a page about it type: shoal report {grown.folder}",
+    ]
+    value = {"folder": str(grown.folder), "config": grown.config, "scores": scores}
+    return Outcome("\n\n".join(text), value | {"notes": grown.notes, "seconds": spent})

@@ -1,0 +1,166 @@
+"""`shoal list`: everything that has a name."""
+
+import importlib
+import re
+import shutil
+import textwrap
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.cli.outcome import Outcome
+from shoal.core.bibliography import BIBLIOGRAPHY, Citation
+from shoal.core.errors import ConfigError
+from shoal.core.registry import nearest
+from shoal.core.text import table
+from shoal.experiment.config import experiments, keys, summary
+
+__all__ = ["KINDS", "ListedName", "entries", "listing_text", "plain", "run"]
+
+_REGISTRIES = {
+    "kernels": "interaction.kernels",
+    "bandwidths": "interaction.bandwidths",
+    "estimators": "interaction.estimators",
+    "flows": "interaction.flows",
+    "spaces": "interaction.spaces",
+    "likelihoods": "inference.likelihoods",
+    "priors": "inference.priors",
+    "annealings": "training.annealing",
+    "augmentations": "data.augment",
+    "corruptions": "data.corruptions",
+    "datasets": "data",
+    "models": "models",
+    "metrics": "prediction.metrics",
+    "plots": "plots",
+    "samplers": "analysis.landscape.subspace",
+    "curves": "analysis.landscape.curves",
+    "targets": "data.targets",
+    "problems": "analysis.fidelity.problems",
+}
+
+KINDS = ("experiments", "options", "methods", "schedules", "optimizers", *_REGISTRIES)
+"""What can be listed."""
+
+
+@dataclass(frozen=True)
+class ListedName:
+    """One thing that can be typed.
+
+    Attributes:
+        name: what to type.
+        summary: one sentence.
+        cite: keys of the bibliography.
+    """
+
+    name: str
+    summary: str
+    cite: tuple[str, ...] = ()
+
+
+def entries(kind: str) -> list[ListedName]:
+    """All entries of one kind."""
+    if kind in _REGISTRIES:
+        return _registered(importlib.import_module(f"shoal.{_REGISTRIES[kind]}").registry)
+    if kind == "experiments":
+        return [ListedName(name, summary(text)) for name, text in experiments().items()]
+    if kind == "options":
+        return [ListedName(typed, doc) for typed, doc in keys().items()]
+    if kind == "methods":
+        from shoal.interaction.methods import METHODS
+
+        return [ListedName(method.name, method.summary, method.cite) for method in METHODS.values()]
+    if kind == "schedules":
+        from shoal.training.optim import schedules
+
+        return _registered(schedules)
+    if kind == "optimizers":
+        return _optimizers()
+    raise ConfigError(f"there is no kind called {kind!r}; {nearest(kind, KINDS)}")
+
+
+def _registered(registry: Any) -> list[ListedName]:
+    return [
+        ListedName(name, _words(registry.summary(name)), registry.cite(name)) for name in registry
+    ]
+
+
+def _words(summary: str) -> str:
+    """A sentence without its formulas, which a terminal cannot show.
+
+    >>> _words("Error of the label, $|a - b|$, in bins.")
+    'Error of the label, in bins.'
+    """
+    return re.sub(r",?\s*\$[^$]*\$", "", summary)
+
+
+def _optimizers() -> list[ListedName]:
+    import torch
+
+    from shoal.training.optim import optimizers
+
+    classes = {name.lower(): entry for name, entry in vars(torch.optim).items()}
+    return [ListedName(name, f"torch.optim.{classes[name].__name__}") for name in optimizers()]
+
+
+def listing_text(found: Sequence[ListedName]) -> str:
+    """Names, sentences and papers, wrapped to the width of the terminal."""
+    name = max(len(entry.name) for entry in found) + 2
+    room = max(shutil.get_terminal_size((100, 24)).columns, name + 30)
+    lines = []
+    for entry in found:
+        papers = "; ".join(_short(BIBLIOGRAPHY[key]) for key in entry.cite if key in BIBLIOGRAPHY)
+        text = f"{entry.summary} [{papers}]" if papers else entry.summary
+        start = entry.name.ljust(name)
+        lines += textwrap.wrap(text, room, initial_indent=start, subsequent_indent=" " * name) or [
+            entry.name
+        ]
+    return "\n".join(lines)
+
+
+def _short(paper: Citation) -> str:
+    """Surnames and year.
+
+    >>> _short(Citation("Liu, Qiang and Wang, Dilin", "SVGD", 2016, "NeurIPS", ""))
+    'Liu & Wang 2016'
+    """
+    names = [author.partition(",")[0] for author in paper.authors.split(" and ")]
+    who = " & ".join(names) if len(names) < 3 else f"{names[0]} et al."
+    return f"{who} {paper.year}"
+
+
+def plain(found: Sequence[ListedName]) -> list[dict[str, Any]]:
+    """The entries for programs, papers in full."""
+    return [
+        {
+            "name": entry.name,
+            "summary": entry.summary,
+            "cite": [_paper(key) for key in entry.cite if key in BIBLIOGRAPHY],
+        }
+        for entry in found
+    ]
+
+
+def _paper(key: str) -> dict[str, str]:
+    return {"key": key, "text": BIBLIOGRAPHY[key].text, "url": BIBLIOGRAPHY[key].url}
+
+
+def run(options: Namespace) -> Outcome:
+    """The entries of one kind, or the kinds."""
+    if options.kind is not None:
+        found = entries(options.kind)
+        return Outcome(listing_text(found), plain(found))
+    names = {kind: [entry.name for entry in entries(kind)] for kind in KINDS}
+    rows = [[kind, str(len(found)), _some(found)] for kind, found in names.items()]
+    width = max(len(row[2]) for row in rows)
+    text = table([[kind, count, some.ljust(width)] for kind, count, some in rows])
+    return Outcome(f"{text}\n\nType 'shoal list KIND' for what each of them is.", names)
+
+
+def _some(names: list[str], room: int = 60) -> str:
+    shown: list[str] = []
+    for name in names:
+        if len(", ".join([*shown, name])) > room:
+            return f"{', '.join(shown)}, ..."
+        shown.append(name)
+    return ", ".join(shown)

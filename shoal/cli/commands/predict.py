@@ -1,0 +1,108 @@
+"""`shoal predict`: what a run says about inputs in a file."""
+
+import csv
+import io
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from shoal.cli.outcome import Outcome, opened_for
+from shoal.core.disk import replacing
+from shoal.core.errors import ConfigError, DataError
+from shoal.core.files import write_text
+from shoal.data.files import load_file
+from shoal.data.images import fitted, in_range
+from shoal.engine.autotune import set_threads
+from shoal.experiment.build import check_device
+from shoal.prediction import Predictive, predict
+from shoal.training.run import Run
+
+__all__ = ["run"]
+
+
+def run(options: Namespace) -> Outcome:
+    """One row a data point, on standard output or in a file."""
+    out = None if options.out is None else Path(options.out)
+    if out is not None and out.suffix.lower() not in (".csv", ".npz"):
+        raise ConfigError(f"predictions are written as .csv or .npz, not as {out.name!r}")
+    check_device(options.device)
+    source = opened_for("predict", options.run)
+    set_threads(options.threads, source.ensemble.weights, 1024)
+    x = _stretched(_shaped(load_file(options.file).x, source, options.file), source, options.file)
+    pred = predict(source, x, device=options.device)
+    columns = _columns(pred)
+    if out is None:
+        return Outcome(_csv(columns).rstrip(), _rows(columns))
+    if out.suffix.lower() == ".npz":
+        _write_npz(out, columns | _arrays(pred))
+    else:
+        write_text(out, _csv(columns))
+    return Outcome(
+        f"{len(pred)} predictions written to {out}", {"file": str(out), "rows": len(pred)}
+    )
+
+
+def _shaped(x: Tensor, run: Run, file: str) -> Tensor:
+    """Rows of a table, or images with their colours last, as what the networks were trained on."""
+    models = run.config.get("model") or [{}]
+    return fitted(x, tuple(models[0].get("input_shape", x.shape[1:])), file)
+
+
+def _stretched(x: Tensor, run: Run, file: str) -> Tensor:
+    """Pixels from 0 to 1, as files have them, in the range of the images that were trained on."""
+    low, high = run.provenance.get("pixel_range", (0.0, 1.0))
+    if (low, high) == (0.0, 1.0):
+        return x
+    least, most = (float(end) for end in x.aminmax())
+    if least < 0 or most > 1:
+        raise DataError(
+            f"{file} has pixels from {least:.3g} to {most:.3g}; give them from 0 to 1 or as bytes, "
+            f"and they are brought to the range of the training, {low:.3g} to {high:.3g}"
+        )
+    return in_range(x, (low, high))
+
+
+def _columns(pred: Predictive) -> dict[str, np.ndarray]:
+    if not pred.likelihood.about.has_classes:
+        mean, stddev = pred.mean.numpy(), pred.stddev.numpy()
+        if mean.shape[1] == 1:
+            return {"mean": mean[:, 0], "stddev": stddev[:, 0]}
+        found = {}
+        for column in range(mean.shape[1]):
+            found |= {f"mean_{column}": mean[:, column], f"stddev_{column}": stddev[:, column]}
+        return found
+    return {
+        "class": pred.labels().numpy(),
+        "probability": pred.confidence().numpy(),
+        "entropy": pred.entropy().numpy(),
+        "disagreement": pred.disagreement().numpy(),
+    }
+
+
+def _arrays(pred: Predictive) -> dict[str, np.ndarray]:
+    """What has no place in a table: all class probabilities."""
+    return {"probs": pred.probs.numpy()} if pred.likelihood.about.has_classes else {}
+
+
+def _rows(columns: dict[str, np.ndarray]) -> list[dict[str, float]]:
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
+def _csv(columns: dict[str, np.ndarray]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(
+        [f"{value:.6g}" if isinstance(value, float) else value for value in row.values()]
+        for row in _rows(columns)
+    )
+    return text.getvalue()
+
+
+def _write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    size = sum(array.nbytes for array in arrays.values())
+    with replacing(path, size) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]

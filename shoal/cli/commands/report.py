@@ -1,0 +1,40 @@
+"""`shoal report`: one page about one or several runs."""
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.cli.outcome import Outcome
+from shoal.core.errors import StorageError
+from shoal.core.text import counted
+from shoal.page.report import report
+from shoal.training.run import RunFolder
+
+__all__ = ["run"]
+
+
+def run(options: Namespace) -> Outcome:
+    """Write the page; a folder of runs, such as that of a comparison, stands for all of them."""
+    folders = [folder for given in options.runs for folder in _runs_in(Path(given))]
+    out = options.out or "report.html"
+    how = {"title": options.title, "figures": options.figures, "progress": not options.quiet}
+    page = report(folders, out, **how)
+    value = {"page": str(page), "runs": [str(folder) for folder in folders]}
+    return Outcome(f"A page about {counted(len(folders), 'run')}: {page}", value)
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    if RunFolder(folder).holds_run or not folder.is_dir():
+        yield folder
+        return
+    inner = sorted((path.parent for path in folder.glob("*/scores.json")), key=_counting)
+    if not inner:
+        raise StorageError(f"{folder} is not a run: it has no config.toml, nor runs inside it")
+    yield from inner
+
+
+def _counting(folder: Path) -> list[tuple[int, str]]:
+    """Sorts kde-m5-s2 before kde-m5-s10 and kde-m20-s0: numbers by their size."""
+    words = re.split(r"(\d+)", folder.name)
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in words]

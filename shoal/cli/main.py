@@ -1,0 +1,134 @@
+"""The command line: from what was typed to a result, an exit status, and one line for a mistake."""
+
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.cli.parser import overview, parse
+from shoal.core.errors import ShoalError, ShoalWarning
+from shoal.core.formats import to_json
+from shoal.core.interruption import Interruption
+from shoal.core.progress import printable, quiet
+from shoal.experiment.config import load_config
+
+__all__ = ["main"]
+
+_FAULT = 70
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+_NO_MEMORY = ("not enough memory", "allocate memory", "out of memory")
+_RESUMABLE = {"fit": "add --resume to go on", "compare": "type the same again to go on"}
+_RESUMABLE |= {"grow": _RESUMABLE["fit"]}
+_RESUMABLE |= dict.fromkeys(("demo", "landscape"), _RESUMABLE["compare"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: what was typed after `shoal`; by default that of the process.
+
+    Returns:
+        The exit status: 0 done, 2 usage or config, 65 bad data, 74 input or output, 70 a fault in
+        Shoal, 130 and 143 stopped by a signal.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        status = _command(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader has gone; what is still buffered must not raise again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    except KeyboardInterrupt:
+        return _stopped(arguments, _INTERRUPTED)
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 0
+        return _stopped(arguments, status) if status > 128 else status
+    except Exception as error:
+        if _is_interruption(error):
+            return _stopped(arguments, _INTERRUPTED)
+        if not isinstance(error, ShoalError):
+            return _unforeseen(error, arguments)
+        _complain(str(error))
+        _trace(arguments)
+        return error.exit_status
+
+
+def _command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview(), end="")
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"shoal {version('shoal')}")
+        return 0
+    options = parse(arguments)
+    quiet.set(options.quiet or options.json)
+    if getattr(options, "threads", None) is not None:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    if not options.debug:
+        warnings.showwarning = _show_warning
+    if hasattr(options, "config"):
+        # Before torch is imported: a mistake in a file is answered at once.
+        options.config = load_config(options.config, options.changes)
+    with Interruption() as interruption:
+        # a library that is interrupted while it is imported stays behind in pieces
+        command = importlib.import_module(f"shoal.cli.commands.{options.verb}")
+    if interruption.received is not None:
+        interruption.stop()
+    outcome = command.run(options)
+    print(to_json(outcome.value, indent=2) if options.json else printable(outcome.text))
+    return outcome.status
+
+
+def _complain(sentence: str) -> None:
+    print(f"shoal: {printable(' '.join(sentence.split()))}", file=sys.stderr)
+
+
+def _stopped(arguments: list[str], status: int) -> int:
+    advice = _RESUMABLE.get(arguments[0] if arguments else "")
+    _complain(f"stopped; {advice}" if advice else "stopped")
+    return status
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Ctrl-C that came while something was imported, and was made into another error there."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _unforeseen(error: Exception, arguments: list[str]) -> int:
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
+        _complain("there is not enough memory; take fewer members, or smaller networks or batches")
+        _trace(arguments)
+        return 2
+    reason = str(error).strip().partition("\n")[0]
+    text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+    _complain(f"{text}; this is a fault in Shoal; run again with --debug to see where")
+    _trace(arguments)
+    return _FAULT
+
+
+def _trace(arguments: list[str]) -> None:
+    if "--debug" in arguments:
+        traceback.print_exc()
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    """Ours as one line; those of other libraries are for --debug."""
+    if issubclass(category, ShoalWarning):
+        _complain(f"note: {message}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

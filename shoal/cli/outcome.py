@@ -1,0 +1,89 @@
+"""A command's result, as text and as JSON, and what several commands share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ConfigError
+from shoal.core.text import number, table
+from shoal.data import load as load_data
+from shoal.data.corruptions import parse_shift
+from shoal.data.dataset import Dataset
+from shoal.evaluation.evaluation import Evaluation
+from shoal.experiment.config import parse_value
+from shoal.page.measures import headline
+from shoal.training.own_data import has_own_network, own_data, what_to_type
+from shoal.training.run import Run, RunFolder, load
+
+__all__ = ["Outcome", "judged_data", "opened_for", "scores_text"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one command.
+
+    Attributes:
+        text: for people.
+        value: for programs, with --json.
+        status: how the process exits.
+    """
+
+    text: str
+    value: Any
+    status: int = 0
+
+
+_FOREIGN = ("recognised", "auroc_entropy", "auroc_variance", "fpr95_entropy", "disagreement")
+
+
+def scores_text(scores: Mapping[str, Any]) -> str:
+    """Metrics on the test data and every shift, then how foreign data are told.
+
+    Corruptions are told by their means, since there can be 95 of them.
+    """
+    shifts = {name: found for name, found in scores["shifts"].items() if not parse_shift(name)}
+    means = {
+        f"corrupted, {name.replace('-', ' ')}": found
+        for name, found in scores.get("corrupted", {}).items()
+    }
+    labelled = {"test": scores["test"], **shifts, **means}
+    few = [*headline(Evaluation(dict(scores)).about), "brier"]
+    blocks = [_block(labelled, few), _block(scores["ood"], _FOREIGN)]
+    width = max(map(len, [*labelled, *scores["ood"]]))
+    return "\n\n".join(table(rows, header) for header, rows in _padded(blocks, width) if rows)
+
+
+def _block(parts: Mapping[str, Mapping[str, float]], keys: Sequence[str]) -> tuple:
+    shown = [key for key in keys if any(key in scores for scores in parts.values())]
+    rows = [[part, *(_cell(scores, key) for key in shown)] for part, scores in parts.items()]
+    return ["", *(key.replace("_", " ") for key in shown)], rows
+
+
+def _cell(scores: Mapping[str, float], key: str) -> str:
+    value = scores.get(key)
+    return "–" if value is None else number(value, 0.0005)
+
+
+def _padded(blocks: list[tuple], width: int) -> list[tuple]:
+    """The first columns equally wide, so that the blocks stand below each other."""
+    return [(header, [[row[0].ljust(width), *row[1:]] for row in rows]) for header, rows in blocks]
+
+
+def opened_for(verb: str, folder: str) -> Run:
+    """The run in a folder; one with a network of the user's own is a matter for Python."""
+    config: dict[str, Any] = RunFolder(Path(folder)).config()
+    if has_own_network(config):
+        raise ConfigError(
+            f"the network of {folder} was made by your own function, which only Python has; "
+            f"type: {what_to_type(verb, config, folder)}"
+        )
+    return load(folder)
+
+
+def judged_data(run: Run, folder: str, asked: str | None, verb: str) -> Dataset:
+    """What `--data` names; without it the data that the run was trained on, loaded again."""
+    if asked is not None:
+        return load_data(parse_value(asked, "--data"))
+    call = what_to_type(verb, run.config, folder)
+    return own_data(run, folder, f"say which with --data, or in Python type: {call}")

@@ -1,0 +1,207 @@
+"""Progress on standard error: a bar on a terminal, one line per epoch or run elsewhere."""
+
+import re
+import sys
+import time
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from shoal.core.text import seconds
+
+__all__ = ["Progress", "Ticker", "make_progress", "notice", "printable", "quiet"]
+
+quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+"""Set by `--quiet` and `--json`."""
+
+# C0 and C1 controls but tab and newline, marks that turn the direction of writing, line separators,
+# and halves of characters, which no terminal can be sent.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with its control characters spelled out; tabs and ends of lines stay.
+
+    Whatever is shown to a person goes through here: a name from a file must not steer a terminal.
+
+    >>> print(printable("run \\x1b[2J of \\u202eyesterday"))
+    run \\x1b[2J of \\u202eyesterday
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def notice(sentence: str) -> None:
+    """Say something that is not the result."""
+    if not quiet.get():
+        print(f"shoal: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+class Progress(Protocol):
+    """What a run tells while it runs."""
+
+    def step(self) -> None:
+        """One more step is done."""
+        ...
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """One more epoch is done."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """Something worth knowing."""
+        ...
+
+    def close(self) -> None:
+        """The run has ended."""
+        ...
+
+
+def make_progress(show: bool, label: str, steps: int, done: int) -> Progress:
+    """A bar where standard error is a terminal and rich is at hand, else lines, else silence."""
+    if not show:
+        return _Silent()
+    if sys.stderr.isatty():
+        try:
+            return _Bar(label, steps, done)
+        except Exception:
+            pass
+    return _Lines(label)
+
+
+class _Silent:
+    def step(self) -> None:
+        pass
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        pass
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Lines(_Silent):
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        seconds = f"{row['seconds']:.1f} s"
+        print(f"{self.label}: epoch {row['epoch']}: {_figures(row)}, {seconds}", file=sys.stderr)
+
+    def say(self, sentence: str) -> None:
+        print(f"{self.label}: {printable(sentence)}", file=sys.stderr)
+
+
+class _Bar(_Silent):
+    def __init__(self, label: str, steps: int, done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=Console(stderr=True),
+        )
+        self.task = self.bar.add_task(label, total=steps, completed=done, figures="")
+        self.bar.start()
+
+    def step(self) -> None:
+        self.bar.advance(self.task)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        self.bar.update(self.task, figures=_figures(row))
+
+    def say(self, sentence: str) -> None:
+        self.bar.console.print(printable(sentence), highlight=False, markup=False)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def _figures(row: dict[str, Any]) -> str:
+    loss = row["loss"]
+    form = ".4f" if loss is None or abs(loss) < 1e6 else ".3g"
+    text = "loss not finite" if loss is None else f"loss {loss:{form}}"
+    return f"{text}, push/drive {row['ratio']:.1e}" if row["push"] and row["ratio"] else text
+
+
+class Ticker:
+    """Counts runs, or whatever else is many, on standard error.
+
+    Args:
+        total: how many there are.
+        done: how many of them need no work.
+        show: say nothing at all when false.
+    """
+
+    def __init__(self, total: int, done: int = 0, show: bool = True) -> None:
+        self.total, self.done, self.show = total, done, show
+        self._started, self._before = time.monotonic(), done
+        self._bar: Any = _bar(total, done) if show and sys.stderr.isatty() else None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def note(self, words: str) -> None:
+        """What is being done, beside the bar; nothing where there is none."""
+        if self._bar is not None:
+            self._bar.update(0, description=printable(words))
+
+    def tick(self, line: str, count: int = 1) -> None:
+        """One more is done, or several at once."""
+        self.done += count
+        width = len(str(self.total))
+        text = printable(f"{self.done:{width}}/{self.total}  {line}")
+        if self._bar is not None:
+            self._bar.advance(0, count)
+            self._bar.console.print(text, highlight=False, markup=False)
+        elif self.show:
+            print(f"{text}{self._left()}", file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        """How long the others will take, if they are like those so far; the bar says it itself."""
+        waiting = self.total - self.done
+        if waiting == 0:
+            return ""
+        each = (time.monotonic() - self._started) / (self.done - self._before)
+        return f"; {seconds(waiting * each)} left"
+
+
+def _bar(total: int, done: int) -> Any:
+    """None where rich is not at hand, or does not work."""
+    try:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        words = TextColumn("{task.description}", markup=False)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
+        bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        bar.add_task("", total=total, completed=done)
+        return bar
+    except Exception:
+        return None

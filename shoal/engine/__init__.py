@@ -1,0 +1,1 @@
+"""How members run, never what they compute: runner, graphs, streams, fused layers, kernels."""

@@ -1,0 +1,65 @@
+"""Where the arithmetic of layers runs: kernels of Triton on a GPU, else operations of torch."""
+
+import functools
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from shoal.engine.derivatives import affine_formulas, formulas
+
+__all__ = ["arithmetic", "by_kernels", "is_mapped"]
+
+
+def arithmetic(x: Tensor, layer: str) -> ModuleType:
+    """Functions of a layer that suit its input: its formulas, or those that start its kernels.
+
+    Args:
+        x: the input.
+        layer: `batchnorm` or `affine`.
+    """
+    if by_kernels(x):
+        return _module(f"launch_{layer}_kernels")
+    return formulas if layer == "batchnorm" else affine_formulas
+
+
+def by_kernels(x: Tensor) -> bool:
+    """Whether Triton takes it: real data on a GPU, with the channels of an image last in memory.
+
+    The kernels go through memory row by row. Tensors that are mapped by `vmap` or merely traced
+    have no memory to go through, and images with channels first would have to be turned.
+    """
+    if not (x.is_cuda or _interpreted()) or x.dtype not in _TYPES or not _has_triton():
+        return False
+    if isinstance(x, FakeTensor) or is_mapped():
+        return False
+    if x.ndim == 4:
+        return x.is_contiguous(memory_format=torch.channels_last)
+    return x.ndim == 2 and x.is_contiguous()
+
+
+def is_mapped() -> bool:
+    """Whether this happens within `vmap` or another transform of `torch.func`."""
+    return getattr(torch._C, "_functorch").peek_interpreter_stack() is not None  # noqa: B009
+
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _interpreted() -> bool:
+    """Triton's interpreter runs kernels on the CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"shoal.engine.derivatives.{name}")

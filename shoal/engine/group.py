@@ -1,0 +1,259 @@
+"""Members of one architecture, their tensors stacked."""
+
+import copy
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.types import Tree
+from shoal.engine.layers import first_called, install_dropout, install_embeddings, install_linear
+from shoal.engine.member_runner import MemberInputs, MemberRunner, first_line, run_or_loop
+from shoal.engine.precision import lowered, lowered_inputs
+
+__all__ = ["Group"]
+
+Embedded = tuple[str, torch.Size]
+"""Probe of an embedding, and the shape of what it gives for a batch."""
+
+
+@dataclass
+class Group:
+    """Members of one architecture.
+
+    Attributes:
+        prototype: an ordinary module, whose copies `Ensemble.member` hands out.
+        skeleton: the module that runs with the members' tensors in place of its own.
+        weights: trainable tensors [m, ...].
+        buffers: everything else the members carry [m, ...]: running statistics, frozen weights.
+        keys: names of the dropout keys of the skeleton.
+        prefix: tells the weights of several groups apart.
+        compute: type the networks calculate in, when it is not that of the weights.
+    """
+
+    prototype: nn.Module
+    skeleton: nn.Module
+    weights: Tree
+    buffers: Tree
+    keys: list[str]
+    prefix: str = ""
+    compute: torch.dtype | None = None
+    _proven: dict[tuple, MemberRunner] = field(default_factory=dict, repr=False)
+    _embedded: dict[torch.Size, Embedded | None] = field(default_factory=dict, repr=False)
+    _seen: set[tuple[torch.Size, torch.dtype]] = field(default_factory=set, repr=False)
+    _whole: list[bool] = field(default_factory=list, repr=False)
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module]) -> "Group":
+        """Stack the tensors of equal architectures."""
+        parameters = [dict(module.named_parameters()) for module in modules]
+        buffers = [dict(module.named_buffers()) for module in modules]
+        trained = [name for name, p in parameters[0].items() if p.requires_grad]
+        frozen = [name for name in parameters[0] if name not in trained]
+        if not trained:
+            raise ConfigError("every parameter of the network is frozen: nothing can be trained")
+        weights = {name: _stack(parameters, name).requires_grad_() for name in trained}
+        rest = {name: _stack(parameters, name) for name in frozen}
+        rest |= {name: _stack(buffers, name) for name in buffers[0]}
+        prototype = modules[0]
+        computed = _computed(prototype)
+        skeleton = _copied(prototype)
+        _forget(skeleton, computed)
+        install_linear(skeleton)
+        install_embeddings(skeleton)
+        return cls(prototype, skeleton, weights, rest, install_dropout(skeleton))
+
+    @property
+    def members(self) -> int:
+        """How many."""
+        return len(next(iter(self.weights.values())))
+
+    @property
+    def head(self) -> list[str]:
+        """Names of the weights of the last layer."""
+        owner = list(self.weights)[-1].rpartition(".")[0]
+        return [name for name in self.weights if name.rpartition(".")[0] == owner]
+
+    @property
+    def must_loop(self) -> bool:
+        """`vmap` was tried on this network and could not batch it."""
+        tried = self._proven.items()
+        return any(case[0].kind == "vmap" and used.kind == "loop" for case, used in tried)
+
+    def run(
+        self,
+        shown: Sequence[MemberInputs],
+        mapping: MemberRunner,
+        keys: Tensor | None,
+        probe: Tree | None = None,
+    ) -> list[Tensor]:
+        """Outputs [m, B, C] for a batch, and for a part of it if that is shown as well.
+
+        The first run finds out whether the mapping works for this network.
+        """
+        shown = [MemberInputs(self.taken(x, own), own) for x, own in shown]
+        state = self.weights | self.buffers | (probe or {})
+        if self.compute is not None:
+            state = lowered(self.skeleton, state, self.compute)
+            shown = [MemberInputs(lowered_inputs(x, self.compute, own), own) for x, own in shown]
+        if keys is not None:
+            state = state | dict.fromkeys(self.keys, keys)
+        own = tuple(inputs.own for inputs in shown)
+        case = (mapping, self.skeleton.training, own, bool(probe), torch.is_grad_enabled())
+        try:
+            if case in self._proven:
+                outputs = self._proven[case].outputs(self.skeleton, state, *shown)
+            else:
+                known = MemberRunner("loop") if self.must_loop else mapping
+                outputs, used = run_or_loop(known, self.skeleton, state, *shown)
+                self._proven[case] = used
+        except Exception as error:
+            self._explain(error, shown[0])
+            raise
+        self._seen.add(_kind(shown[0]))
+        if self.compute is None:
+            return list(outputs)
+        return [each.to(next(iter(self.weights.values()))) for each in outputs]
+
+    def takes_whole(self, x: Tensor) -> bool:
+        """Whether the network takes whole numbers [B, ...] as they are, in an embedding say.
+
+        One member tries them, and real numbers where it fails. What neither works for is left to
+        the run that needs it, and to its sentence.
+        """
+        if not self._whole:
+            few = x[:2].to(next(iter(self.weights.values())).device)
+            if self._runs(few):
+                self._whole.append(True)
+            elif self._runs(self._real(few)):
+                self._whole.append(False)
+        return not self._whole or self._whole[0]
+
+    def _runs(self, x: Tensor) -> bool:
+        one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
+        training = self.skeleton.training
+        try:
+            with torch.no_grad():
+                functional_call(self.skeleton.eval(), one, (x,))
+            return True
+        except Exception:
+            return False
+        finally:
+            self.skeleton.train(training)
+
+    def _real(self, x: Tensor) -> Tensor:
+        return x.to(next(iter(self.weights.values())).dtype)
+
+    def taken(self, x: Tensor, own: bool = False) -> Tensor:
+        """Whole numbers as real ones where the network wants those."""
+        if x.is_floating_point() or self.takes_whole(x[0] if own else x):
+            return x
+        return self._real(x)
+
+    def _explain(self, error: BaseException, shown: MemberInputs) -> None:
+        """Raise a sentence, if what was shown is the reason that a network failed that has run."""
+        if isinstance(error, ShoalError):
+            error = error.__cause__ or error
+        if not self._seen or isinstance(error, ShoalError) or "memory" in str(error):
+            return
+        (shape, dtype), reason = _kind(shown), first_line(error)
+        known = sorted({tuple(seen) for seen, _ in self._seen})
+        if tuple(shape) not in known:
+            raise DataError(
+                f"the network does not take inputs of shape {tuple(shape)}; it has taken "
+                f"{known[0] if len(known) == 1 else known}: {reason}"
+            ) from error
+        if (shape, dtype) not in self._seen or isinstance(error, IndexError):
+            raise DataError(
+                f"the network does not take these inputs of type {_name(dtype)}: {reason}"
+            ) from error
+        alone = shown.x.shape[int(shown.own)] == 1
+        if alone and self.skeleton.training and isinstance(error, ValueError):
+            raise DataError(
+                f"a batch of a single point came, on which this network cannot train ({reason}); "
+                f"give the loader drop_last=True or another batch_size"
+            ) from error
+
+    def embedded(self, x: Tensor) -> Embedded | None:
+        """The embedding that tokens [B, ...] go through first; None when there is none."""
+        if x.shape not in self._embedded:
+            one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
+            self._embedded[x.shape] = first_called(self.skeleton, one, x)
+        return self._embedded[x.shape]
+
+    def slice_members(self, start: int, stop: int) -> "Group":
+        """Some of the members, on the same memory."""
+        weights = {n: t.detach()[start:stop].requires_grad_() for n, t in self.weights.items()}
+        buffers = {n: t[start:stop] for n, t in self.buffers.items()}
+        return replace(self, weights=weights, buffers=buffers)
+
+    def member(self, index: int) -> nn.Module:
+        """An ordinary module with the tensors of one member."""
+        module = copy.deepcopy(self.prototype)
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for name, stacked in (self.weights | self.buffers).items():
+                tensors[name].data = stacked[index].detach().clone()
+        return module.eval()
+
+
+def _stack(members: Sequence[dict], name: str) -> Tensor:
+    return torch.stack([tensors[name].detach() for tensors in members])
+
+
+def _kind(shown: MemberInputs) -> tuple[torch.Size, torch.dtype]:
+    """Shape and type of one input."""
+    return shown.x.shape[1 + shown.own :], shown.x.dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _computed(module: nn.Module) -> list[tuple[str, str]]:
+    """Layers and names of tensors that a hook computes from parameters before every call.
+
+    So do `torch.nn.utils.weight_norm` and pruning. What they have computed so far is cut off from
+    its parameters, since it could not be copied otherwise.
+    """
+    found = []
+    for owner, layer in module.named_modules():
+        hooks = layer._forward_pre_hooks.values()
+        known = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
+        for name, value in list(vars(layer).items()):
+            if not isinstance(value, Tensor):
+                continue
+            if name in known:
+                found.append((owner, name))
+                vars(layer)[name] = value.detach()
+            elif value.grad_fn is not None:
+                raise ConfigError(
+                    f"the network computed '{name}' from its weights when it was made, so that "
+                    f"training would not change it; compute it in forward"
+                )
+    return found
+
+
+def _forget(module: nn.Module, computed: list[tuple[str, str]]) -> None:
+    """Let no tensor of a `vmap` stay behind in the module, which could not be copied any more."""
+    for owner, name in computed:
+        layer = module.get_submodule(owner)
+        vars(layer).pop(name)
+        layer.register_forward_hook(functools.partial(_drop, name), always_call=True)
+
+
+def _drop(name: str, layer: nn.Module, *_: object) -> None:
+    vars(layer).pop(name, None)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise ConfigError(
+            f"the network cannot be copied by copy.deepcopy, as members need: {first_line(error)}"
+        ) from error

@@ -1,0 +1,173 @@
+"""Layers that members need to run together: dropout by keys, linear layers, embeddings."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from shoal.core.random import chance, hashed, key
+from shoal.core.types import Tree
+
+__all__ = [
+    "KeyedDropout",
+    "MemberLinear",
+    "dropout_keys",
+    "first_called",
+    "install_dropout",
+    "install_embeddings",
+    "install_linear",
+]
+
+
+class KeyedDropout(nn.Module):
+    """Stands in for `nn.Dropout` (and its 1d, 2d and 3d forms) inside an ensemble.
+
+    Attributes:
+        p: probability of dropping.
+        layer: index of this layer in the network.
+        channels: leading axes that a mask covers one number at a time (None: every element).
+    """
+
+    key: Tensor
+
+    def __init__(self, p: float, layer: int, channels: int | None) -> None:
+        super().__init__()
+        self.p, self.layer, self.channels = p, layer, channels
+        self.calls = 0
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x / (1 - p) where chance, hashed from the element, keeps it, else 0."""
+        if not self.training or self.p == 0:
+            return x
+        if self.p >= 1:
+            return x * 0
+        shape = x.shape if self.channels is None else x.shape[: self.channels]
+        place = hashed(self.key + (self.calls << 20) + self.layer)
+        self.calls += 1
+        keep = chance(place, shape, 1 - self.p)
+        return x * keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim)) / (1 - self.p)
+
+
+def install_dropout(module: nn.Module) -> list[str]:
+    """Replace the dropout layers of `module` in place; returns the names of their keys."""
+    keyed: dict[nn.Module, KeyedDropout] = {}
+    for name, layer in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(layer, _KINDS):
+            channels = None if type(layer) is nn.Dropout else 2
+            stand_in = keyed.setdefault(layer, KeyedDropout(layer.p, len(keyed), channels))
+            module.set_submodule(name, stand_in)
+    if keyed:
+        module.register_forward_pre_hook(_restart)
+    return [name for name, _ in module.named_buffers() if _is_key(module, name)]
+
+
+def dropout_keys(seed: int, step: int | Tensor, members: Tensor) -> Tensor:
+    """One 64-bit key a member [M] for the masks of one step."""
+    return hashed(key(seed, "dropout", step, members.device) + members)
+
+
+_KINDS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def _is_key(module: nn.Module, name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    return last == "key" and isinstance(module.get_submodule(owner), KeyedDropout)
+
+
+def _restart(module: nn.Module, _: tuple) -> None:
+    for layer in module.modules():
+        if isinstance(layer, KeyedDropout):
+            layer.calls = 0
+
+
+functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
+
+
+class MemberLinear(nn.Linear):
+    """Stands in for `nn.Linear` inside an ensemble; outside of `vmap` it is the same."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x W^T + b."""
+        if input.ndim != 2 or not functorch.is_batchedtensor(self.weight):
+            return F.linear(input, self.weight, self.bias)
+        level = functorch.maybe_current_level()
+        weight, at_weight = functorch._unwrap_batched(self.weight, level)
+        if at_weight is None:  # the members belong to a `vmap` further out
+            return F.linear(input, self.weight, self.bias)
+        x, at_x = functorch._unwrap_batched(input, level)
+        column = (
+            None if self.bias is None else _column(*functorch._unwrap_batched(self.bias, level))
+        )
+        weight = weight.movedim(at_weight, 0)
+        if at_x is None:
+            outputs = _shared_inputs(x, weight, column)
+        else:
+            outputs = _own_inputs(x.movedim(at_x, 0), weight, column)
+        return functorch._add_batch_dim(outputs.mT, 0, level)
+
+
+def install_linear(module: nn.Module) -> None:
+    """Let the linear layers of `module` know of members, in place."""
+    for layer in module.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = MemberLinear
+
+
+def _column(bias: Tensor, at: int | None) -> Tensor:
+    return bias[None, :, None] if at is None else bias.movedim(at, 0).unsqueeze(-1)
+
+
+def _shared_inputs(x: Tensor, weight: Tensor, column: Tensor | None) -> Tensor:
+    members, out, _ = weight.shape
+    flat = weight.reshape(members * out, -1)
+    wide = None if column is None else column.expand(members, out, 1).reshape(-1, 1)
+    # On a CPU the product takes a fifth longer when it has to turn the few inputs itself.
+    columns = x.mT.contiguous() if x.device.type == "cpu" else x.mT
+    outputs = flat @ columns if wide is None else torch.addmm(wide, flat, columns)
+    return outputs.reshape(members, out, len(x))
+
+
+def _own_inputs(x: Tensor, weight: Tensor, column: Tensor | None) -> Tensor:
+    return weight @ x.mT if column is None else torch.baddbmm(column, weight, x.mT)
+
+
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def install_embeddings(module: nn.Module) -> None:
+    """Let the embeddings of `module` take a probe, in place."""
+    for layer in module.modules():
+        if isinstance(layer, _EMBEDDINGS):
+            layer.register_buffer("probe", torch.zeros(()), persistent=False)
+            layer.register_forward_hook(_nudge)
+
+
+def first_called(module: nn.Module, tensors: Tree, x: Tensor) -> tuple[str, torch.Size] | None:
+    """Probe of the embedding that one member calls first on a batch, and the embedding's shape."""
+    found: list[tuple[str, torch.Size]] = []
+
+    def note(name: str) -> Any:
+        return lambda _, inputs, output: found.append((name, output.shape))
+
+    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _EMBEDDINGS)]
+    hooks = [layer.register_forward_hook(note(name)) for name, layer in layers]
+    training = module.training
+    try:
+        with torch.no_grad():
+            functional_call(module.eval(), tensors, (x,))
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    if not found or found[0][1][0] != len(x):
+        return None
+    name, shape = found[0]
+    return (f"{name}.probe" if name else "probe"), shape
+
+
+def _nudge(layer: nn.Module, _: tuple, output: Tensor) -> Tensor:
+    probe: Any = layer.probe
+    return output if probe.ndim == 0 else output + probe

@@ -1,0 +1,252 @@
+"""How members run: all at once, in chunks, or one after another, with the same result.
+
+On a GPU, members that run one after another have streams of their own. These belong to the stream
+from which the work branches off, so that two branches never wait for each other. On a CPU streams
+do nothing.
+"""
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
+from shoal.core.types import Tree
+from shoal.engine.derivatives import fast_second_order, forward_with_rows, fused_layers
+
+__all__ = [
+    "MemberInputs",
+    "MemberRunner",
+    "first_line",
+    "lanes",
+    "open_queues",
+    "parse_runner",
+    "run_or_loop",
+    "twice_differentiable",
+]
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def open_queues(device: torch.device | str | None) -> None:
+    """Before the first work on a GPU, ask its driver for 32 queues instead of 8.
+
+    Members run side by side on several streams, and those that share a queue wait for each other.
+    The driver reads the variable when it starts: afterwards, and where somebody has chosen a
+    number, nothing is changed.
+    """
+    on_gpu = device is not None and str(device).startswith("cuda")
+    if on_gpu and not torch.cuda.is_initialized():
+        os.environ.setdefault(QUEUES, "32")
+
+
+@contextmanager
+def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[list]:
+    """Side streams that start after what has been queued, and that everything later waits for.
+
+    Args:
+        count: how many.
+        device: where the work runs.
+        read: what was made here and is read on the side streams, now or in a backward pass.
+    """
+    if count == 1 or device.type != "cuda":
+        yield [None]
+        return
+    here = torch.cuda.current_stream(device)
+    sides = _sides(here, count)
+    for side in sides:
+        side.wait_stream(here)
+        # Backward passes read these after the host has let go of them: without a note of it,
+        # what is made here meanwhile would be given the same memory.
+        for tensor in read:
+            tensor.record_stream(side)
+    yield sides
+    for side in sides:
+        here.wait_stream(side)
+
+
+@functools.lru_cache(maxsize=16)
+def _sides(here: torch.cuda.Stream, count: int) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(here.device) for _ in range(count)]
+
+
+class MemberInputs(NamedTuple):
+    """Inputs of the members: [B, ...] for all, or [M, B, ...] with `own`, to each its own."""
+
+    x: Tensor
+    own: bool
+
+
+@dataclass(frozen=True)
+class MemberRunner:
+    """A way to run the members of a group.
+
+    Attributes:
+        kind: "vmap" runs them together by `torch.func.vmap`, "loop" one after another.
+        chunk: how many run together, forward and back, so that only their activations exist at a
+            time; None for all. A single forward pass by vmap is cut in the same way.
+        streams: on a GPU, how many members of a loop are under way at a time; where there are
+            several, layers of networks that are trained run fused.
+        compiled: the networks go through `torch.compile`.
+    """
+
+    kind: str = "vmap"
+    chunk: int | None = None
+    streams: int = 1
+    compiled: bool = False
+
+    def __call__(self, module: nn.Module, state: Tree, x: Tensor, own_inputs: bool) -> Tensor:
+        """Outputs [M, B, C] of `module` with each member's tensors.
+
+        Args:
+            module: the skeleton whose parameters and buffers are replaced.
+            state: weights and buffers of all members, [M, ...]; buffers are updated in place.
+            x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
+            own_inputs: every member has inputs of its own.
+        """
+        return self.outputs(module, state, MemberInputs(x, own_inputs))[0]
+
+    def outputs(self, module: nn.Module, state: Tree, *shown: MemberInputs) -> tuple[Tensor, ...]:
+        """Outputs [M, B, C] for a batch, and for a part of it that is shown with it (`with_part`).
+
+        They do not share memory, so that what comes back to one does not come back to the other.
+        """
+        one = functools.partial(_one, module)
+        own = tuple(inputs.own for inputs in shown)
+        if self.kind == "loop":
+            run = _compiled(module, self, own, one) if self.compiled else one
+            return self._loop(run, state, shown)
+        in_dims = (0, *(0 if mine else None for mine in own))
+        run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
+        run = _compiled(module, self, own, run) if self.compiled else run
+        return run(state, *(inputs.x for inputs in shown))
+
+    def _loop(self, one: "Run", state: Tree, shown: tuple[MemberInputs, ...]) -> tuple[Tensor, ...]:
+        members, device = len(next(iter(state.values()))), shown[0].x.device
+        split = {name: tensor.unbind(0) for name, tensor in state.items()}
+        inputs = [x.unbind(0) if own else [x] * members for x, own in shown]
+        outputs = []
+        read = [*(x for x, _ in shown), *state.values()]
+        with lanes(self.streams, device, read) as side, self._layers(device):
+            for i in range(members):
+                tensors = {name: parts[i] for name, parts in split.items()}
+                with torch.cuda.stream(side[i % len(side)]):
+                    outputs.append(one(tensors, *(each[i] for each in inputs)))
+        return tuple(torch.stack(each) for each in zip(*outputs, strict=True))
+
+    def _layers(self, device: torch.device) -> AbstractContextManager:
+        trained = torch.is_grad_enabled() and not self.compiled
+        fused = trained and device.type == "cuda" and self.streams > 1
+        return fused_layers() if fused else nullcontext()
+
+
+def parse_runner(engine: str) -> MemberRunner:
+    """The mapping named by "auto", "vmap", "loop" or "chunk:4".
+
+    >>> parse("chunk:4").chunk
+    4
+    """
+    if engine in ("auto", "vmap"):
+        return MemberRunner()
+    if engine == "loop":
+        return MemberRunner("loop")
+    kind, _, size = engine.partition(":")
+    if kind == "chunk" and size.isdecimal() and int(size) > 0:
+        return MemberRunner(chunk=int(size))
+    raise ConfigError(
+        f"engine is 'auto', 'vmap', 'loop' or 'chunk:SIZE' (as in 'chunk:4'), not '{engine}'"
+    )
+
+
+@contextmanager
+def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[MemberRunner]:
+    """How members are to run inside it, so that their input gradients can be differentiated.
+
+    Fused attention has no second derivative, a compiled network has none, and some layers have a
+    slow one.
+    """
+    fast = fast_second_order() if on_gpu else nullcontext()
+    with sdpa_kernel(SDPBackend.MATH), fast:
+        yield replace(mapping, compiled=False)
+
+
+def run_or_loop(
+    mapping: MemberRunner, module: nn.Module, state: Tree, *shown: MemberInputs
+) -> tuple[tuple[Tensor, ...], MemberRunner]:
+    """Outputs, and the mapping that made them: a loop where `vmap` cannot batch the module."""
+    before = {name: t.detach().clone() for name, t in state.items() if not t.requires_grad}
+    try:
+        return mapping.outputs(module, state, *shown), mapping
+    except (torch.OutOfMemoryError, ShoalError):
+        raise
+    except Exception as error:
+        with torch.no_grad():
+            for name, tensor in before.items():
+                state[name].copy_(tensor)
+        loop, (x, own) = MemberRunner("loop"), shown[0]
+        try:
+            outputs = loop.outputs(module, state, *shown)
+        except Exception as cause:
+            if isinstance(cause, ShoalError):
+                raise
+            raise DataError(
+                f"the network does not take inputs of shape {tuple(x.shape[1 + own :])}: "
+                f"{first_line(cause)}"
+            ) from cause
+        if mapping.kind != "loop":
+            warnings.warn(
+                f"members run one after another, since this network cannot be batched by vmap: "
+                f"{first_line(error)}",
+                ShoalWarning,
+                stacklevel=2,
+            )
+        return outputs, loop
+
+
+def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
+    """Outputs [B, C] of one member, and those of the part."""
+    if not part:
+        return (_checked(functional_call(module, tensors, (x,))),)
+    return tuple(map(_checked, forward_with_rows(module, tensors, x, *part)))
+
+
+def _checked(outputs: Tensor) -> Tensor:
+    if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2):
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise DataError(f"a network must return outputs [B, C] for a batch of B, not {shape}")
+    if not outputs.is_floating_point():
+        kind = str(outputs.dtype).removeprefix("torch.")
+        raise DataError(f"a network must return real numbers, not outputs of type {kind}")
+    return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+
+
+Run = Callable[..., tuple[Tensor, ...]]
+"""Outputs from tensors and inputs."""
+
+
+class _Kept(dict):
+    """What was compiled for a module; it lives and dies with the module, and copies have none."""
+
+    def __deepcopy__(self, memo: dict) -> "_Kept":
+        return _Kept()
+
+
+def _compiled(module: nn.Module, mapping: MemberRunner, own: tuple[bool, ...], run: Run) -> Run:
+    kept = module.__dict__.setdefault("_shoal_compiled", _Kept())
+    if (mapping, own) not in kept:
+        kept[mapping, own] = torch.compile(run, dynamic=False)
+    return kept[mapping, own]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, or its name."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

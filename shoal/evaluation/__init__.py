@@ -1,0 +1,1 @@
+"""Scores of a run on test, shifted and out-of-distribution data."""

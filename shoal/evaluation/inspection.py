@@ -1,0 +1,184 @@
+"""What members look at: class-activation maps and input gradients, small enough for the page."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import DataError
+from shoal.data.dataset import Split
+from shoal.engine.member_runner import MemberRunner
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.network_pass import PassContext, looked_at
+from shoal.interaction.spaces import InputGradients, Normalised
+
+__all__ = [
+    "AttentionMaps",
+    "attention_maps",
+    "attention_samples",
+    "gradient_samples",
+    "gradient_similarity",
+    "overlap",
+]
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMaps:
+    """Maps of all members at several depths.
+
+    Attributes:
+        maps: by size of the map in the order of depth, [M, B, height, width], each at most 1.
+    """
+
+    maps: dict[Size, Tensor]
+
+    @property
+    def diversity(self) -> dict[Size, float]:
+        """One minus the mean cosine between the maps of two members, at each depth."""
+        return {size: 1 - _others(overlap(maps)) for size, maps in self.maps.items()}
+
+
+def attention_maps(ensemble: Ensemble, x: Tensor, y: Tensor) -> AttentionMaps:
+    """Maps of every member for images x [B, C, H, W] and the classes y [B] they are asked about.
+
+    A depth is the last layer at one size of the image; where members are of several architectures,
+    those sizes count that all of them have.
+    """
+    if x.ndim != 4:
+        raise DataError(f"class-activation maps need images [B, C, H, W], not {tuple(x.shape)}")
+    x = x.to(ensemble.device, ensemble.dtype)
+    y = y.to(ensemble.device)
+    found = [_maps(ensemble.member(i).eval(), x, y) for i in range(ensemble.members)]
+    common = [size for size in found[0] if all(size in maps for maps in found)]
+    if not common:
+        raise DataError("the networks have no layer whose outputs are still images")
+    return AttentionMaps({size: torch.stack([maps[size] for maps in found]) for size in common})
+
+
+def overlap(maps: Tensor) -> Tensor:
+    """Mean over images of the cosine between the maps of each pair of members [M, M].
+
+    An empty map points nowhere: images for which one of the two is empty do not count.
+    """
+    flat = maps.flatten(2).double()
+    norms = flat.norm(dim=-1)
+    products = torch.einsum("ibd,jbd->ijb", flat, flat)
+    lengths = torch.einsum("ib,jb->ijb", norms, norms)
+    known = lengths > 0
+    cosines = torch.where(known, products / torch.where(known, lengths, 1.0), 0.0)
+    return cosines.sum(-1) / known.sum(-1).clamp(min=1)
+
+
+def _others(matrix: Tensor) -> float:
+    M = len(matrix)
+    return float((matrix.sum() - matrix.diagonal().sum()) / max(M * (M - 1), 1))
+
+
+def _maps(module: nn.Module, x: Tensor, y: Tensor) -> dict[Size, Tensor]:
+    last: dict[Size, Tensor] = {}
+
+    def note(_: nn.Module, inputs: tuple, output: object) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4 and output.shape[2:].numel() > 1:
+            last[output.shape[2], output.shape[3]] = output
+
+    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
+    with torch.enable_grad():
+        outputs = module(x)
+    for hook in hooks:
+        hook.remove()
+    if not last:
+        return {}
+    score = outputs.gather(-1, y[:, None]).sum()
+    gradients = torch.autograd.grad(score, list(last.values()), allow_unused=True)
+    pairs = zip(last.items(), gradients, strict=True)
+    return {size: _map(A, g) for (size, A), g in pairs if g is not None}
+
+
+def _map(activations: Tensor, gradient: Tensor) -> Tensor:
+    weights = gradient.mean((2, 3), keepdim=True)
+    raw = (weights * activations).sum(1).clamp(min=0).detach()
+    top = raw.amax((1, 2), keepdim=True)
+    return raw / torch.where(top > 0, top, 1.0)
+
+
+_CHUNK = 32
+
+
+def gradient_similarity(
+    ensemble: Ensemble, x: Tensor, y: Tensor, likelihood: Likelihood, target: str = "logit"
+) -> Tensor:
+    """Mean cosine between the input gradients of each pair of members [M, M].
+
+    1 for members that use the same features everywhere, 0 for gradients at right angles.
+
+    Args:
+        ensemble: the members, looked at in evaluation mode.
+        x: inputs [B, ...].
+        y: their targets, which say whose output is differentiated.
+        likelihood: what the outputs mean.
+        target: see `InputGradients`.
+    """
+    space = Normalised(InputGradients(target), eps=1e-15)
+    real = ensemble.dtype if x.is_floating_point() else None
+    x, y = x.to(ensemble.device, real), y.to(ensemble.device)
+    training = ensemble.training
+    ensemble.train(False)
+    total: Tensor | float = 0.0
+    context = PassContext(mapping=MemberRunner("loop"))
+    for batch in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
+        look = looked_at(ensemble, batch, likelihood, space, context, live=False)
+        assert look.gradients is not None, "they were asked for"
+        (unit,) = space({"gradients": look.gradients.detach()})
+        total = total + torch.einsum("ibd,jbd->ij", unit.double(), unit.double())
+    ensemble.train(training)
+    return torch.as_tensor(total) / len(x)
+
+
+COMPARED = 64
+"""Test inputs on which input gradients are compared."""
+
+SHOWN = 3
+"""Images whose class-activation maps are kept."""
+
+
+def gradient_samples(run: Any, split: Split) -> dict[str, Tensor]:
+    """Similarity of the members' input gradients, where inputs have gradients."""
+    if split.y is None or run.ensemble.members < 2:
+        return {}
+    x, y = split.x[:COMPARED], split.y[:COMPARED]
+    try:
+        matrix = gradient_similarity(run.ensemble, x, y, run.likelihood)
+    except DataError:
+        return {}
+    return {"test/gradient_similarity": matrix.float().cpu()}
+
+
+def attention_samples(run: Any, split: Split) -> dict[str, Tensor]:
+    """Class-activation maps of a few images at every depth, and their diversity over more."""
+    y = split.y
+    if y is None or y.is_floating_point() or split.x.ndim != 4 or run.ensemble.members < 2:
+        return {}
+    if split.x.shape[1] not in (1, 3):
+        return {}
+    try:
+        found = attention_maps(run.ensemble, split.x[:COMPARED], y[:COMPARED])
+    except DataError:
+        return {}
+    kept = {
+        f"attention/{height}x{width}": (255 * maps[:, :SHOWN]).round().to(torch.uint8).cpu()
+        for (height, width), maps in found.maps.items()
+    }
+    images = split.x[:SHOWN].float()
+    low, high = (float(end) for end in split.x.aminmax())
+    pixels = (images - low) / max(high - low, 1e-12)
+    diversity = torch.tensor(list(found.diversity.values())).float()
+    return {
+        **kept,
+        "attention/images": (255 * pixels).round().to(torch.uint8).cpu(),
+        "attention/diversity": diversity,
+        "attention/sides": torch.tensor(list(found.maps)),
+    }

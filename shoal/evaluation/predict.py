@@ -1,0 +1,62 @@
+"""`shoal.predict`: what the members of a run say about new inputs."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.core.errors import ConfigError
+from shoal.data.dataset import Dataset
+from shoal.evaluation.given_data import Inputs, Labelled
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.prediction import predict as prediction
+from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.training.run import Run, load
+
+__all__ = ["predict"]
+
+
+def predict(
+    source: Run | Ensemble | str | os.PathLike[str],
+    x: Inputs,
+    *,
+    batch_size: int = 1024,
+    device: str | torch.device | None = None,
+    likelihood: Likelihood | None = None,
+    weights: str | ArrayLike = "uniform",
+    data: Dataset | Labelled | None = None,
+) -> Predictive:
+    """What the members say about new inputs, without gradients and in batches.
+
+    Args:
+        source: a run, an ensemble, or the folder of a run.
+        x: an array or tensor [B, ...], a pair (x, y), a torch `Dataset` of points x or (x, y), or
+            a loader or other iterable of batches x or (x, y).
+        batch_size: how many inputs go through the members at once.
+        device: where to compute; None stays where the members are.
+        likelihood: what the outputs of an ensemble mean; a run knows.
+        weights: "uniform"; "posterior", by the likelihood of the training data; "stacking", the
+            best on held-out data; or one number for each member.
+        data: what the weights follow from, where the run's own data cannot be loaded again: its
+            `Dataset`, or the pair (x, y) it was trained on.
+    """
+    options = {"batch_size": batch_size, "device": device, "likelihood": likelihood}
+    if isinstance(weights, str) and weights != "uniform":
+        source = load(Path(source)) if isinstance(source, str | os.PathLike) else source
+        chosen = _named_weights(source, weights, data)
+    else:
+        chosen = None if isinstance(weights, str) else weights
+    return prediction(source, x, load=load, weights=chosen, **options)
+
+
+def _named_weights(source: Run | Ensemble, name: str, data: Any) -> Any:
+    from shoal.analysis.evidence.store import member_weights
+
+    if not hasattr(source, "likelihood"):
+        raise ConfigError(
+            f"'{name}' weights need a run, which knows its likelihood and its data; "
+            f"for an ensemble give one number for each member"
+        )
+    return member_weights(source, name, data)

@@ -1,0 +1,1 @@
+"""Config files, grids of runs, jobs and benchmarks."""

@@ -1,0 +1,114 @@
+"""Whether engines agree: a few steps of each, beside the same steps in float64, one after another.
+
+The deviation is the largest difference of an entry of any tensor of the ensemble (weights, running
+statistics) from the reference, relative to the largest entry of that tensor. The networks are
+smooth: at a kink, or between two equal maxima, rounding would decide where a gradient goes.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.core.errors import ShoalWarning
+from shoal.core.types import Tree
+from shoal.engine.precision import calculating_in
+from shoal.experiment.bench.battery import reason
+from shoal.experiment.bench.contestants import Case, Network, trainer
+from shoal.models.mlp import MLP
+
+__all__ = ["COMPARED", "STEPS", "agreement", "deviation"]
+
+STEPS = 10
+_MEMBERS, _BATCH, _RATE = 4, 32, 0.1
+# At strength 1 the push is nothing beside the drive, and its errors would not be seen.
+_STRENGTH = 100.0
+
+
+@dataclass(frozen=True)
+class SmoothCNN:
+    """Two convolutions with batch normalisation."""
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A freshly initialised network from square images, of a side 4 divides, to outputs."""
+        layers: list[nn.Module] = []
+        for before, after in ((input_shape[0], 8), (8, 16)):
+            layers += [nn.Conv2d(before, after, 3, 2, padding=1), nn.BatchNorm2d(after), nn.SiLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(input_shape[1] ** 2, outputs))
+
+
+COMPARED = (
+    Network("mlp", MLP((100, 100, 100), activation="silu"), (784,)),
+    Network("cnn with batch norm", SmoothCNN(), (1, 16, 16)),
+)
+"""The networks on which engines are compared."""
+
+
+def agreement(
+    methods: Sequence[str],
+    engines: Sequence[str],
+    device: torch.device,
+    precisions: Sequence[str] = ("float32", "bfloat16"),
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """One row for each network, method, precision and engine, with its deviation or an error."""
+    rows, cpu, points = [], torch.device("cpu"), STEPS * _BATCH
+    for network in COMPARED:
+        exact = Case(network, _MEMBERS, _BATCH, "float64", "sgd", cpu, points, _RATE)
+        for method in methods:
+            wanted, _ = _attempt(exact, method, "loop+eager")
+            for precision in precisions:
+                case = replace(exact, precision=precision, device=device)
+                rows += [_row(case, method, engine, wanted) for engine in engines]
+            say(f"{network.name}, {method}: compared")
+    return rows
+
+
+def deviation(found: Tree, wanted: Tree) -> float:
+    """The largest relative difference of any tensor.
+
+    >>> deviation({"w": torch.tensor([1.0, 5.0])}, {"w": torch.tensor([1.0, 4.0])})
+    0.25
+    """
+    worst = 0.0
+    for name, tensor in wanted.items():
+        if tensor.is_floating_point():
+            difference = (found[name].double().cpu() - tensor.double()).abs().max()
+            worst = max(worst, float(difference / tensor.double().abs().max().clamp(min=1e-300)))
+    return worst
+
+
+def _row(case: Case, method: str, engine: str, wanted: Tree | Exception) -> dict[str, Any]:
+    row = {
+        "model": case.network.name,
+        "method": method,
+        "engine": engine,
+        "precision": case.precision,
+        "device": str(case.device),
+    }
+    if isinstance(wanted, Exception):
+        return row | {"error": reason(wanted)}
+    found, notes = _attempt(case, method, engine)
+    if isinstance(found, Exception):
+        return row | {"error": reason(found)}
+    return row | {"deviation": deviation(found, wanted), "note": "; ".join(notes) or None}
+
+
+def _attempt(case: Case, method: str, engine: str) -> tuple[Tree | Exception, list[str]]:
+    """The ensemble's tensors after the steps, or why there are none; and what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            ensemble = case.make()
+            with calculating_in(case.precision, ensemble):
+                steps = trainer(case, ensemble, method, engine, STEPS, strength=_STRENGTH)
+                for _ in steps.run():
+                    pass
+            found: Tree | Exception = {n: t.detach() for n, t in ensemble.state.items()}
+        except Exception as error:
+            found = error
+    notes = (str(w.message) for w in caught if issubclass(w.category, ShoalWarning))
+    return found, list(dict.fromkeys(notes))

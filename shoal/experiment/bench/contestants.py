@@ -1,0 +1,303 @@
+"""What is timed: training by Shoal, a plain loop over modules, and bare matrix products."""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shoal.core.errors import ConfigError
+from shoal.core.random import generator
+from shoal.core.registry import nearest
+from shoal.data.sources import ArrayBatches
+from shoal.experiment.variants import parse_method
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.priors import WeightPrior
+from shoal.interaction.methods import Method
+from shoal.models.blueprint import Architecture, Blueprint
+from shoal.models.cnn import SmallCNN
+from shoal.models.mlp import MLP
+from shoal.models.resnet import ResNet18
+from shoal.training.fit import destination
+from shoal.training.options import Options
+from shoal.training.prepare import prepared
+from shoal.training.settings import Settings
+from shoal.training.trainer import Trainer
+
+__all__ = [
+    "CLASSES",
+    "NETWORKS",
+    "BareProducts",
+    "Case",
+    "EnsembleSteps",
+    "ModuleLoop",
+    "Network",
+    "forever",
+    "network",
+    "perceptron",
+    "random_data",
+    "trainer",
+]
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with the sizes at which it is usually measured.
+
+    Attributes:
+        name: what to type.
+        architecture: what to build.
+        input_shape: of one input.
+        members: M.
+        batches: in an epoch; every batch is full.
+        precision: what it is usually trained in.
+        layers: widths from input to output, when it is nothing but matrix products.
+    """
+
+    name: str
+    architecture: Architecture
+    input_shape: tuple[int, ...]
+    members: int = 20
+    batches: int = 100
+    precision: str = "float32"
+    layers: tuple[int, ...] | None = None
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """Builds one member."""
+        return Blueprint(self.architecture, self.input_shape, CLASSES)
+
+
+def perceptron(width: int = 100) -> Network:
+    """The perceptron 784-100-100-100-10 of published studies, or one of another width."""
+    hidden = (width, width, width)
+    return Network("mlp", MLP(hidden), (784,), batches=468, layers=(784, *hidden, CLASSES))
+
+
+NETWORKS = {
+    "mlp": perceptron(),
+    "small-cnn": Network("small-cnn", SmallCNN(), (1, 28, 28)),
+    "resnet18": Network("resnet18", ResNet18(), (3, 32, 32), 10, 20, precision="bfloat16"),
+    "resnet18-bare": Network(
+        "resnet18-bare", ResNet18(norm=None), (3, 32, 32), 10, 20, precision="bfloat16"
+    ),
+}
+"""What `shoal bench` can measure; a bare network has no normalisation."""
+
+
+def network(name: str) -> Network:
+    """The network called `name`."""
+    if name not in NETWORKS:
+        raise ConfigError(f"there is no model {name!r} to measure; {nearest(name, NETWORKS)}")
+    return NETWORKS[name]
+
+
+@functools.lru_cache(maxsize=1)
+def random_data(
+    input_shape: tuple[int, ...], points: int, device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Normal inputs and uniform labels: what is timed does not depend on what they mean."""
+    random = generator(0, "bench")
+    x = torch.randn(points, *input_shape, generator=random)
+    y = torch.randint(0, CLASSES, (points,), generator=random)
+    return x.to(device, dtype), y.to(device)
+
+
+_STEPS = 4_500
+"""Of one run; shorter than those that are compiled without being asked."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to train.
+
+    Attributes:
+        network: with its sizes.
+        members: M.
+        batch_size: B.
+        precision: "float32", "tf32", "bfloat16" or "float64".
+        optimizer: by torch's name.
+        device: where.
+        points: data points N.
+        lr: learning rate.
+    """
+
+    network: Network
+    members: int
+    batch_size: int
+    precision: str
+    optimizer: str
+    device: torch.device
+    points: int
+    lr: float = 1e-3
+
+    @property
+    def weights(self) -> int:
+        """Of one member."""
+        with torch.device("meta"):
+            member = self.network.blueprint()
+        return sum(parameter.numel() for parameter in member.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and inputs."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    def make(self) -> Ensemble:
+        """Members on the device, in the type of their weights; the same at every call."""
+        ensemble = Ensemble.init(self.network.blueprint, self.members, seed=0)
+        return ensemble.to(*destination(ensemble, self.device, self.precision))
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Inputs and labels on the device."""
+        return random_data(self.network.input_shape, self.points, str(self.device), self.dtype)
+
+    def source(self) -> ArrayBatches:
+        """The data in batches."""
+        return ArrayBatches(*self.data(), self.batch_size)
+
+
+def trainer(
+    case: Case,
+    ensemble: Ensemble,
+    method: str | Method,
+    engine: str,
+    steps: int = _STEPS,
+    legacy: bool = False,
+    strength: float | None = None,
+    prior: str | WeightPrior = "gaussian",
+) -> Trainer:
+    """A trainer of the case's data; the usual prior on the weights is standard normal."""
+    chosen = parse_method(method, legacy) if isinstance(method, str) else method
+    given = {"method": chosen, "legacy": legacy, "strength": strength, "prior": prior}
+    case_own = {"optimizer": case.optimizer, "lr": case.lr, "batch_size": case.batch_size}
+    how = {"steps": steps, "precision": case.precision, "engine": engine}
+    options = Options.of({"likelihood": "categorical", **given, **case_own, **how})
+    settings = Settings.resolve(options)
+    ensemble.train()
+    source = case.source()
+    repulsion, _ = prepared(settings.method, source, None, ensemble.dtype)
+    return Trainer(ensemble, settings, source, repulsion)
+
+
+class EnsembleSteps:
+    """Steps as `shoal.fit` takes them."""
+
+    def __init__(
+        self, case: Case, ensemble: Ensemble, method: str, engine: str, legacy: bool = False
+    ) -> None:
+        self.trainer = trainer(case, ensemble, method, engine, legacy=legacy)
+        torch.set_num_threads(self.trainer.try_out())
+        self._steps = self._forever()
+
+    def __call__(self, steps: int) -> None:
+        """Take some more."""
+        for _ in range(steps):
+            next(self._steps)
+
+    def _forever(self) -> Iterator[None]:
+        while True:
+            self.trainer.step = 0
+            yield from self.trainer.run()
+
+
+class ModuleLoop:
+    """Ordinary modules, one after another: autograd and an optimiser of torch for each of them.
+
+    The same members, batches, loss and prior as a plain ensemble; the prior is weight decay.
+
+    Attributes:
+        modules: the members.
+        optimizers: one for each.
+        batches: for ever, in the order in which an ensemble sees them.
+    """
+
+    def __init__(self, case: Case, ensemble: Ensemble) -> None:
+        self.case, members = case, range(ensemble.members)
+        self.modules = [ensemble.member(i).to(case.device).train() for i in members]
+        self.optimizers = [_optimizer(case, module) for module in self.modules]
+        self.batches = forever(case.source())
+
+    def __call__(self, steps: int) -> None:
+        """Take some more."""
+        for _ in range(steps):
+            x, y = next(self.batches)
+            for module, optimizer in zip(self.modules, self.optimizers, strict=True):
+                optimizer.zero_grad()
+                self.loss(module, x, y).backward()
+                optimizer.step()
+
+    def loss(self, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Cross entropy of one member."""
+        low = self.case.precision == "bfloat16"
+        kind = self.case.device.type
+        with torch.autocast(kind, torch.bfloat16) if low else nullcontext():
+            outputs = module(x)
+        return F.cross_entropy(outputs.float() if low else outputs, y)
+
+
+def forever(source: ArrayBatches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of one epoch after another, in the order in which an ensemble sees them."""
+    for epoch in count():
+        yield from source.batches(epoch)
+
+
+def _optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:
+    kinds = {name.lower(): kind for name, kind in vars(torch.optim).items()}
+    kind: Any = kinds[case.optimizer.lower()]
+    known = inspect.signature(kind).parameters
+    decay = {"weight_decay": 1 / case.points} if "weight_decay" in known else {}
+    return kind(module.parameters(), lr=case.lr, **decay)
+
+
+class BareProducts:
+    """The matrix products of a step of a perceptron, forward and back, and nothing else.
+
+    Where members share their inputs one product serves all of them; the others are `torch.bmm`.
+    """
+
+    def __init__(self, case: Case) -> None:
+        layers = case.network.layers or (CLASSES, CLASSES)
+        dtype = _product_type(case.precision)
+        M, B, where = case.members, case.batch_size, {"device": case.device, "dtype": dtype}
+        self.inputs = torch.randn(B, layers[0], **where)
+        self.first = torch.randn(M * layers[1], layers[0], **where)
+        self.weights = [torch.randn(M, o, i, **where) for i, o in pairwise(layers[1:])]
+        self.values = [torch.randn(M, width, B, **where) for width in layers[1:]]
+        self._graph = self._captured() if case.device.type == "cuda" else None
+
+    def __call__(self, steps: int) -> None:
+        """Do them some more times."""
+        for _ in range(steps):
+            self._products() if self._graph is None else self._graph.replay()
+
+    def _products(self) -> None:
+        first = self.values[0].view(-1, len(self.inputs))
+        torch.mm(self.first, self.inputs.mT)
+        for weight, below in zip(self.weights, self.values, strict=False):
+            torch.bmm(weight, below)
+        for weight, below, above in zip(self.weights, self.values, self.values[1:], strict=False):
+            torch.bmm(above, below.mT)
+            torch.bmm(weight.mT, above)
+        torch.mm(first, self.inputs)
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        self._products()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._products()
+        return graph
+
+
+def _product_type(precision: str) -> torch.dtype:
+    kinds = {"bfloat16": torch.bfloat16, "float64": torch.float64}
+    return kinds.get(precision, torch.float32)

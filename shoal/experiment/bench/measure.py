@@ -1,0 +1,233 @@
+"""Time, memory and machine: what a benchmark measures, and what it was measured on."""
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.experiment.bench.contestants import ModuleLoop
+
+__all__ = [
+    "Peak",
+    "Timing",
+    "Work",
+    "floor",
+    "interleave",
+    "load",
+    "machine",
+    "seconds_of",
+    "versions",
+]
+
+Work = Callable[[int], None]
+"""Takes a number of training steps without waiting for the device."""
+
+BLOCK = 0.1
+"""Seconds between two looks at the clock; the device is waited for there and nowhere else."""
+
+_ROUNDS = 3, 60
+
+_STEPS = 400
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a step, one number for each round.
+
+    >>> Timing([3.0, 1.0, 2.0, 10.0], steps=5).median
+    2.5
+
+    Attributes:
+        rounds: in the order in which they were taken.
+        steps: in each round.
+    """
+
+    rounds: list[float]
+    steps: int
+
+    @property
+    def median(self) -> float:
+        """Of the rounds."""
+        return statistics.median(self.rounds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Between them lies half of the rounds."""
+        if len(self.rounds) < 2:
+            return self.median, self.median
+        low, _, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
+        return low, high
+
+    @property
+    def spread(self) -> float:
+        """Half the distance of the quartiles, as a share of the median."""
+        low, high = self.quartiles
+        return (high - low) / 2 / self.median
+
+    def over(self, other: "Timing") -> float:
+        """How many times longer than another: the median of ratios within one round."""
+        pairs = zip(self.rounds, other.rounds, strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
+
+
+def seconds_of(work: Work, steps: int, device: torch.device) -> float:
+    """Wall time of a block of steps, with everything before it done."""
+    _wait(device)
+    start = time.perf_counter()
+    work(steps)
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def interleave(
+    works: Sequence[Work], device: torch.device, seconds: float, block: float = BLOCK
+) -> list[Timing]:
+    """Time each piece of work for about `seconds`, one block of each in every round.
+
+    Args:
+        works: already warm.
+        device: where they run.
+        seconds: for each of them, on average.
+        block: wanted length of a block; long steps make it longer.
+    """
+    steps = [_block_steps(work, device, min(block, seconds)) for work in works]
+    first = [seconds_of(work, n, device) for work, n in zip(works, steps, strict=True)]
+    least, most = _ROUNDS
+    count = min(max(int(seconds * len(works) / sum(first)), least), most)
+    rounds = [
+        [1e3 * seconds_of(work, n, device) / n for work, n in zip(works, steps, strict=True)]
+        for _ in range(count)
+    ]
+    return [
+        Timing(list(times), n) for times, n in zip(zip(*rounds, strict=True), steps, strict=True)
+    ]
+
+
+def _block_steps(work: Work, device: torch.device, block: float) -> int:
+    """Steps that fill a block, found by doubling."""
+    steps = 1
+    while True:
+        spent = seconds_of(work, steps, device)
+        if spent >= block / 2 or steps >= _STEPS:
+            return min(max(round(steps * block / spent), 1), _STEPS)
+        steps *= 2
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+_MIB = 2**20
+
+
+class Peak:
+    """The most memory held above what was held before, in MiB; None where nobody counts it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device)
+
+    def forget(self) -> None:
+        """What was held for a moment until now does not count."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def mib(self) -> float | None:
+        """So far."""
+        if self.device.type != "cuda":
+            return None
+        torch.cuda.synchronize(self.device)
+        return (torch.cuda.max_memory_allocated(self.device) - self.before) / _MIB
+
+
+def floor(loop: ModuleLoop) -> float | None:
+    """Activations of one member, and weights, gradients and optimiser states of all, in MiB.
+
+    Args:
+        loop: members that have been trained a few steps.
+    """
+    device = loop.case.device
+    if device.type != "cuda":
+        return None
+    x, y = next(loop.batches)
+    before = torch.cuda.memory_allocated(device)
+    loss = loop.loss(loop.modules[0], x, y)
+    activations = torch.cuda.memory_allocated(device) - before
+    del loss
+    states = [state for optimizer in loop.optimizers for state in optimizer.state.values()]
+    kept = _bytes(value for state in states for value in state.values())
+    weights = _bytes(p for module in loop.modules for p in module.parameters())
+    return (activations + 2 * weights + kept) / _MIB
+
+
+def _bytes(values: Iterable[object]) -> int:
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, cores, threads and GPU, with how many queues lead to it."""
+    found: dict[str, Any] = {
+        "system": platform.platform(terse=True),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "load": load(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {"gpu": properties.name, "gpu_memory_gib": properties.total_memory / 2**30}
+        found["gpu_connections"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    return found
+
+
+def load() -> list[float] | None:
+    """Processes that wanted a core in the last 1, 5 and 15 minutes; None where nobody counts."""
+    with suppress(OSError, AttributeError):
+        return [round(average, 2) for average in os.getloadavg()]
+    return None
+
+
+def versions() -> dict[str, str | None]:
+    """Of everything that has a say in the speed."""
+    return {
+        "shoal": _installed("shoal"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": _installed("numpy"),
+        "safetensors": _installed("safetensors"),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

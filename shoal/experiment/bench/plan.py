@@ -1,0 +1,125 @@
+"""What to measure: from what was typed, and what a machine of this kind is usually asked."""
+
+from argparse import Namespace
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from shoal.core.devices import usable_device
+from shoal.core.errors import ConfigError
+from shoal.core.registry import nearest
+from shoal.experiment.bench.battery import Contestant, contestants
+from shoal.experiment.bench.contestants import NETWORKS, Case, Network, network
+from shoal.training.fit import PRECISIONS
+
+__all__ = ["BenchPlan", "find_device"]
+
+_MODELS = {"cpu": "mlp,small-cnn", "cuda": "mlp,small-cnn,resnet18"}
+_ENGINES = {"cpu": "auto,vmap,loop", "cuda": "auto,auto+compile,vmap+eager,loop"}
+_SECONDS = {"cpu": 5.0, "cuda": 2.0}
+_QUICK_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """Everything that decides what is measured.
+
+    Attributes:
+        device: where.
+        models: by name.
+        methods: by name.
+        engines: by name.
+        precisions: each network is measured in each of them; none takes the network's own.
+        members: M; None takes the network's own.
+        batch_size: B.
+        optimizer: by torch's name.
+        seconds: of measuring, for every line of the table.
+        quick: less data, to see that everything works.
+    """
+
+    device: str
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    engines: tuple[str, ...]
+    precisions: tuple[str, ...] = ()
+    members: int | None = None
+    batch_size: int = 128
+    optimizer: str = "sgd"
+    seconds: float = 5.0
+    quick: bool = False
+
+    @classmethod
+    def of(cls, options: Namespace) -> "BenchPlan":
+        """What the options of the command line ask for."""
+        device = find_device(options.device)
+        kind = "cuda" if device.type == "cuda" else "cpu"
+        models = options.models or _MODELS[kind]
+        for name in ("members", "batch_size", "seconds"):
+            value = getattr(options, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be positive, not {value}")
+        for precision in _names(options.precision or ""):
+            if precision not in PRECISIONS:
+                raise ConfigError(
+                    f"there is no precision '{precision}'; {nearest(precision, PRECISIONS)}"
+                )
+        return cls(
+            str(device),
+            () if models == "none" else _names(models),
+            _names(options.methods or "ensemble,kde,f-kde"),
+            _names(options.engines or _ENGINES[kind]),
+            _names(options.precision or ""),
+            options.members,
+            options.batch_size,
+            options.optimizer,
+            options.seconds or (0.2 if options.quick else _SECONDS[kind]),
+            options.quick,
+        )
+
+    def batteries(self) -> list[list[Contestant]]:
+        """What is timed in turns: all that is asked of a network in one precision.
+
+        On a GPU convolutional networks take turns one engine at a time: all of them, each with the
+        activations of every member, would not fit.
+        """
+        found = []
+        for model in map(network, self.models):
+            apart = self.device != "cpu" and model.layers is None
+            engines = [(engine,) for engine in self.engines] if apart else [self.engines]
+            for precision in self.precisions or (model.precision,):
+                case = self.case(model, precision)
+                found += [contestants(case, self.methods, some) for some in engines]
+        return found
+
+    def case(self, found: Network, precision: str, points: int | None = None) -> Case:
+        """One network in one precision."""
+        batches = _QUICK_BATCHES if self.quick else found.batches
+        return Case(
+            network=found,
+            members=self.members or found.members,
+            batch_size=self.batch_size,
+            precision=precision,
+            optimizer=self.optimizer,
+            device=torch.device(self.device),
+            points=points or batches * self.batch_size,
+        )
+
+    def whole_training(self) -> list[Case]:
+        """60,000 points for the perceptron, in every precision asked for."""
+        points = 10 * self.batch_size if self.quick else 60_000
+        found = NETWORKS["mlp"]
+        return [self.case(found, p, points) for p in self.precisions or (found.precision,)]
+
+    def settings(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device called `name`; by default a GPU where there is one."""
+    return usable_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))

@@ -1,0 +1,195 @@
+"""The methods of a grid, each at its own strength and settings or at others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.core.errors import ConfigError
+from shoal.core.registry import nearest
+from shoal.interaction import methods
+from shoal.interaction.methods import METHODS, Method, changed, known
+
+__all__ = [
+    "PUBLISHED",
+    "Setting",
+    "Variant",
+    "parse_method",
+    "parse_strengths",
+    "parse_variants",
+    "parse_word",
+    "swept",
+    "variant_of",
+    "word_of",
+]
+
+Setting = float | bool
+
+_TRUTHS = {"true": True, "false": False}
+
+
+def parse_method(word: str, legacy: bool = False) -> Method:
+    """The method that a word stands for.
+
+    >>> parse_method("forde+fraction=0.25").settings
+    (('fraction', 0.25),)
+
+    Args:
+        word: a name, then `+setting=value` for each setting to change.
+        legacy: as published.
+    """
+    name, settings = parse_word(word)
+    return methods.changed(methods.get(name, legacy), settings)
+
+
+def parse_word(word: str) -> tuple[str, dict[str, Setting]]:
+    """A name, and the settings that are added to it.
+
+    >>> parse_word("f-kde+probabilities=true")
+    ('f-kde', {'probabilities': True})
+    """
+    name, *changes = word.split("+")
+    return name, dict(map(_change, changes))
+
+
+def word_of(name: str, settings: Mapping[str, Any]) -> str:
+    """The word for a method with these settings.
+
+    >>> word_of("forde", {"target": "logit", "fraction": 0.25})
+    'forde+fraction=0.25+target=logit'
+    """
+    return "+".join([name, *(f"{key}={_typed(settings[key])}" for key in sorted(settings))])
+
+
+def _typed(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _change(text: str) -> tuple[str, Setting]:
+    setting, _, value = text.partition("=")
+    if value in _TRUTHS:
+        return setting, _TRUTHS[value]
+    try:
+        return setting, float(value)
+    except ValueError:
+        raise ConfigError(
+            f"a setting of a method is a name and a number, or true or false, as in "
+            f"forde+fraction=0.25, not {text!r}"
+        ) from None
+
+
+PUBLISHED = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd")
+"""What `all` stands for: the methods that D'Angelo & Fortuin (2021) compare."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method, at its own strength and settings or at others.
+
+    Attributes:
+        method: its name; "custom" for the repulsion that the config composes.
+        strength: factor of the repulsion; None leaves what the config says.
+        settings: what is changed inside its space, by name.
+    """
+
+    method: str
+    strength: float | None = None
+    settings: tuple[tuple[str, Setting], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What to type for it."""
+        word = word_of(self.method, dict(self.settings))
+        return word if self.strength is None else f"{word}:{self.strength:g}"
+
+    @property
+    def spec(self) -> str | dict[str, Any]:
+        """What a config says for it."""
+        return {"name": self.method, **dict(self.settings)} if self.settings else self.method
+
+    @property
+    def repels(self) -> bool:
+        """It has a repulsion whose strength could be changed."""
+        return self.method == "custom" or METHODS[self.method].repulsion is not None
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Methods separated by commas, with settings and a strength after them if wanted; or `all`.
+
+    >>> [(v.method, v.strength, v.settings) for v in parse_variants("kde:300,forde+fraction=0.5")]
+    [('kde', 300.0, ()), ('forde', None, (('fraction', 0.5),))]
+    """
+    if text == "all":
+        return tuple(map(Variant, PUBLISHED))
+    found = [_variant(word.strip()) for word in text.split(",") if word.strip()]
+    if not found:
+        raise ConfigError("name the methods to compare, as in --methods ensemble,kde, or 'all'")
+    return tuple(dict.fromkeys(found))
+
+
+def variant_of(method: Any, strength: float | None = None) -> Variant:
+    """The method of a config: by name, if names and words can tell it.
+
+    >>> variant_of({"name": "forde", "fraction": 0.25}).label
+    'forde+fraction=0.25'
+    """
+    if isinstance(method, str):
+        return Variant(method, strength)
+    settings = {key: value for key, value in dict(method or {}).items() if key != "name"}
+    numbers = all(isinstance(value, Setting) for value in settings.values())
+    if not numbers or not known(method.get("name")):
+        return Variant("custom", strength)
+    try:
+        changed(METHODS[method["name"]], settings)
+    except ConfigError:  # a part of the repulsion, not a setting of its space
+        return Variant("custom", strength)
+    return Variant(method["name"], strength, tuple(sorted(settings.items())))
+
+
+def _variant(word: str) -> Variant:
+    method, colon, strength = word.partition(":")
+    name, settings = parse_word(method)
+    if name not in METHODS and name != "custom":
+        raise ConfigError(f"there is no method called {name!r}; {nearest(name, METHODS)}")
+    if settings and name == "custom":
+        raise ConfigError("settings are added to a method by name; 'custom' has them in the config")
+    if settings:
+        changed(METHODS[name], settings)
+    variant = Variant(name, settings=tuple(sorted(settings.items())))
+    if not colon:
+        return variant
+    try:
+        return replace(variant, strength=float(strength))
+    except ValueError:
+        raise ConfigError(f"a strength is a number, as in {name}:300, not {strength!r}") from None
+
+
+def parse_strengths(text: str) -> tuple[float, ...]:
+    """Positive numbers separated by commas.
+
+    >>> parse_strengths("1,10,1e2")
+    (1.0, 10.0, 100.0)
+    """
+    try:
+        found = tuple(dict.fromkeys(float(word) for word in text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < strength < float("inf") for strength in found):
+        raise ConfigError(
+            f"strengths are positive numbers, as in --strengths 1,10,100, not {text!r}"
+        )
+    return found
+
+
+def swept(variants: tuple[Variant, ...], strengths: tuple[float, ...]) -> tuple[Variant, ...]:
+    """Every method at every strength; what does not repel, or has a strength, stays as it is.
+
+    >>> [variant.label for variant in swept(parse_variants("ensemble,kde"), (1.0, 10.0))]
+    ['ensemble', 'kde:1', 'kde:10']
+    """
+    found: list[Variant] = []
+    for variant in variants:
+        fixed = variant.strength is not None or not variant.repels
+        found += [variant] if fixed else [replace(variant, strength=each) for each in strengths]
+    return tuple(dict.fromkeys(found))

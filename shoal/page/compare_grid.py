@@ -1,0 +1,159 @@
+"""A grid of runs from beginning to end: trained, evaluated, written down and compared."""
+
+import html
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.files import write_text
+from shoal.core.notebook import facts_html
+from shoal.core.optional import require
+from shoal.core.progress import Ticker, printable
+from shoal.core.text import counted
+from shoal.data.dataset import Dataset
+from shoal.experiment.build import check_device, make_data
+from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid
+from shoal.experiment.jobs import run_jobs
+from shoal.inference.ensemble import Ensemble
+from shoal.page.comparison import (
+    comparison_text,
+    comparison_value,
+    groups_of,
+    results_csv,
+    summary_csv,
+)
+from shoal.page.measures import Measure
+from shoal.page.report import report
+from shoal.page.report_data import SeedGroup, load_report_data
+from shoal.page.sweep import growth_sentence, strength_sentence, sweeps
+
+__all__ = ["Comparison", "compare_grid"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """What a grid of runs shows; printed, it is a table with error bars.
+
+    Attributes:
+        folder: has a folder for each run, which `shoal.load` opens.
+        groups: the runs, those that differ by their seed alone together.
+        failed: runs that came to nothing, and why.
+        written: files that were written: "results", "summary" and, if wanted, "page".
+    """
+
+    folder: Path
+    groups: list[SeedGroup]
+    failed: dict[GridPoint, ShoalError] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """Means, standard errors and differences to the plain ensemble, by method and size."""
+        return comparison_value(self.groups)
+
+    @property
+    def answers(self) -> list[str]:
+        """What the strengths and the sizes say, where there are several."""
+        found, measure = sweeps(self.groups), Measure("nll")
+        size = max((sweep.members for sweep in found), default=0)
+        largest = [sweep for sweep in found if sweep.members == size]
+        told = [strength_sentence(largest, self.groups, measure)] if largest else []
+        growth = growth_sentence(self.groups, measure)
+        return told + ([growth] if growth else [])
+
+    def __str__(self) -> str:
+        return "\n\n".join([comparison_text(self.groups), *self.answers])
+
+    def __repr__(self) -> str:
+        runs = sum(len(group.entries) for group in self.groups)
+        told = f"{counted(len(self.groups), 'group')}, {counted(runs, 'run')}"
+        return f"Comparison({told} in {str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        rows = {"folder": self.folder, **self.written}
+        return f"<pre>{html.escape(str(self))}</pre>{facts_html('Comparison', rows)}"
+
+
+def compare_grid(
+    grid: Grid,
+    data: Dataset | None = None,
+    *,
+    page: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    threads: int | None = None,
+    progress: bool = True,
+    debug: bool = False,
+    prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+) -> Comparison:
+    """Run what is missing of a grid, write the numbers beside the runs and, if wanted, a page.
+
+    Args:
+        grid: what to run.
+        data: what to train on; by default what the config names.
+        page: a file for the page.
+        jobs: processes that share the runs.
+        threads: of each process.
+        progress: say what has been done.
+        debug: let workers show where a fault is.
+        prepare: called with each ensemble before it is trained in this process.
+    """
+    if grid.seeds < 1:
+        raise ConfigError(f"there must be at least one seed, not {grid.seeds}")
+    for library in ("jinja2", "matplotlib") if page is not None else ():
+        require(library, extra="report")  # before anything is trained
+    data = make_data(grid.config) if data is None else data
+    check_grid(grid, data)
+    done = len(grid.cells) - len(grid.queue)
+    if progress:
+        print(printable(_announcement(grid, done)), file=sys.stderr)
+    with Ticker(len(grid.cells), done, progress) as ticker:
+
+        def after(cell: GridPoint) -> None:
+            ticker.tick(_line(grid, cell))
+
+        if jobs > 1:
+            failed = run_jobs(grid, jobs, after, threads=threads or 1, debug=debug)
+        else:
+            check_device(grid.config.device)
+            failed = run_grid(grid, resident(data, grid.config.device), after, prepare)
+    groups = groups_of(grid)
+    if not groups:
+        raise DataError(f"none of the runs came to anything: {next(iter(failed.values()))}")
+    return Comparison(grid.folder, groups, failed, _written(grid, groups, page, progress))
+
+
+def _written(
+    grid: Grid, groups: list[SeedGroup], page: str | os.PathLike[str] | None, progress: bool
+) -> dict[str, str]:
+    written = {}
+    for name, text in (("results", results_csv(groups)), ("summary", summary_csv(groups))):
+        path = grid.folder / f"{name}.csv"
+        write_text(path, text)
+        written[name] = str(path)
+    if page is not None:
+        places = [grid.place(cell) for cell in grid.cells if grid.is_done(cell)]
+        written["page"] = str(report(places, Path(page), progress=progress))
+    return written
+
+
+def _announcement(grid: Grid, done: int) -> str:
+    parts = {"method": len(grid.variants), "size": len(grid.sizes), "seed": grid.seeds}
+    product = ", ".join(counted(count, word) for word, count in parts.items())
+    text = f"{counted(len(grid.cells), 'run')} in {grid.folder}: {product}"
+    return f"{text}; {done} done already" if done else text
+
+
+def _line(grid: Grid, cell: GridPoint) -> str:
+    name = f"{cell.variant.label}, {counted(cell.members, 'member')}, seed {cell.seed}"
+    if not grid.is_done(cell):
+        return f"{name}: came to nothing"
+    entry = load_report_data([grid.place(cell)]).entries[0]
+    shown = [
+        (measure.title, measure(entry)) for measure in map(Measure, ("accuracy", "rmse", "nll"))
+    ]
+    figures = ", ".join(f"{title} {value:.4f}" for title, value in shown if value == value)
+    return f"{name}: {figures}, {entry.provenance.get('seconds', 0.0):.1f} s"

@@ -1,0 +1,293 @@
+"""The runs of a page: opened, named, and gathered by what they have in common."""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
+from shoal.analysis.landscape.scene import AnalysisResult
+from shoal.analysis.landscape.study import kept_study, load_study
+from shoal.core.errors import ConfigError
+from shoal.core.text import flat, plain
+from shoal.evaluation.evaluation import Evaluation, kept_evaluation, load_assessment
+from shoal.experiment.variants import word_of
+from shoal.training.history_file import read_history
+from shoal.training.own_data import OWN_DATA, data_name, what_to_type
+from shoal.training.run import RunFolder
+
+__all__ = [
+    "ReportData",
+    "RunRecord",
+    "SeedGroup",
+    "flat",
+    "load_report_data",
+    "plain",
+    "shown_path",
+]
+
+_OWN = {"method", "legacy", "calibrated", "strength", "members", "seed", "init_seed", "engine"}
+_FORMS = ("legacy", "calibrated")
+
+
+@dataclass(frozen=True, eq=False)
+class RunRecord:
+    """One run, without its weights.
+
+    Attributes:
+        name: the folder, or method and seed for a run that is not kept.
+        config: every setting.
+        history: one row an epoch.
+        notes: sentences from the training.
+        provenance: versions, device, data digest, wall time.
+        assessment: None until `assess` has judged it.
+        folder: where it is kept, None when it is not.
+        evidence: None until `shoal evidence` has been there.
+        shared: the form that all runs of a page have; their labels do not repeat it.
+        landscape: its parts that `shoal landscape` has computed, by name.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    history: list[dict[str, Any]]
+    notes: list[str]
+    provenance: Mapping[str, Any]
+    assessment: Evaluation | None
+    folder: Path | None = None
+    evidence: Evidence | None = None
+    shared: str | None = None
+    landscape: Mapping[str, AnalysisResult] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """The method as figures and tables show it: name, strength where it is not 1, and form."""
+        strength = 1.0 if self.plain else float(self.config.get("strength") or 1.0)
+        return self._labelled("" if strength == 1.0 else f":{strength:g}")
+
+    @property
+    def family(self) -> str:
+        """The method at whatever strength."""
+        return self._labelled("")
+
+    @property
+    def plain(self) -> bool:
+        """Its members do not repel each other."""
+        return self.config.get("method") == "ensemble"
+
+    @property
+    def form(self) -> str | None:
+        """Which variant of its method: "legacy", "calibrated" or None."""
+        return next((form for form in _FORMS if self.config.get(form)), None)
+
+    def _labelled(self, strength: str) -> str:
+        method = self.config.get("method", "custom")
+        name = method if isinstance(method, str) else _told(method)
+        form = f" ({self.form})" if self.form not in (None, self.shared) else ""
+        return f"{name}{strength}{form}"
+
+    @property
+    def members(self) -> int:
+        """How many members."""
+        return int(self.config.get("members", 0))
+
+    @property
+    def seed(self) -> Any:
+        """Chooses everything random."""
+        return self.config.get("seed", 0)
+
+    @property
+    def data(self) -> str:
+        """Name of the data set; where training data had none, of those it was evaluated on."""
+        name = data_name(self.config)
+        if name != OWN_DATA or self.assessment is None:
+            return name
+        return str(self.assessment.scores["data"].get("name") or name)
+
+    def to_do(self, verb: str) -> str:
+        """What to type to have something done with this run: a command, or a Python call."""
+        where = None if self.folder is None else shown_path(self.folder)
+        return what_to_type(verb, self.config, where)
+
+    @property
+    def ratio(self) -> float:
+        """Push over drive, the median over the epochs."""
+        ratios = sorted(r for row in self.history if (r := row.get("ratio")) is not None)
+        return ratios[len(ratios) // 2] if ratios else math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class SeedGroup:
+    """Runs that differ by their seed alone.
+
+    Attributes:
+        label: method, and what else tells it from the other groups.
+        entries: at least one.
+    """
+
+    label: str
+    entries: list[RunRecord]
+
+    @property
+    def first(self) -> RunRecord:
+        """Shown where one run stands for all."""
+        return self.entries[0]
+
+    @property
+    def members(self) -> int:
+        """How many members."""
+        return self.first.members
+
+    def values(self, of: Callable[[RunRecord], float]) -> dict[Any, float]:
+        """A number of each run by its seed, where it is known."""
+        found = {entry.seed: of(entry) for entry in self.entries}
+        return {seed: value for seed, value in found.items() if not math.isnan(value)}
+
+
+@dataclass(frozen=True, eq=False)
+class ReportData:
+    """Everything a page can tell.
+
+    Attributes:
+        entries: all runs, in the order they came.
+        groups: the judged ones, those with equal settings together.
+        title: of the page, or None.
+    """
+
+    entries: list[RunRecord]
+    groups: list[SeedGroup] = field(default_factory=list)
+    title: str | None = None
+
+    @property
+    def lead(self) -> SeedGroup:
+        """The page's subject: the method of the first judged run, with most members."""
+        first = next(entry for entry in self.entries if entry.assessment is not None)
+        label = next(group.label for group in self.groups if first in group.entries)
+        same = [group for group in self.groups if group.label == label]
+        return max(same, key=lambda group: group.members)
+
+    @property
+    def assessment(self) -> Evaluation:
+        """Of the first run of the lead."""
+        found = self.lead.first.assessment if self.groups else None
+        if found is None:
+            typed = self.entries[0].to_do("evaluate")
+            raise ConfigError(f"none of the runs was evaluated; type: {typed}")
+        return found
+
+    @property
+    def unjudged(self) -> list[RunRecord]:
+        """Runs that `assess` has not seen."""
+        return [entry for entry in self.entries if entry.assessment is None]
+
+    def peers(self) -> dict[str, SeedGroup]:
+        """One group a method, of the lead's size where there is one."""
+        size, chosen = self.lead.members, {}
+        for group in self.groups:
+            known = chosen.get(group.label)
+            if known is None or _distance(group, size) < _distance(known, size):
+                chosen[group.label] = group
+        return chosen
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of members, ascending."""
+        return sorted({group.members for group in self.groups})
+
+
+def _distance(group: SeedGroup, size: int) -> tuple[int, int]:
+    return abs(group.members - size), -group.members
+
+
+def load_report_data(runs: Iterable[Any], title: str | None = None) -> ReportData:
+    """Open runs (a run, its folder, or a pair of run and assessment) and gather them.
+
+    Raises:
+        ConfigError: There is none, or they are about different data.
+    """
+    entries = [_entry(run) for run in runs]
+    if not entries:
+        raise ConfigError("a page needs at least one run; type: shoal report RUN")
+    names = sorted({entry.data for entry in entries})
+    if len(names) > 1:
+        raise ConfigError(
+            f"a page is about one data set, but these runs are about {' and '.join(names)}; "
+            f"make a page for each"
+        )
+    forms = {entry.form for entry in entries}
+    if len(entries) > 1 and len(forms) == 1:
+        entries = [replace(entry, shared=entry.form) for entry in entries]
+    return ReportData(entries, _groups([e for e in entries if e.assessment is not None]), title)
+
+
+def _entry(run: Any) -> RunRecord:
+    if isinstance(run, str | os.PathLike):
+        return _opened(Path(run))
+    run, given = run if isinstance(run, tuple) else (run, None)
+    if not hasattr(run, "config") or not hasattr(run, "history"):
+        raise ConfigError(f"a page is made from runs or their folders, not {type(run).__name__}")
+    folder = getattr(run, "folder", None)
+    given = kept_evaluation(run) if given is None else given
+    config = run.config
+    name = Path(folder).name if folder is not None else f"seed {config.get('seed', 0)}"
+    notes = list(getattr(run, "notes", []))
+    where = None if folder is None else Path(folder)
+    own = name, config, list(run.history), notes, dict(run.provenance), given, where
+    return RunRecord(*own, evidence=kept_evidence(run), landscape=kept_study(run))
+
+
+def _opened(folder: Path) -> RunRecord:
+    """Straight from the files: a page needs no weights, and no code of the user's to hold them."""
+    files = RunFolder(folder)
+    config, provenance = files.config(), files.provenance()
+    notes = provenance.pop("notes", [])
+    history = read_history(folder / "history.jsonl")
+    name = folder.resolve().name
+    found = load_assessment(folder), folder, load_evidence(folder)
+    own = name, config, history, notes, provenance, *found
+    return RunRecord(*own, landscape=load_study(folder))
+
+
+def shown_path(folder: Path) -> Path:
+    """A folder as it can be typed where the page was made."""
+    whole = folder.resolve()
+    here = Path.cwd()
+    return whole.relative_to(here) if whole.is_relative_to(here) and whole != here else whole
+
+
+def _groups(entries: list[RunRecord]) -> list[SeedGroup]:
+    """Runs of equal settings but the seed; what else varies within a method enters the label."""
+    settings = [
+        {key: word for key, word in flat(plain(entry.config)).items() if key not in _OWN}
+        for entry in entries
+    ]
+    telling = _telling(entries, settings)
+    found: dict[tuple[str, int], list[RunRecord]] = {}
+    for entry, setting in zip(entries, settings, strict=True):
+        known = {key: setting.get(key, "none") for key in telling[entry.method]}
+        extra = ", ".join(f"{k} {word}" for k, word in known.items())
+        label = f"{entry.method} ({extra})" if extra else entry.method
+        found.setdefault((label, entry.members), []).append(entry)
+    order = list(dict.fromkeys(label for label, _ in found))
+    groups = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
+    return [SeedGroup(label, found[label, members]) for label, members in groups]
+
+
+def _telling(entries: list[RunRecord], settings: list[dict[str, str]]) -> dict[str, list[str]]:
+    """For each method, the settings that its runs do not share."""
+    same: dict[str, list[dict[str, str]]] = {}
+    for entry, setting in zip(entries, settings, strict=True):
+        same.setdefault(entry.method, []).append(setting)
+    return {
+        method: [key for key in sorted(set().union(*runs)) if len({r.get(key) for r in runs}) > 1]
+        for method, runs in same.items()
+    }
+
+
+def _told(method: Mapping[str, Any]) -> str:
+    """A method as it is typed, with what was changed in it; a composition has no name."""
+    name = method.get("name")
+    if name in (None, "repulsion"):
+        return "custom"
+    return word_of(str(name), {key: value for key, value in method.items() if key != "name"})

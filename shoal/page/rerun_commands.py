@@ -1,0 +1,172 @@
+"""What to type to make the runs of a page again: commands, or Python for networks of one's own."""
+
+import inspect
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.core.formats import parse_toml
+from shoal.experiment.variants import Variant, variant_of
+from shoal.inference.priors import registry as priors
+from shoal.interaction.methods import METHODS
+from shoal.page.report_data import RunRecord, shown_path
+from shoal.training.fit import fit
+from shoal.training.own_data import has_own_data, has_own_network
+
+__all__ = ["commands", "fit_call"]
+
+_FITS = 20
+_WIDTH = 80
+
+
+def commands(entries: Sequence[RunRecord]) -> Iterator[str]:
+    """One `shoal compare` for all runs of a grid, one `shoal fit` for each other run.
+
+    Where a folder cannot name the network or the data, the Python that makes the run takes their
+    place.
+    """
+    grids: dict[Path, list[RunRecord]] = {}
+    alone = []
+    for entry in entries:
+        folder = None if entry.folder is None else entry.folder.resolve().parent
+        if folder is not None and (folder / "grid.toml").exists():
+            grids.setdefault(folder, []).append(entry)
+        else:
+            alone.append(entry)
+    for folder, runs in grids.items():
+        yield _compare(folder, runs)
+    for entry in alone[:_FITS]:
+        yield _fit(entry)
+    if len(alone) > _FITS:
+        yield f"# and so on, for {len(alone) - _FITS} runs more"
+
+
+def _fit(entry: RunRecord) -> str:
+    frozen = int(entry.config.get("frozen") or 0)
+    if frozen:
+        return (
+            f"# the first {frozen} members come from another run, RUN:\n"
+            f"shoal grow RUN --more {entry.members - frozen}"
+        )
+    own = has_own_network(entry.config) or has_own_data(entry.config)
+    if entry.folder is None or own:
+        return fit_call(entry.config)
+    return f"shoal fit {shlex.quote(str(shown_path(entry.folder) / 'config.toml'))}"
+
+
+def fit_call(config: Mapping[str, Any]) -> str:
+    """The Python that trains such a run; what the user has to bring is named in comments.
+
+    >>> print(fit_call({"data": "digits", "members": 5, "model": [{"custom": "net"}], "lr": 0.1}))
+    import shoal
+    <BLANKLINE>
+    # build: your own net
+    ensemble = shoal.Ensemble.init(build, members=5)
+    run = shoal.fit(ensemble, shoal.data.load('digits'), lr=0.1)
+    """
+    given = _settings(config)
+    build, network = _network(config)
+    own = has_own_data(config)
+    data = "(x, y)" if own else f"shoal.data.load({config['data']!r})"
+    seed = config.get("init_seed")
+    seeded = f", seed={seed}" if seed else ""
+    members = "" if network.startswith("[") else f", members={config.get('members')}"
+    lines = ["import shoal", "", *build, *(["# x, y: the training data"] if own else [])]
+    lines.append(f"ensemble = shoal.Ensemble.init({network}{members}{seeded})")
+    return "\n".join([*lines, _call("run = shoal.fit", ["ensemble", data, *given])])
+
+
+def _call(head: str, arguments: Sequence[str]) -> str:
+    """On one line if it fits, else with its arguments below."""
+    line = f"{head}({', '.join(arguments)})"
+    if len(line) <= _WIDTH:
+        return line
+    rows: list[str] = []
+    for argument in arguments:
+        if rows and len(rows[-1]) + len(argument) + 2 <= _WIDTH:
+            rows[-1] += f" {argument},"
+        else:
+            rows.append(f"    {argument},")
+    return "\n".join([f"{head}(", *rows, ")"])
+
+
+def _network(config: Mapping[str, Any]) -> tuple[list[str], str]:
+    """What makes the networks: comments about what is the user's own, and the argument."""
+    models = config.get("model")
+    models = [models] if isinstance(models, Mapping) else models
+    tables = (
+        [table for table in models if isinstance(table, Mapping)]
+        if isinstance(models, list)
+        else []
+    )
+    named = [f"your own {table['custom']}" if "custom" in table else f"{table}" for table in tables]
+    if len(tables) <= 1:
+        return [f"# build: {named[0] if named else 'what makes one network'}"], "build"
+    letters = [f"build_{index}" for index in range(len(tables))]
+    notes = [f"# {letter}: {what}" for letter, what in zip(letters, named, strict=True)]
+    pairs = [f"({letter}, {t.get('members')})" for letter, t in zip(letters, tables, strict=True)]
+    return notes, f"[{', '.join(pairs)}]"
+
+
+def _settings(config: Mapping[str, Any]) -> list[str]:
+    """The arguments of `fit` that are not its defaults."""
+    defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
+    usual = defaults["prior"]
+    method = config.get("method")
+    known = METHODS.get(method) if isinstance(method, str) else None
+    if known is not None and known.repulsion is not None:
+        defaults["strength"] = known.repulsion.strength
+    found = []
+    for name, default in defaults.items():
+        value = config.get(name)
+        if name == "prior" and value is not None and _same_prior(value, usual):
+            continue
+        if name == "data" or value is None or value == default or value == {"name": default}:
+            continue
+        if isinstance(value, Mapping) and "custom" in value:
+            found.append(f"{name}={value['custom']}")
+        else:
+            found.append(f"{name}={_short(value)!r}")
+    return found
+
+
+def _same_prior(spec: Any, usual: object) -> bool:
+    custom = isinstance(spec, Mapping) and "custom" in spec
+    return not custom and priors.make(spec) == usual
+
+
+def _short(value: Any) -> Any:
+    """A table that holds a name alone, as the name."""
+    alone = isinstance(value, Mapping) and value.keys() == {"name"}
+    return value["name"] if alone else value
+
+
+def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
+    shared = parse_toml((folder / "grid.toml").read_text(encoding="utf-8"), "grid.toml")
+    usual = shared.get("strength", 1.0)
+    methods = list(dict.fromkeys(_variant(entry, usual).label for entry in runs))
+    sizes = sorted({entry.members for entry in runs})
+    seeds = sorted({int(entry.seed) for entry in runs})
+    count, where = 1 + seeds[-1] - seeds[0], shown_path(folder)
+    again = where.with_name(f"{where.name}-again")
+    if has_own_network(shared) or has_own_data(shared):
+        first = [f"seed={seeds[0]}"] if seeds[0] else []
+        grid = [f"methods={methods}", f"sizes={sizes}", f"seeds={count}", *first]
+        given = ["build", "(x, y)", "test=(x_test, y_test)", *grid, *_settings(shared)]
+        return "\n".join(
+            [*_network(shared)[0], _call("shoal.compare", [*given, f"out={str(again)!r}"])]
+        )
+    first = [] if seeds[0] == 0 else [f"seed={seeds[0]}"]
+    file = shlex.quote(str(where / "grid.toml"))
+    parts = [" ".join([f"shoal compare {file}", *first]), f"--methods {','.join(methods)}"]
+    listed = ",".join(map(str, sizes))
+    parts.append(f"--sizes {listed} --seeds {count} -o {shlex.quote(str(again))}")
+    return " \\\n  ".join(parts)
+
+
+def _variant(entry: RunRecord, usual: float) -> Variant:
+    """The method as it is typed; a strength that all runs share is in the file."""
+    strength = entry.config.get("strength")
+    told = None if entry.plain or strength in (None, usual) else float(strength)
+    return variant_of(entry.config.get("method"), told)

@@ -1,0 +1,66 @@
+"""What runs where: mappings that suit a device, and precisions that do not outlast their block."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.engine.member_runner import MemberRunner
+from shoal.engine.plan import STREAMS, default_runner
+from shoal.engine.precision import calculating_in
+from shoal.inference.ensemble import Ensemble
+
+predictions = importlib.import_module("shoal.prediction.predict")
+CONVOLVES = lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))  # noqa: E731
+PRODUCTS = lambda: nn.Linear(4, 3)  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    "build, device, wanted",
+    [
+        (CONVOLVES, "cuda", MemberRunner("loop", streams=STREAMS)),
+        (CONVOLVES, "cpu", MemberRunner()),
+        (PRODUCTS, "cuda", MemberRunner()),
+    ],
+)
+def test_convolutions_take_turns_on_a_gpu(build, device, wanted):
+    groups = Ensemble.init(build, 2).groups
+    assert default_runner(groups, torch.device(device)) == wanted
+
+
+def test_a_precision_within_another_gives_it_back():
+    ensemble = Ensemble.init(PRODUCTS, 2)
+    x, kinds = torch.ones(1, 4), []
+    ensemble.groups[0].skeleton.register_forward_pre_hook(
+        lambda _, inputs: kinds.append(inputs[0].dtype)
+    )
+    with calculating_in("bfloat16", ensemble):
+        ensemble(x, MemberRunner("loop"))
+        with calculating_in(None, ensemble):
+            ensemble(x, MemberRunner("loop"))
+        ensemble(x, MemberRunner("loop"))
+    ensemble(x, MemberRunner("loop"))
+    low, single = torch.bfloat16, torch.float32
+    assert kinds == [low] * 2 + [single] * 2 + [low] * 2 + [single] * 2
+
+
+def test_a_run_is_predicted_in_its_precision_where_that_is_fast(monkeypatch):
+    data = (torch.randn(8, 4), torch.arange(8) % 3)
+    run = shoal.fit(
+        Ensemble.init(PRODUCTS, 2), data, epochs=1, precision="bfloat16", progress=False
+    )
+    asked = []
+
+    def noted(precision, ensemble):
+        asked.append(precision)
+        return calculating_in(precision, ensemble)
+
+    monkeypatch.setattr(predictions, "calculating_in", noted)
+    shoal.predict(run, data[0])
+    assert asked == []
+    monkeypatch.setattr(predictions, "_on_gpu", lambda ensemble, device: True)
+    shoal.predict(run, data[0])
+    shoal.predict(run.ensemble, data[0])
+    assert asked == ["bfloat16", None]

@@ -1,0 +1,358 @@
+"""Grids of runs: what is in them, what is skipped, and that being killed changes nothing."""
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+from small_runs import assert_one_sentence
+
+from shoal.cli.commands import demo
+from shoal.cli.main import main
+from shoal.core.errors import ConfigError, DataError, StorageError
+from shoal.core.files import write_text
+from shoal.core.lock import FolderLock
+from shoal.experiment import grid as grids
+from shoal.experiment.build import make_data
+from shoal.experiment.config import load_config
+from shoal.experiment.grid import Grid, GridPoint, run_grid
+from shoal.experiment.variants import (
+    PUBLISHED,
+    Variant,
+    parse_strengths,
+    parse_variants,
+    swept,
+    variant_of,
+)
+from shoal.interaction import methods
+from shoal.page import compare_grid
+from shoal.page.comparison import comparison_text, comparison_value, groups_of, results_csv
+from shoal.prediction.statistics import mean_and_error, paired_difference
+
+CHANGES = ["model.hidden=[8]", "members=2", "steps=6", "data.points=10", "strength=none"]
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("toy-classification", CHANGES)
+
+
+@pytest.fixture(scope="module")
+def data(config):
+    return make_data(config)
+
+
+@pytest.fixture(scope="module")
+def done(config, data, tmp_path_factory):
+    """A finished grid of two methods, one of them at two strengths, by three seeds."""
+    folder = tmp_path_factory.mktemp("grid")
+    grid = Grid(config, folder, parse_variants("ensemble,kde,kde:1e5"), (2,), 3)
+    assert run_grid(grid, data) == {}
+    return grid
+
+
+# What is in it
+
+
+def test_cells_come_seed_by_seed(config, tmp_path):
+    grid = Grid(replace(config, seed=4), tmp_path, parse_variants("ensemble,kde:300"), (1, 5), 2)
+    names = [cell.name for cell in grid.cells]
+    assert names[:4] == ["ensemble-m1-s4", "kde-x300-m1-s4", "ensemble-m5-s4", "kde-x300-m5-s4"]
+    assert [cell.seed for cell in grid.cells] == [4] * 4 + [5] * 4
+
+
+def test_a_cell_is_the_config_with_its_own_method_size_and_seed(config, tmp_path):
+    grid = Grid(config, tmp_path, parse_variants("kde:300"), (5,), 1)
+    assert grid.config_of(GridPoint(Variant("kde", 300.0), 5, 7)) == replace(
+        config, method="kde", strength=300.0, members=5, seed=7
+    )
+
+
+def test_variants():
+    assert [variant.method for variant in parse_variants("all")] == list(PUBLISHED)
+    assert len(PUBLISHED) == 9 and all(len(methods.get(name).cite) for name in PUBLISHED)
+    assert parse_variants(" kde , kde,kde:1e3") == (Variant("kde"), Variant("kde", 1000.0))
+    assert parse_variants("kde:1e3")[0].label == "kde:1000"
+
+
+def test_settings_of_a_method_are_part_of_its_name(tmp_path):
+    (quarter,) = parse_variants("forde+fraction=0.25:16")
+    assert quarter == Variant("forde", 16.0, (("fraction", 0.25),))
+    assert parse_variants(quarter.label) == (quarter,)
+    (tuned,) = parse_variants("forde-tuned+fraction=0.25+alpha=0.4")
+    assert tuned.spec == {"name": "forde-tuned", "alpha": 0.4, "fraction": 0.25}
+    assert tuned.label == "forde-tuned+alpha=0.4+fraction=0.25"
+    (likely,) = parse_variants("f-kde+probabilities=true")
+    assert likely.spec == {"name": "f-kde", "probabilities": True}
+    assert likely.label == "f-kde+probabilities=true"
+    (swept_once,) = swept(parse_variants("forde+fraction=0.25"), (16.0,))
+    assert swept_once == quarter
+    config = load_config("digits-forde", [])
+    grid = Grid(config, tmp_path, (quarter, Variant("forde")), (2,), 1)
+    first, second = map(grid.config_of, grid.cells)
+    assert first.method == {"name": "forde", "fraction": 0.25} and first.strength == 16.0
+    assert second.method == "forde"
+    assert len({cell.name for cell in grid.cells}) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "label"),
+    [
+        ("kde", "kde"),
+        ({"name": "forde", "fraction": 0.25}, "forde+fraction=0.25"),
+        ({"name": "kde"}, "kde"),
+        ({"name": "forde", "strength": 4.0}, "custom"),
+        ({"name": "forde", "target": "log-probability"}, "custom"),
+        ({"name": "repulsion", "space": "outputs"}, "custom"),
+        ({"space": "outputs"}, "custom"),
+    ],
+)
+def test_the_method_of_a_config_in_words(method, label):
+    assert variant_of(method).label == label
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("forde+fractoin=0.25", "fraction"),
+        ("forde+fraction=2", "fraction"),
+        ("forde+fraction", "a name and a number"),
+        ("f-kde+probabilities=2", "probabilities"),
+        ("ensemble+fraction=0.25", "no repulsion"),
+        ("custom+fraction=0.25", "in the config"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(word, says):
+    with pytest.raises(ConfigError, match=says):
+        parse_variants(word)
+
+
+def test_strengths_are_swept_for_what_repels():
+    variants = parse_variants("ensemble,kde,f-kde:7,custom")
+    labels = [variant.label for variant in swept(variants, parse_strengths("1,10,10"))]
+    assert labels == ["ensemble", "kde:1", "kde:10", "f-kde:7", "custom:1", "custom:10"]
+
+
+@pytest.mark.parametrize("text", ["", "1,x", "0", "-1", "inf", "nan", "1,,2"])
+def test_strengths_are_positive_numbers(text):
+    with pytest.raises(ConfigError) as error:
+        parse_strengths(text)
+    assert_one_sentence(error.value, "--strengths 1,10,100", repr(text))
+
+
+def test_the_longest_runs_come_first_within_a_seed(config, tmp_path):
+    grid = Grid(config, tmp_path, parse_variants("ensemble,ssge"), (1, 5), 2)
+    names = [cell.name for cell in grid.queue]
+    assert names[:4] == ["ssge-m5-s0", "ensemble-m5-s0", "ssge-m1-s0", "ensemble-m1-s0"]
+    assert sorted(names) == sorted(cell.name for cell in grid.cells)
+
+
+def test_two_cannot_run_one_grid_at_once(done, data):
+    with FolderLock(done.folder), pytest.raises(StorageError, match="is being written by"):
+        run_grid(done, data)
+
+
+def test_a_composition_of_ones_own_can_be_compared(config, data, tmp_path):
+    own = replace(config, method={"kernel": "imq"})
+    grid = Grid(own, tmp_path, parse_variants("ensemble,custom"), (2,), 1)
+    assert run_grid(grid, data) == {}
+    assert [group.label for group in groups_of(grid)] == ["ensemble", "custom"]
+    with pytest.raises(ConfigError, match="composes no repulsion of its own"):
+        run_grid(replace(grid, config=config, folder=tmp_path / "b"), data)
+
+
+# What is skipped
+
+
+def test_what_is_done_is_not_done_again(done, data, monkeypatch):
+    monkeypatch.setattr(grids, "train", lambda *args, **options: pytest.fail("trained again"))
+    ticks = []
+    assert run_grid(done, data, ticks.append) == {}
+    assert ticks == []
+
+
+def test_a_grid_grows(done, data, monkeypatch):
+    trained = []
+    monkeypatch.setattr(grids, "assess", lambda run, data: trained.append(run.config))
+    grown = replace(done, variants=(*done.variants, Variant("svgd")), sizes=(2, 3), seeds=4)
+    run_grid(grown, data)
+    new = len(grown.cells) - len(done.cells)
+    assert len(trained) == new == 4 * 2 * 4 - 9
+    assert all(not done.is_done(cell) for cell in grown.cells if cell.members == 3)
+
+
+def test_a_grid_older_than_a_setting_has_its_default(done, data):
+    path = done.folder / "grid.toml"
+    text = path.read_text()
+    older = [line for line in text.splitlines() if not line.startswith(("frozen", "calibrated"))]
+    path.write_text("\n".join(older))
+    run_grid(done, data)
+    path.write_text(text)
+
+
+def test_runs_of_other_settings_are_never_mixed(done, data):
+    with pytest.raises(ConfigError, match="holds runs with lr = 0.01, not 0.5"):
+        run_grid(replace(done, config=replace(done.config, lr=0.5)), data)
+    with pytest.raises(ConfigError, match="holds runs with strength = None, not 2.0"):
+        run_grid(replace(done, config=replace(done.config, strength=2.0)), data)
+
+
+def test_methods_cannot_be_compared_without_a_test_part(done, data):
+    with pytest.raises(DataError, match="no test part"):
+        run_grid(done, replace(data, test=None))
+
+
+@pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
+def test_a_run_that_comes_to_nothing_does_not_stop_the_others(config, data, tmp_path):
+    wild = replace(config, optimizer="sgd", temperature=1e15)
+    grid = Grid(wild, tmp_path, parse_variants("kde:1e15,ensemble"), (2,), 1)
+    failed = run_grid(grid, data)
+    assert list(failed) == [GridPoint(Variant("kde", 1e15), 2, 0)]
+    assert "no member is finite" in str(failed[grid.cells[0]])
+    assert [group.label for group in groups_of(grid)] == ["ensemble"]
+
+
+# What it tells
+
+
+def column(grid, label, key):
+    rows = csv.DictReader(io.StringIO(results_csv(groups_of(grid))))
+    return [float(row[key]) for row in rows if row["method"] == label]
+
+
+def test_every_run_has_its_row(done):
+    rows = list(csv.DictReader(io.StringIO(results_csv(groups_of(done)))))
+    assert len(rows) == len(done.cells)
+    for cell in done.cells:
+        scores = json.loads((done.place(cell) / "scores.json").read_text())
+        (row,) = [
+            r for r in rows if (r["method"], r["seed"]) == (cell.variant.label, str(cell.seed))
+        ]
+        assert float(row["test.nll"]) == scores["test"]["nll"]
+        assert float(row["ood.ring.recognised"]) == scores["ood"]["ring"]["recognised"]
+
+
+def test_means_and_paired_differences_are_those_of_the_runs(done):
+    plain = column(done, "ensemble", "test.nll")
+    for group in comparison_value(groups_of(done)):
+        values = column(done, group["method"], "test.nll")
+        found = group["scores"]["test/nll"]
+        assert (found["mean"], found["error"]) == pytest.approx(mean_and_error(values))
+        if group["method"] == "ensemble":
+            assert "to_ensemble" not in found
+        else:
+            expected = paired_difference(values, plain)._asdict()
+            assert found["to_ensemble"] == pytest.approx(expected)
+
+
+def test_repulsion_changes_the_strong_variant_and_leaves_the_weak_one_apart(done):
+    plain, weak, strong = (
+        column(done, label, "test.nll") for label in ("ensemble", "kde", "kde:100000")
+    )
+    assert plain != weak != strong
+
+
+def test_the_table_shows_every_group(done):
+    text = comparison_text(groups_of(done))
+    for label in ("ensemble", "kde", "kde:100000"):
+        assert any(line.startswith(f"{label} ") for line in text.splitlines())
+    assert "Mean ± standard error over 3 seeds" in text
+    assert "Difference to the plain ensemble" in text
+
+
+def test_one_seed_has_no_error_bars(done):
+    single = replace(done, seeds=1)
+    assert comparison_text(groups_of(single)).startswith("One seed, no error bars")
+    assert math.isnan(comparison_value(groups_of(single))[0]["scores"]["test/nll"]["error"])
+
+
+# From the command line
+
+ARGUMENTS = ["compare", "toy-classification", *CHANGES[:2], "data.points=40", "batch_size=20"]
+ARGUMENTS += ["steps=250", "save_every=0.1", "--methods", "ensemble,kde", "--seeds", "2"]
+
+
+def start_in(folder):
+    command = [sys.executable, "-m", "shoal.cli.start", *ARGUMENTS, "-o", "grid"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def wait_until(condition, process):
+    while not condition():
+        assert process.poll() is None, "the grid ended before it could be killed"
+        time.sleep(0.01)
+
+
+@pytest.mark.kill
+def test_a_killed_grid_goes_on_to_the_same_numbers(tmp_path, monkeypatch, capsys):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    monkeypatch.chdir(whole)
+    assert main([*ARGUMENTS, "-o", "grid"]) == 0
+    capsys.readouterr()
+    victim = start_in(cut)
+    second = cut / "grid" / "kde-m2-s0"
+    wait_until(lambda: list(second.glob("checkpoints/*/*.json")), victim)
+    victim.send_signal(signal.SIGKILL)
+    victim.communicate()
+    # the kill may come late; what was done by then is told below
+    done = len(list((cut / "grid").glob("*/scores.json")))
+    assert 1 <= done < 4 and (cut / "grid" / "ensemble-m2-s0" / "scores.json").exists()
+    monkeypatch.chdir(cut)
+    assert main([*ARGUMENTS, "-o", "grid"]) == 0
+    out, err = capsys.readouterr()
+    assert f"4 runs in grid: 2 methods, 1 size, 2 seeds; {done} done already" in err
+    assert "4/4" in err and "ensemble, 2 members, seed 0" not in err
+    results = [folder / "grid" / "results.csv" for folder in (whole, cut)]
+    assert results[0].read_text() == results[1].read_text()
+    assert "results grid/results.csv" in out
+
+
+def test_compare_with_a_page_and_as_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["compare", "toy-classification", *CHANGES, "--seeds", "2", "--sizes", "1,2"]
+    assert main([*arguments, "--report", "page.html", "--json", "-q"]) == 0
+    out, err = capsys.readouterr()
+    value = json.loads(out)
+    assert [(group["method"], group["members"]) for group in value["groups"]] == [
+        ("ensemble", 1),
+        ("f-kde", 1),
+        ("ensemble", 2),
+        ("f-kde", 2),
+    ]
+    assert err == ""
+    assert (tmp_path / value["page"]).read_text().startswith("<!")
+    assert (tmp_path / value["results"]).exists()
+
+
+@pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
+def test_compare_tells_of_runs_that_came_to_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    wild = ["optimizer=sgd", "temperature=1e15", "--methods", "kde:1e15", "--seeds", "1"]
+    assert main(["compare", "toy-classification", *CHANGES, *wild, "-q"]) == 65
+    assert "none of the runs came to anything: no member is finite" in capsys.readouterr().err
+
+
+def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
+    small = load_config("digits", ["epochs=1", "model.hidden=[8]"])
+    monkeypatch.setattr(demo, "load_config", lambda name: small if name == "digits" else None)
+    counted = lambda runs, path, **_: write_text(path, str(len(runs)))  # noqa: E731
+    monkeypatch.setattr(compare_grid, "report", counted)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--seeds", "1", "-q"]) == 0
+    assert "results runs/demo/results.csv" in capsys.readouterr().out
+    assert (tmp_path / "runs/demo/report.html").read_text() == "5"
+    labels = {variant.label for variant in parse_variants(demo.METHODS)}
+    assert labels == {"ensemble", "kde", "kde:300", "f-kde", "f-kde:100"}

@@ -1,0 +1,143 @@
+"""The sentences say what the numbers say, and call equal what the noise cannot tell apart."""
+
+import math
+
+import pytest
+
+from shoal.core import text as words
+from shoal.page import sentences
+from shoal.page.verdicts import Verdict, verdict
+from shoal.prediction.statistics import Difference
+from shoal.training.history import NEGLIGIBLE
+
+
+@pytest.mark.parametrize(
+    ("says", "right", "noise", "end"),
+    [
+        (0.97, 0.975, 0.006, "equal within noise."),
+        (0.97, 0.957, 0.006, "overconfident by 1.3 points."),
+        (0.95, 0.99, 0.006, "underconfident by 4 points."),
+        (0.5, 0.5, 0.0, "equal within noise."),
+    ],
+)
+def test_confidence_is_judged_against_its_noise(says, right, noise, end):
+    assert sentences.calibration_sentence(says, right, noise).endswith(end)
+
+
+def test_confidence_near_ninety_is_told_when_known():
+    text = sentences.calibration_sentence(0.97, 0.975, 0.006, (0.9, 0.91))
+    assert text.startswith("When it says 90 %, it is right 91 % of the time.")
+
+
+@pytest.mark.parametrize(
+    ("found", "count", "end"),
+    [(0.85, 100, "equal within noise."), (0.85, 1000, "too narrow."), (0.95, 1000, "too wide.")],
+)
+def test_coverage_is_judged_against_the_noise_of_its_count(found, count, end):
+    assert sentences.coverage_sentence(0.9, found, count).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio", "words"),
+    [
+        ("kde", 0.0002, "0.02 % of the force, so this is a plain ensemble in effect"),
+        ("kde", NEGLIGIBLE * 1.01, "a light touch"),
+        ("kde", 1.0, "50 % of the force: enough to keep members apart"),
+        ("ensemble", 0.0, "trained independently"),
+        ("ensemble (legacy)", 0.0, "trained independently"),
+        ("kde", math.nan, "not on record"),
+    ],
+)
+def test_repulsion_is_told_as_its_share_of_the_force(method, ratio, words):
+    assert words in sentences.repulsion_sentence(method, ratio)
+
+
+@pytest.mark.parametrize(
+    ("members", "effective", "foreign", "text"),
+    [
+        (1, 1.0, {}, "single member"),
+        (10, 1.02, {}, "behave like one function on the test data."),
+        (10, 6.4, {}, "behave like 6.4 different functions"),
+        (20, 12.4, {"letters": 15.0}, "and like 15 different functions on letters."),
+    ],
+)
+def test_members_are_counted_as_functions(members, effective, foreign, text):
+    assert text in sentences.members_sentence(members, effective, foreign)
+
+
+@pytest.mark.parametrize(
+    ("difference", "better", "word"),
+    [
+        ((0.1, -0.1, 0.3), "lower", "equal"),
+        ((0.0, 0.0, 0.0), "lower", "equal"),
+        ((0.1, 0.05, 0.15), "lower", "worse"),
+        ((0.1, 0.05, 0.15), "higher", "better"),
+        ((-0.1, -0.15, -0.05), "lower", "better"),
+        ((0.1, 0.05, 0.15), "neither", "different"),
+        ((0.1, -math.inf, math.inf), "lower", "unknown"),
+    ],
+)
+def test_verdict(difference, better, word):
+    assert verdict(Difference(*difference), better) is Verdict(word)
+
+
+def test_comparison_names_equal_and_different_methods():
+    text = sentences.comparison_sentence(
+        "NLL",
+        "lower",
+        {
+            "kde": Difference(0.0, -0.1, 0.1),
+            "f-kde": Difference(-0.012, -0.016, -0.008),
+            "svgd": Difference(0.2, 0.1, 0.3),
+        },
+        "the plain ensemble",
+        5,
+    )
+    assert text == (
+        "In NLL, kde equals the plain ensemble within noise; better is f-kde (by 0.012); "
+        "worse is svgd (by 0.20) (5 seeds)."
+    )
+
+
+def test_one_seed_compares_nothing():
+    one = {"kde": Difference(0.3, -math.inf, math.inf)}
+    assert "One seed" in sentences.comparison_sentence("NLL", "lower", one, "the ensemble", 1)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "text"),
+    [
+        ({}, "There are no foreign data"),
+        ({"noise": math.nan}, "There are no foreign data"),
+        ({"noise": 0.5}, "Its entropy is only 0.5 times that of the test on noise."),
+        ({"a": 2.0, "b": 3.0}, "Its entropy is 2 times that of the test on a and 3 times on b."),
+    ],
+)
+def test_doubt_about_foreign_data(ratios, text):
+    assert sentences.doubt_sentence(ratios).startswith(text)
+
+
+def test_halves():
+    assert "no larger" in sentences.halves_sentence(0.5, 0.4)
+    assert "2 times" in sentences.halves_sentence(0.5, 1.0)
+    assert "should grow" in sentences.halves_sentence(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "text"),
+    [
+        (0.96432, 0.0021, "0.964 ± 0.002"),
+        (0.96432, 0.0016, "0.9643 ± 0.0016"),
+        (1234.5, 20.0, "1234 ± 20"),
+        (0.5, 0.0, "0.5 ± 0"),
+        (math.nan, 0.1, "–"),
+        (-0.5, math.nan, "−0.5"),
+        (math.inf, math.nan, "∞"),
+    ],
+)
+def test_digits_follow_the_noise(mean, error, text):
+    assert words.plus_minus(mean, error) == text
+
+
+def test_nothing_is_minus_zero():
+    assert words.number(-0.0001, 0.02) == "0.00"

@@ -1,0 +1,138 @@
+"""Sweeps over strengths: what is gathered, what is said, where accuracy falls."""
+
+import pytest
+
+from shoal.evaluation.evaluation import Evaluation
+from shoal.page.blocks import Heading, Picture, Remark
+from shoal.page.measures import Measure
+from shoal.page.report_data import ReportData, RunRecord, SeedGroup
+from shoal.page.sections.methods import strength_blocks
+from shoal.page.sweep import growth_sentence, negligible, strength_sentence, sweeps
+
+NLL, NOISE = Measure("nll"), (-0.001, 0.0, 0.002)
+STRONG, WEAK = 0.1, 1e-5
+
+
+def group(method, strength=None, nll=0.3, accuracy=0.9, ratio=STRONG, members=5, seeds=3, **more):
+    entries = []
+    for seed, noise in zip(range(seeds), NOISE, strict=False):
+        config = {"method": method, "members": members, "seed": seed, "strength": strength, **more}
+        test = {"nll": nll + noise, "accuracy": accuracy + noise}
+        scores = {"data": {"task": "classification"}, "test": test, "shifts": {}, "ood": {}}
+        history = [{"ratio": ratio, "epoch": 1}]
+        assessment = Evaluation(scores)
+        entries.append(RunRecord(f"{method}-{seed}", config, history, [], {}, assessment))
+    return SeedGroup(method if strength is None else f"{method}:{strength:g}", entries)
+
+
+@pytest.fixture
+def groups():
+    """kde gains at 10 and loses accuracy at 100; f-kde gains only where accuracy has fallen."""
+    return [
+        group("ensemble"),
+        group("kde", 1.0, ratio=WEAK),
+        group("kde", 100.0, nll=0.1, accuracy=0.8),
+        group("kde", 10.0, nll=0.25),
+        group("f-kde", 1.0),
+        group("f-kde", 10.0, nll=0.2, accuracy=0.7),
+        group("sge", 1.0, ratio=WEAK),
+        group("sge", 10.0, ratio=WEAK),
+        group("svgd", 1.0),
+    ]
+
+
+def test_a_sweep_is_one_method_at_several_strengths(groups):
+    found = sweeps(groups)
+    assert [sweep.method for sweep in found] == ["kde", "f-kde", "sge"]
+    assert list(found[0].groups) == [1.0, 10.0, 100.0]
+    assert found[0].groups[10.0] is groups[3]
+
+
+def test_sizes_and_other_settings_are_never_mixed(groups):
+    others = [group("kde", 1000.0, members=9), group("kde", 5.0, lr=0.5)]
+    assert [list(sweep.groups) for sweep in sweeps([*groups, *others])][0] == [1.0, 10.0, 100.0]
+    assert len(sweeps([*groups, *others])) == 3
+
+
+def test_accuracy_falls_where_the_interval_leaves_zero_out(groups):
+    assert [sweep.falls(groups) for sweep in sweeps(groups)] == [100.0, 10.0, None]
+    assert sweeps(groups[1:])[0].falls(groups[1:]) is None
+
+
+def test_negligible_is_said_of_the_typical_run():
+    assert negligible(group("kde", 1.0, ratio=WEAK))
+    assert not negligible(group("kde", 1.0))
+    assert negligible(group("ensemble", ratio=0.0))
+
+
+def test_the_sentence_names_gains_before_the_fall_alone(groups):
+    told = strength_sentence(sweeps(groups), groups, NLL)
+    assert told == (
+        "In NLL, kde at strength 10 (by 0.05) beats the plain ensemble before accuracy falls; "
+        "no strength of f-kde that is not negligible does so by more than noise; "
+        "sge was negligible at every strength. Accuracy falls below that of the plain ensemble "
+        "for kde from strength 100 on and f-kde from strength 10 on."
+    )
+
+
+def test_where_nothing_falls_that_is_said():
+    groups = [group("ensemble"), group("kde", 1.0), group("kde", 2.0)]
+    assert strength_sentence(sweeps(groups), groups, NLL).endswith(
+        "Accuracy falls by more than noise at none of the strengths."
+    )
+
+
+def test_one_seed_tells_nothing():
+    groups = [group("ensemble", seeds=1), group("kde", 1.0, seeds=1), group("kde", 2.0, seeds=1)]
+    assert strength_sentence(sweeps(groups), groups, NLL).startswith("One seed a strength says")
+
+
+def test_growth_is_judged_with_active_repulsion_and_more_than_one_member():
+    groups = [
+        group("kde", 10.0, members=1, nll=0.9),
+        group("kde", 10.0, members=5, nll=0.30),
+        group("kde", 10.0, members=17, nll=0.20),
+        group("sge", 10.0, members=5, nll=0.20, ratio=WEAK),
+        group("sge", 10.0, members=17, nll=0.10, ratio=WEAK),
+        group("f-kde", 10.0, members=5, nll=0.20),
+        group("f-kde", 10.0, members=17, nll=0.25),
+        group("ensemble", members=5, ratio=0.0),
+        group("ensemble", members=17, ratio=0.0),
+    ]
+    assert growth_sentence(groups, NLL) == (
+        "From 5 to 17 members, with repulsion that is not negligible, NLL improves for kde:10; "
+        "worsens for f-kde:10."
+    )
+    assert growth_sentence(groups[3:5], NLL) == ""
+
+
+def test_the_page_has_a_picture_for_each_measure(groups):
+    story = ReportData([entry for g in groups for entry in g.entries], groups)
+    blocks = strength_blocks(story, [NLL, Measure("accuracy")])
+    kinds = [type(block) for block in blocks]
+    assert kinds == [Heading, Remark, Picture, Picture]
+    assert all(block.reading.endswith(".") for block in blocks[2:])
+    assert strength_blocks(ReportData(story.entries, groups[:2]), [NLL]) == []
+
+
+def diverged(found, strength):
+    """The same group, whose loss went up."""
+    for entry in found.entries:
+        entry.history[:] = [{"ratio": WEAK, "loss": 0.5}, {"ratio": WEAK, "loss": 200.0}]
+    return found
+
+
+def test_runs_that_diverged_are_not_called_negligible():
+    weak = group("f-svgd", 1.0, ratio=WEAK)
+    lost = diverged(group("f-svgd", 100.0, ratio=WEAK), 100.0)
+    told = strength_sentence(sweeps([group("ensemble"), weak, lost]), [weak, lost], NLL)
+    assert "f-svgd was negligible at every strength at which training did not diverge" in told
+    assert "Training diverged in 3 of 3 runs of f-svgd at strength 100:" in told
+
+
+def test_where_every_strength_diverged_nothing_is_said_about_repulsion():
+    lost = [diverged(group("f-svgd", s, ratio=WEAK), s) for s in (1.0, 10.0)]
+    told = strength_sentence(sweeps(lost), lost, NLL)
+    assert "negligible" not in told
+    assert "f-svgd says nothing, for training diverged at every strength" in told
+    assert "6 of 6 runs of f-svgd at strengths 1 and 10" in told
