@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.evaluation.evaluation import Evaluation
-from shoal.page.blocks import Heading, Picture, Remark
+from shoal.page.blocks import Figure, Heading, Remark
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup
 from shoal.page.sections.methods import strength_blocks
@@ -107,12 +107,12 @@ def test_growth_is_judged_with_active_repulsion_and_more_than_one_member():
 
 
 def test_the_page_has_a_picture_for_each_measure(groups):
-    story = ReportData([entry for g in groups for entry in g.entries], groups)
-    blocks = strength_blocks(story, [NLL, Measure("accuracy")])
+    report_data = ReportData([entry for g in groups for entry in g.entries], groups)
+    blocks = strength_blocks(report_data, [NLL, Measure("accuracy")])
     kinds = [type(block) for block in blocks]
-    assert kinds == [Heading, Remark, Picture, Picture]
+    assert kinds == [Heading, Remark, Figure, Figure]
     assert all(block.reading.endswith(".") for block in blocks[2:])
-    assert strength_blocks(ReportData(story.entries, groups[:2]), [NLL]) == []
+    assert strength_blocks(ReportData(report_data.entries, groups[:2]), [NLL]) == []
 
 
 def diverged(found, strength):
