@@ -1,6 +1,7 @@
 """From numbers to sentences; a difference whose interval contains 0 is not significant."""
 
 import math
+import re
 from collections.abc import Mapping
 
 from shoal.core.text import joined, number, percent
@@ -112,7 +113,8 @@ def entropy_sentence(ratios: Mapping[str, float]) -> str:
     smaller = {name: f"only {value:.2g} times" for name, value in known.items() if value < 1}
     (first, times), *rest = (larger | smaller).items()
     head = f"Predictive entropy on {first} is {times} that on the test set"
-    return ", ".join([head, *(f"on {name} {times}" for name, times in rest)]) + "."
+    text = ", ".join([head, *(f"on {name} {times}" for name, times in rest)]) + "."
+    return re.sub(r"(only )?\b1 times", "about 1 time", text)
 
 
 def halves_sentence(certain: float, uncertain: float) -> str:

@@ -97,4 +97,4 @@ def test_the_lead_is_called_plain_whatever_its_form():
     record = RunRecord("e", config, [], [], {}, Evaluation(scores))
     text = render(ReportData([record], [SeedGroup(record.method, [record])]))
     assert "About the plain ensemble (legacy) with 3 members" in text
-    assert "Only the scores of all runs are here" in text
+    assert "only the scores of all runs" in text

@@ -56,15 +56,15 @@ def test_questions_come_in_the_order_of_the_story(page):
     assert [html.unescape(heading) for heading in headings] == QUESTIONS
 
 
-def test_trust_is_told_in_numbers(page, picture_runs):
+def test_trust_is_stated_in_numbers(page, picture_runs):
     text = words_of(page)
     right = [found.test["accuracy"] for run, found in picture_runs[:3]]
     mean = f"{100 * sum(right) / 3:.1f}".removesuffix(".0")
-    assert f"Right on {mean} % of 60 test images" in text
-    assert "of noise as unknown while doubting 5 % of the test data" in text
-    assert "Its 4 members behave like" in text
-    assert "% of the force, so this is a plain ensemble in effect." in text
-    assert "the mean of 3 seeds" in text
+    assert f"Accuracy: {mean} ±" in text and "(60 test images)" in text
+    assert "of noise as OOD at a 5 % false-positive rate" in text
+    assert "The effective number of functions is" in text
+    assert "% of the force: negligible" in text
+    assert "mean of 3 seeds" in text
 
 
 def test_differences_are_paired_by_seed(picture_runs):
@@ -159,7 +159,7 @@ def test_names_of_the_user_are_escaped(picture_runs):
     assert text.count("<script>") == 1
 
 
-def test_unjudged_runs_leave_out_what_needs_a_judgement(picture_runs):
+def test_runs_without_evaluation_leave_out_sections_about_predictions(picture_runs):
     run, _ = picture_runs[0]
     text = render(load_report_data([run]))
     headings = [html.unescape(h) for h in re.findall(r"<h2>(.*?)</h2>", text)]
@@ -168,7 +168,7 @@ def test_unjudged_runs_leave_out_what_needs_a_judgement(picture_runs):
     assert "Not evaluated yet" in text
 
 
-def test_some_judged_some_not(picture_runs):
+def test_some_runs_evaluated_some_not(picture_runs):
     text = render(load_report_data([picture_runs[0][0], picture_runs[1]]))
     assert "Not evaluated yet" in text
     assert "Can I trust it?" in text
@@ -178,17 +178,17 @@ def test_one_run_is_told_without_comparison(single):
     text = words_of(single)
     assert "shoal.compare(build, " in text
     assert "Difference to the plain ensemble" not in text
-    assert "one seed." in text
+    assert "One seed." in text
 
 
 def test_regression_is_told(line_runs):
     text = words_of(render(load_report_data(line_runs)))
-    for sentence in ("Off by", "Its 90 % intervals hold", "Its 5 members behave like"):
+    for sentence in ("RMSE: ", "The 90 % intervals contain", "effective number of functions"):
         assert sentence in text
-    assert "Coverage on test data" in text
+    assert "Coverage on the test set" in text
     assert "Prediction of f-kde" in text
     assert "accuracy" not in text.lower()
-    assert "One seed a method says nothing about the noise" in text
+    assert "One seed per method gives no interval" in text
 
 
 def test_different_data_need_different_pages(picture_runs, line_runs):
@@ -266,7 +266,7 @@ def test_folders_are_opened_without_weights(picture_runs, tmp_path):
     folder = folder_of(picture_runs[0], tmp_path / "first")
     text = words_of(render(load_report_data([folder])))
     assert "A note." in text
-    assert "Right on" in text
+    assert "Accuracy: " in text
     assert "run = shoal.fit(ensemble, (x, y)" in text
 
 

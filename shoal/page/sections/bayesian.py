@@ -113,7 +113,7 @@ def fidelity_section(report_data: ReportData) -> Section | None:
             heat_map(rows),
             "Distance to the posterior",
             "Distance between a method's predictive mean and standard deviation and the "
-            "posterior's, in posterior standard deviations. Dark is close. Top row: M exact posterior draws.",
+            "posterior's, in posterior standard deviations. Dark is close. Top row: M exact draws.",
         ),
         *_tables(rows),
     ]

@@ -98,7 +98,8 @@ def _paths(study: Study, difference: Difference) -> Iterator[Block]:
                 plots.profile(paths, difference.words, difference.share),  # pyright: ignore
                 title,
                 f"{finding(name, study[name], difference.share)} {readings[name]} Below: "
-                f"{difference.noun} along the path, from the first member (solid) and the second (dashed).",
+                f"{difference.noun} along the path, from the first member (solid) and the second "
+                "(dashed).",
             )
 
 

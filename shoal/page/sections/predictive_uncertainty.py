@@ -195,8 +195,8 @@ def _reading(split: str, measure: str, end: str) -> str:
     if split == "test":
         expected = "should be hard for people, too" if uncertain else "should look typical"
         return f"{caption} These images {expected}."
-    kind = "high uncertainty, as they should" if uncertain else "high confidence"
-    return f"{caption} These OOD inputs get {kind}."
+    quantity = "predictive entropy" if measure == "entropy" else measure
+    return f"{caption} These OOD inputs get {end} {quantity}{', as they should' * uncertain}."
 
 
 def _captions(
