@@ -131,7 +131,7 @@ def test_the_page_speaks_of_counts_and_not_of_classes(runs, tmp_path):
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
     for words in ("Can I trust it?", "NLL", "RMSE", "Which method", "far", "under shift"):
         assert words in text
-    for words in ("[Aa]ccuracy", "intervals hold", r"\bnan\b", "Brier", "[Cc]onfiden"):
+    for words in ("[Aa]ccuracy", "intervals contain", r"\bnan\b", "Brier", "[Cc]onfiden"):
         assert re.search(words, text) is None
 
 

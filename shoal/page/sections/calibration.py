@@ -224,7 +224,7 @@ def _severity(report_data: ReportData) -> Iterator[Block]:
 _READING = {
     "accuracy": "Some loss of accuracy is unavoidable; confidence should fall with accuracy.",
     "ece": "A low curve means that confidence falls with accuracy.",
-    "nll": "Lower is better: wrong predictions with high confidence cost most.",
+    "nll": "Lower is better: certain but wrong predictions cost most.",
     "rmse": "Some increase is unavoidable; intervals should widen with the error.",
 }
 
