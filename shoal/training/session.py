@@ -20,6 +20,7 @@ from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.numerics import calculating_in
 from shoal.training.axes import keep, prepared
+from shoal.training.folder_checks import continuing
 from shoal.training.history import balance_sentence
 from shoal.training.interruption import Interruption
 from shoal.training.progress import Progress, make_progress
@@ -79,7 +80,8 @@ class Session:
             if folder is not None and steps(folder.checkpoints):
                 tracker = layout(trainer.tracker.state)
                 expected = {"ensemble": layout(ensemble.state), "tracker": tracker}
-                trainer.restore(folder.checkpoint(expected))
+                with continuing(folder.checkpoints):
+                    trainer.restore(folder.checkpoint(expected))
             if self.settings.keep_every is not None and trainer.step == 0:
                 self.beginning = frozen(ensemble)
             stack.callback(torch.set_num_threads, torch.get_num_threads())

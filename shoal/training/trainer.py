@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError, ShoalError
+from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import key
 from shoal.core.tree import rows
 from shoal.core.types import Tree
@@ -240,16 +240,7 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue where a checkpoint was taken."""
-        try:
-            self._restore(checkpoint.parts, checkpoint.state)
-        except ShoalError:
-            raise
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointCorrupt(
-                f"the checkpoint of step {checkpoint.step} cannot be continued: {error}"
-            ) from error
-
-    def _restore(self, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        parts, state = checkpoint.parts, checkpoint.state
         self.ensemble.load_state(parts["ensemble"])
         _load_flat(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
         self.tracker.load_state(parts["tracker"])
