@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shoal.core.disk import machine_memory, size_of, staging, storage_errors, sweep, sync
+from shoal.core.disk import machine_memory, staging, storage_errors, sweep, sync
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
 from shoal.core.files import (
     MAX_JSON,
@@ -28,23 +28,14 @@ from shoal.core.files import (
     put_bytes,
     put_tensors,
     read_json,
-    read_sealed,
     read_tensors,
-    sealed,
-    sha256,
 )
 from shoal.core.formats import to_json
+from shoal.core.manifest import PART, put_manifest, read_manifest, verified
 
 __all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "steps"]
 
-FORMAT = 2
-MAX_MANIFEST = 1 << 20
-
-_KEYS = {1: {"format", "step", "files"}, 2: {"format", "step", "files", "run"}}
-
 _FOLDER = re.compile(r"step-(\d{9,18})(-old)?", re.ASCII)
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-_FILE = re.compile(rf"state\.json|{_PART.pattern}\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,7 @@ def _checked_state(
     if not 0 <= step < 10**18 or keep < 1:
         raise ConfigError(f"a checkpoint wants step >= 0 and keep >= 1, not {step} and {keep}")
     for part in parts:
-        if not _PART.fullmatch(part):
+        if not PART.fullmatch(part):
             raise ConfigError(f"a part of a checkpoint wants a plain name, not '{part}'")
     text = to_json(dict(state), indent=2).encode()
     if len(text) > MAX_TABLE:
@@ -172,12 +163,7 @@ def _fill(
     for part, tensors in parts.items():
         put_tensors(fresh / f"{part}.safetensors", tensors)
     put_bytes(fresh / "state.json", state)
-    files = {
-        path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(fresh.iterdir())
-    }
-    manifest = sealed({"format": FORMAT, "step": step, "files": files, "run": dict(run)})
-    put_bytes(fresh / "manifest.json", to_json(manifest, indent=2).encode())
+    put_manifest(fresh, step, run)
     sync(fresh)
 
 
@@ -255,9 +241,8 @@ def _read(
     run: Mapping[str, str],
     limit: int | None,
 ) -> Checkpoint:
-    manifest = _manifest(path, step)
-    _check_run(path, manifest.get("run", {}), run)
-    names = _verified(path, manifest["files"], limit)
+    manifest = read_manifest(path, step, run)
+    names = verified(path, manifest["files"], limit)
     parts = [name.removesuffix(".safetensors") for name in names if name != "state.json"]
     for part in expected:
         if part not in parts:
@@ -269,47 +254,3 @@ def _read(
         part: read_tensors(path / f"{part}.safetensors", expected.get(part)) for part in parts
     }
     return Checkpoint(step, tensors, state)
-
-
-def _manifest(path: Path, step: int) -> dict[str, Any]:
-    """The manifest of a checkpoint, with the keys of its format and no others."""
-    manifest = read_sealed(path / "manifest.json", MAX_MANIFEST, since="run")
-    version = manifest.get("format")
-    if type(version) is not int or version not in _KEYS:
-        raise CheckpointCorrupt(f"{path} is not a checkpoint of a format from 1 to {FORMAT}")
-    if odd := sorted(manifest.keys() ^ _KEYS[version]):
-        raise CheckpointCorrupt(f"{path} has a manifest that lacks or does not know {odd[0]!r}")
-    files = manifest["files"]
-    if manifest["step"] != step or not isinstance(files, dict) or "state.json" not in files:
-        raise CheckpointCorrupt(f"{path} has a manifest of another step or without files")
-    return manifest
-
-
-def _check_run(path: Path, found: Any, wanted: Mapping[str, str]) -> None:
-    if found == dict(wanted):
-        return
-    known = found if isinstance(found, dict) else {}
-    names = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
-    raise CheckpointCorrupt(
-        f"{path} does not belong to this run, or {names[0] if names else 'a file'} was changed "
-        f"since it was saved; put the file back as it was"
-    )
-
-
-def _verified(path: Path, files: Mapping[str, Any], limit: int | None) -> list[str]:
-    """Names of the files of a checkpoint, each found to be what the manifest says."""
-    for name, entry in files.items():
-        if not _FILE.fullmatch(name) or not isinstance(entry, dict):
-            raise CheckpointCorrupt(f"{path} has a manifest with the strange file name {name!r}")
-        if entry.keys() != {"size", "sha256"} or (size := size_of(path / name)) != entry["size"]:
-            raise CheckpointCorrupt(
-                f"{path / name} has {size_of(path / name)} bytes where the manifest says "
-                f"{entry.get('size')!r}"
-            )
-        limit = None if limit is None else limit - size
-        if limit is not None and limit < 0:
-            raise CheckpointCorrupt(f"{path / name} is larger than it can be")
-    for name, entry in files.items():
-        if sha256(path / name) != entry["sha256"]:
-            raise CheckpointCorrupt(f"{path / name} is not what was saved: its SHA-256 differs")
-    return list(files)

@@ -64,4 +64,8 @@ class Blueprint:
         input_shape, outputs = settings.pop("input_shape"), settings.pop("outputs")
         check_value("model.input_shape", input_shape, tuple[int, ...])
         check_value("model.outputs", outputs, int)
+        if min([outputs, *input_shape]) < 1:
+            raise ConfigError(
+                f"a network has inputs and outputs, not shape {input_shape} and {outputs} outputs"
+            )
         return cls(registry.make(settings), tuple(input_shape), outputs)

@@ -4,19 +4,20 @@ A folder may come from anybody: a table is believed only when its keys are known
 the types that training writes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import CheckpointCorrupt, StorageError
+from shoal.core.errors import CheckpointCorrupt, ShoalError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import came
 from shoal.engine.member_runner import MemberRunner as MemberMapping
 from shoal.training.settings import Settings
 
-__all__ = ["checked_config", "checked_provenance", "checked_state"]
+__all__ = ["checked_config", "checked_provenance", "checked_state", "continuing"]
 
 Check = tuple[str, Callable[[Any], bool]]
 
@@ -113,6 +114,18 @@ def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
     if odd or state["step"] != checkpoint.step:
         raise CheckpointCorrupt(f"a checkpoint in {path} has {odd or 'the state of another step'}")
     return state
+
+
+@contextmanager
+def continuing(path: Path) -> Iterator[None]:
+    """Turns whatever a crafted state does to an optimiser or a generator into one sentence."""
+    try:
+        yield
+    except ShoalError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointCorrupt(f"a checkpoint in {path} cannot be continued: {reason}") from error
 
 
 def _check(

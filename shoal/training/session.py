@@ -21,6 +21,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
+from shoal.training.folder_checks import continuing
 from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.options import DEFAULTS
 from shoal.training.own_data import OWN_DATA, has_own_data
@@ -82,7 +83,8 @@ class Session:
             if folder is not None and steps(folder.checkpoints):
                 tracker = layout(trainer.tracker.state)
                 expected = {"ensemble": layout(ensemble.state), "tracker": tracker}
-                trainer.restore(folder.checkpoint(expected))
+                with continuing(folder.checkpoints):
+                    trainer.restore(folder.checkpoint(expected))
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = copy_state(ensemble)
             stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import CheckpointCorrupt, DataError, ShoalError
+from shoal.core.errors import DataError
 from shoal.core.random import key
 from shoal.core.tree import rows
 from shoal.data.augment import augmented, is_per_member
@@ -289,16 +289,7 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue where a checkpoint was taken."""
-        try:
-            self._restore(checkpoint.parts, checkpoint.state)
-        except ShoalError:
-            raise
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointCorrupt(
-                f"the checkpoint of step {checkpoint.step} cannot be continued: {error}"
-            ) from error
-
-    def _restore(self, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        parts, state = checkpoint.parts, checkpoint.state
         self.ensemble.load_state(parts["ensemble"])
         load_flat_state(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
         self.tracker.load_state(parts["tracker"])
