@@ -7,7 +7,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from slow_tests import SLOW
+from slow_tests import SLOW, SLOW_FILES
 
 torch.set_num_threads(1)
 
@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items):
     """Mark what `make quick` leaves out, before pytest chooses by marks."""
     for item in items:
-        if getattr(item, "originalname", None) in SLOW:
+        if getattr(item, "originalname", None) in SLOW or item.path.stem in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
 
 
