@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import Any
 
 from shoal.cli.parser import overview, parse
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        status = _command(arguments)
+        # in a context of its own: `--quiet` holds for this command and not for the caller's next
+        status = copy_context().run(_command, arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:

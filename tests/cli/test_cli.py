@@ -22,6 +22,7 @@ from shoal.cli.commands.list import KINDS
 from shoal.cli.main import main
 from shoal.cli.outcome import Outcome
 from shoal.core.errors import ShoalWarning
+from shoal.core.notices import notice
 from shoal.models import MLP, Blueprint
 
 TINY = ["toy-classification", "model.hidden=[8]", "members=2"]
@@ -273,6 +274,13 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         env=ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_quiet_is_for_one_command(capsys):
+    assert main(["list", "kernels", "--quiet"]) == 0
+    capsys.readouterr()
+    notice("said")
+    assert capsys.readouterr().err == "shoal: said\n"
 
 
 # Mistakes
