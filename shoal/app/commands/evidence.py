@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from dataclasses import asdict
+from shlex import quote
 
 from shoal.analysis.evidence.whole import Evidence
 from shoal.app.api import evidence
@@ -35,7 +36,7 @@ def run(options: Namespace) -> Outcome:
         "\n".join(answers(told)),
         _weightings(told),
         *([_rungs(told)] if told.rungs else []),
-        f"Kept in {options.run}/evidence.json; `shoal report {options.run}` shows it",
+        f"Kept in {options.run}/evidence.json; `shoal report {quote(options.run)}` shows it",
     ]
     return Outcome("\n\n".join(text), asdict(told))
 

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from shoal.app.assess import assess
 from shoal.app.build import default_folder, make_data, train
@@ -55,7 +56,7 @@ def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
     text = [
         f"{title}: {counted(epochs, 'epoch')} in {seconds(spent)}",
         table,
-        f"Kept in {run.folder}; for a page about it type: shoal report {run.folder}",
+        f"Kept in {run.folder}; for a page about it type: shoal report {quote(str(run.folder))}",
     ]
     value = {
         "folder": str(run.folder),
