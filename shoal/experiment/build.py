@@ -68,6 +68,7 @@ def train(
 
 def make_data(config: Config) -> Dataset:
     """The data set of the config."""
+    open_queues(config.device)  # some data are made on the GPU, before anything is trained there
     for table in config.model if isinstance(config.model, list) else [config.model]:
         _refuse_custom("model", table)
     _refuse_custom("data", config.data)

@@ -216,7 +216,10 @@ def _slow(cell: GridPoint) -> bool:
 def check_grid(grid: Grid, data: Dataset) -> None:
     """Refuse a grid of which some run could not begin, or whose folder holds another grid."""
     if data.test is None:
-        raise DataError(f"the data set '{data.name}' has no test part to compare methods by")
+        raise DataError(
+            f"the data set '{data.name}' has no test part to compare methods by; "
+            f"in Python pass test=(x_test, y_test)"
+        )
     custom = any(variant.method == "custom" for variant in grid.variants)
     if custom and isinstance(grid.config.method, str):
         raise ConfigError("the config composes no repulsion of its own, so 'custom' means nothing")

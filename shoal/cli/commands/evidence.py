@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from dataclasses import asdict
+from shlex import quote
 
 from shoal.analysis.evidence.compute_evidence import Evidence
 from shoal.cli.outcome import Outcome, judged_data, opened_for
@@ -34,7 +35,7 @@ def run(options: Namespace) -> Outcome:
         "\n".join(answers(told)),
         _weightings(told),
         *([_rungs(told)] if told.rungs else []),
-        f"Kept in {options.run}/evidence.json; `shoal report {options.run}` shows it",
+        f"Kept in {options.run}/evidence.json; `shoal report {quote(options.run)}` shows it",
     ]
     return Outcome("\n\n".join(text), asdict(told))
 

@@ -3,6 +3,7 @@
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from shoal.cli.outcome import Outcome, scores_text
 from shoal.core.errors import ConfigError
@@ -54,7 +55,7 @@ def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
     text = [
         f"{title}: {counted(epochs, 'epoch')} in {seconds(spent)}",
         table,
-        f"Kept in {run.folder}; for a page about it type: shoal report {run.folder}",
+        f"Kept in {run.folder}; for a page about it type: shoal report {quote(str(run.folder))}",
     ]
     value = {
         "folder": str(run.folder),

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from shoal.cli.outcome import Outcome, judged_data, opened_for, scores_text
@@ -58,7 +59,7 @@ def _outcome(source: Run, grown: Run, scores: dict[str, Any] | None) -> Outcome:
         f"{counted(new, 'new member')} beside {counted(old, 'old one')}: "
         f"{counted(len(grown.history), 'epoch')} in {seconds(spent)}",
         scores_text(scores) if scores else "The data have no test part to judge it by.",
-        f"Kept in {grown.folder}; for a page about it type: shoal report {grown.folder}",
+        f"Kept in {grown.folder}; for a page type: shoal report {quote(str(grown.folder))}",
     ]
     value = {"folder": str(grown.folder), "config": grown.config, "scores": scores}
     return Outcome("\n\n".join(text), value | {"notes": grown.notes, "seconds": spent})

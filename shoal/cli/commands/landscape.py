@@ -1,6 +1,7 @@
 """`shoal landscape`: look at what lies around and between the members of a run."""
 
 from argparse import Namespace
+from shlex import quote
 
 from shoal.cli.outcome import Outcome, judged_data, opened_for
 from shoal.engine.autotune import set_threads
@@ -32,6 +33,6 @@ def run(options: Namespace) -> Outcome:
     labels = found.likelihood.about.has_classes
     told = {name: finding(name, part, labels) for name, part in parts.items()}
     text = "\n\n".join(f"{name}\n  {sentence}" for name, sentence in told.items())
-    where = f"Kept in {options.run}/landscape; for a page type: shoal report {options.run}"
+    where = f"Kept in {options.run}/landscape; for a page type: shoal report {quote(options.run)}"
     value = {name: {"sentence": told[name], **part.scores} for name, part in parts.items()}
     return Outcome(f"{text}\n\n{where}", value)
