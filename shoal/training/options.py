@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import ConfigError
+from shoal.core.values import came, check_value
 
-__all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "option"]
+__all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "number", "option"]
 
 Spec = str | dict[str, Any]
 """What a file can say of an object: its name, or a table with its name and settings."""
@@ -48,57 +49,73 @@ def option(
 
 def flag(name: str, value: Any) -> bool:
     """True or false, of whatever library it came from."""
-    if type(value).__name__ in ("bool", "bool_"):
+    if _is_truth(value):
         return bool(value)
-    raise ConfigError(f"{name} must be True or False, not {value!r}")
+    raise ConfigError(f"{name} must be True or False, not {came(value)}")
 
 
 def number(name: str, value: Any) -> float:
-    """A plain finite number, of whatever library it came from."""
+    """A plain finite number, of whatever library it came from, in the range of config files."""
+    found = math.nan
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        if not isinstance(value, (str, bytes)) and math.isfinite(found := float(value)):
-            return found
-    raise ConfigError(f"{name} must be a finite number, not {value!r}")
+        found = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
+    if not math.isfinite(found):
+        raise ConfigError(f"{name} must be a finite number, not {came(value)}")
+    check_value(name, found, float)
+    return found
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite number above zero."""
+    """A number above zero."""
     if (found := number(name, value)) > 0:
         return found
-    raise ConfigError(f"{name} must be positive, not {value}")
+    raise ConfigError(f"{name} must be positive, not {came(value)}")
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A finite number from zero on."""
+    """A number from zero on."""
     if (found := number(name, value)) >= 0:
         return found
-    raise ConfigError(f"{name} must be zero or positive, not {value}")
+    raise ConfigError(f"{name} must be zero or positive, not {came(value)}")
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time from zero on, which may be infinite."""
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        if not (_is_truth(value) or isinstance(value, str | bytes)) and float(value) >= 0:
+            return float(value)
+    raise ConfigError(f"{name} must be a number of seconds from 0 on, not {came(value)}")
 
 
 def whole(name: str, value: Any) -> int:
     """A plain positive whole number."""
-    with suppress(TypeError):
-        if (found := operator.index(value)) > 0:
-            return found
-    raise ConfigError(f"{name} must be a whole number from 1 on, not {value!r}")
+    return _index(name, value, 1, "from 1 on")
 
 
 def whole_or_zero(name: str, value: Any) -> int:
     """A plain whole number from zero on."""
-    return 0 if isinstance(value, int) and value == 0 else whole(name, value)
+    return _index(name, value, 0, "from 0 on")
 
 
-def seed(name: str, value: Any) -> int:
+def whole_64_bits(name: str, value: Any) -> int:
     """A whole number that a generator can start from."""
-    with suppress(TypeError):
-        if -(2**63) <= (found := operator.index(value)) < 2**63:
-            return found
-    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {value!r}")
+    return _index(name, value, -(2**63), "that fits in 64 bits")
 
 
 def text(name: str, value: Any) -> str:
     """The value as text."""
     return str(value)
+
+
+def _is_truth(value: Any) -> bool:
+    return type(value).__name__ in ("bool", "bool_")  # Python's, or that of numpy
+
+
+def _index(name: str, value: Any, least: int, words: str) -> int:
+    with suppress(TypeError):
+        if not _is_truth(value) and least <= (found := operator.index(value)) < 2**63:
+            return found
+    raise ConfigError(f"{name} must be a whole number {words}, not {came(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +161,7 @@ class Options:
     )
     augment: Spec | None = option(None, '"crop-flip", or a function of (x, key).')
     clip: float | None = option(None, "longest velocity of a member.", positive)
-    seed: int = option(0, "decides everything that is random.", seed)
+    seed: int = option(0, "decides everything that is random.", whole_64_bits)
     device: str | None = option(
         None, "where to train; by default where the ensemble is.", kept=False
     )
@@ -159,7 +176,7 @@ class Options:
         text,
     )
     save_every: float = option(
-        30.0, "seconds between checkpoints; 0 saves after every step.", not_negative, kept=False
+        30.0, "seconds between checkpoints; 0 saves after every step.", seconds, kept=False
     )
     keep_every: int | None = option(
         None,

@@ -27,7 +27,7 @@ from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
 from shoal.training.engine import parse
 from shoal.training.optim import Schedule, check_optimizer, schedules
-from shoal.training.options import KEPT, Options
+from shoal.training.options import KEPT, Options, number
 
 __all__ = ["REGISTRIES", "Settings"]
 
@@ -204,7 +204,7 @@ def _made(name: str, spec: Any) -> Any:
     if spec is None and _MADE[name]["optional"]:
         return None
     if name == "adversarial" and isinstance(spec, Real) and not isinstance(spec, bool):
-        return Adversarial(float(spec))
+        return Adversarial(number(name, spec))
     if name == "adversarial" and isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
     return _fitting(name, REGISTRIES[name].make(spec), *_MADE[name]["signs"])

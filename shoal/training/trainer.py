@@ -50,8 +50,7 @@ class Trainer:
         settings: every choice of the run.
         batches: the training data.
         repulsion: that of the method, with what it takes from the training data filled in.
-        context: what every step is computed with; its posterior is that of the data, less what
-            the optimiser has taken over.
+        context: what every step is computed with.
         steps: how many steps the run has.
         step: how many are done.
         rows: one line of history for each epoch done.
@@ -94,6 +93,15 @@ class Trainer:
         self.captured = self._capture()
         if ensemble.device.type == "cpu":
             keep_freed()
+
+    @property
+    def posterior(self) -> Posterior:
+        """What drives the members, less what the optimiser has taken over."""
+        return self.context.posterior
+
+    @posterior.setter
+    def posterior(self, posterior: Posterior) -> None:
+        self.context = replace(self.context, posterior=posterior)
 
     @property
     def epoch(self) -> int:
