@@ -17,7 +17,7 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.values import came, check_value
 
-__all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "option"]
+__all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "number", "option"]
 
 Spec = str | dict[str, Any]
 """What a file can say of an object: its name, or a table with its name and settings."""
@@ -47,22 +47,18 @@ def option(
     return dataclasses.field(default=default, metadata=told)
 
 
-_NO_NUMBERS = ("str", "bytes", "bool", "bool_")
-"""Types that float() would take for a number."""
-
-
 def flag(name: str, value: Any) -> bool:
     """True or false, of whatever library it came from."""
-    if type(value).__name__ in ("bool", "bool_"):
+    if _is_truth(value):
         return bool(value)
-    raise ConfigError(f"{name} must be True or False, not {value!r}")
+    raise ConfigError(f"{name} must be True or False, not {came(value)}")
 
 
 def number(name: str, value: Any) -> float:
-    """A plain finite number, of whatever library it came from."""
+    """A plain finite number, of whatever library it came from, in the range of config files."""
     found = math.nan
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        found = math.nan if type(value).__name__ in _NO_NUMBERS else float(value)
+        found = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
     if not math.isfinite(found):
         raise ConfigError(f"{name} must be a finite number, not {came(value)}")
     check_value(name, found, float)
@@ -70,43 +66,56 @@ def number(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite number above zero."""
+    """A number above zero."""
     if (found := number(name, value)) > 0:
         return found
-    raise ConfigError(f"{name} must be positive, not {value}")
+    raise ConfigError(f"{name} must be positive, not {came(value)}")
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A finite number from zero on."""
+    """A number from zero on."""
     if (found := number(name, value)) >= 0:
         return found
-    raise ConfigError(f"{name} must be zero or positive, not {value}")
+    raise ConfigError(f"{name} must be zero or positive, not {came(value)}")
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time from zero on, which may be infinite."""
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        if not (_is_truth(value) or isinstance(value, str | bytes)) and float(value) >= 0:
+            return float(value)
+    raise ConfigError(f"{name} must be a number of seconds from 0 on, not {came(value)}")
 
 
 def whole(name: str, value: Any) -> int:
     """A plain positive whole number."""
-    with suppress(TypeError):
-        if not isinstance(value, bool) and 0 < (found := operator.index(value)) < 2**63:
-            return found
-    raise ConfigError(f"{name} must be a whole number from 1 on, not {came(value)}")
+    return _index(name, value, 1, "from 1 on")
 
 
 def whole_or_zero(name: str, value: Any) -> int:
     """A plain whole number from zero on."""
-    return 0 if type(value) is int and value == 0 else whole(name, value)
+    return _index(name, value, 0, "from 0 on")
 
 
-def seed(name: str, value: Any) -> int:
+def whole_64_bits(name: str, value: Any) -> int:
     """A whole number that a generator can start from."""
-    with suppress(TypeError):
-        if -(2**63) <= (found := operator.index(value)) < 2**63:
-            return found
-    raise ConfigError(f"{name} must be a whole number that fits in 64 bits, not {came(value)}")
+    return _index(name, value, -(2**63), "that fits in 64 bits")
 
 
 def text(name: str, value: Any) -> str:
     """The value as text."""
     return str(value)
+
+
+def _is_truth(value: Any) -> bool:
+    return type(value).__name__ in ("bool", "bool_")  # Python's, or that of numpy
+
+
+def _index(name: str, value: Any, least: int, words: str) -> int:
+    with suppress(TypeError):
+        if not _is_truth(value) and least <= (found := operator.index(value)) < 2**63:
+            return found
+    raise ConfigError(f"{name} must be a whole number {words}, not {came(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +139,14 @@ class Options:
     strength: float | None = option(None, "factor of the repulsion.", number)
     likelihood: Spec | None = option(
         None,
-        "by default Categorical for whole-number targets; for real ones Gaussian with unit noise, "
-        "or a learned noise when the network has two outputs for each target.",
+        "by default Categorical for whole-number targets; for real ones a Gaussian that standardises "
+        "the targets and learns its noise, one for each column, or one for each input when the "
+        "network has two outputs for each target.",
     )
     prior: Spec = option("gaussian", "on the weights, or on the outputs.")
     optimizer: Spec = option(
         "adam",
-        'any elementwise optimiser of torch, by name or as {"name": ..., settings}.',
+        'any elementwise optimiser of torch: its name, its class, or {"name": ..., settings}.',
     )
     lr: float = option(1e-3, "learning rate.", positive)
     schedule: Spec | None = option(None, 'of the learning rate, as "cosine".')
@@ -152,7 +162,7 @@ class Options:
     )
     augment: Spec | None = option(None, '"crop-flip", or a function of (x, key).')
     clip: float | None = option(None, "longest velocity of a member.", positive)
-    seed: int = option(0, "decides everything that is random.", seed)
+    seed: int = option(0, "decides everything that is random.", whole_64_bits)
     device: str | None = option(
         None, "where to train; by default where the ensemble is.", kept=False
     )
@@ -167,7 +177,7 @@ class Options:
         text,
     )
     save_every: float = option(
-        30.0, "seconds between checkpoints; 0 saves after every step.", not_negative, kept=False
+        30.0, "seconds between checkpoints; 0 saves after every step.", seconds, kept=False
     )
     keep_every: int | None = option(
         None,

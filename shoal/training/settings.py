@@ -207,7 +207,7 @@ def _made(name: str, spec: Any) -> Any:
     if spec is None and _MADE[name]["optional"]:
         return None
     if name == "adversarial" and isinstance(spec, Real) and not isinstance(spec, bool):
-        return Adversarial(number("adversarial", spec))
+        return Adversarial(number(name, spec))
     if name == "adversarial" and isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
     return _fitting(name, REGISTRIES[name].make(spec), *_MADE[name]["signs"])

@@ -107,7 +107,7 @@ class Trainer:
 
     @property
     def posterior(self) -> Posterior:
-        """What drives the members."""
+        """What drives the members, less what the optimiser has taken over."""
         return self.context.posterior
 
     @posterior.setter

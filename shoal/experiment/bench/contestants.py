@@ -177,11 +177,12 @@ def trainer(
 ) -> Trainer:
     """A trainer of the case's data; the usual prior on the weights is standard normal."""
     chosen = parse_method(method, legacy) if isinstance(method, str) else method
-    given = {"method": chosen, "legacy": legacy, "strength": strength, "prior": prior}
-    case_own = {"optimizer": case.optimizer, "lr": case.lr, "batch_size": case.batch_size}
-    how = {"steps": steps, "precision": case.precision, "engine": engine}
-    options = Options.of({"likelihood": "categorical", **given, **case_own, **how})
-    settings = Settings.resolve(options)
+    given = dict(
+        method=chosen, legacy=legacy, strength=strength, prior=prior, likelihood="categorical",
+        optimizer=case.optimizer, lr=case.lr, batch_size=case.batch_size, steps=steps,
+        precision=case.precision, engine=engine,
+    )  # fmt: skip
+    settings = Settings.resolve(Options.of(given))
     ensemble.train()
     source = case.source()
     repulsion, _ = prepared(settings.method, source, None, ensemble.dtype)
