@@ -115,7 +115,7 @@ class MemberRunner:
         return self.outputs(module, state, MemberInputs(x, own_inputs))[0]
 
     def outputs(self, module: nn.Module, state: Tree, *shown: MemberInputs) -> tuple[Tensor, ...]:
-        """Outputs [M, B, C] for a batch, and for a part of it that is shown with it (`with_part`).
+        """Outputs [M, B, C] for a batch, and for some of its rows beside it (`forward_with_rows`).
 
         They do not share memory, so that what comes back to one does not come back to the other.
         """

@@ -156,7 +156,7 @@ class Ensemble(ModuleLike):
         """
         return self._run([MemberInputs(x, own_inputs)], mapping, seed, step, probes)[0]
 
-    def with_part(
+    def forward_with_rows(
         self,
         batch: MemberInputs,
         part: Tensor,

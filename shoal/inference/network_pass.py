@@ -104,7 +104,7 @@ class TrackedInputs:
             whole = ensemble(batch.x, context.mapping, batch.own, seed, step)
             return whole, self.run(ensemble.aside(), context)
         with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
-            whole, part = ensemble.with_part(batch, self.x, mapping, seed, step)
+            whole, part = ensemble.forward_with_rows(batch, self.x, mapping, seed, step)
         return whole, part
 
     def gradients(self, scores: Tensor, live: bool) -> Tensor:

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from shoal.core.notices import notice
 
 import shoal
 from shoal.cli.commands.list import KINDS
 from shoal.cli.main import main
 from shoal.cli.outcome import Outcome
 from shoal.core.errors import ShoalWarning
-from shoal.core.notices import notice
 from shoal.models import MLP, Blueprint
 
 TINY = ["toy-classification", "model.hidden=[8]", "members=2"]

@@ -40,7 +40,7 @@ def forward_with_rows(
     Running statistics, and whatever else the network remembers, follow the batch and not the part.
 
     >>> layer, x = nn.BatchNorm1d(1), torch.tensor([[-3.0], [-1.0], [1.0], [3.0]])
-    >>> whole, part = with_part(layer, {}, x, x[2:])
+    >>> whole, part = forward_with_rows(layer, {}, x, x[2:])
     >>> torch.allclose(part, whole[2:])
     True
 
