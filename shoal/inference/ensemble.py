@@ -297,4 +297,4 @@ class Ensemble:
 
 def _is_count(count: object) -> TypeGuard[int]:
     whole = isinstance(count, int | np.integer) and not isinstance(count, bool)
-    return whole and int(count) >= 1
+    return whole and bool(count >= 1)  # pyright: ignore[reportOperatorIssue]

@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
-from shoal.core.values import came, check_value, fits
+from shoal.core.values import LARGEST, came, fits
 from shoal.data import augment as augmentations
 from shoal.data.augment import Augmentation
 from shoal.inference import likelihoods, priors
@@ -248,7 +248,8 @@ def _number(name: str, value: Any) -> float:
         number = math.nan if isinstance(value, _NO_NUMBERS) else float(value)
     if not math.isfinite(number):
         raise ConfigError(f"{name} must be a finite number, not {came(value)}")
-    check_value(name, number, float)
+    if abs(number) > LARGEST:
+        raise ConfigError(f"{name} must be a number up to {LARGEST:g} in size, not {number:g}")
     return number
 
 
