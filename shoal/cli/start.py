@@ -16,6 +16,9 @@ _INTERRUPTED = 130
 
 def start() -> int:
     """Run the command that was typed; the exit status is that of `shoal.cli.main.main`."""
+    # Members run side by side on a GPU. The driver opens eight queues unless it is told before it
+    # starts, and members that share a queue wait for each other.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     signal.signal(signal.SIGINT, _leave)
     from shoal.cli.main import main
 

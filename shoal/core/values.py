@@ -10,10 +10,12 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry, nearest
 
-__all__ = ["came", "check_settings", "check_spec", "check_value", "fits", "wanted"]
+__all__ = ["LARGEST", "came", "check_settings", "check_spec", "check_value", "fits", "wanted"]
 
-_LARGEST = 2**63
-_RANGE = 1e15  # so that squares and their inverses are single precision numbers too
+LARGEST = 1e15
+"""Size of real numbers whose squares and their inverses are single precision numbers too."""
+
+_WHOLE = 2**63
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -63,8 +65,8 @@ def _is_number(value: object, kind: type) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if kind is int:
-        return isinstance(value, int) and abs(value) < _LARGEST
-    return value == 0 or 1 / _RANGE <= abs(value) <= _RANGE
+        return isinstance(value, int) and abs(value) < _WHOLE
+    return value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
 
 
 def wanted(annotation: Any) -> str:
@@ -103,7 +105,7 @@ def came(value: object) -> str:
         return str(value).lower()
     if isinstance(value, Mapping):
         return "a table"
-    if isinstance(value, int) and abs(value) >= _LARGEST:
+    if isinstance(value, int) and abs(value) >= _WHOLE:
         return "one of more than 18 digits"
     if isinstance(value, list | tuple):
         return _short(f"the list {list(value)}")

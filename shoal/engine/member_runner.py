@@ -6,7 +6,6 @@ do nothing.
 """
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,26 +26,10 @@ __all__ = [
     "MemberRunner",
     "first_line",
     "lanes",
-    "open_queues",
     "parse_runner",
     "run_or_loop",
     "twice_differentiable",
 ]
-
-QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-
-
-def open_queues(device: torch.device | str | None) -> None:
-    """Before the first work on a GPU, ask its driver for 32 queues instead of 8.
-
-    Members run side by side on several streams, and those that share a queue wait for each other.
-    The driver reads the variable when it starts: afterwards, and where somebody has chosen a
-    number, nothing is changed.
-    """
-    on_gpu = device is not None and str(device).startswith("cuda")
-    if on_gpu and not torch.cuda.is_initialized():
-        os.environ.setdefault(QUEUES, "32")
-
 
 @contextmanager
 def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[list]:

@@ -13,7 +13,6 @@ from shoal.core.errors import ConfigError
 from shoal.core.values import check_spec, check_value
 from shoal.data import load
 from shoal.data.dataset import Dataset
-from shoal.engine.member_runner import open_queues
 from shoal.experiment.config import Config
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
@@ -68,7 +67,6 @@ def train(
 
 def make_data(config: Config) -> Dataset:
     """The data set of the config."""
-    open_queues(config.device)  # some data are made on the GPU, before anything is trained there
     for table in config.model if isinstance(config.model, list) else [config.model]:
         _refuse_custom("model", table)
     _refuse_custom("data", config.data)
@@ -122,7 +120,6 @@ def check_names(config: Config) -> None:
 def check_device(device: str | None) -> None:
     """Refuse a device that this machine, or this build of torch, does not have."""
     if device is not None:
-        open_queues(device)
         usable_device(device)
 
 

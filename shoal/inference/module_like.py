@@ -14,7 +14,6 @@ from shoal.core.errors import ConfigError
 from shoal.core.notebook import facts_html
 from shoal.core.types import Tree
 from shoal.engine.group import Group
-from shoal.engine.member_runner import open_queues
 
 if TYPE_CHECKING:
     from shoal.inference.ensemble import Ensemble
@@ -159,7 +158,6 @@ class ModuleLike:
         if dtype is not None and not dtype.is_floating_point:
             raise ConfigError(f"members calculate in a floating point type, not in {dtype}")
         device = f"cuda:{device}" if isinstance(device, int) else device
-        open_queues(device)
         for group in self.groups:
             for tree in (group.weights, group.buffers):
                 for name, t in tree.items():

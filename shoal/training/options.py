@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import ConfigError
-from shoal.core.values import came, check_value
+from shoal.core.values import LARGEST, came
 
 __all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "number", "option"]
 
@@ -55,13 +55,14 @@ def flag(name: str, value: Any) -> bool:
 
 
 def number(name: str, value: Any) -> float:
-    """A plain finite number, of whatever library it came from, in the range of config files."""
+    """A plain finite number, of whatever library it came from."""
     found = math.nan
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         found = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
     if not math.isfinite(found):
         raise ConfigError(f"{name} must be a finite number, not {came(value)}")
-    check_value(name, found, float)
+    if abs(found) > LARGEST:
+        raise ConfigError(f"{name} must be a number up to {LARGEST:g} in size, not {found:g}")
     return found
 
 
@@ -139,9 +140,9 @@ class Options:
     strength: float | None = option(None, "factor of the repulsion.", number)
     likelihood: Spec | None = option(
         None,
-        "by default Categorical for whole-number targets; for real ones a Gaussian that standardises "
-        "the targets and learns its noise, one for each column, or one for each input when the "
-        "network has two outputs for each target.",
+        "by default Categorical for whole-number targets; for real ones a Gaussian that "
+        "standardises the targets and learns its noise, one for each column, or one for each "
+        "input when the network has two outputs for each target.",
     )
     prior: Spec = option("gaussian", "on the weights, or on the outputs.")
     optimizer: Spec = option(
