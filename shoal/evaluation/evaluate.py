@@ -17,12 +17,12 @@ from shoal.prediction import metrics
 from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.training.run import Run
 
-__all__ = ["Evaluation", "evaluate", "parts_ticker"]
+__all__ = ["Evaluation", "evaluate", "splits_ticker"]
 
 _FEW = 10
 
 
-def parts_ticker(data: Dataset, quiet: bool) -> Ticker:
+def splits_ticker(data: Dataset, quiet: bool) -> Ticker:
     """A ticker over the parts that `assess` judges; it says nothing where they are few."""
     total = len(data.shifts) + len(data.ood)
     return Ticker(total, show=not quiet and total > _FEW)
@@ -93,5 +93,5 @@ def evaluate(
         return metrics.evaluate(source, data, ood)
     run = placed(opened(source), device)
     dataset = evaluation_data(run, data, ood, shifts, severities)
-    with parts_ticker(dataset, not progress) as ticker:
+    with splits_ticker(dataset, not progress) as ticker:
         return evaluate_run(run, dataset, gallery=gallery, after=ticker.tick, keep=keep)

@@ -24,7 +24,7 @@ __all__ = [
     "is_current",
     "keep_evaluation",
     "kept_evaluation",
-    "load_assessment",
+    "load_evaluation",
     "made_from",
 ]
 
@@ -136,7 +136,7 @@ def keep_evaluation(run: Any, found: Evaluation) -> None:
 def kept_evaluation(run: Any) -> Evaluation | None:
     """What `keep_evaluation` kept; None where there is nothing."""
     if getattr(run, "folder", None) is not None:
-        return load_assessment(run.folder)
+        return load_evaluation(run.folder)
     return getattr(run, "results", {}).get("evaluation")
 
 
@@ -164,7 +164,7 @@ def is_current(found: Evaluation | None, run: Any, dataset: Dataset) -> bool:
     return all(facts.get(key) == value for key, value in wanted.items())
 
 
-def load_assessment(folder: Path | str) -> Evaluation | None:
+def load_evaluation(folder: Path | str) -> Evaluation | None:
     """What `assess` left in the folder of a run, or None when it has not been there.
 
     Samples are large: where they have been taken away, or left behind on another machine, the

@@ -11,12 +11,12 @@ from torch import Tensor
 from shoal.core.errors import DataError
 from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
-from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_assessment, made_from
+from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_evaluation, made_from
 from shoal.evaluation.inspection import attention_samples, gradient_samples
 from shoal.prediction import Predictive, evaluate, metrics, predict
 from shoal.prediction.regression import in_units
 
-__all__ = ["Evaluation", "corrupted_means", "evaluate_run", "load_assessment", "recognised"]
+__all__ = ["Evaluation", "corrupted_means", "evaluate_run", "load_evaluation", "recognised"]
 
 Scores = Mapping[str, float]
 

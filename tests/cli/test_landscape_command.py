@@ -37,7 +37,7 @@ def test_every_part_is_told_in_a_sentence_then_kept(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--parts", "lime"], "did you mean 'line'"),
+        (["--analyses", "lime"], "did you mean 'line'"),
         (["--parts", ","], "choose from"),
         (["--points", "1"], "points must be 2 or more"),
         (["--inputs", "0"], "inputs must be 2 or more"),

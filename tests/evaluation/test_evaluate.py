@@ -12,7 +12,7 @@ from torch import nn
 from shoal.core.errors import CheckpointCorrupt, DataError
 from shoal.core.files import read_json, write_json
 from shoal.data.dataset import Dataset, Scaling, Split
-from shoal.evaluation.scores import evaluate_run, load_assessment, recognised
+from shoal.evaluation.scores import evaluate_run, load_evaluation, recognised
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian
 from shoal.prediction import evaluate, metrics, predict
@@ -150,7 +150,7 @@ def test_data_are_described(judged):
 def test_folder_gives_back_what_was_kept(classifier, pictures, tmp_path):
     run = Trained(classifier.ensemble, classifier.likelihood, tmp_path)
     kept = evaluate_run(run, pictures, gallery=2)
-    found = load_assessment(tmp_path)
+    found = load_evaluation(tmp_path)
     assert found is not None
     assert found.scores.keys() == kept.scores.keys()
     for name, value in kept.test.items():
@@ -164,19 +164,19 @@ def test_folder_gives_back_what_was_kept(classifier, pictures, tmp_path):
 def test_numbers_that_are_none_come_back_as_nan(classifier, pictures, tmp_path):
     alone = Trained(Ensemble.init(network, 1, seed=0), Categorical(), tmp_path)
     assert math.isnan(evaluate_run(alone, pictures).ood["noise"]["disagreement_ratio"])
-    found = load_assessment(tmp_path)
+    found = load_evaluation(tmp_path)
     assert found is not None
     assert math.isnan(found.ood["noise"]["disagreement_ratio"])
 
 
 def test_nothing_kept_is_none(tmp_path):
-    assert load_assessment(tmp_path) is None
+    assert load_evaluation(tmp_path) is None
 
 
 def test_scores_remain_where_samples_were_left_behind(judged, tmp_path):
     judged.save(tmp_path)
     (tmp_path / "samples.safetensors").unlink()
-    found = load_assessment(tmp_path)
+    found = load_evaluation(tmp_path)
     assert found is not None
     assert found.test == judged.test
     assert found.split_samples("test") == {} and found.reliability("test") is None
@@ -187,7 +187,7 @@ def test_another_file_of_that_name_is_refused(judged, tmp_path, content):
     judged.save(tmp_path)
     write_json(tmp_path / "scores.json", content)
     with pytest.raises(CheckpointCorrupt, match="shoal evaluate"):
-        load_assessment(tmp_path)
+        load_evaluation(tmp_path)
 
 
 def test_a_labelled_test_part_is_needed(classifier, pictures):

@@ -114,7 +114,7 @@ def test_orders_come_back_as_they_went(tmp_path):
 @pytest.mark.parametrize("wrong", ["0", "-1", "two", "1.5", ""])
 def test_jobs_are_counted(wrong, capsys):
     assert main(["compare", "digits", f"--jobs={wrong}"]) == 2
-    assert "a number of jobs is 1 or more" in capsys.readouterr().err
+    assert "the number of jobs is 1 or more" in capsys.readouterr().err
 
 
 # Deaths
@@ -230,7 +230,7 @@ def test_a_signal_stops_every_worker_and_loses_nothing(tmp_path, left_alone, num
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == status
-    assert "stopped; type the same again to go on" in err
+    assert "stopped; type the same command again" in err
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     finish_in(tmp_path)
     assert numbers(tmp_path) == left_alone
