@@ -86,9 +86,9 @@ COMMANDS = {
         "shoal compare digits --methods ensemble,kde,f-kde --strengths 1,10,100 --jobs 2\n"
         "shoal compare mnist --methods all --sizes 1,5,9,13,17 --seeds 5 --device cuda --jobs 6",
         arguments.compare,
-        "\n\nThe same command can be typed again at any time: it skips finished runs and continues\n"
-        "a stopped run. results.csv has every run. summary.csv has means over the seeds, standard\n"
-        "errors, and paired differences to the plain ensemble.",
+        "\n\nThe same command can be typed again at any time: it skips finished runs and\n"
+        "continues a stopped run. results.csv has every run. summary.csv has means over the\n"
+        "seeds, standard errors, and paired differences to the plain ensemble.",
     ),
     "report": Command(
         "write an HTML report about one or several runs",

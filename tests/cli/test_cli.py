@@ -288,7 +288,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (2, "no option '--otu'; did you mean '--out'?", ["fit", "digits", "--otu", "x"]),
         (2, "are required: list|get|path; see shoal data --help", ["data"]),
         (2, "1 or more, not '0'", ["fit", "digits", "--threads", "0"]),
-        (2, "there is no experiment called 'digit'", ["fit", "digit"]),
+        (2, "there is no experiment and no file called 'digit'", ["fit", "digit"]),
         (74, "there is no file called no.toml", ["fit", "no.toml"]),
         (2, "did you mean 'kde'?", ["fit", *TINY, "method=kdee", "-o", "x"]),
         (

@@ -1,4 +1,4 @@
-"""Corruptions from the judgement to the page: complete scores, small folders, one look at each."""
+"""Corruptions from evaluation to report: complete scores, small folders, each computed once."""
 
 import csv
 import io
@@ -80,7 +80,7 @@ def folder(data, tmp_path_factory):
 
 
 def test_each_shift_is_made_once_and_in_turn(data):
-    made, judged = [], []
+    made, evaluated = [], []
 
     def maker(name):
         return lambda: (made.append(name), data.shifts[name])[1]
@@ -89,12 +89,12 @@ def test_each_shift_is_made_once_and_in_turn(data):
     spied = LazySplits({n: maker(n) for n in names}, dict.fromkeys(names, POINTS))
 
     def after(part):
-        judged.append(part)
-        assert len(made) == len(judged)
+        evaluated.append(part)
+        assert len(made) == len(evaluated)
 
     evaluate_run(_run("kde", 0), replace(data, shifts=spied), after=after)
     assert made == names
-    assert judged == [f"shift:{name}" for name in names]
+    assert evaluated == [f"shift:{name}" for name in names]
 
 
 def test_scores_of_every_shift_are_of_all_its_inputs(pairs, data):
@@ -209,7 +209,7 @@ def test_the_page_draws_one_figure_a_metric_and_not_one_a_corruption(pairs):
 
 
 def test_runs_without_corruptions_stand_beside_runs_with_them(pairs):
-    """A method that was judged before the corruptions were asked for has only its test point."""
+    """A method evaluated without corruptions has only its point for the test set."""
     run = _run("ensemble", 0)
     accuracy, *_ = corruption_blocks(
         load_report_data([pairs[0], (run, evaluate_run(run, _pictures()))])
