@@ -29,7 +29,7 @@ _SETS = 2
 def groups_of(grid: Grid) -> list[SeedGroup]:
     """The runs that are done, those that differ by their seed alone together."""
     found: dict[tuple[str, int], list[GridPoint]] = {}
-    for cell in grid.cells:
+    for cell in grid.points:
         if grid.is_done(cell):
             found.setdefault((cell.variant.label, cell.members), []).append(cell)
     return [

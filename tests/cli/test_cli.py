@@ -74,7 +74,7 @@ def here(work, monkeypatch):
 RUN = "runs/toy-classification-f-kde-m2-s0"
 
 
-# What each verb does
+# What each command does
 
 
 def test_fit_with_json_prints_nothing_else(work):
@@ -202,7 +202,7 @@ def test_predict_for_regression(here, capsys):
 def test_report_takes_a_folder_of_runs(here, capsys):
     assert main(["report", RUN, "-o", "page.html", "--title", "A title of one's own"]) == 0
     assert "A title of one" in (here / "page.html").read_text()
-    assert "A page about 1 run: page.html" in capsys.readouterr().out
+    assert "1 run: page.html" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -289,14 +289,14 @@ def test_quiet_is_for_one_command(capsys):
 @pytest.mark.parametrize(
     "status, sentence, arguments",
     [
-        (2, "there is no verb 'fti'; did you mean 'fit'?", ["fti"]),
-        (2, "options come after the verb", ["--quiet", "fit"]),
+        (2, "there is no command 'fti'; did you mean 'fit'?", ["fti"]),
+        (2, "options come after the command", ["--quiet", "fit"]),
         (2, "the following arguments are required: CONFIG; see shoal fit --help", ["fit"]),
         (2, "there is no option '--nope'; see shoal list --help", ["list", "--nope"]),
         (2, "no option '--otu'; did you mean '--out'?", ["fit", "digits", "--otu", "x"]),
         (2, "are required: list|get|path; see shoal data --help", ["data"]),
         (2, "1 or more, not '0'", ["fit", "digits", "--threads", "0"]),
-        (2, "there is no experiment called 'digit'", ["fit", "digit"]),
+        (2, "there is no experiment and no file called 'digit'", ["fit", "digit"]),
         (74, "there is no file called no.toml", ["fit", "no.toml"]),
         (2, "did you mean 'kde'?", ["fit", *TINY, "method=kdee", "-o", "x"]),
         (
@@ -321,7 +321,7 @@ def test_quiet_is_for_one_command(capsys):
         (2, "at least one seed", ["compare", *TINY, "--seeds", "0"]),
         (74, "nowhere is not a run", ["report", "nowhere"]),
         (2, "there is no kind called 'kernel'", ["list", "kernel"]),
-        (2, "say which data set to get", ["data", "get"]),
+        (2, "name a data set to get", ["data", "get"]),
         (2, "'digits' is made of no files", ["data", "path", "digits"]),
         (2, "there is no dataset called 'minst'; did you mean 'mnist'", ["data", "path", "minst"]),
         (2, "there is no dataset called 'imagenet'", ["data", "get", "imagenet"]),
@@ -351,8 +351,8 @@ def failing(error):
 
 
 def command_that(monkeypatch, module):
-    for verb in ("list", "fit"):
-        monkeypatch.setitem(sys.modules, f"shoal.cli.commands.{verb}", module)
+    for name in ("list", "fit"):
+        monkeypatch.setitem(sys.modules, f"shoal.cli.commands.{name}", module)
 
 
 def test_a_fault_is_owned_up_to(monkeypatch, capsys):
@@ -375,8 +375,8 @@ def test_memory_is_not_a_fault(error, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "error, status, words",
     [
-        (KeyboardInterrupt(), 130, "shoal: stopped; add --resume to go on\n"),
-        (SystemExit(143), 143, "shoal: stopped; add --resume to go on\n"),
+        (KeyboardInterrupt(), 130, "shoal: stopped; add --resume to continue\n"),
+        (SystemExit(143), 143, "shoal: stopped; add --resume to continue\n"),
         (SystemExit(0), 0, ""),
     ],
 )
@@ -435,7 +435,7 @@ def test_ctrl_c_saves_and_resume_finishes_the_same_run(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, err
-    assert err.endswith("shoal: stopped; add --resume to go on\n") and "Traceback" not in err
+    assert err.endswith("shoal: stopped; add --resume to continue\n") and "Traceback" not in err
     assert not (tmp_path / "cut" / "scores.json").exists()
     assert list((tmp_path / "cut" / "checkpoints").iterdir())
     resumed = typed("fit", *TINY, *LONG, "-o", "cut", "--resume", folder=tmp_path)

@@ -141,7 +141,7 @@ def test_mistakes_are_answered_in_a_line(work, arguments, words, capsys):
 def test_growing_makes_a_run_of_all_members(work, capsys):
     assert main(["grow", str(work), "--more", "1", "-q", "steps=10"]) == 0
     grown = work.with_name("run-grown-3")
-    assert "1 new member beside 2 old ones" in capsys.readouterr().out
+    assert "1 new member added to 2 trained members" in capsys.readouterr().out
     run = shoal.load(grown)
     assert run.ensemble.members == 3 and run.config["frozen"] == 2 and run.config["steps"] == 10
     assert (grown / "scores.json").exists()

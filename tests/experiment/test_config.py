@@ -207,7 +207,7 @@ def test_mistakes_in_an_override(change, sentence):
         ("method=kdee", "there is no method called 'kdee'; did you mean 'kde'?"),
         ("method.kernel=rbff", "there is no kernel called 'rbff'; did you mean 'rbf'?"),
         ("method.kernel={name='matern',nu='x'}", "method.kernel.nu must be a number"),
-        ("method={name='ensemble',kernel='rbf'}", "has no parts that could be changed"),
+        ("method={name='ensemble',kernel='rbf'}", "has no repulsion that could be changed"),
         ("prior.std=wide", "prior.std must be a number, not the text 'wide'"),
         ("prior=gausian", "did you mean 'gaussian'?"),
         ("schedule.floor=0.1", "schedule needs a name"),

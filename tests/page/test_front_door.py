@@ -14,7 +14,7 @@ import shoal
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.types import UNSET
-from shoal.evaluation.evaluation import kept_evaluation, load_assessment
+from shoal.evaluation.evaluation import kept_evaluation, load_evaluation
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data
 from shoal.training.grow import grow
@@ -189,7 +189,7 @@ def test_report_evaluates_what_was_not_evaluated_on_these_data(
 def test_what_is_found_is_kept_in_the_folder(readme, here, arrays):
     run = readme[1]["run"]
     found = shoal.evaluate(run, (arrays["x_test"], arrays["y_test"]), ood={"a": arrays["x_ood"]})
-    kept = load_assessment("runs/first")
+    kept = load_evaluation("runs/first")
     assert kept.scores == found.scores and kept.samples.keys() == found.samples.keys()
     other = shoal.evaluate(run, (arrays["x_test"] + 1, arrays["y_test"]), keep=False)
     assert other.scores != kept.scores
