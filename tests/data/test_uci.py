@@ -118,7 +118,7 @@ def published(site, cache, made_up, monkeypatch):
     monkeypatch.setattr(uci, "_SPLITS", {})
     monkeypatch.setattr(uci, "UCI_TEXT", site.address)
     fetch = uci.fetch_problem
-    monkeypatch.setattr(uci, "fetch_problem", lambda name: fetch(name, site.address))
+    monkeypatch.setattr(uci, "fetch_problem", lambda name, base=site.address: fetch(name, base))
     return site
 
 
