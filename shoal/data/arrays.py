@@ -111,7 +111,7 @@ def as_targets(y: Any, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
         labels = labels.squeeze(1)
     if labels.ndim != 1:
         raise DataError(
-            f"y holds whole numbers in shape {_shape(raw)}; wanted one label per point, shape (N,): "
+            f"y holds whole numbers in shape {_shape(raw)}; wanted one label per point: "
             f"type y.argmax(1) for one-hot rows, or pass floats to regress on them"
         )
     if labels.min() < 0:

@@ -1,7 +1,7 @@
 """The public files of the data sets: sizes, digests, addresses and licences.
 
-Digests are the published ones where there are any. Paths are relative to the folder `SHOAL_DATA`, so
-that files put there by hand are found.
+Digests are the published ones where there are any. Paths are relative to the folder `SHOAL_DATA`,
+so that files put there by hand are found.
 """
 
 from collections.abc import Mapping

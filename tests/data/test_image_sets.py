@@ -46,14 +46,14 @@ def test_images_are_floats_from_zero_to_one_with_labels(name):
     assert data.validation is None and data.pixel_range == (0.0, 1.0)
 
 
-def test_foreign_sets_as_in_the_field():
+def test_ood_sets_as_in_the_field():
     assert list(load("mnist").ood) == ["notmnist", "fashion-mnist", "kmnist"]
     assert list(load("fashion-mnist").ood) == ["mnist"]
     assert list(load("cifar10").ood) == ["svhn"]
-    foreign = load({"name": "mnist", "ood": "kmnist"}).ood
-    assert list(foreign) == ["kmnist"]
+    ood = load({"name": "mnist", "ood": "kmnist"}).ood
+    assert list(ood) == ["kmnist"]
     expected = torch.from_numpy(images("kmnist", "test")[0]).float() / 255
-    assert torch.equal(foreign["kmnist"].x, expected)
+    assert torch.equal(ood["kmnist"].x, expected)
     assert load({"name": "cifar10", "ood": []}).ood == {}
 
 
@@ -161,7 +161,7 @@ def test_flips_mirror_only_what_the_masks_say():
     assert torch.equal(out[3], x[3].flip(1, 2))
 
 
-def test_letters_are_divided_but_foreign_as_a_whole():
+def test_letters_are_split_but_complete_as_ood_set():
     data = load("notmnist")
     assert (len(data.train), len(data.test)) == (100, 2000)
     assert len(load("mnist").ood["notmnist"]) == 2100
