@@ -37,8 +37,8 @@ class LoaderBatches:
     of a run.)
 
     The loader is opened once per epoch: `first` leaves its pass open for the first epoch. A loader
-    of unknown length is read once to count its batches, unless the number of steps is given. Then the
-    data are a stream, which is read pass after pass without counting. A stream has no epochs; a
+    of unknown length is read once to count its batches, unless the number of steps is given. Then
+    the data are a stream, which is read pass after pass without counting. A stream has no epochs; a
     twentieth of its steps counts as one epoch.
 
     Args:
