@@ -303,7 +303,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (74, "nowhere is not a run", ["evaluate", "nowhere"]),
         (2, "there is no dataset called 'imagenet'", ["evaluate", RUN, "--data", "imagenet"]),
         (74, "there is no file called no.csv", ["predict", RUN, "no.csv"]),
-        (65, "3 numbers a row|inputs of shape", ["predict", RUN, "three.npy"]),
+        (65, "3 numbers per row|inputs of shape", ["predict", RUN, "three.npy"]),
         (65, "Shoal reads", ["predict", RUN, "page.txt"]),
         (2, "written as .csv or .npz", ["predict", RUN, "three.npy", "-o", "a.txt"]),
         (2, "there is no method called 'kdee'", ["compare", *TINY, "--methods", "kdee"]),

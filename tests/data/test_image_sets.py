@@ -86,7 +86,7 @@ def test_standard_pixels_by_the_images_that_are_trained_on():
 
 
 def test_images_of_one_shade_cannot_be_standard():
-    with pytest.raises(DataError, match="all pixels of the training images are alike"):
+    with pytest.raises(DataError, match="all pixels of the training images are equal"):
         pixel_range("standard", np.full((2, 3, 4, 4), 7, dtype=np.uint8))
 
 
@@ -108,7 +108,7 @@ def test_validation_is_first_and_the_subset_follows():
         ({"subset": 21, "validation": 10}, "subset must be from 1 to 20, not 21"),
         ({"validation": 30}, "validation must be from 0 to 29, not 30"),
         ({"validation": -1}, "validation must be from 0 to 29, not -1"),
-        ({"pixels": "sined"}, "there are no pixels called 'sined'; did you mean 'signed'"),
+        ({"pixels": "sined"}, "there is no pixel range called 'sined'; did you mean 'signed'"),
         ({"subset": "5"}, "data.subset must be a whole number"),
         ({"ood": 3}, "data.ood must be"),
     ],

@@ -52,7 +52,7 @@ def test_colours_may_come_last(tmp_path):
         (
             "digits",
             DataError,
-            r"digits has inputs of shape \(1, 8, 8\), those to train on are of shape \(2,",
+            r"digits has inputs of shape \(1, 8, 8\), but training inputs have shape \(2,",
         ),
         (["ring", "ring"], ConfigError, "there are two OOD sets called 'ring'"),
         (7, ConfigError, "data.ood must be text or a list of text, not 7"),
