@@ -233,7 +233,7 @@ def test_data(capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["parts"] == {"train": 90, "test": 200}
     assert main(["data", "get", "toy-regression", "toy-classification"]) == 0
     shown = capsys.readouterr().out
-    assert "toy-regression is here" in shown and "toy-classification is here" in shown
+    assert "toy-regression is ready" in shown and "toy-classification is ready" in shown
     monkeypatch.setenv("SHOAL_DATA", "/somewhere")
     assert main(["data", "path"]) == 0
     assert capsys.readouterr().out.strip() == "/somewhere"
@@ -314,7 +314,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (74, "nowhere is not a run", ["report", "nowhere"]),
         (2, "there is no kind called 'kernel'", ["list", "kernel"]),
         (2, "name a data set to get", ["data", "get"]),
-        (2, "'digits' is made of no files", ["data", "path", "digits"]),
+        (2, "'digits' has no files", ["data", "path", "digits"]),
         (2, "there is no dataset called 'minst'; did you mean 'mnist'", ["data", "path", "minst"]),
         (2, "there is no dataset called 'imagenet'", ["data", "get", "imagenet"]),
     ],
