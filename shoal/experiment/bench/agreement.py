@@ -1,8 +1,8 @@
 """Agreement of engines: a few steps of each, compared with the same steps by a loop in float64.
 
 The deviation is the largest difference of any tensor of the ensemble (weights, running statistics)
-from the reference, relative to the largest element of that tensor. The networks are smooth, since at
-a kink, or between two equal maxima, rounding would change the gradient.
+from the reference, relative to the largest element of that tensor. The networks are smooth, since
+at a kink, or between two equal maxima, rounding would change the gradient.
 """
 
 import warnings
