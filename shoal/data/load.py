@@ -100,8 +100,8 @@ def file_dataset(
         raise ConfigError("dataset 'file' needs a file to train on; type train = 'your.npz'")
     known = load_file(train, target)
     shape = tuple(known.x.shape[1:])
-    pictures = os.path.isdir(train)
-    classes = class_folders(train) if pictures else None
+    has_images = os.path.isdir(train)
+    classes = class_folders(train) if has_images else None
 
     def like(path: str) -> Split:
         return load_file(path, target, shape=shape, classes=classes)
@@ -113,7 +113,7 @@ def file_dataset(
         shifts={title(p): like(p) for p in _paths(shifts)},
         ood=ood_sets(ood, shape),
         classes=classes,
-        pixel_range=(0.0, 1.0) if pictures else None,
+        pixel_range=(0.0, 1.0) if has_images else None,
     )
     _check_together(data)
     return data
