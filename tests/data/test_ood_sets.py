@@ -1,4 +1,4 @@
-"""Foreign data of the user's choice, for every data set."""
+"""OOD sets of the user's choice, for every data set."""
 
 import numpy as np
 import pytest

@@ -180,7 +180,7 @@ def test_what_is_done_is_not_done_again(done, data, monkeypatch):
 
 def test_a_grid_grows(done, data, monkeypatch):
     trained = []
-    monkeypatch.setattr(grids, "assess", lambda run, data: trained.append(run.config))
+    monkeypatch.setattr(grids, "evaluate_run", lambda run, data: trained.append(run.config))
     grown = replace(done, variants=(*done.variants, Variant("svgd")), sizes=(2, 3), seeds=4)
     run_grid(grown, data)
     new = len(grown.points) - len(done.points)
