@@ -37,11 +37,11 @@ def standardise(x: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     A column that is constant in `like` is only centred.
     """
-    mean, spread = like.mean(0), like.std(0, correction=0)
+    mean, std = like.mean(0), like.std(0, correction=0)
     # Rounding of the mean gives a constant column a tiny standard deviation.
-    constant = spread <= 1e-12 * (1 + mean.abs())
-    spread = spread.where(~constant, spread.new_ones(()))
-    return (x - mean) / spread, mean, spread
+    constant = std <= 1e-12 * (1 + mean.abs())
+    std = std.where(~constant, std.new_ones(()))
+    return (x - mean) / std, mean, std
 
 
 @dataclass(frozen=True, repr=False)

@@ -234,7 +234,7 @@ def test_data(capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["parts"] == {"train": 90, "test": 200}
     assert main(["data", "get", "toy-regression", "toy-classification"]) == 0
     shown = capsys.readouterr().out
-    assert "toy-regression is here" in shown and "toy-classification is here" in shown
+    assert "toy-regression is ready" in shown and "toy-classification is ready" in shown
     monkeypatch.setenv("SHOAL_DATA", "/somewhere")
     assert main(["data", "path"]) == 0
     assert capsys.readouterr().out.strip() == "/somewhere"
@@ -311,7 +311,7 @@ def test_quiet_is_for_one_command(capsys):
         (74, "nowhere is not a run", ["evaluate", "nowhere"]),
         (2, "there is no dataset called 'imagenet'", ["evaluate", RUN, "--data", "imagenet"]),
         (74, "there is no file called no.csv", ["predict", RUN, "no.csv"]),
-        (65, "3 numbers a row|inputs of shape", ["predict", RUN, "three.npy"]),
+        (65, "3 numbers per row|inputs of shape", ["predict", RUN, "three.npy"]),
         (65, "Shoal reads", ["predict", RUN, "page.txt"]),
         (2, "written as .csv or .npz", ["predict", RUN, "three.npy", "-o", "a.txt"]),
         (2, "there is no method called 'kdee'", ["compare", *TINY, "--methods", "kdee"]),
@@ -322,7 +322,7 @@ def test_quiet_is_for_one_command(capsys):
         (74, "nowhere is not a run", ["report", "nowhere"]),
         (2, "there is no kind called 'kernel'", ["list", "kernel"]),
         (2, "name a data set to get", ["data", "get"]),
-        (2, "'digits' is made of no files", ["data", "path", "digits"]),
+        (2, "'digits' has no files", ["data", "path", "digits"]),
         (2, "there is no dataset called 'minst'; did you mean 'mnist'", ["data", "path", "minst"]),
         (2, "there is no dataset called 'imagenet'", ["data", "get", "imagenet"]),
     ],

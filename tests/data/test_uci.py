@@ -146,9 +146,9 @@ def test_altered_text_is_refused(published, cache):
     [
         ("data.txt", b"1 2\n3 x\n", "is not a table of numbers"),
         ("data.txt", b"", "is empty|is not a table"),
-        ("index_test_3.txt", b"40\n", "lists places outside 0 to 39"),
-        ("index_test_3.txt", b"1.5\n", "lists places outside"),
-        ("index_features.txt", b"-1\n", "lists places outside 0 to 3"),
+        ("index_test_3.txt", b"40\n", "lists indices outside 0 to 39"),
+        ("index_test_3.txt", b"1.5\n", "lists indices outside"),
+        ("index_features.txt", b"-1\n", "lists indices outside 0 to 3"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:loadtxt")

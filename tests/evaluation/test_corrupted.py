@@ -33,7 +33,7 @@ POINTS = 250
 
 
 @dataclass
-class Judged:
+class EvaluatedRun:
     """What a page needs of a run that nobody trained."""
 
     ensemble: Ensemble
@@ -58,7 +58,7 @@ def _pictures():
 
 def _run(method, seed, folder=None):
     config = {"data": "pictures", "method": method, "members": 3, "seed": seed}
-    return Judged(Ensemble.init(_network, 3, seed=seed), config, folder)
+    return EvaluatedRun(Ensemble.init(_network, 3, seed=seed), config, folder)
 
 
 @pytest.fixture(scope="module")

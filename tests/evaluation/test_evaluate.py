@@ -1,4 +1,4 @@
-"""What `assess` keeps equals what the metrics say directly."""
+"""The stored evaluation equals the metrics computed directly."""
 
 import math
 from dataclasses import dataclass, field, replace

@@ -241,7 +241,7 @@ class TestEndless:
 
         with pytest.raises(DataError) as caught:
             quick(data=Spent("finite"), steps=9)
-        assert_one_sentence(caught.value, "pass 2", "begin anew")
+        assert_one_sentence(caught.value, "pass 2", "start again")
 
     @pytest.mark.parametrize("wrong", ["a", 0, 2.5])
     def test_wrong_steps_are_refused_as_ever(self, wrong):
