@@ -1,4 +1,4 @@
-"""What a section of the page is made of, and the registry of sections."""
+"""The blocks of a section, and the registry of sections."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from shoal.page.report_data import ReportData
 __all__ = [
     "Block",
     "Builder",
+    "Figure",
     "Fold",
     "Heading",
     "Listing",
-    "Picture",
     "Remark",
     "Section",
     "Statement",
@@ -30,10 +30,10 @@ class Statement:
     """A number in large type and the sentence that explains it.
 
     Attributes:
-        name: what it is about, in a word or two.
-        number: a few characters.
-        sentence: complete by itself.
-        tone: "good", "mind" for what deserves attention, or "plain".
+        name: the subject, in one or two words.
+        number: the number as text.
+        sentence: the explanation.
+        tone: "good", "mind" where attention is needed, or "plain".
     """
 
     name: str
@@ -43,8 +43,8 @@ class Statement:
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """A matplotlib figure, a title above and a sentence below that says how to read it."""
+class Figure:
+    """A matplotlib figure, with its title and a caption that says how to read it."""
 
     figure: Any
     title: str
@@ -53,7 +53,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class TableCell:
-    """Text of a cell, the number it is sorted by, and a tone as in `Statement`."""
+    """Text of a cell, its sort key, and a tone as in `Statement`."""
 
     text: str
     value: float | str = ""
@@ -62,7 +62,7 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that sort by a click on a heading; the first column names the row."""
+    """A table that a click on a heading sorts; the first column names the row."""
 
     title: str
     columns: Sequence[str]
@@ -72,13 +72,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Listing:
-    """Text in fixed width to copy.
+    """Text in a fixed-width font, to copy.
 
     Attributes:
-        title: what it is.
-        text: as it is.
-        file: a link saves the text under this name.
-        shown: False leaves only the link.
+        title: heading.
+        text: the text.
+        file: name under which a link saves the text.
+        shown: False shows the link alone.
     """
 
     title: str
@@ -96,24 +96,24 @@ class Remark:
 
 @dataclass(frozen=True)
 class Heading:
-    """A line that begins something new within a section."""
+    """A heading within a section."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that are shown when asked for."""
+    """Blocks that are hidden until the reader opens them."""
 
     title: str
     blocks: Sequence["Block"]
 
 
-Block = Statement | Picture | Table | Listing | Remark | Heading | Fold
+Block = Statement | Figure | Table | Listing | Remark | Heading | Fold
 
 
 def folded(table: Table, rows: int = 12) -> Block:
-    """The table as it is, or shown when asked for where it has more rows than that."""
+    """The table, in a fold where it has more than `rows` rows."""
     return table if len(table.rows) <= rows else Fold(table.title, [table])
 
 
@@ -123,8 +123,8 @@ class Section:
 
     Attributes:
         question: the heading.
-        answer: one sentence, before any evidence.
-        blocks: the evidence.
+        answer: one or two sentences below the heading.
+        blocks: figures, tables and remarks.
     """
 
     question: str
@@ -140,24 +140,24 @@ class Builder:
     """A registered section.
 
     Attributes:
-        build: makes the section, or None when the runs have nothing to say to its question.
-        order: sections are told in ascending order.
-        judged: it needs an assessment.
+        build: makes the section; None where the runs lack the numbers.
+        order: sections stand in ascending order.
+        evaluated: whether the section needs an evaluated run.
     """
 
     build: Build
     order: int
-    judged: bool
+    evaluated: bool
 
 
 registry = Registry("section")
 
 
-def section(name: str, order: int, judged: bool = True) -> Callable[[Build], Build]:
-    """File a function as a section of every page."""
+def section(name: str, order: int, evaluated: bool = True) -> Callable[[Build], Build]:
+    """Register a function as a section of every page."""
 
-    def file(build: Build) -> Build:
-        registry.register(name)(Builder(build, order, judged))
+    def register(build: Build) -> Build:
+        registry.register(name)(Builder(build, order, evaluated))
         return build
 
-    return file
+    return register

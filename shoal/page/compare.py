@@ -91,30 +91,30 @@ def compare(
         found = shoal.compare("digits", methods=["ensemble", "kde:300"], sizes=[5, 10], seeds=5)
         print(found)
 
-    Every run is kept in a folder of its own. Runs that are done are skipped and one that was
-    stopped goes on, so the same call can be made again. `shoal compare CONFIG` does the same.
+    Every run has its own folder. The same call can be repeated: it skips completed runs and
+    resumes interrupted ones. `shoal compare CONFIG` does the same.
 
     Main arguments:
         source: a function that makes your network; or a config: a TOML file, an experiment's name
             or a table.
-        data: with a function, what to train on: a `Dataset`, a pair (x, y) or a loader.
-        methods: names, each with a strength if wanted, as "kde:300", or "all"; by default the plain
+        data: training data for a function: a `Dataset`, a pair (x, y) or a loader.
+        methods: names, optionally with a strength, as "kde:300"; or "all". By default the plain
             ensemble and the method of the config, or "f-kde".
-        strengths: train each method that repels at each of these.
-        sizes: numbers of members; by default the config's, or 5.
-        seeds: how many runs of each.
-        test: test data, for data without any.
+        strengths: train each repulsive method at each of these strengths.
+        sizes: ensemble sizes; by default the config's, or 5.
+        seeds: number of seeds per method and ensemble size.
+        test: test data, where `data` has none.
         ood: out-of-distribution inputs by name, as `shoal.evaluate` takes them.
         shifts: changed test data by name, or names of corruptions, as `shoal.evaluate` takes them.
         out: folder of all runs; by default runs/NAME.
-        report: also write a page there.
+        report: path of a report to write.
         jobs: processes that share the runs; more than 1 needs a config.
-        threads: of each process.
-        progress: say what has been done.
-        method: the repulsion that "custom" among the methods means, where it is your own.
+        threads: CPU threads of each process.
+        progress: report progress on standard error.
+        method: your own repulsion, called "custom" in `methods`.
 
-    Every other argument is a setting of `shoal.fit` for all runs; one that is not given stays as
-    the config or `shoal.fit` has it.
+    Every other argument is a setting of `shoal.fit` for all runs. Its default is the config's, or
+    `shoal.fit`'s.
     """
     given = {k: v for k, v in locals().items() if k not in _ELSEWHERE and v is not UNSET}
     settings = {key: _plain(key, value) for key, value in given.items()}
@@ -140,7 +140,7 @@ def compare(
 
 
 def _config(source: Any, settings: Mapping[str, Any]) -> Config:
-    """The config that a file, a name or a table holds, with other settings where they are given."""
+    """The config of a file, a name or a table, with the given settings replaced."""
     if isinstance(source, Config):
         config = source
     elif isinstance(source, Mapping):
@@ -155,7 +155,7 @@ def _config(source: Any, settings: Mapping[str, Any]) -> Config:
 
 
 def _own_config(build: Build, data: Dataset, settings: Mapping[str, Any]) -> Config:
-    """A config that tells grids with other networks or data apart, though it cannot make them."""
+    """A config that identifies the user's network and data, but cannot rebuild them."""
     name = getattr(build, "__qualname__", type(build).__qualname__)
     digest = "-".join(tensor_digest(t)[:16] for t in (data.train.x, data.train.y) if t is not None)
     known = {key: value for key, value in settings.items() if value is not None}
@@ -164,7 +164,7 @@ def _own_config(build: Build, data: Dataset, settings: Mapping[str, Any]) -> Con
 
 
 def _plain(key: str, value: Any) -> Any:
-    """A setting as a config holds it: objects by their names and settings."""
+    """A setting as a config stores it: objects by their names and settings."""
     if key == "optimizer":
         return optimizer_table(value)
     if isinstance(value, Adversarial):

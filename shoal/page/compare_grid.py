@@ -1,4 +1,4 @@
-"""A grid of runs from beginning to end: trained, evaluated, written down and compared."""
+"""Run a grid: train, evaluate, write the tables and compare."""
 
 import html
 import os
@@ -36,13 +36,13 @@ __all__ = ["Comparison", "compare_grid"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """What a grid of runs shows; printed, it is a table with error bars.
+    """The result of a grid; printed, a table with error bars.
 
     Attributes:
-        folder: has a folder for each run, which `shoal.load` opens.
-        groups: the runs, those that differ by their seed alone together.
-        failed: runs that came to nothing, and why.
-        written: files that were written: "results", "summary" and, if wanted, "page".
+        folder: holds the folder of each run, which `shoal.load` opens.
+        groups: completed runs, grouped by method and ensemble size.
+        failed: failed runs, with their errors.
+        written: written files: "results", "summary" and, if requested, "page".
     """
 
     folder: Path
@@ -52,26 +52,26 @@ class Comparison:
 
     @property
     def scores(self) -> list[dict[str, Any]]:
-        """Means, standard errors and differences to the plain ensemble, by method and size."""
+        """Means, standard errors and differences to the plain ensemble, per method and size."""
         return comparison_value(self.groups)
 
     @property
     def answers(self) -> list[str]:
-        """What the strengths and the sizes say, where there are several."""
-        found, measure = sweeps(self.groups), Measure("nll")
-        size = max((sweep.members for sweep in found), default=0)
-        largest = [sweep for sweep in found if sweep.members == size]
-        told = [strength_sentence(largest, self.groups, measure)] if largest else []
+        """Sentences about strengths and ensemble sizes, where there are several."""
+        every, measure = sweeps(self.groups), Measure("nll")
+        size = max((sweep.members for sweep in every), default=0)
+        largest = [sweep for sweep in every if sweep.members == size]
+        found = [strength_sentence(largest, self.groups, measure)] if largest else []
         growth = growth_sentence(self.groups, measure)
-        return told + ([growth] if growth else [])
+        return found + ([growth] if growth else [])
 
     def __str__(self) -> str:
         return "\n\n".join([comparison_text(self.groups), *self.answers])
 
     def __repr__(self) -> str:
         runs = sum(len(group.entries) for group in self.groups)
-        told = f"{counted(len(self.groups), 'group')}, {counted(runs, 'run')}"
-        return f"Comparison({told} in {str(self.folder)!r})"
+        count = f"{counted(len(self.groups), 'group')}, {counted(runs, 'run')}"
+        return f"Comparison({count} in {str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
         rows = {"folder": self.folder, **self.written}
@@ -89,20 +89,20 @@ def compare_grid(
     debug: bool = False,
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
 ) -> Comparison:
-    """Run what is missing of a grid, write the numbers beside the runs and, if wanted, a page.
+    """Run the missing points of a grid, write the tables and, if requested, a page.
 
     Args:
-        grid: what to run.
-        data: what to train on; by default what the config names.
-        page: a file for the page.
+        grid: the grid to run.
+        data: training and test data; by default the config's.
+        page: path of the page.
         jobs: processes that share the runs.
-        threads: of each process.
-        progress: say what has been done.
-        debug: let workers show where a fault is.
+        threads: CPU threads of each process.
+        progress: report progress on standard error.
+        debug: show tracebacks of workers.
         prepare: called with each ensemble before it is trained in this process.
     """
     if grid.seeds < 1:
-        raise ConfigError(f"there must be at least one seed, not {grid.seeds}")
+        raise ConfigError(f"a grid needs at least one seed, not {grid.seeds}")
     for library in ("jinja2", "matplotlib") if page is not None else ():
         require(library, extra="report")  # before anything is trained
     data = make_data(grid.config) if data is None else data
@@ -112,8 +112,8 @@ def compare_grid(
         print(printable(_announcement(grid, done)), file=sys.stderr)
     with Ticker(len(grid.points), done, progress) as ticker:
 
-        def after(cell: GridPoint) -> None:
-            ticker.tick(_line(grid, cell))
+        def after(point: GridPoint) -> None:
+            ticker.tick(_line(grid, point))
 
         if jobs > 1:
             failed = run_jobs(grid, jobs, after, threads=threads or 1, debug=debug)
@@ -122,7 +122,7 @@ def compare_grid(
             failed = run_grid(grid, resident(data, grid.config.device), after, prepare)
     groups = groups_of(grid)
     if not groups:
-        raise DataError(f"none of the runs came to anything: {next(iter(failed.values()))}")
+        raise DataError(f"every run failed: {next(iter(failed.values()))}")
     return Comparison(grid.folder, groups, failed, _written(grid, groups, page, progress))
 
 
@@ -147,13 +147,13 @@ def _announcement(grid: Grid, done: int) -> str:
     return f"{text}; {done} done already" if done else text
 
 
-def _line(grid: Grid, cell: GridPoint) -> str:
-    name = f"{cell.variant.label}, {counted(cell.members, 'member')}, seed {cell.seed}"
-    if not grid.is_done(cell):
-        return f"{name}: came to nothing"
-    entry = load_report_data([grid.place(cell)]).entries[0]
+def _line(grid: Grid, point: GridPoint) -> str:
+    name = f"{point.variant.label}, {counted(point.members, 'member')}, seed {point.seed}"
+    if not grid.is_done(point):
+        return f"{name}: failed"
+    record = load_report_data([grid.place(point)]).entries[0]
     shown = [
-        (measure.title, measure(entry)) for measure in map(Measure, ("accuracy", "rmse", "nll"))
+        (measure.title, measure(record)) for measure in map(Measure, ("accuracy", "rmse", "nll"))
     ]
     figures = ", ".join(f"{title} {value:.4f}" for title, value in shown if value == value)
-    return f"{name}: {figures}, {entry.provenance.get('seconds', 0.0):.1f} s"
+    return f"{name}: {figures}, {record.provenance.get('seconds', 0.0):.1f} s"

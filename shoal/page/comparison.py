@@ -1,4 +1,4 @@
-"""A grid of runs in numbers: means with error bars, and differences to the plain ensemble."""
+"""A grid of runs in tables: means with error bars, and differences to the plain ensemble."""
 
 import csv
 import io
@@ -27,30 +27,30 @@ _SETS = 2
 
 
 def groups_of(grid: Grid) -> list[SeedGroup]:
-    """The runs that are done, those that differ by their seed alone together."""
+    """The completed runs, grouped by method and ensemble size."""
     found: dict[tuple[str, int], list[GridPoint]] = {}
     for cell in grid.points:
         if grid.is_done(cell):
             found.setdefault((cell.variant.label, cell.members), []).append(cell)
     return [
-        SeedGroup(label, load_report_data([grid.place(cell) for cell in cells]).entries)
-        for (label, _), cells in found.items()
+        SeedGroup(label, load_report_data([grid.place(point) for point in points]).entries)
+        for (label, _), points in found.items()
     ]
 
 
 def headlines(groups: list[SeedGroup]) -> list[Measure]:
-    """The few measures that a terminal has room for."""
+    """The few metrics that fit in a terminal."""
     assessment = groups[0].first.assessment
     if assessment is None:
         return []
-    told = f"auroc_{assessment.about.uncertainty}"
+    detection = f"auroc_{assessment.about.uncertainty}"
     wanted = [*(Measure(key) for key in headline(assessment.about)), *CORRUPTED]
-    wanted += [Measure(told, f"ood:{name}") for name in list(assessment.ood)[:_SETS]]
+    wanted += [Measure(detection, f"ood:{name}") for name in list(assessment.ood)[:_SETS]]
     return [m for m in wanted if any(group.values(m) for group in groups)]
 
 
 def comparison_text(groups: list[SeedGroup]) -> str:
-    """A table of means, and one of differences where there is a plain ensemble to differ from."""
+    """A table of means, and one of differences to the plain ensemble where there is one."""
     measures = headlines(groups)
     header = ["", "members", *(f"{m.title}, %" if m.share else m.title for m in measures)]
     rows = [
@@ -67,7 +67,9 @@ def comparison_text(groups: list[SeedGroup]) -> str:
         if any(cells := [_difference(m, group, groups) for m in measures])
     ]
     if differing and seeds > 1:
-        words = "Difference to the plain ensemble of the same size and seeds (95 % intervals)"
+        words = (
+            "Difference to the plain ensemble of the same ensemble size and seeds (95 % intervals)"
+        )
         blocks.append(f"{words}\n\n{table(differing, header)}")
     return "\n\n".join(blocks)
 
@@ -83,13 +85,13 @@ def _difference(measure: Measure, group: SeedGroup, groups: list[SeedGroup]) -> 
     difference, low, high = (measure.scale * value for value in found[0])
     word = verdict(found[0], measure.better)
     if word is Verdict.EQUAL:
-        return word
+        return "not significant"
     text = number(difference, (high - low) / 4)
     return f"{word} {text if text.startswith('−') else f'+{text}'}"
 
 
 def comparison_value(groups: list[SeedGroup]) -> list[dict[str, Any]]:
-    """The same numbers for programs."""
+    """The numbers of `comparison_text`, for programs."""
     found = []
     for group in groups:
         scores: dict[str, Any] = {}
@@ -105,18 +107,18 @@ def comparison_value(groups: list[SeedGroup]) -> list[dict[str, Any]]:
 
 
 def _key(measure: Measure) -> str:
-    return f"{measure.part}/{measure.key}"
+    return f"{measure.split}/{measure.key}"
 
 
 def results_csv(groups: list[SeedGroup]) -> str:
-    """Every score of every run, one run a row."""
+    """Every score of every run, one row per run."""
     rows = []
     for group in groups:
-        for entry in group.entries:
-            scores = entry.assessment.scores if entry.assessment else {}
-            parts = {part: scores.get(part, {}) for part in ("test", "shifts", "corrupted", "ood")}
-            head = {"method": group.label, "members": group.members, "seed": entry.seed}
-            rows.append(head | _flat(parts))
+        for record in group.entries:
+            scores = record.assessment.scores if record.assessment else {}
+            splits = {kind: scores.get(kind, {}) for kind in ("test", *_KINDS)}
+            head = {"method": group.label, "members": group.members, "seed": record.seed}
+            rows.append(head | _flat(splits))
     text = io.StringIO()
     columns = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
@@ -134,15 +136,15 @@ COLUMNS: tuple[str, ...] = (
     "method", "size", "metric", "part", "mean", "stderr", "n", "difference", "low", "high",
     "verdict",
 )  # fmt: skip
-"""`difference` is the mean over the seeds of this run minus the plain ensemble of the same size and
-seed, which began from the same weights; `low` and `high` are the ends of its 95 % interval by
-Student's t, and `verdict` says equal where that interval holds zero, else better or worse."""
+"""`difference` is the mean over the seeds of this method minus the plain ensemble. Both have the
+same ensemble size, seed and initial weights. `low` and `high` are the ends of the 95 % interval by
+Student's t. `verdict` is "equal" where the interval contains 0, else "better" or "worse"."""
 
-_PARTS = {"shifts": "shift", "corrupted": "corrupted", "ood": "ood"}
+_KINDS = {"shifts": "shift", "corrupted": "corrupted", "ood": "ood"}
 
 
 def summary_csv(groups: Sequence[SeedGroup]) -> str:
-    """A row for each method, size, metric and part; numbers in full, empty where there is none."""
+    """A row per method, ensemble size, metric and split; all digits, empty where not known."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
@@ -152,20 +154,20 @@ def summary_csv(groups: Sequence[SeedGroup]) -> str:
 
 
 def every_measure(groups: Sequence[SeedGroup]) -> list[Measure]:
-    """Every metric that some run has, part by part: test, shifts, means over them, foreign data."""
+    """Every metric of the runs, split by split: test, shifts, means over corruptions, OOD."""
     found: dict[Measure, None] = {}
     for group in groups:
-        for entry in group.entries:
-            scores = entry.assessment.scores if entry.assessment else {}
+        for record in group.entries:
+            scores = record.assessment.scores if record.assessment else {}
             found |= dict.fromkeys(_measures(scores))
-    order = {part: place for place, part in enumerate(dict.fromkeys(m.part for m in found))}
-    return sorted(found, key=lambda measure: order[measure.part])
+    order = {split: i for i, split in enumerate(dict.fromkeys(m.split for m in found))}
+    return sorted(found, key=lambda measure: order[measure.split])
 
 
 def _measures(scores: dict[str, Any]) -> Iterator[Measure]:
     yield from (Measure(key) for key in scores.get("test", {}))
-    for part, start in _PARTS.items():
-        for name, found in scores.get(part, {}).items():
+    for kind, start in _KINDS.items():
+        for name, found in scores.get(kind, {}).items():
             yield from (Measure(key, f"{start}:{name}") for key in found)
 
 
@@ -175,7 +177,7 @@ def _row(measure: Measure, group: SeedGroup, groups: Sequence[SeedGroup]) -> dic
         "method": group.label,
         "size": group.members,
         "metric": measure.key,
-        "part": measure.part,
+        "part": measure.split,
         "mean": _number(mean),
         "stderr": _number(error),
         "n": len(group.values(measure)),

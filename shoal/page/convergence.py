@@ -10,21 +10,21 @@ from shoal.training.history import divergence_sentence
 __all__ = ["Trend", "loss_sentence", "loss_trend"]
 
 _FEWEST = 8
-"""Epochs below which the course of a loss cannot be told from its noise."""
+"""A trend needs at least this many epochs."""
 
 _SHARE = 0.03
-"""A loss has converged when it changes by less than this in the last third of training."""
+"""A converged loss changes by less than this share in the last third of training."""
 
 _NATS = 0.01
-"""Losses nearer to 0 than this are measured by it: no density depends on so little."""
+"""Losses closer to 0 than this count as this value."""
 
 
 class Trend(NamedTuple):
-    """Where a loss was going at the end of training.
+    """The trend of a loss at the end of training.
 
     Attributes:
-        kind: what can be said.
-        change: of the loss in the last third of training, along a straight line; in nats.
+        kind: the verdict.
+        change: change of the loss in the last third of training, by a linear fit, in nats.
     """
 
     kind: Literal["short", "falling", "rising", "converged", "unclear"]
@@ -32,11 +32,11 @@ class Trend(NamedTuple):
 
 
 def loss_trend(losses: Sequence[float], began: float | None = None) -> Trend:
-    """Where the loss was going, by the last third of the epochs.
+    """The trend of the loss over the last third of the epochs.
 
-    Converged is a test of equivalence: the 95 % interval of the change must lie within 3 % of all
-    that the loss has fallen, and within 3 % of the loss itself. A change that only cannot be told
-    from noise is unclear. Falling and rising are significant changes that are not that small.
+    "converged" is an equivalence test: the 95 % interval of the change must lie within 3 % of the
+    total fall of the loss, and within 3 % of the loss. "falling" and "rising" are significant
+    changes larger than 3 %. Any other change is "unclear".
 
     >>> loss_trend([2.0 * 0.5**epoch + 1.0 for epoch in range(30)]).kind
     'converged'
@@ -44,8 +44,8 @@ def loss_trend(losses: Sequence[float], began: float | None = None) -> Trend:
     'falling'
 
     Args:
-        losses: mean of each epoch.
-        began: loss before the first step; None takes that of the first epoch.
+        losses: mean loss of each epoch.
+        began: loss before the first step; None takes the first epoch's.
     """
     if len(losses) < _FEWEST or not all(map(math.isfinite, losses)):
         return Trend("short")
@@ -62,7 +62,7 @@ def loss_trend(losses: Sequence[float], began: float | None = None) -> Trend:
 
 
 def loss_sentence(history: Sequence[Mapping[str, Any]]) -> str:
-    """Whether the loss of a run diverged, converged, or was on its way; empty if it cannot be told.
+    """Whether the loss diverged, converged, fell or rose; empty for a short history.
 
     >>> loss_sentence([{"loss": 2.0 * 0.5**epoch + 1.0} for epoch in range(30)])
     'The training loss converged.'

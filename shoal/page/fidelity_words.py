@@ -1,4 +1,4 @@
-"""What `shoal fidelity` writes: rows as they come, one table, and its figures."""
+"""Output of `shoal fidelity`: the rows file, a table and the figures."""
 
 import csv
 import io
@@ -31,17 +31,17 @@ __all__ = [
 ]
 
 FILE = "fidelity.json"
-"""Where a folder keeps its rows."""
+"""File name of the rows in a folder."""
 
 
 def write_rows(folder: Path, budget: Budget, rows: Sequence[Row]) -> None:
-    """All rows, with the budget they were made under."""
+    """Write all rows with their training budget."""
     value = {"budget": asdict(budget), "rows": [asdict(row) for row in rows]}
     write_json(folder / FILE, value)
 
 
 def read_rows(folder: Path, budget: Budget | None = None) -> list[Row]:
-    """The rows of a folder; none where there is no file, and an error for another budget."""
+    """The rows of a folder: empty without a file, an error for another budget."""
     path = folder / FILE
     if not path.is_file():
         return []
@@ -54,7 +54,7 @@ def read_rows(folder: Path, budget: Budget | None = None) -> list[Row]:
 
 
 def results_csv(rows: Sequence[Row]) -> str:
-    """One number a line."""
+    """CSV with one number per line."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["problem", "method", "seed", "distance", "value"])
@@ -65,7 +65,7 @@ def results_csv(rows: Sequence[Row]) -> str:
 
 
 def results_text(rows: Sequence[Row], distance: str = "frechet") -> str:
-    """Methods by problems: mean and standard error of one distance, the closest method first."""
+    """Table of methods and problems: mean ± standard error of a distance, closest method first."""
     summary = summarise(rows)
     problems = list(dict.fromkeys(problem for problem, _ in summary))
     methods = list(dict.fromkeys(method for _, method in summary))
@@ -83,7 +83,7 @@ def results_text(rows: Sequence[Row], distance: str = "frechet") -> str:
 
 
 def _overall(summary: Mapping, problems: Sequence[str], method: str, distance: str) -> float:
-    """Mean over problems of the distance, as a share of the plain ensemble's where it is known."""
+    """Mean over problems of the distance, divided by the plain ensemble's where it is known."""
     shares = []
     for problem in problems:
         mine = summary.get((problem, method), {}).get(distance, (float("inf"),))[0]
@@ -93,7 +93,7 @@ def _overall(summary: Mapping, problems: Sequence[str], method: str, distance: s
 
 
 def closest(rows: Sequence[Row], distance: str = "frechet") -> dict[str, dict[str, Any]]:
-    """For each problem, the closest calibrated method and the closest of all the others."""
+    """For each problem, the closest calibrated method and the closest other method."""
     summary = summarise(rows)
     found = {}
     for problem in dict.fromkeys(problem for problem, _ in summary):
@@ -119,7 +119,7 @@ _NAMES = {"frechet": "Fréchet distance", "tv": "total variation"}
 
 
 def write_figures(rows: Sequence[Row], folder: Path, budget: Budget) -> list[Path]:
-    """Draw what the rows tell, and what the law, the bands and the growth add to it."""
+    """Write the figures: distances, score shrinkage, posterior bands, growth with M."""
     figures = {name: heat_map(rows, name) for name in _NAMES}
     figures["law"] = plots.score_law(measure())
     names = {row.problem for row in rows}
@@ -131,7 +131,7 @@ def write_figures(rows: Sequence[Row], folder: Path, budget: Budget) -> list[Pat
 
 
 def heat_map(rows: Sequence[Row], distance: str = "frechet") -> Any:
-    """One distance of every method on every problem, in the order they came."""
+    """One distance of every method on every problem, in the order of the rows."""
     table: dict[str, dict[str, float]] = {}
     for (problem, method), found in summarise(rows).items():
         table.setdefault(method, {})[problem] = found[distance][0]
@@ -151,7 +151,7 @@ def _bands(budget: Budget) -> Any:
 
 
 def _growth(budget: Budget) -> Any:
-    """Discrepancy against M on the linear problem, whose few dimensions M can fill."""
+    """Stein discrepancy against M on the linear problem, which has few dimensions."""
     problem = problems.make("linear")
     draws = references.load(problem).draws
     curves = {ALWAYS: [(size, discrepancy(problem, draws[:size])) for size in _SIZES]}

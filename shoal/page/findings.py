@@ -1,4 +1,4 @@
-"""Landscape and evidence in sentences, each made from its numbers."""
+"""Sentences about landscape and evidence, each made from its numbers."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,19 +13,19 @@ __all__ = ["answers", "degenerate", "exact", "finding", "tied", "widths"]
 Scores = Mapping[str, Any]
 
 
-def finding(name: str, part: AnalysisResult, labels: bool = True) -> str:
-    """One or two sentences about a part; why there is nothing, where there is nothing.
+def finding(name: str, result: AnalysisResult, labels: bool = True) -> str:
+    """One or two sentences about an analysis, or why it was not computed.
 
     Args:
-        name: of the part.
-        part: what was found.
-        labels: functions differ by a share of their labels; if not, by a number.
+        name: name of the analysis.
+        result: its scores and tensors.
+        labels: functions differ by a share of their labels; otherwise by a number.
     """
-    if "missing" in part.scores:
-        return f"Not looked at: {part.scores['missing']}."
-    if name in _UNLIKE:
-        return _UNLIKE[name](part.scores, labels)
-    return _SENTENCES[name](part.scores)
+    if "missing" in result.scores:
+        return f"Not computed: {result.scores['missing']}."
+    if name in _DISAGREEMENT:
+        return _DISAGREEMENT[name](result.scores, labels)
+    return _SENTENCES[name](result.scores)
 
 
 def _trajectories(scores: Scores, labels: bool) -> str:
@@ -33,18 +33,19 @@ def _trajectories(scores: Scores, labels: bool) -> str:
     if within is None or between is None:
         return "There are too few snapshots or members to compare trajectories."
     return (
-        f"Two trained members differ {_apart(between, labels)}, the last two snapshots of one "
-        f"member {_apart(within, labels)}."
+        f"Two trained members differ {_difference(between, labels)}. "
+        f"The last two snapshots of one member differ {_difference(within, labels)}."
     )
 
 
-def _apart(value: float, labels: bool) -> str:
+def _difference(value: float, labels: bool) -> str:
     return f"in {percent(value)} of their labels" if labels else f"by {number(value)} on average"
 
 
 def _functions(scores: Scores) -> str:
     spaces = [f"{number(value, 0.05)} by {space}" for space, value in scores["effective"].items()]
-    return f"The {scores['members']} members count as {joined(spaces)}."
+    members = scores["members"]
+    return f"The effective number of functions is {joined(spaces)} ({members} members)."
 
 
 def _diversity(scores: Scores) -> str:
@@ -53,16 +54,17 @@ def _diversity(scores: Scores) -> str:
     }
     members = found.pop("members", None)
     if members is None or not found:
-        return "No samples are as accurate as the members, so that nothing can be compared."
+        return "No samples are as accurate as the members, so there is no comparison."
     best = max(found, key=lambda name: found[name])
     return (
-        f"At the accuracy of the members, another member differs by {number(members, 0.05)} of its "
-        f"errors, the best of the other ways ({best}) by {number(found[best], 0.05)}."
+        f"At equal accuracy, the diversity (disagreement / error rate) of another member is "
+        f"{number(members, 0.05)}. The best samples around one member ({best}) have "
+        f"{number(found[best], 0.05)}."
     )
 
 
 def _averaging(scores: Scores) -> str:
-    told = []
+    parts = []
     for name, table in scores["parts"].items():
         one, whole = (
             table["solution"]["nll"][0],
@@ -70,49 +72,53 @@ def _averaging(scores: Scores) -> str:
         )
         within = min(row["nll"][0] for row in table.values())
         best = min(whole, key=lambda key: whole[key])
-        helps = "more modes help more" if whole["solution"] < within else "averaging helps more"
-        told.append(f"{name}: {helps}; best of all is {best} in every mode ({number(whole[best])}, "
-                    f"one solution {number(one)})")  # fmt: skip
-    return f"NLL on {'. On '.join(told)}."
+        helps = "More modes" if whole["solution"] < within else "Averages within one mode"
+        label = "members" if best == "solution" else best
+        parts.append(
+            f"{helps} lower NLL on {name} more. The best NLL on {name} is {number(whole[best])} "
+            f"nats ({label} in every mode), against {number(one)} nats of one member."
+        )
+    return " ".join(parts)
 
 
 def _paths(scores: Scores, labels: bool) -> str:
-    told = []
+    parts = []
     for name, path in scores["paths"].items():
         ends = sum(path["ends"]) / 2
         if name == "tunnel":
-            told.append(
-                f"along the tunnel the loss stays within {percent(path['uneven'])} of its ends "
-                f"while predictions come to differ {_apart(path['most_apart'], labels)}"
+            parts.append(
+                f"Along the low-loss tunnel, the loss stays within {percent(path['uneven'])} of "
+                f"the loss at its ends. "
+                f"Predictions on the tunnel differ {_difference(path['most_apart'], labels)}."
             )
         else:
-            told.append(f"{_ROUTES.get(name, name)} {_climb(path['barrier'])} ({number(ends)})")
-    text = "; ".join(told)
-    return f"{text[:1].upper()}{text[1:]}."
+            route = _ROUTES.get(name, name)
+            parts.append(f"{route} has {_barrier(path['barrier'])} (ends: {number(ends)} nats).")
+    return " ".join(parts)
 
 
-def _climb(barrier: float) -> str:
+def _barrier(barrier: float) -> str:
     if barrier <= 0:
-        return "nowhere rises above its ends"
-    return f"rises by at most {number(barrier)} above its ends"
+        return "no loss barrier"
+    return f"a loss barrier of {number(barrier)} nats"
 
 
 _ROUTES = {
-    "straight": "the loss on the straight line",
-    "aligned": "with units matched it",
-    "bezier": "along the Bezier curve it",
+    "straight": "The straight line",
+    "aligned": "The straight line with matched units",
+    "bezier": "The Bezier curve",
 }
 
 
 def _plane(scores: Scores) -> str:
     side = scores["points"]
-    return f"{side} x {side} networks, each judged on {scores['inputs']} test inputs."
+    return f"{side} x {side} networks, each evaluated on {scores['inputs']} test inputs."
 
 
 def _curvature(scores: Scores) -> str:
     return (
-        f"The steepest direction at a member has a curvature of {number(scores['top'])}, all "
-        f"{scores['weights']:,} directions together {number(scores['trace'])}."
+        f"The largest Hessian eigenvalue at a member is {number(scores['top'])}. "
+        f"The trace over all {scores['weights']:,} weights is {number(scores['trace'])}."
     )
 
 
@@ -125,101 +131,108 @@ _SENTENCES: dict[str, Callable[[Scores], str]] = {
     "curvature": _curvature,
 }
 
-_UNLIKE: dict[str, Callable[[Scores, bool], str]] = {
+_DISAGREEMENT: dict[str, Callable[[Scores, bool], str]] = {
     "trajectories": _trajectories,
     "line": _paths,
     "tunnel": _paths,
 }
-"""Those that tell how far functions are apart, which is a share of labels or a number."""
+"""Analyses of the difference between functions: a share of labels or a number."""
 
 
 COLLAPSED = 1e-3
-"""A scale below this, beside weights of usual size, is a point."""
+"""A Gaussian scale below this is a point mass."""
 
 
-def answers(told: Evidence) -> list[str]:
-    """Everything that the numbers say, a sentence each."""
-    found = [evidence_sentence(told), tied(told), exact(told), degenerate(told), optimal(told)]
-    found += [widths(told)] if told.rungs else []
-    found += [f"Left out: {name} ({why})." for name, why in told.missing.items()]
+def answers(evidence: Evidence) -> list[str]:
+    """One or two sentences per result."""
+    found = [
+        evidence_sentence(evidence),
+        tied(evidence),
+        exact(evidence),
+        degenerate(evidence),
+        optimal(evidence),
+    ]
+    found += [widths(evidence)] if evidence.rungs else []
+    found += [f"Not computed: {name} ({why})." for name, why in evidence.missing.items()]
     return found
 
 
-def evidence_sentence(told: Evidence) -> str:
-    """The evidence of equal point masses and the bounds around it."""
+def evidence_sentence(evidence: Evidence) -> str:
+    """The log evidence of equal point masses, and its bounds."""
     return (
-        f"With equal point masses at its members as the prior, the log evidence is "
-        f"{told.log_evidence:.2f} nats, between {told.lower:.2f} and {told.upper:.2f}, "
-        f"as it must be."
+        f"With equal point masses at the members as the prior, the log evidence is "
+        f"{evidence.log_evidence:.2f} nats. Its bounds are {evidence.lower:.2f} and "
+        f"{evidence.upper:.2f}."
     ).replace("-", "−")
 
 
-def tied(told: Evidence) -> str:
-    """How many members the posterior leaves, and how hot it would have to be for half of them."""
-    posterior = told.weightings["posterior"].effective
-    if len(told.living) == 1:
-        return "A single member has all the weight there is."
+def tied(evidence: Evidence) -> str:
+    """The effective number of members of the posterior, and the temperature for half of them."""
+    posterior = evidence.weightings["posterior"].effective
+    if len(evidence.living) == 1:
+        return "The only member has weight 1."
     text = (
-        f"The members' log likelihoods spread over {told.spread:.3g} nats "
-        f"({told.spread / told.points:.2g} a data point), where {told.tolerance:.2g} would be a "
-        f"tie: the exact posterior counts {number(posterior, 0.05)} of {len(told.living)} members"
+        f"The exact posterior has an effective number of {number(posterior, 0.05)} of "
+        f"{len(evidence.living)} members. The range of the members' log-likelihoods is "
+        f"{evidence.spread:.3g} nats ({evidence.spread / evidence.points:.2g} per data point); a "
+        f"tie needs {evidence.tolerance:.2g}."
     )
-    if told.half_temperature == 0:
-        return f"{text}, at least half of them at any temperature."
-    return f"{text}; half of them would count at temperature {told.half_temperature:.3g}."
+    if evidence.half_temperature == 0:
+        return f"{text} At every temperature, at least half of the members count."
+    return f"{text} At temperature {evidence.half_temperature:.3g}, half of the members count."
 
 
-def exact(told: Evidence) -> str:
-    """What uniform averaging costs or gains beside the posterior's and the stacked one."""
-    uniform, posterior = told.weightings["uniform"], told.weightings["posterior"]
+def exact(evidence: Evidence) -> str:
+    """NLL of the uniform average, beside posterior weights and stacking weights."""
+    uniform, posterior = evidence.weightings["uniform"], evidence.weightings["posterior"]
     if math.isnan(uniform.nll):
-        return "There are no test data to compare weightings on."
+        return "There are no test data to compare weights on."
     words = [f"{posterior.nll:.4f} with posterior weights"]
-    if "stacking" in told.weightings:
-        fitted = told.weightings["stacking"]
-        words.append(f"{fitted.nll:.4f} with stacking weights fitted on {told.held_out}")
+    if "stacking" in evidence.weightings:
+        fitted = evidence.weightings["stacking"]
+        words.append(f"{fitted.nll:.4f} with stacking weights fitted on {evidence.held_out}")
     return (
-        f"On {told.judged} the uniform average has a loss of {uniform.nll:.4f} nats, against "
-        f"{joined(words)}; uniform and posterior predictions differ by "
-        f"{percent(posterior.total_variation)} of probability."
+        f"On {evidence.judged}, the uniform average has an NLL of {uniform.nll:.4f} nats, against "
+        f"{joined(words)}. The total variation between uniform and posterior predictions is "
+        f"{percent(posterior.total_variation)}."
     )
 
 
-def degenerate(told: Evidence) -> str:
-    """How many members there really are."""
-    count = len(told.in_function)
-    if count == len(told.living):
-        return f"No two members are the same: the ensemble really has {counted(count, 'member')}."
-    same = [group for group in told.in_function if len(group) > 1]
+def degenerate(evidence: Evidence) -> str:
+    """How many members are distinct functions."""
+    count = len(evidence.in_function)
+    if count == len(evidence.living):
+        return f"No two members are the same: the ensemble has {counted(count, 'distinct member')}."
+    same = [group for group in evidence.in_function if len(group) > 1]
     groups = joined([" = ".join(str(i + 1) for i in group) for group in same])
-    copies = sum(len(group) - 1 for group in told.in_weights)
+    copies = sum(len(group) - 1 for group in evidence.in_weights)
     how = f" ({counted(copies, 'copy').replace('copys', 'copies')} in weights)" if copies else ""
     return (
-        f"Members {groups} are the same function{how}: the ensemble really has "
-        f"{counted(count, 'member')}, not {len(told.living)}."
+        f"Members {groups} are the same function{how}: the ensemble has "
+        f"{counted(count, 'distinct member')}, not {len(evidence.living)}."
     )
 
 
-def optimal(told: Evidence) -> str:
-    """How far the members are from the top of their posterior."""
-    norms = told.gradient_norms
+def optimal(evidence: Evidence) -> str:
+    """The gradient of the log posterior at the members."""
+    norms = evidence.gradient_norms
     return (
-        f"Divided by the number of data, the gradient of the log posterior has a length of "
-        f"{min(norms):.2g} to {max(norms):.2g} at the members; at a maximum it would be 0."
+        f"The gradient norm of the log posterior per data point is {min(norms):.2g} to "
+        f"{max(norms):.2g} at the members. At a maximum the gradient norm is 0."
     )
 
 
-def widths(told: Evidence) -> str:
-    """What the richer priors say: a width, or that points are best."""
-    at_members = [rung for rung in told.rungs if rung.centre == "members" and rung.scales]
-    widest = max((max(rung.scales.values()) for rung in at_members), default=0.0)
-    gap = told.rungs[0].log_evidence - told.rungs[-1].log_evidence
+def widths(evidence: Evidence) -> str:
+    """The best Gaussian width at the members, by the learned priors."""
+    at_members = [prior for prior in evidence.rungs if prior.centre == "members" and prior.scales]
+    widest = max((max(prior.scales.values()) for prior in at_members), default=0.0)
+    gap = evidence.rungs[0].log_evidence - evidence.rungs[-1].log_evidence
     best = (
-        "points are the best prior that Gaussians at the members can be"
+        "the best Gaussian width at the members is 0"
         if widest < COLLAPSED
-        else f"Gaussians at the members want a width of {widest:.2g}"
+        else f"the best Gaussian width at the members is {widest:.2g}"
     )
     return (
-        f"From the most to the least flexible prior the log evidence falls by {gap:.4g} nats, and "
+        f"From the most to the least flexible prior, the log evidence falls by {gap:.4g} nats; "
         f"{best}."
     )

@@ -1,4 +1,4 @@
-"""The numbers by which a page compares runs, and how each of them is called and shown."""
+"""The metrics that a page compares runs by: their names, units and formats."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,13 +31,13 @@ _NAMES = {
     "accuracy": "accuracy",
     "nll": "NLL",
     "brier": "Brier score",
-    "ece": "calibration error",
-    "effective_functions": "different functions",
+    "ece": "ECE",
+    "effective_functions": "effective number of functions",
     "rmse": "RMSE",
     "crps": "CRPS",
     "coverage_90": "90 % coverage",
-    "sharpness": "mean deviation",
-    "recognised": "recognised",
+    "sharpness": "mean standard deviation",
+    "recognised": "OOD detected",
     "auroc_entropy": "AUROC",
     "auroc_variance": "AUROC",
     "entropy_ratio": "entropy ratio",
@@ -54,24 +54,24 @@ class Measure:
 
     Attributes:
         key: name of the metric.
-        part: "test", "shift:NAME", "ood:NAME", or "corrupted:NAME" for a mean over corruptions.
+        split: "test", "shift:NAME", "ood:NAME", or "corrupted:NAME", a mean over corruptions.
     """
 
     key: str
-    part: str = "test"
+    split: str = "test"
 
     @property
     def title(self) -> str:
         """For a heading."""
         name = _NAMES.get(self.key, self.key.replace("_", " "))
-        kind, _, which = self.part.partition(":")
+        kind, _, which = self.split.partition(":")
         if kind == "corrupted":
             which = kind if which == "all" else f"{kind}, {which.replace('-', ' ')}"
-        return name if self.part == "test" else f"{name}, {which}"
+        return name if self.split == "test" else f"{name}, {which}"
 
     @property
     def unit(self) -> str:
-        """What the number is in; empty for a pure number."""
+        """The unit, or an empty string."""
         return "%" if self.share else _UNITS.get(self.key, "")
 
     @property
@@ -81,7 +81,7 @@ class Measure:
 
     @property
     def scale(self) -> float:
-        """What to multiply with for showing."""
+        """The factor from the value to the shown number."""
         return 100.0 if self.share else 1.0
 
     @property
@@ -91,17 +91,17 @@ class Measure:
             return "higher"
         return registry[self.key].better if self.key in registry else "neither"
 
-    def __call__(self, entry: RunRecord) -> float:
-        """Its value for a run, NaN where it has none."""
-        if entry.assessment is None:
+    def __call__(self, record: RunRecord) -> float:
+        """The value for a run, or NaN."""
+        if record.assessment is None:
             return math.nan
-        kind, _, name = self.part.partition(":")
-        scores = entry.assessment.scores
+        kind, _, name = self.split.partition(":")
+        scores = record.assessment.scores
         found = scores["test"] if kind == "test" else scores.get(_KINDS[kind], {}).get(name, {})
         return found.get(self.key, math.nan)
 
     def summary(self, group: SeedGroup) -> tuple[float, float]:
-        """Mean over the seeds and its standard error, NaN where there is none."""
+        """Mean over the seeds and its standard error, each NaN where it is not known."""
         values = list(group.values(self).values())
         return mean_and_error(values) if values else (math.nan, math.nan)
 
@@ -112,26 +112,26 @@ CORRUPTED = tuple(Measure(key, "corrupted:all") for key in ("accuracy", "nll", "
 """Means over every corruption and severity."""
 
 
-def measures(story: ReportData) -> list[Measure]:
-    """The columns that the runs of a page have numbers for."""
-    about = story.assessment.about
+def measures(report_data: ReportData) -> list[Measure]:
+    """The metrics that at least one run of the page has."""
+    about = report_data.assessment.about
     wanted = [*(Measure(key) for key in about.measures), *CORRUPTED]
-    for name in list(story.assessment.ood)[:_SETS]:
+    for name in list(report_data.assessment.ood)[:_SETS]:
         keys = ("recognised", f"auroc_{about.uncertainty}", "entropy_ratio")
         wanted += [Measure(key, f"ood:{name}") for key in keys]
-    return [m for m in wanted if any(group.values(m) for group in story.groups)]
+    return [m for m in wanted if any(group.values(m) for group in report_data.groups)]
 
 
 def headline(about: Task) -> list[str]:
-    """The few metrics that a terminal has room for: usual ones, then the likelihood's own."""
+    """The few metrics that fit in a terminal: the usual ones, then those of the likelihood."""
     own = [key for key in about.measures if Measure(key).better != "neither"]
     return [*_FEW, *(key for key in own if key not in (*_FEW, "brier"))]
 
 
 def baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup | None:
-    """The plain ensemble of the same size, of the same form where there are several.
+    """The plain ensemble of the same ensemble size, if possible of the same form.
 
-    A group that is one itself has none.
+    None for a plain ensemble.
     """
     if group.first.plain:
         return None
@@ -142,7 +142,7 @@ def baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup | None:
 def against_baseline(
     measure: Callable[[RunRecord], float], group: SeedGroup, groups: Sequence[SeedGroup]
 ) -> tuple[Difference, int] | None:
-    """Mean difference to the plain ensemble over the seeds that both have, and how many."""
+    """Mean difference to the plain ensemble over the shared seeds, and the number of pairs."""
     plain = baseline(group, groups)
     if plain is None:
         return None
@@ -155,40 +155,41 @@ def against_baseline(
 
 
 SIGNS = (
-    "the loss ended far above where it began, members stopped being finite, or guessing would do "
-    "better"
+    "the loss ended far above its start, a member became non-finite, or the NLL is worse than "
+    "guessing"
 )
-"""What is taken for it, in words."""
+"""The signs of divergence, in words."""
 
 
-def diverged(entry: RunRecord) -> bool:
-    """Members stopped being finite, the loss ended far above where it began, or the whole does
-    worse than guessing."""
-    last = entry.history[-1] if entry.history else {}
-    if last.get("alive", entry.members) < entry.members or has_diverged(entry.history):
+def diverged(record: RunRecord) -> bool:
+    """Whether a member became non-finite, the loss ended far above its start, or the NLL is worse
+    than guessing."""
+    last = record.history[-1] if record.history else {}
+    if last.get("alive", record.members) < record.members or has_diverged(record.history):
         return True
-    if entry.assessment is None:
+    if record.assessment is None:
         return False
-    nll = entry.assessment.test.get("nll", 0.0)
-    classes = entry.assessment.scores["data"].get("classes") or []
+    nll = record.assessment.test.get("nll", 0.0)
+    classes = record.assessment.scores["data"].get("classes") or []
     return math.isnan(nll) or (len(classes) > 1 and nll > math.log(len(classes)))
 
 
 def diverged_sentence(found: Mapping[str, Mapping[float, SeedGroup]]) -> str:
-    """For each method the strengths at which runs diverged, and how many; empty where none did."""
-    told = []
+    """How many runs diverged, for each method and strength; empty where none did."""
+    parts = []
     for method, groups in found.items():
-        lost = {strength: group for strength, group in groups.items() if _count(group)}
-        if lost:
-            where = joined([f"{strength:g}" for strength in lost])
-            runs = sum(len(group.entries) for group in lost.values())
-            word = "strength" if len(lost) == 1 else "strengths"
-            told.append(
-                f"{sum(map(_count, lost.values()))} of {runs} runs of {method} at {word} {where}"
+        diverging = {strength: group for strength, group in groups.items() if _count(group)}
+        if diverging:
+            where = joined([f"{strength:g}" for strength in diverging])
+            runs = sum(len(group.entries) for group in diverging.values())
+            word = "strength" if len(diverging) == 1 else "strengths"
+            parts.append(
+                f"{sum(map(_count, diverging.values()))} of {runs} runs of {method} at {word} "
+                f"{where}"
             )
-    if not told:
+    if not parts:
         return ""
-    return f"Training diverged in {joined(told)}: {SIGNS}."
+    return f"Training diverged in {joined(parts)}: {SIGNS}."
 
 
 def _count(group: SeedGroup) -> int:

@@ -1,4 +1,4 @@
-"""One self-contained page about one or several runs."""
+"""The report: one self-contained HTML page about one or several runs."""
 
 import base64
 import gc
@@ -21,17 +21,17 @@ from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.evaluation import Evaluation, is_current, kept_evaluation
 from shoal.evaluation.given_data import Inputs, Labelled, Shifts, evaluation_data, opened
 from shoal.evaluation.scores import evaluate_run
-from shoal.page.blocks import Block, Fold, Listing, Picture, Section
+from shoal.page.blocks import Block, Figure, Fold, Listing, Section
 from shoal.page.report_data import ReportData, load_report_data
 from shoal.page.sections import builders
 from shoal.plots.figure import PAPER, png, svg
 from shoal.training.own_data import OWN_DATA
 from shoal.training.run import Run
 
-__all__ = ["Reported", "pictures", "render", "report", "slug", "write_figures"]
+__all__ = ["Reported", "render", "report", "section_figures", "slug", "write_figures"]
 
 BLACK = "#1a1a1a"
-"""Ink of a file, on its white paper."""
+"""Text colour of a figure file, on white."""
 
 
 def write_figures(
@@ -39,19 +39,19 @@ def write_figures(
     folder: Path,
     after: Callable[[Section], None] = lambda section: None,
 ) -> list[Path]:
-    """Write every figure as `SECTION-NN-title.png` and `.svg`; the PNG files are returned.
+    """Write every figure as `SECTION-NN-title.png` and `.svg`, and return the PNG paths.
 
     Args:
-        sections: of a page, by name.
-        folder: where to.
+        sections: the sections of a page, by name.
+        folder: where to write.
         after: called when the figures of a section are written.
     """
     written = []
     for name, section in sections.items():
-        for number, picture in enumerate(pictures(section.blocks), 1):
-            stem = f"{name}-{number:02d}-{slug(picture.title)}"
-            write_bytes(folder / f"{stem}.png", png(picture.figure, 150))
-            drawn = svg(picture.figure, "figure", picture.title).replace("currentColor", BLACK)
+        for number, figure in enumerate(section_figures(section.blocks), 1):
+            stem = f"{name}-{number:02d}-{slug(figure.title)}"
+            write_bytes(folder / f"{stem}.png", png(figure.figure, 150))
+            drawn = svg(figure.figure, "figure", figure.title).replace("currentColor", BLACK)
             drawn = drawn.replace("<svg ", f'<svg style="background:{PAPER}" ', 1)
             write_text(folder / f"{stem}.svg", drawn)
             written.append(folder / f"{stem}.png")
@@ -59,17 +59,17 @@ def write_figures(
     return written
 
 
-def pictures(blocks: Iterable[Block]) -> Iterator[Picture]:
-    """Every figure, those in folds as well."""
+def section_figures(blocks: Iterable[Block]) -> Iterator[Figure]:
+    """Every figure of the blocks, folds included."""
     for block in blocks:
-        if isinstance(block, Picture):
+        if isinstance(block, Figure):
             yield block
         elif isinstance(block, Fold):
-            yield from pictures(block.blocks)
+            yield from section_figures(block.blocks)
 
 
 def slug(title: str) -> str:
-    """A title as part of the name of a file.
+    """A title as part of a file name.
 
     >>> slug("Diverse and accurate?")
     'diverse-and-accurate'
@@ -78,7 +78,7 @@ def slug(title: str) -> str:
 
 
 Reported = Run | str | os.PathLike[str] | tuple[Run, Evaluation]
-"""A run, its folder, or a run that is not kept with its evaluation."""
+"""A run, its folder, or a run with its evaluation."""
 
 
 def report(
@@ -92,45 +92,45 @@ def report(
     figures: str | Path | None = None,
     progress: bool = False,
 ) -> Path:
-    """Write a page that answers the questions a reader has about the runs, from the top down.
+    """Write an HTML page about the runs: one question per section, with sentences and figures.
 
         shoal.report(run, "report.html", data=(x_test, y_test), ood={"letters": x_letters})
 
-    It is one file that loads nothing, follows the reader's light or dark setting, and prints.
+    The page is one file that loads nothing. It follows the reader's light or dark setting.
 
     Args:
         runs: a run or its folder, or several; or pairs of a run and its evaluation.
         path: the file to write.
-        data: test data, as `shoal.evaluate` takes them: runs that were not evaluated on them are
-            evaluated first. By default the page shows what was evaluated before.
+        data: test data, as `shoal.evaluate` takes them. Runs that were not evaluated on these data
+            are evaluated first. By default the page shows the stored evaluation.
         ood: out-of-distribution inputs by name, as `shoal.evaluate` takes them.
         shifts: changed test data by name, or names of corruptions, as `shoal.evaluate` takes them.
-        title: a heading of your own.
-        figures: a folder for every figure as a file of its own, PNG and SVG.
-        progress: say on standard error how many of the figures are drawn.
+        title: heading of the page.
+        figures: folder that gets every figure as a PNG and an SVG file.
+        progress: report on standard error how many figures are drawn.
     """
     given = _several(runs)
     if data is not None or ood is not None or shifts is not None:
         given = [_evaluated(run, data, ood, shifts, progress) for run in given]
-    path, story = Path(path), load_report_data(given, title)
+    path, report_data = Path(path), load_report_data(given, title)
     with _collecting_later():
-        sections = _told(story)
-        many = {id(told): len(list(pictures(told.blocks))) for told in sections.values()}
-        total = sum(many.values()) * (1 if figures is None else 2)
+        sections = _built_sections(report_data)
+        counts = {id(s): len(list(section_figures(s.blocks))) for s in sections.values()}
+        total = sum(counts.values()) * (1 if figures is None else 2)
         with Ticker(total, show=progress) as ticker:
 
             def after(section: Section) -> None:
-                if many[id(section)]:
-                    ticker.tick(section.question, many[id(section)])
+                if counts[id(section)]:
+                    ticker.tick(section.question, counts[id(section)])
 
-            write_text(path, render(story, sections, after))
+            write_text(path, render(report_data, sections, after))
             if figures is not None:
                 write_figures(sections, Path(figures), after)
     return path
 
 
 def _several(runs: Any) -> list[Any]:
-    """One run, its folder, or a pair of it and its evaluation, as a list of one."""
+    """The runs as a list; one run, folder or pair becomes a list of one."""
     pair = isinstance(runs, tuple) and len(runs) == 2 and isinstance(runs[1], Evaluation)
     if pair or isinstance(runs, str | os.PathLike) or hasattr(runs, "history"):
         return [runs]
@@ -138,7 +138,7 @@ def _several(runs: Any) -> list[Any]:
 
 
 def _evaluated(run: Any, data: Any, ood: Any, shifts: Any, progress: bool) -> Any:
-    """The run, evaluated on these data unless what is kept is about them already."""
+    """The run, evaluated on these data unless the stored evaluation is current."""
     if isinstance(run, tuple):
         return run
     run = opened(run)
@@ -151,8 +151,8 @@ def _evaluated(run: Any, data: Any, ood: Any, shifts: Any, progress: bool) -> An
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Figures are many small objects, all of which live until the page is written: to search
-    them for garbage meanwhile takes a sixth of the time and finds none."""
+    """Switch garbage collection off: figures live until the page is written, and collecting takes
+    a sixth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -163,15 +163,15 @@ def _collecting_later() -> Iterator[None]:
 
 
 def render(
-    story: ReportData,
+    report_data: ReportData,
     sections: Mapping[str, Section] | None = None,
     after: Callable[[Section], None] = lambda section: None,
 ) -> str:
     """The page as text.
 
     Args:
-        story: what is told.
-        sections: when they have been told already, they are not told again.
+        report_data: the runs of the page.
+        sections: the sections, where they are already built.
         after: called when the figures of a section are drawn.
     """
     jinja2 = require("jinja2", extra="report")
@@ -186,10 +186,10 @@ def render(
     environment.filters["whole"] = _unbroken
     script = _page_file("page.js").strip()
     return environment.get_template("page.html").render(
-        title=story.title or _title(story),
-        sections=_sections(_told(story) if sections is None else sections, after),
-        unjudged=_unjudged(story),
-        bare=_bare(story),
+        title=report_data.title or _title(report_data),
+        sections=_sections(_built_sections(report_data) if sections is None else sections, after),
+        not_evaluated=_not_evaluated(report_data),
+        bare=_bare(report_data),
         style=_markup(_page_file("page.css")),
         script=_markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -201,7 +201,7 @@ def _page_file(name: str) -> str:
 
 
 def _unbroken(text: str) -> Any:
-    """Keep a number and its unit on one line, and set `commands` as such."""
+    """Keep a number and its unit on one line, and mark `commands` as code."""
     safe = html.escape(text)
     for sign in ("%", "±"):
         safe = safe.replace(f" {sign}", f"\u00a0{sign}")
@@ -210,80 +210,80 @@ def _unbroken(text: str) -> Any:
 
 
 def _markup(text: str) -> Any:
-    """Text that is already safe to stand in a page."""
+    """Text that is already escaped."""
     return require("markupsafe", extra="report").Markup(text)
 
 
-def _title(story: ReportData) -> str:
-    entry = story.entries[0]
-    methods = dict.fromkeys(entry.method for entry in story.entries)
-    sizes = sorted({entry.members for entry in story.entries})
+def _title(report_data: ReportData) -> str:
+    record = report_data.entries[0]
+    methods = dict.fromkeys(record.method for record in report_data.entries)
+    sizes = sorted({record.members for record in report_data.entries})
     many = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
     members = "1 member" if many == "1" else f"{many} members"
     what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
-    form = f" ({entry.shared})" if entry.shared else ""
-    about = "" if entry.data == OWN_DATA else f"{entry.data}: "
+    form = f" ({record.shared})" if record.shared else ""
+    about = "" if record.data == OWN_DATA else f"{record.data}: "
     return f"{about}{what}{form}, {members}"
 
 
-def _unjudged(story: ReportData) -> str:
-    """Which runs say nothing about predictions, and what to type for it."""
-    missing = story.unjudged
+def _not_evaluated(report_data: ReportData) -> str:
+    """Which runs are not evaluated, and what to type."""
+    missing = report_data.not_evaluated
     if not missing:
         return ""
-    names = ", ".join(entry.name for entry in missing)
+    names = ", ".join(record.name for record in missing)
     return (
-        f"Not evaluated yet, so left out of the sections about predictions: {names}. "
+        f"Not evaluated yet, so absent from the sections about predictions: {names}. "
         f"Type `{missing[0].to_do('evaluate')}` and make this page again."
     )
 
 
-def _bare(story: ReportData) -> str:
-    """How many runs came without the answers to single inputs, which most figures need."""
-    judged = [entry for entry in story.entries if entry.assessment is not None]
-    bare = [entry for entry in judged if entry.assessment and not entry.assessment.samples]
+def _bare(report_data: ReportData) -> str:
+    """How many runs have no predictions of single inputs, which most figures need."""
+    evaluated = [record for record in report_data.entries if record.assessment is not None]
+    bare = [record for record in evaluated if record.assessment and not record.assessment.samples]
     if not bare:
         return ""
-    which = "all runs" if len(bare) == len(judged) else f"{len(bare)} of {len(judged)} runs"
+    which = "all runs" if len(bare) == len(evaluated) else f"{len(bare)} of {len(evaluated)} runs"
     return (
-        f"Only the scores of {which} are here, not the answers to single inputs, so that the "
-        f"figures made from those are missing; `{bare[0].to_do('evaluate')}` makes them again."
+        f"This page has only the scores of {which}, without predictions of single inputs. "
+        f"Type `{bare[0].to_do('evaluate')}` to get the missing figures."
     )
 
 
-def _told(story: ReportData) -> dict[str, Section]:
-    """Every section that the runs have something to say to, by name."""
-    told: dict[str, Section] = {}
+def _built_sections(report_data: ReportData) -> dict[str, Section]:
+    """Every section that the runs have numbers for, by name."""
+    built: dict[str, Section] = {}
     for name, builder in builders().items():
-        if builder.judged and not story.groups:
+        if builder.evaluated and not report_data.groups:
             continue
-        section: Section | None = builder.build(story)
+        section: Section | None = builder.build(report_data)
         if section is not None:
-            told[name] = section
-    return told
+            built[name] = section
+    return built
 
 
 def _sections(
-    told: Mapping[str, Section], after: Callable[[Section], None]
+    sections: Mapping[str, Section], after: Callable[[Section], None]
 ) -> list[dict[str, Any]]:
     names = (f"figure{index}" for index in count(1))
     shown = []
-    for name, found in told.items():
-        groups = _runs_of(_blocks(found.blocks, names))
+    for name, found in sections.items():
+        groups = _adjacent(_blocks(found.blocks, names))
         shown.append({"name": name, "section": found, "groups": groups})
         after(found)
     return shown
 
 
 def _blocks(blocks: Iterable[Block], names: Iterable[str]) -> list[dict[str, Any]]:
-    """What the template shows: each block with its kind, figures as SVG, files as links."""
+    """Each block with its kind for the template; figures as SVG, files as links."""
     names, shown = iter(names), []
     for block in blocks:
         facts: dict[str, Any] = {"kind": type(block).__name__.lower(), "block": block}
-        if isinstance(block, Picture):
+        if isinstance(block, Figure):
             facts["svg"] = _markup(svg(block.figure, next(names), block.title))
         elif isinstance(block, Fold):
-            facts["groups"] = _runs_of(_blocks(block.blocks, names))
+            facts["groups"] = _adjacent(_blocks(block.blocks, names))
         elif isinstance(block, Listing) and block.file:
             coded = base64.b64encode(block.text.encode()).decode()
             facts["link"] = f"data:text/plain;charset=utf-8;base64,{coded}"
@@ -291,8 +291,8 @@ def _blocks(blocks: Iterable[Block], names: Iterable[str]) -> list[dict[str, Any
     return shown
 
 
-def _runs_of(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Blocks of one kind that follow each other, together: they share a row on the page."""
+def _adjacent(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adjacent blocks of one kind, together: they share a row on the page."""
     groups: list[dict[str, Any]] = []
     for block in blocks:
         if not groups or groups[-1]["kind"] != block["kind"]:

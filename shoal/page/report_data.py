@@ -1,4 +1,4 @@
-"""The runs of a page: opened, named, and gathered by what they have in common."""
+"""The runs of a page: loaded, labelled, and grouped by their settings."""
 
 import math
 import os
@@ -37,16 +37,16 @@ class RunRecord:
     """One run, without its weights.
 
     Attributes:
-        name: the folder, or method and seed for a run that is not kept.
+        name: the folder's name, or the seed for a run without a folder.
         config: every setting.
-        history: one row an epoch.
-        notes: sentences from the training.
+        history: one row per epoch.
+        notes: messages of the training.
         provenance: versions, device, data digest, wall time.
-        assessment: None until `assess` has judged it.
-        folder: where it is kept, None when it is not.
-        evidence: None until `shoal evidence` has been there.
-        shared: the form that all runs of a page have; their labels do not repeat it.
-        landscape: its parts that `shoal landscape` has computed, by name.
+        assessment: the evaluation, None where the run is not evaluated.
+        folder: the run's folder, None where there is none.
+        evidence: the result of `shoal evidence`, or None.
+        shared: the form that all runs of a page share; labels do not repeat it.
+        landscape: results of `shoal landscape`, by the name of the analysis.
     """
 
     name: str
@@ -62,67 +62,67 @@ class RunRecord:
 
     @property
     def method(self) -> str:
-        """The method as figures and tables show it: name, strength where it is not 1, and form."""
+        """The method's label: name, strength where it is not 1, and form."""
         strength = 1.0 if self.plain else float(self.config.get("strength") or 1.0)
         return self._labelled("" if strength == 1.0 else f":{strength:g}")
 
     @property
     def family(self) -> str:
-        """The method at whatever strength."""
+        """The method's label without the strength."""
         return self._labelled("")
 
     @property
     def plain(self) -> bool:
-        """Its members do not repel each other."""
+        """Whether the run is a plain ensemble."""
         return self.config.get("method") == "ensemble"
 
     @property
     def form(self) -> str | None:
-        """Which variant of its method: "legacy", "calibrated" or None."""
+        """The variant of the method: "legacy", "calibrated" or None."""
         return next((form for form in _FORMS if self.config.get(form)), None)
 
     def _labelled(self, strength: str) -> str:
         method = self.config.get("method", "custom")
-        name = method if isinstance(method, str) else _told(method)
+        name = method if isinstance(method, str) else _typed(method)
         form = f" ({self.form})" if self.form not in (None, self.shared) else ""
         return f"{name}{strength}{form}"
 
     @property
     def members(self) -> int:
-        """How many members."""
+        """Ensemble size."""
         return int(self.config.get("members", 0))
 
     @property
     def seed(self) -> Any:
-        """Chooses everything random."""
+        """The seed of the training."""
         return self.config.get("seed", 0)
 
     @property
     def data(self) -> str:
-        """Name of the data set; where training data had none, of those it was evaluated on."""
+        """Name of the data set; without one, the name of the evaluated data."""
         name = data_name(self.config)
         if name != OWN_DATA or self.assessment is None:
             return name
         return str(self.assessment.scores["data"].get("name") or name)
 
-    def to_do(self, verb: str) -> str:
-        """What to type to have something done with this run: a command, or a Python call."""
+    def to_do(self, command: str) -> str:
+        """What to type to run a command on this run: a command line, or a Python call."""
         where = None if self.folder is None else shown_path(self.folder)
-        return what_to_type(verb, self.config, where)
+        return what_to_type(command, self.config, where)
 
     @property
     def ratio(self) -> float:
-        """Push over drive, the median over the epochs."""
+        """Force ratio, push / drive: the median over the epochs."""
         ratios = sorted(r for row in self.history if (r := row.get("ratio")) is not None)
         return ratios[len(ratios) // 2] if ratios else math.nan
 
 
 @dataclass(frozen=True, eq=False)
 class SeedGroup:
-    """Runs that differ by their seed alone.
+    """Runs that differ only in their seed.
 
     Attributes:
-        label: method, and what else tells it from the other groups.
+        label: method, and the settings that other groups do not share.
         entries: at least one.
     """
 
@@ -131,28 +131,28 @@ class SeedGroup:
 
     @property
     def first(self) -> RunRecord:
-        """Shown where one run stands for all."""
+        """The run that represents the group."""
         return self.entries[0]
 
     @property
     def members(self) -> int:
-        """How many members."""
+        """Ensemble size."""
         return self.first.members
 
     def values(self, of: Callable[[RunRecord], float]) -> dict[Any, float]:
-        """A number of each run by its seed, where it is known."""
-        found = {entry.seed: of(entry) for entry in self.entries}
+        """A number of each run by seed, where it is not NaN."""
+        found = {record.seed: of(record) for record in self.entries}
         return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
 
 @dataclass(frozen=True, eq=False)
 class ReportData:
-    """Everything a page can tell.
+    """The runs of a page.
 
     Attributes:
-        entries: all runs, in the order they came.
-        groups: the judged ones, those with equal settings together.
-        title: of the page, or None.
+        entries: all runs, in the given order.
+        groups: the evaluated runs, grouped by settings.
+        title: title of the page, or None.
     """
 
     entries: list[RunRecord]
@@ -161,15 +161,15 @@ class ReportData:
 
     @property
     def lead(self) -> SeedGroup:
-        """The page's subject: the method of the first judged run, with most members."""
-        first = next(entry for entry in self.entries if entry.assessment is not None)
+        """The page's subject: the method of the first evaluated run, with most members."""
+        first = next(record for record in self.entries if record.assessment is not None)
         label = next(group.label for group in self.groups if first in group.entries)
         same = [group for group in self.groups if group.label == label]
         return max(same, key=lambda group: group.members)
 
     @property
     def assessment(self) -> Evaluation:
-        """Of the first run of the lead."""
+        """The evaluation of the first run of the lead."""
         found = self.lead.first.assessment if self.groups else None
         if found is None:
             typed = self.entries[0].to_do("evaluate")
@@ -177,12 +177,12 @@ class ReportData:
         return found
 
     @property
-    def unjudged(self) -> list[RunRecord]:
-        """Runs that `assess` has not seen."""
-        return [entry for entry in self.entries if entry.assessment is None]
+    def not_evaluated(self) -> list[RunRecord]:
+        """Runs without an evaluation."""
+        return [record for record in self.entries if record.assessment is None]
 
     def peers(self) -> dict[str, SeedGroup]:
-        """One group a method, of the lead's size where there is one."""
+        """One group per method, of the ensemble size nearest to the lead's."""
         size, chosen = self.lead.members, {}
         for group in self.groups:
             known = chosen.get(group.label)
@@ -192,7 +192,7 @@ class ReportData:
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of members, ascending."""
+        """Ensemble sizes, ascending."""
         return sorted({group.members for group in self.groups})
 
 
@@ -201,32 +201,32 @@ def _distance(group: SeedGroup, size: int) -> tuple[int, int]:
 
 
 def load_report_data(runs: Iterable[Any], title: str | None = None) -> ReportData:
-    """Open runs (a run, its folder, or a pair of run and assessment) and gather them.
+    """Load runs (a run, its folder, or a pair of run and evaluation) and group them.
 
     Raises:
-        ConfigError: There is none, or they are about different data.
+        ConfigError: There are no runs, or they use different data.
     """
-    entries = [_entry(run) for run in runs]
-    if not entries:
+    records = [_record(run) for run in runs]
+    if not records:
         raise ConfigError("a page needs at least one run; type: shoal report RUN")
-    names = sorted({entry.data for entry in entries})
+    names = sorted({record.data for record in records})
     if len(names) > 1:
         raise ConfigError(
-            f"a page is about one data set, but these runs are about {' and '.join(names)}; "
+            f"a page shows one data set, but these runs use {' and '.join(names)}; "
             f"make a page for each"
         )
-    forms = {entry.form for entry in entries}
-    if len(entries) > 1 and len(forms) == 1:
-        entries = [replace(entry, shared=entry.form) for entry in entries]
-    return ReportData(entries, _groups([e for e in entries if e.assessment is not None]), title)
+    forms = {record.form for record in records}
+    if len(records) > 1 and len(forms) == 1:
+        records = [replace(record, shared=record.form) for record in records]
+    return ReportData(records, _groups([e for e in records if e.assessment is not None]), title)
 
 
-def _entry(run: Any) -> RunRecord:
+def _record(run: Any) -> RunRecord:
     if isinstance(run, str | os.PathLike):
         return _opened(Path(run))
     run, given = run if isinstance(run, tuple) else (run, None)
     if not hasattr(run, "config") or not hasattr(run, "history"):
-        raise ConfigError(f"a page is made from runs or their folders, not {type(run).__name__}")
+        raise ConfigError(f"a page needs runs or their folders, not {type(run).__name__}")
     folder = getattr(run, "folder", None)
     given = kept_evaluation(run) if given is None else given
     config = run.config
@@ -238,7 +238,7 @@ def _entry(run: Any) -> RunRecord:
 
 
 def _opened(folder: Path) -> RunRecord:
-    """Straight from the files: a page needs no weights, and no code of the user's to hold them."""
+    """From the files alone: a page needs neither weights nor the user's network."""
     files = RunFolder(folder)
     config, provenance = files.config(), files.provenance()
     notes = provenance.pop("notes", [])
@@ -250,43 +250,43 @@ def _opened(folder: Path) -> RunRecord:
 
 
 def shown_path(folder: Path) -> Path:
-    """A folder as it can be typed where the page was made."""
+    """A folder as a path to type in the current directory."""
     whole = folder.resolve()
     here = Path.cwd()
     return whole.relative_to(here) if whole.is_relative_to(here) and whole != here else whole
 
 
-def _groups(entries: list[RunRecord]) -> list[SeedGroup]:
-    """Runs of equal settings but the seed; what else varies within a method enters the label."""
+def _groups(records: list[RunRecord]) -> list[SeedGroup]:
+    """Runs with equal settings except the seed; other differences enter the label."""
     settings = [
-        {key: word for key, word in flat(plain(entry.config)).items() if key not in _OWN}
-        for entry in entries
+        {key: word for key, word in flat(plain(record.config)).items() if key not in _OWN}
+        for record in records
     ]
-    telling = _telling(entries, settings)
+    varying = _varying(records, settings)
     found: dict[tuple[str, int], list[RunRecord]] = {}
-    for entry, setting in zip(entries, settings, strict=True):
-        known = {key: setting.get(key, "none") for key in telling[entry.method]}
+    for record, setting in zip(records, settings, strict=True):
+        known = {key: setting.get(key, "none") for key in varying[record.method]}
         extra = ", ".join(f"{k} {word}" for k, word in known.items())
-        label = f"{entry.method} ({extra})" if extra else entry.method
-        found.setdefault((label, entry.members), []).append(entry)
+        label = f"{record.method} ({extra})" if extra else record.method
+        found.setdefault((label, record.members), []).append(record)
     order = list(dict.fromkeys(label for label, _ in found))
     groups = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
     return [SeedGroup(label, found[label, members]) for label, members in groups]
 
 
-def _telling(entries: list[RunRecord], settings: list[dict[str, str]]) -> dict[str, list[str]]:
+def _varying(records: list[RunRecord], settings: list[dict[str, str]]) -> dict[str, list[str]]:
     """For each method, the settings that its runs do not share."""
     same: dict[str, list[dict[str, str]]] = {}
-    for entry, setting in zip(entries, settings, strict=True):
-        same.setdefault(entry.method, []).append(setting)
+    for record, setting in zip(records, settings, strict=True):
+        same.setdefault(record.method, []).append(setting)
     return {
         method: [key for key in sorted(set().union(*runs)) if len({r.get(key) for r in runs}) > 1]
         for method, runs in same.items()
     }
 
 
-def _told(method: Mapping[str, Any]) -> str:
-    """A method as it is typed, with what was changed in it; a composition has no name."""
+def _typed(method: Mapping[str, Any]) -> str:
+    """A method as it is typed, with its changed settings; a composition is "custom"."""
     name = method.get("name")
     if name in (None, "repulsion"):
         return "custom"

@@ -1,4 +1,4 @@
-"""What to type to make the runs of a page again: commands, or Python for networks of one's own."""
+"""What to type to repeat the runs of a page: commands, or Python for the user's network."""
 
 import inspect
 import shlex
@@ -20,43 +20,42 @@ _FITS = 20
 _WIDTH = 80
 
 
-def commands(entries: Sequence[RunRecord]) -> Iterator[str]:
-    """One `shoal compare` for all runs of a grid, one `shoal fit` for each other run.
+def commands(records: Sequence[RunRecord]) -> Iterator[str]:
+    """One `shoal compare` per grid, one `shoal fit` per other run.
 
-    Where a folder cannot name the network or the data, the Python that makes the run takes their
-    place.
+    A run with the user's own network or data gets Python code instead.
     """
     grids: dict[Path, list[RunRecord]] = {}
     alone = []
-    for entry in entries:
-        folder = None if entry.folder is None else entry.folder.resolve().parent
+    for record in records:
+        folder = None if record.folder is None else record.folder.resolve().parent
         if folder is not None and (folder / "grid.toml").exists():
-            grids.setdefault(folder, []).append(entry)
+            grids.setdefault(folder, []).append(record)
         else:
-            alone.append(entry)
+            alone.append(record)
     for folder, runs in grids.items():
         yield _compare(folder, runs)
-    for entry in alone[:_FITS]:
-        yield _fit(entry)
+    for record in alone[:_FITS]:
+        yield _fit(record)
     if len(alone) > _FITS:
-        yield f"# and so on, for {len(alone) - _FITS} runs more"
+        yield f"# and {len(alone) - _FITS} more runs"
 
 
-def _fit(entry: RunRecord) -> str:
-    frozen = int(entry.config.get("frozen") or 0)
+def _fit(record: RunRecord) -> str:
+    frozen = int(record.config.get("frozen") or 0)
     if frozen:
         return (
             f"# the first {frozen} members come from another run, RUN:\n"
-            f"shoal grow RUN --more {entry.members - frozen}"
+            f"shoal grow RUN --more {record.members - frozen}"
         )
-    own = has_own_network(entry.config) or has_own_data(entry.config)
-    if entry.folder is None or own:
-        return fit_call(entry.config)
-    return f"shoal fit {shlex.quote(str(shown_path(entry.folder) / 'config.toml'))}"
+    own = has_own_network(record.config) or has_own_data(record.config)
+    if record.folder is None or own:
+        return fit_call(record.config)
+    return f"shoal fit {shlex.quote(str(shown_path(record.folder) / 'config.toml'))}"
 
 
 def fit_call(config: Mapping[str, Any]) -> str:
-    """The Python that trains such a run; what the user has to bring is named in comments.
+    """The Python code that trains a run; comments name what the user provides.
 
     >>> print(fit_call({"data": "digits", "members": 5, "model": [{"custom": "net"}], "lr": 0.1}))
     import shoal
@@ -78,7 +77,7 @@ def fit_call(config: Mapping[str, Any]) -> str:
 
 
 def _call(head: str, arguments: Sequence[str]) -> str:
-    """On one line if it fits, else with its arguments below."""
+    """The call on one line if it fits, else with its arguments below."""
     line = f"{head}({', '.join(arguments)})"
     if len(line) <= _WIDTH:
         return line
@@ -92,7 +91,7 @@ def _call(head: str, arguments: Sequence[str]) -> str:
 
 
 def _network(config: Mapping[str, Any]) -> tuple[list[str], str]:
-    """What makes the networks: comments about what is the user's own, and the argument."""
+    """Comments about the user's networks, and the argument that makes them."""
     models = config.get("model")
     models = [models] if isinstance(models, Mapping) else models
     tables = (
@@ -105,7 +104,7 @@ def _network(config: Mapping[str, Any]) -> tuple[list[str], str]:
         for table in tables
     ]
     if len(tables) <= 1:
-        return [f"# build: {named[0] if named else 'what makes one network'}"], "build"
+        return [f"# build: {named[0] if named else 'a function that makes one network'}"], "build"
     letters = [f"build_{index}" for index in range(len(tables))]
     notes = [f"# {letter}: {what}" for letter, what in zip(letters, named, strict=True)]
     pairs = [f"({letter}, {t.get('members')})" for letter, t in zip(letters, tables, strict=True)]
@@ -118,7 +117,7 @@ def _last(name: str) -> str:
 
 
 def _settings(config: Mapping[str, Any]) -> list[str]:
-    """The arguments of `fit` that are not its defaults."""
+    """The arguments of `fit` that differ from the defaults."""
     defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
     usual = defaults["prior"]
     method = config.get("method")
@@ -145,7 +144,7 @@ def _same_prior(spec: Any, usual: object) -> bool:
 
 
 def _short(value: Any) -> Any:
-    """A table that holds a name alone, as the name."""
+    """The name of a table that holds only a name; any other value unchanged."""
     alone = isinstance(value, Mapping) and value.keys() == {"name"}
     return value["name"] if alone else value
 
@@ -153,9 +152,9 @@ def _short(value: Any) -> Any:
 def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
     shared = parse_toml((folder / "grid.toml").read_text(encoding="utf-8"), "grid.toml")
     usual = shared.get("strength", 1.0)
-    methods = list(dict.fromkeys(_variant(entry, usual).label for entry in runs))
-    sizes = sorted({entry.members for entry in runs})
-    seeds = sorted({int(entry.seed) for entry in runs})
+    methods = list(dict.fromkeys(_variant(record, usual).label for record in runs))
+    sizes = sorted({record.members for record in runs})
+    seeds = sorted({int(record.seed) for record in runs})
     count, where = 1 + seeds[-1] - seeds[0], shown_path(folder)
     again = where.with_name(f"{where.name}-again")
     if has_own_network(shared) or has_own_data(shared):
@@ -173,8 +172,8 @@ def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
     return " \\\n  ".join(parts)
 
 
-def _variant(entry: RunRecord, usual: float) -> Variant:
-    """The method as it is typed; a strength that all runs share is in the file."""
-    strength = entry.config.get("strength")
-    told = None if entry.plain or strength in (None, usual) else float(strength)
-    return variant_of(entry.config.get("method"), told)
+def _variant(record: RunRecord, usual: float) -> Variant:
+    """The method as it is typed; a strength that all runs share is in grid.toml."""
+    strength = record.config.get("strength")
+    own = None if record.plain or strength in (None, usual) else float(strength)
+    return variant_of(record.config.get("method"), own)

@@ -1,6 +1,7 @@
-"""From numbers to sentences. Numbers that differ by less than their noise are called equal."""
+"""From numbers to sentences; a difference whose interval contains 0 is not significant."""
 
 import math
+import re
 from collections.abc import Mapping
 
 from shoal.core.text import joined, number, percent
@@ -16,200 +17,209 @@ __all__ = [
     "calibration_sentence",
     "comparison_sentence",
     "coverage_sentence",
-    "doubt_sentence",
+    "entropy_sentence",
     "error_sentence",
     "halves_sentence",
     "members_sentence",
-    "recognition_sentence",
+    "ood_sentence",
     "repulsion_sentence",
     "shift_sentence",
 ]
 
+_NO_GAP = "gap not significant"
+
 
 def accuracy_sentence(accuracy: float, error: float, count: int, inputs: str = "inputs") -> str:
-    """How often it is right, with the noise of that number.
+    """The accuracy with its standard error.
 
     >>> accuracy_sentence(0.978, 0.0066, 500, "images")
-    'Right on 97.8 % of 500 test images, give or take 0.7 %.'
+    'Accuracy: 97.8 ± 0.7 % (500 test images).'
     """
-    noise = f", give or take {percent(error)}" if math.isfinite(error) and error > 0 else ""
-    return f"Right on {percent(accuracy, error)} of {count:,} test {inputs}{noise}."
+    text = percent(accuracy, error)
+    if math.isfinite(error) and error > 0:
+        text = f"{text.removesuffix(' %')} ± {percent(error)}"
+    return f"Accuracy: {text} ({count:,} test {inputs})."
 
 
-def error_sentence(rmse: float, spread: float, count: int) -> str:
-    """How far off a predicted number is, beside how far the targets themselves spread.
+def error_sentence(rmse: float, stddev: float, count: int) -> str:
+    """The root mean square error, and the standard deviation of the targets.
 
     >>> error_sentence(0.5, 2.0, 100)
-    'Off by 0.5 on average (root mean square over 100 test inputs), where the targets spread by 2.'
+    "RMSE: 0.5 (100 test inputs). The targets' standard deviation is 2."
     """
-    text = f"Off by {rmse:.3g} on average (root mean square over {count:,} test inputs)"
-    return f"{text}, where the targets spread by {spread:.3g}." if spread > 0 else f"{text}."
+    text = f"RMSE: {rmse:.3g} ({count:,} test inputs)."
+    return f"{text} The targets' standard deviation is {stddev:.3g}." if stddev > 0 else text
 
 
 def calibration_sentence(
-    says: float, right: float, noise: float, near: tuple[float, float] | None = None
+    confidence: float, accuracy: float, noise: float, near: tuple[float, float] | None = None
 ) -> str:
-    """Whether its confidence can be taken at its word.
+    """Mean confidence beside accuracy.
 
     Args:
-        says: mean confidence.
-        right: accuracy.
-        noise: standard error of the difference.
-        near: confidence and accuracy among the answers that are about 90 % sure, when they are
-            enough to tell.
+        confidence: mean confidence.
+        accuracy: accuracy.
+        noise: standard error of the gap.
+        near: confidence and accuracy of the predictions with about 90 % confidence; None where
+            there are too few.
 
     >>> calibration_sentence(0.97, 0.975, 0.006)
-    'It says 97 % on average and is right 97.5 % of the time: equal within noise.'
+    'Mean confidence is 97 %, accuracy 97.5 %: gap not significant.'
     """
-    text = f"It says {percent(says)} on average and is right {percent(right)} of the time"
+    text = f"Mean confidence is {percent(confidence)}, accuracy {percent(accuracy)}"
     if near is not None:
-        text = (
-            f"When it says {percent(near[0])}, it is right {percent(near[1])} of the time. {text}"
-        )
-    found = calibration_of(says, right, noise)
+        given, found = map(percent, near)
+        text = f"Predictions with about {given} confidence have an accuracy of {found}. {text}"
+    found = calibration_of(confidence, accuracy, noise)
     if found is Calibration.CALIBRATED:
-        return f"{text}: equal within noise."
-    points = percent(abs(says - right)).removesuffix(" %")
+        return f"{text}: {_NO_GAP}."
+    points = percent(abs(confidence - accuracy)).removesuffix(" %")
     return f"{text}: {found} by {points} points."
 
 
 def coverage_sentence(level: float, found: float, count: int) -> str:
-    """Whether its intervals hold what they should.
+    """The share of the targets in the intervals, beside the level of the intervals.
 
     >>> coverage_sentence(0.9, 0.91, 200)
-    'Its 90 % intervals hold 91 % of the targets: equal within noise.'
+    'The 90 % intervals contain 91 % of the targets: gap not significant.'
     """
-    text = f"Its {percent(level)} intervals hold {percent(found)} of the targets"
+    text = f"The {percent(level)} intervals contain {percent(found)} of the targets"
     held = coverage_of(level, found, count)
-    return f"{text}: {'equal within noise' if held is Coverage.HELD else held}."
+    return f"{text}: {_NO_GAP if held is Coverage.HELD else held}."
 
 
-def recognition_sentence(name: str, share: float, auroc: float) -> str:
-    """How much of the foreign data it recognises.
+def ood_sentence(name: str, share: float, auroc: float) -> str:
+    """The detected share of an OOD set.
 
-    >>> recognition_sentence("letters", 0.96, 0.991)
-    'It recognises 96 % of letters as unknown while doubting 5 % of the test data (AUROC 0.991).'
+    >>> ood_sentence("letters", 0.96, 0.991)
+    'The ensemble detects 96 % of letters as OOD at a 5 % false-positive rate (AUROC 0.991).'
     """
     return (
-        f"It recognises {percent(share)} of {name} as unknown while doubting 5 % of the test data "
+        f"The ensemble detects {percent(share)} of {name} as OOD at a 5 % false-positive rate "
         f"(AUROC {auroc:.3f})."
     )
 
 
-def doubt_sentence(ratios: Mapping[str, float]) -> str:
-    """How its entropy on foreign data compares with that on the test.
+def entropy_sentence(ratios: Mapping[str, float]) -> str:
+    """The predictive entropy on each OOD set, over that on the test set.
 
-    >>> doubt_sentence({"letters": 4.0, "noise": 0.6})
-    'Its entropy is 4 times that of the test on letters but only 0.6 times on noise.'
+    >>> entropy_sentence({"letters": 4.0, "noise": 0.6})
+    'Predictive entropy on letters is 4 times that on the test set, on noise only 0.6 times.'
     """
     known = {name: value for name, value in ratios.items() if not math.isnan(value)}
-    more = [f"{value:.2g} times {{}} on {name}" for name, value in known.items() if value >= 1]
-    less = [f"only {value:.2g} times {{}} on {name}" for name, value in known.items() if value < 1]
-    text = " but ".join(joined(part) for part in (more, less) if part)
-    if not text:
-        return "There are no foreign data here to compare with the test."
-    text = text.replace("{}", "that of the test", 1).replace(" {}", "")
-    return f"Its entropy is {text}."
+    if not known:
+        return "The evaluation has no OOD data."
+    larger = {name: f"{value:.2g} times" for name, value in known.items() if value >= 1}
+    smaller = {name: f"only {value:.2g} times" for name, value in known.items() if value < 1}
+    (first, times), *rest = (larger | smaller).items()
+    head = f"Predictive entropy on {first} is {times} that on the test set"
+    text = ", ".join([head, *(f"on {name} {times}" for name, times in rest)]) + "."
+    return re.sub(r"(only )?\b1 times", "about 1 time", text)
 
 
-def halves_sentence(sure: float, unsure: float) -> str:
-    """Whether errors are larger where it is unsure: root mean squares over the two halves.
+def halves_sentence(certain: float, uncertain: float) -> str:
+    """RMSE on the uncertain half of the test set, beside that on the other half.
 
     >>> halves_sentence(0.2, 0.6)
-    'Where it is less sure than usual, its errors are 3 times as large as elsewhere.'
+    'On the more uncertain half of the test set, RMSE is 3 times that on the other half.'
     """
-    if not sure > 0 or not math.isfinite(unsure):
-        return "Its uncertainty should grow where it has seen no data."
-    times = f"{unsure / sure:.2g}"
-    compare = (
-        "no larger than elsewhere" if unsure <= sure else f"{times} times as large as elsewhere"
+    if not certain > 0 or not math.isfinite(uncertain):
+        return "Uncertainty should grow away from the training data."
+    larger = (
+        f"{uncertain / certain:.2g} times that on" if uncertain > certain else "not larger than on"
     )
-    return f"Where it is less sure than usual, its errors are {compare}."
+    return f"On the more uncertain half of the test set, RMSE is {larger} the other half."
 
 
-def members_sentence(members: int, effective: float, foreign: Mapping[str, float]) -> str:
-    """How many different functions the members amount to, here and on foreign data.
+def members_sentence(members: int, effective: float, ood: Mapping[str, float]) -> str:
+    """The effective number of functions on the test set and on OOD sets.
 
     >>> members_sentence(10, 6.4, {})
-    'Its 10 members behave like 6.4 different functions on the test data.'
+    'The effective number of functions is 6.4 on the test set (10 members).'
     """
     if members == 1:
-        return "It has a single member, so it cannot disagree with itself."
-    here = f"Its {members} members behave like {_few(effective)} on the test data"
-    there = [f"{_few(value)} on {name}" for name, value in foreign.items()]
-    return f"{here} and like {joined(there)}." if there else f"{here}."
+        return "The ensemble has a single member, so there is no disagreement."
+    places = {"the test set": effective, **ood}
+    found = joined([f"{_few(value)} on {name}" for name, value in places.items()])
+    return f"The effective number of functions is {found} ({members} members)."
 
 
 def _few(effective: float) -> str:
-    text = f"{effective:.2g}" if effective < 10 else f"{effective:.0f}"
-    return "one function" if text == "1" else f"{text} different functions"
+    return f"{effective:.2g}" if effective < 10 else f"{effective:.0f}"
 
 
 def repulsion_sentence(method: str, ratio: float) -> str:
-    """What part repulsion played.
+    """The share of repulsion in the force on the members.
 
     Args:
         method: name of the method.
-        ratio: length of the push over that of the drive.
+        ratio: force ratio, push / drive.
 
     >>> repulsion_sentence("kde", 0.0002)
-    'Repulsion was 0.02 % of the force, so this is a plain ensemble in effect.'
+    'Repulsion was 0.02 % of the force: negligible, a plain ensemble in effect.'
     """
     found = repulsion_of(method.split(" ")[0] == "ensemble", ratio)
-    share = percent(ratio / (1 + ratio))
+    share = f"Repulsion was {percent(ratio / (1 + ratio))} of the force"
     return {
         Repulsion.NONE: "Members were trained independently, without repulsion.",
-        Repulsion.UNKNOWN: "How strong repulsion was is not on record.",
-        Repulsion.NEGLIGIBLE: f"Repulsion was {share} of the force, so this is a plain ensemble in "
-        f"effect.",
-        Repulsion.LIGHT: f"Repulsion was {share} of the force: a light touch, so expect little "
-        f"difference from a plain ensemble.",
-        Repulsion.ACTIVE: f"Repulsion was {share} of the force: enough to keep members apart.",
+        Repulsion.UNKNOWN: "The run did not record the force ratio.",
+        Repulsion.NEGLIGIBLE: f"{share}: negligible, a plain ensemble in effect.",
+        Repulsion.LIGHT: f"{share}: weak, expect little difference from a plain ensemble.",
+        Repulsion.ACTIVE: f"{share}: enough to separate the members.",
     }[found]
 
 
 def comparison_sentence(
-    metric: str, better: str, differences: Mapping[str, Difference], baseline: str, seeds: int
+    metric: str,
+    better: str,
+    differences: Mapping[str, Difference],
+    baseline: str,
+    seeds: int,
+    unit: str = "",
 ) -> str:
-    """Which methods differ from the baseline by more than the noise.
+    """Which methods differ significantly from the baseline.
 
-    >>> equal = Difference(0.0, -0.1, 0.1)
-    >>> comparison_sentence("NLL", "lower", {"kde": equal, "sge": equal}, "the plain ensemble", 3)
-    'In NLL, kde and sge equal the plain ensemble within noise (3 seeds).'
+    >>> equal, lower = Difference(0.0, -0.1, 0.1), Difference(-0.012, -0.016, -0.008)
+    >>> found = {"kde": equal, "f-kde": lower}
+    >>> comparison_sentence("NLL", "lower", found, "the plain ensemble", 3, "nats")
+    'Against the plain ensemble, f-kde lowers NLL by 0.012 nats; kde: not significant (3 seeds).'
     """
     verdicts = {label: verdict_of(difference, better) for label, difference in differences.items()}
     equal = [label for label, found in verdicts.items() if found is Verdict.EQUAL]
     parts = []
-    if equal:
-        verb = "equals" if len(equal) == 1 else "equal"
-        parts.append(f"{joined(equal)} {verb} {baseline} within noise")
     for word in (Verdict.BETTER, Verdict.WORSE, Verdict.DIFFERENT):
         found = {name: differences[name] for name, given in verdicts.items() if given is word}
-        told = [f"{name} (by {_size(found[name])})" for name in found]
-        if told:
-            than = "" if parts else f" than {baseline}"
-            parts.append(f"{word}{than} {'is' if len(told) == 1 else 'are'} {joined(told)}")
+        parts += [f"{name} {change(metric, found[name], unit)}" for name in found]
+    if not parts and not equal:
+        return f"One seed cannot show whether methods differ in {metric}."
     if not parts:
-        return f"One seed does not tell whether methods differ in {metric}."
-    return f"In {metric}, {'; '.join(parts)} ({seeds} seeds)."
+        noun, verb = ("difference", "is") if len(equal) == 1 else ("differences", "are")
+        return (
+            f"The {metric} {noun} of {joined(equal)} from {baseline} {verb} not significant "
+            f"({seeds} seeds)."
+        )
+    rest = f"; {joined(equal)}: not significant" if equal else ""
+    return f"Against {baseline}, {joined(parts)}{rest} ({seeds} seeds)."
 
 
-def _size(difference: Difference) -> str:
-    return number(abs(difference.difference), _width(difference))
+def change(metric: str, difference: Difference, unit: str = "") -> str:
+    """A significant difference in words.
 
-
-def _width(difference: Difference) -> float:
-    return (difference.high - difference.low) / 4
+    >>> change("NLL", Difference(-0.012, -0.016, -0.008), "nats")
+    'lowers NLL by 0.012 nats'
+    """
+    size = number(abs(difference.difference), (difference.high - difference.low) / 4)
+    verb = "lowers" if difference.difference < 0 else "raises"
+    return f"{verb} {metric} by {size} {unit}".rstrip()
 
 
 def shift_sentence(name: str, accuracy: float, confidence: float, noise: float) -> str:
-    """What happens when the data move.
+    """Accuracy beside mean confidence under a shift.
 
     >>> shift_sentence("rotated-60", 0.41, 0.62, 0.02)
-    'Under rotated-60 it is right 41 % of the time and says 62 %: overconfident.'
+    'Under rotated-60, accuracy is 41 % and mean confidence 62 %: overconfident.'
     """
-    right, says = percent(accuracy), percent(confidence)
-    text = f"Under {name} it is right {right} of the time and says {says}"
+    given = percent(accuracy), percent(confidence)
     found = calibration_of(confidence, accuracy, noise)
-    still = "still calibrated within noise"
-    return f"{text}: {still if found is Calibration.CALIBRATED else found}."
+    verdict = _NO_GAP if found is Calibration.CALIBRATED else found
+    return f"Under {name}, accuracy is {given[0]} and mean confidence {given[1]}: {verdict}."

@@ -1,4 +1,4 @@
-"""Methods at several strengths: what more repulsion brings, and where it begins to cost."""
+"""Methods at several strengths: where repulsion helps, and where it lowers accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,23 +18,26 @@ _OWN = ("strength", "seed", "init_seed")
 
 
 class _Gain(Enum):
-    """What the strengths of a method bring against the plain ensemble."""
+    """How the strengths of a method compare with the plain ensemble."""
 
-    BEATS = "{} {verb} the plain ensemble before accuracy falls"
-    EQUALS = "no strength of {} that is not negligible does so by more than noise"
-    IDLE = "{} was negligible at every strength"
-    LOST = "{} was negligible at every strength at which training did not diverge"
-    NONE = "{} says nothing, for training diverged at every strength"
+    BETTER = "{} without significant accuracy loss."
+    EQUAL = (
+        f"With force ratio ≥ {NEGLIGIBLE:g}, no strength of {{}} improves {{metric}} significantly "
+        "without accuracy loss."
+    )
+    WEAK = f"Repulsion of {{}} is negligible at every strength (force ratio < {NEGLIGIBLE:g})."
+    SOME_DIVERGED = "Repulsion of {} is negligible at every strength that did not diverge."
+    ALL_DIVERGED = "Training of {} diverged at every strength."
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """One method and size at several strengths.
+    """One method and ensemble size at several strengths.
 
     Attributes:
-        method: its name.
-        members: how many.
-        groups: the runs by strength, ascending.
+        method: name of the method.
+        members: ensemble size.
+        groups: runs by strength, ascending.
     """
 
     method: str
@@ -42,7 +45,7 @@ class Sweep:
     groups: Mapping[float, SeedGroup]
 
     def falls(self, groups: Sequence[SeedGroup]) -> float | None:
-        """The first strength that is less accurate than the plain ensemble by more than noise."""
+        """The first strength whose accuracy is significantly below the plain ensemble's."""
         for strength, group in self.groups.items():
             for measure in (Measure("accuracy"), Measure("rmse")):
                 found = against_baseline(measure, group, groups)
@@ -52,7 +55,7 @@ class Sweep:
 
 
 def sweeps(groups: Sequence[SeedGroup]) -> list[Sweep]:
-    """Every method and size that ran at more than one strength, all else being equal."""
+    """Every method and ensemble size with several strengths and equal other settings."""
     found: dict[tuple[str, int, str], dict[float, SeedGroup]] = {}
     for group in groups:
         first, strength = group.first, group.first.config.get("strength")
@@ -69,15 +72,15 @@ def sweeps(groups: Sequence[SeedGroup]) -> list[Sweep]:
 
 
 def negligible(group: SeedGroup) -> bool:
-    """Its members pushed each other too little to matter, in the typical run and epoch."""
-    ratios = sorted(entry.ratio for entry in group.entries if math.isfinite(entry.ratio))
+    """Whether the median force ratio of the runs is negligible."""
+    ratios = sorted(record.ratio for record in group.entries if math.isfinite(record.ratio))
     return not ratios or ratios[len(ratios) // 2] < NEGLIGIBLE
 
 
 def strength_sentence(found: Sequence[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> str:
-    """Whether repulsion that is not negligible beats the plain ensemble before accuracy falls."""
+    """Whether some strength improves a measure without accuracy loss."""
     if all(len(group.entries) < 2 for sweep in found for group in sweep.groups.values()):
-        return "One seed a strength says nothing about the noise; `--seeds 5` does."
+        return "One seed per strength gives no interval. Type `--seeds 5`."
     gains: dict[_Gain, list[str]] = {kind: [] for kind in _Gain}
     falling = []
     for sweep in found:
@@ -86,30 +89,39 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[SeedGroup], measu
         active = {s: g for s, g in sweep.groups.items() if not negligible(g)}
         gain = _best_gain(active, groups, measure, limit)
         if gain is not None:
-            best = f"{sweep.method} at strength {gain[0]:g} (by {abs(gain[1]):.2g})"
-            gains[_Gain.BEATS].append(best)
+            gains[_Gain.BETTER].append(_gain_words(sweep.method, *gain, measure))
         else:
-            gains[_Gain.EQUALS if active else _idle(sweep)].append(sweep.method)
-    lost = diverged_sentence({sweep.method: sweep.groups for sweep in found})
-    return " ".join(filter(None, (_gains(measure, gains), _falls(falling), lost)))
+            gains[_Gain.EQUAL if active else _negligible(sweep)].append(sweep.method)
+    diverging = diverged_sentence({sweep.method: sweep.groups for sweep in found})
+    return " ".join(filter(None, (_gains(measure, gains), _falls(falling), diverging)))
 
 
-def _idle(sweep: Sweep) -> _Gain:
-    """What a sweep is worth whose forces were negligible: a run that diverged has shown none."""
-    sound = [not any(map(diverged, group.entries)) for group in sweep.groups.values()]
-    return _Gain.IDLE if all(sound) else _Gain.LOST if any(sound) else _Gain.NONE
+def _gain_words(method: str, strength: float, difference: float, measure: Measure) -> str:
+    verb = "lowers" if difference < 0 else "raises"
+    size = f"{abs(difference):.2g} {'' if measure.share else measure.unit}".rstrip()
+    return f"{method} at strength {strength:g} {verb} {measure.title} by {size}"
+
+
+def _negligible(sweep: Sweep) -> _Gain:
+    """The kind of a sweep with negligible repulsion; a diverged run shows nothing about it."""
+    finite = [not any(map(diverged, group.entries)) for group in sweep.groups.values()]
+    if all(finite):
+        return _Gain.WEAK
+    return _Gain.SOME_DIVERGED if any(finite) else _Gain.ALL_DIVERGED
 
 
 def _gains(measure: Measure, gains: Mapping[_Gain, list[str]]) -> str:
-    verb = "beats" if len(gains[_Gain.BEATS]) == 1 else "beat"
-    told = [kind.value.format(joined(names), verb=verb) for kind, names in gains.items() if names]
-    return f"In {measure.title}, {'; '.join(told)}."
+    return " ".join(
+        kind.value.format(joined(names), metric=measure.title)
+        for kind, names in gains.items()
+        if names
+    )
 
 
 def _falls(falling: Sequence[str]) -> str:
     if not falling:
-        return "Accuracy falls by more than noise at none of the strengths."
-    return f"Accuracy falls below that of the plain ensemble for {joined(falling)}."
+        return "No strength lowers accuracy significantly."
+    return f"Accuracy is significantly lower than the plain ensemble's for {joined(falling)}."
 
 
 def _best_gain(
@@ -118,7 +130,7 @@ def _best_gain(
     measure: Measure,
     limit: float | None,
 ) -> tuple[float, float] | None:
-    """Strength and difference where the gain over the plain ensemble is largest and no noise."""
+    """Strength and difference of the largest significant gain over the plain ensemble."""
     gains = {}
     for strength, group in active.items():
         found = against_baseline(measure, group, groups)
@@ -132,15 +144,15 @@ def _best_gain(
 
 _GROWTH = {
     Verdict.BETTER: "improves",
-    Verdict.EQUAL: "stays equal within noise",
+    Verdict.EQUAL: "does not change significantly",
     Verdict.WORSE: "worsens",
 }
 
 
 def growth_sentence(groups: Sequence[SeedGroup], measure: Measure) -> str:
-    """Whether methods whose repulsion is not negligible improve from few members to many.
+    """Whether methods with active repulsion improve from few members to many, paired by seed.
 
-    Seeds are the pairs. Empty where no such method ran with two sizes of more than one member.
+    Empty where no such method has two ensemble sizes of more than one member.
     """
     verdicts: dict[Verdict, list[str]] = {}
     spans: dict[str, str] = {}
@@ -151,15 +163,14 @@ def growth_sentence(groups: Sequence[SeedGroup], measure: Measure) -> str:
             word = verdict(_change(same[0], same[-1], measure), measure.better)
             verdicts.setdefault(word, []).append(label)
             spans[label] = f"{same[0].members} to {same[-1].members} members"
-    told = [
+    parts = [
         f"{verb} for {joined(verdicts[word])}" for word, verb in _GROWTH.items() if word in verdicts
     ]
-    if not told:
+    if not parts:
         return ""
     reach = joined(list(dict.fromkeys(spans.values())))
-    return (
-        f"From {reach}, with repulsion that is not negligible, {measure.title} {'; '.join(told)}."
-    )
+    change = joined(parts)
+    return f"From {reach}, with force ratio ≥ {NEGLIGIBLE:g}, {measure.title} {change}."
 
 
 def _change(few: SeedGroup, many: SeedGroup, measure: Measure) -> Difference:

@@ -1,7 +1,6 @@
-"""What the numbers say, as values; `sentences` puts them into words.
+"""Verdicts on numbers, as values; `sentences` puts them into words.
 
-A difference that is smaller than its noise is no difference. Nobody has to search a sentence for
-what it says.
+A difference whose interval contains 0 is not significant.
 """
 
 import math
@@ -26,19 +25,20 @@ _SIGMAS = 2.0
 
 
 class Verdict(StrEnum):
-    """How one of two things that were measured in pairs compares with the other."""
+    """How a method compares with the baseline, by paired differences."""
 
     BETTER = "better"
     WORSE = "worse"
     EQUAL = "equal"
+    """The difference is not significant: its 95 % interval contains 0."""
     DIFFERENT = "different"
-    """It differs, and neither direction is better."""
+    """The difference is significant, and neither direction is better."""
     UNKNOWN = "unknown"
-    """There is no interval: a single pair, or none."""
+    """There is no interval: one pair or none."""
 
 
 def verdict(difference: Difference, better: str) -> Verdict:
-    """Of a paired difference with its interval, where `better` is "lower", "higher" or "neither".
+    """The verdict on a paired difference, where `better` is "lower", "higher" or "neither".
 
     >>> verdict(Difference(0.1, -0.1, 0.3), "lower"), verdict(Difference(0.1, 0.05, 0.15), "lower")
     (<Verdict.EQUAL: 'equal'>, <Verdict.WORSE: 'worse'>)
@@ -62,7 +62,9 @@ class Calibration(StrEnum):
 
 
 def calibration(confidence: float, accuracy: float, noise: float) -> Calibration:
-    """Of a mean confidence and an accuracy whose difference has this standard error.
+    """The verdict on the gap between mean confidence and accuracy.
+
+    `noise` is the standard error of the gap.
 
     >>> calibration(0.97, 0.975, noise=0.006)
     <Calibration.CALIBRATED: 'calibrated'>
@@ -74,7 +76,7 @@ def calibration(confidence: float, accuracy: float, noise: float) -> Calibration
 
 
 class Coverage(StrEnum):
-    """How the share of targets in intervals compares with their level."""
+    """How the share of targets inside intervals compares with the level of the intervals."""
 
     HELD = "held"
     TOO_WIDE = "too wide"
@@ -82,7 +84,7 @@ class Coverage(StrEnum):
 
 
 def coverage(level: float, found: float, count: int) -> Coverage:
-    """Of intervals of a level that hold the share `found` of `count` targets.
+    """The verdict on intervals of a level that contain the share `found` of `count` targets.
 
     >>> coverage(0.9, 0.91, 200)
     <Coverage.HELD: 'held'>
@@ -93,7 +95,7 @@ def coverage(level: float, found: float, count: int) -> Coverage:
 
 
 class Repulsion(StrEnum):
-    """What part repulsion played."""
+    """How strong repulsion was."""
 
     NONE = "none"
     UNKNOWN = "unknown"
@@ -103,7 +105,7 @@ class Repulsion(StrEnum):
 
 
 def repulsion(plain: bool, ratio: float) -> Repulsion:
-    """Of a run that is a plain ensemble or not, by the ratio of push to drive.
+    """The verdict on a run, by its force ratio, push / drive.
 
     >>> repulsion(False, 0.0002)
     <Repulsion.NEGLIGIBLE: 'negligible'>

@@ -1,7 +1,7 @@
-"""Figures: each a function that takes numbers and returns a matplotlib figure.
+"""Figures: each function takes numbers and returns a matplotlib figure.
 
-`svg` turns a figure into text for a page; `registry` lists them all. matplotlib is imported when
-the first figure is drawn.
+`svg` makes a figure text for a page; `registry` lists all figures. The first figure imports
+matplotlib.
 """
 
 from shoal.plots.calibration import Spread, contact_sheet, corrupted, coverage, reliability

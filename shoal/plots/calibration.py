@@ -17,15 +17,15 @@ __all__ = ["Spread", "contact_sheet", "corrupted", "coverage", "reliability", "w
 _FEW = 5
 
 
-def wilson(right: np.ndarray, count: np.ndarray, z: float = 1.96) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end of the 95 % interval of a fraction, which stays within 0 and 1.
+def wilson(share: np.ndarray, count: np.ndarray, z: float = 1.96) -> tuple[np.ndarray, np.ndarray]:
+    """Wilson's 95 % interval of a fraction: lower and upper end, within 0 and 1.
 
     >>> [round(float(end), 3) for end in wilson(np.array(0.5), np.array(100))]
     [0.404, 0.596]
     """
     scale = 1 + z**2 / count
-    centre = (right + z**2 / (2 * count)) / scale
-    reach = z * np.sqrt(right * (1 - right) / count + z**2 / (4 * count**2)) / scale
+    centre = (share + z**2 / (2 * count)) / scale
+    reach = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / scale
     return np.clip(centre - reach, 0, 1), np.clip(centre + reach, 0, 1)
 
 
@@ -33,11 +33,11 @@ def wilson(right: np.ndarray, count: np.ndarray, z: float = 1.96) -> tuple[np.nd
 def reliability(curves: Mapping[str, Reliability], title: str = "") -> Any:
     """Accuracy against confidence in bins, with the share of the data in each bin below.
 
-    A single curve has the 95 % interval of every bin; of several, bins with fewer than 5 inputs
-    are left out.
+    A single curve has a 95 % interval per bin. With several curves, bins with fewer than 5 inputs
+    are omitted.
 
     Args:
-        curves: a reliability for each method.
+        curves: the reliability of each method.
         title: written above.
     """
     figure, (above, below) = blank(2, 1.4, sharex=True, height_ratios=(3.2, 1))
@@ -45,8 +45,8 @@ def reliability(curves: Mapping[str, Reliability], title: str = "") -> Any:
     styles = looks(curves)
     for label, curve in curves.items():
         _reliability(above, below, label, curve, styles[label], intervals=len(curves) == 1)
-    above.set(ylabel="right", title=title, xlim=(-0.02, 1.03), ylim=(-0.02, 1.03))
-    below.set(xlabel="confidence", ylabel="share")
+    above.set(ylabel="accuracy", title=title, xlim=(-0.02, 1.03), ylim=(-0.02, 1.03))
+    below.set(xlabel="confidence", ylabel="share of inputs")
     below.set_ylim(bottom=0)
     for axis in (above.yaxis, below.xaxis, below.yaxis):
         percent(axis)
@@ -63,26 +63,28 @@ def _reliability(
     intervals: bool,
 ) -> None:
     filled = curve.count >= (1 if intervals else _FEW)
-    count, sure, right = (
+    count, confidence, accuracy = (
         values[filled].numpy() for values in (curve.count, curve.confidence, curve.accuracy)
     )
     if intervals:
-        low, high = wilson(right, count)
-        above.vlines(sure, low, high, color=style.colour, alpha=0.45, linewidth=5)
-    above.plot(sure, right, label=label, linewidth=1.5, linestyle=style.linestyle, **style.spot)
-    for n, x, y in zip(count, sure, right, strict=True):
+        low, high = wilson(accuracy, count)
+        above.vlines(confidence, low, high, color=style.colour, alpha=0.45, linewidth=5)
+    above.plot(
+        confidence, accuracy, label=label, linewidth=1.5, linestyle=style.linestyle, **style.spot
+    )
+    for n, x, y in zip(count, confidence, accuracy, strict=True):
         (spot,) = above.plot([x], [y], linestyle="", **style.spot)
-        tip(spot, f"{label}: says {x:.1%}, right {y:.1%} ({n:.0f} inputs)")
+        tip(spot, f"{label}: confidence {x:.1%}, accuracy {y:.1%} ({n:.0f} inputs)")
     share, edges = curve.count / curve.count.sum(), curve.edges.numpy()
     below.stairs(share.numpy(), edges, color=style.colour, fill=intervals, alpha=0.8)
 
 
 @plot("coverage")
 def coverage(curves: Mapping[str, Tensor], title: str = "") -> Any:
-    """Share of targets inside central intervals, against the share that should be inside.
+    """Share of targets inside central intervals, against the level of the intervals.
 
     Args:
-        curves: for each method, the distribution function at the targets: `metrics.pit`, any shape.
+        curves: for each method, the predictive distribution function at the targets, `metrics.pit`.
         title: written above.
     """
     figure, axes = blank(height=1.1)
@@ -96,10 +98,10 @@ def coverage(curves: Mapping[str, Tensor], title: str = "") -> Any:
         axes.plot(levels, found, label=label, color=style.colour, linestyle=style.linestyle)
         for level, share in zip(levels[2::4], found[2::4], strict=True):
             (spot,) = axes.plot([level], [share], **style.spot)
-            tip(spot, f"{label}: the {level:.0%} interval holds {share:.1%}")
+            tip(spot, f"{label}: the {level:.0%} interval contains {share:.1%}")
     percent(axes.xaxis)
     percent(axes.yaxis)
-    axes.set(xlabel="interval that should hold", ylabel="interval holds", title=title)
+    axes.set(xlabel="level of the interval", ylabel="targets inside", title=title)
     legend(figure, axes)
     return figure
 
@@ -112,7 +114,7 @@ _LETTER = 0.0165
 
 
 class Spread(NamedTuple):
-    """One number for each severity: its mean over corruptions, and the middle half of them."""
+    """A metric at each severity: mean and quartiles over the corruptions."""
 
     x: Sequence[float]
     mean: Sequence[float]
@@ -124,10 +126,10 @@ class Spread(NamedTuple):
 def corrupted(
     curves: Mapping[str, Spread], metric: str, share: bool = False, title: str = ""
 ) -> Any:
-    """One metric against the severity, mean over the corruptions with their middle half.
+    """One metric against the corruption severity: mean and middle half over the corruptions.
 
     Args:
-        curves: for each method; x is the severity, 0 the test data themselves.
+        curves: for each method; x is the severity, 0 the test set.
         metric: its name.
         share: the metric is a share, shown in per cent.
         title: written above.
@@ -144,7 +146,7 @@ def corrupted(
             half = "" if math.isclose(low, high) else f", middle half {low:.4g} to {high:.4g}"
             tip(spot, f"{label}, severity {severity:g}: {mean:.4g}{half}")
     axes.set_xticks(sorted({float(x) for curve in curves.values() for x in curve.x}))
-    axes.set(xlabel="severity of the corruption (0 is none)", ylabel=metric, title=title)
+    axes.set(xlabel="corruption severity (0 is none)", ylabel=metric, title=title)
     if share:
         percent(axes.yaxis)
     legend(figure, axes)
@@ -155,11 +157,11 @@ def corrupted(
 def contact_sheet(
     rows: Mapping[str, Tensor], columns: Sequence[str] = ("1", "2", "3", "4", "5"), title: str = ""
 ) -> Any:
-    """One image as every corruption leaves it, a row a corruption and a column a severity.
+    """One image under every corruption: one row per corruption, one column per severity.
 
     Args:
-        rows: for each corruption its images [n, 1 or 3, H, W] from 0 to 1.
-        columns: words above the images of a row.
+        rows: for each corruption, images [n, 1 or 3, H, W] from 0 to 1.
+        columns: labels above the columns.
         title: written above.
     """
     shapes = {tuple(images.shape) for images in rows.values()}
@@ -184,14 +186,14 @@ def contact_sheet(
     )
     axes.tick_params(length=0, labelsize=10, top=False, labeltop=True, labelbottom=False)
     axes.xaxis.set_label_position("top")
-    axes.set(xlabel="severity", title=title)
+    axes.set(xlabel="corruption severity", title=title)
     axes.grid(False)
     axes.spines[:].set_visible(False)
     return figure
 
 
 def _strip(images: Tensor) -> np.ndarray:
-    """Images beside each other as colours with opacity; the gaps let the page through."""
+    """Images beside each other as RGBA; the gaps are transparent."""
     pixels = images.detach().cpu().float().clamp(0, 1).permute(0, 2, 3, 1).numpy()
     colours = np.repeat(pixels, 3, -1) if pixels.shape[-1] == 1 else pixels
     framed = np.zeros((len(images), images.shape[2] + _GAP, images.shape[3] + _GAP, 4))

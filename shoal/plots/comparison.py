@@ -15,7 +15,7 @@ _FAR = 4.0
 
 
 class MetricCurve(NamedTuple):
-    """Means with their standard errors, NaN where there is a single seed."""
+    """Means with standard errors; an error is NaN for a single seed."""
 
     x: Sequence[float]
     mean: Sequence[float]
@@ -64,13 +64,13 @@ def comparison(
 
 
 def outliers(rows: Mapping[str, tuple[float, float]]) -> dict[str, int]:
-    """Methods so far from the others that these could not be told apart on one axis.
+    """Methods so far from the others that a common axis would hide the differences.
 
     >>> outliers({"a": (0.29, 0.01), "b": (0.31, 0.01), "c": (0.3, 0.01), "d": (1.6, 0.4)})
     {'d': 1}
 
     Returns:
-        1 for those above the others and -1 for those below.
+        1 for a method above the others, -1 for a method below.
     """
     left = {label: row for label, row in rows.items() if math.isfinite(row[0])}
     found: dict[str, int] = {}
@@ -89,7 +89,7 @@ def outliers(rows: Mapping[str, tuple[float, float]]) -> dict[str, int]:
 def _beyond(
     axes: Any, place: int, row: tuple[float, float], side: int, colour: str, share: bool
 ) -> None:
-    """An arrow at the edge with the number, which lies outside of the axis."""
+    """Draw an arrow at the edge, with the number that lies beyond the axis."""
     scale, unit = (100, " %") if share else (1, "")
     error = f" ± {scale * row[1]:.2g}" if math.isfinite(row[1]) else ""
     number = f"{scale * row[0]:.3g}{error}{unit}"
@@ -99,16 +99,16 @@ def _beyond(
 
 
 def _curves(
-    figure: Any, axes: Any, curves: Mapping[str, MetricCurve], words: str, apart: float
+    figure: Any, axes: Any, curves: Mapping[str, MetricCurve], words: str, offset: float
 ) -> None:
-    """Draw every curve, each a little aside so that error bars do not cover each other."""
+    """Draw every curve with a small offset, so that error bars do not overlap."""
     places = [x for curve in curves.values() for x in curve.x]
-    apart *= max(places) - min(places)
+    offset *= max(places) - min(places)
     styles = looks(curves)
     for index, (label, curve) in enumerate(curves.items()):
         style = styles[label]
         how = {"color": style.colour, "linestyle": ("-", "--", "-.", ":")[index % 4]}
-        aside = apart * (index - (len(curves) - 1) / 2)
+        aside = offset * (index - (len(curves) - 1) / 2)
         error = [_finite(e) for e in curve.error]
         axes.errorbar([x + aside for x in curve.x], curve.mean, yerr=error, capsize=3, **how)
         axes.plot([], [], label=label, **how | style.spot)
@@ -122,10 +122,10 @@ def _curves(
 def sizes(
     curves: Mapping[str, MetricCurve], metric: str, share: bool = False, title: str = ""
 ) -> Any:
-    """One metric against the number of members.
+    """One metric against the ensemble size.
 
     Args:
-        curves: for each method; x is the number of members.
+        curves: for each method; x is the ensemble size.
         metric: its name.
         share: the metric is a share, shown in per cent.
         title: written above.
@@ -134,7 +134,7 @@ def sizes(
     _curves(figure, axes, curves, "members", 0.012)
     known = sorted({float(x) for curve in curves.values() for x in curve.x})
     axes.set_xticks(known, [f"{x:g}" for x in known])
-    axes.set(xlabel="members", ylabel=metric, title=title)
+    axes.set(xlabel="ensemble size M", ylabel=metric, title=title)
     if share:
         percent(axes.yaxis)
     return figure
@@ -148,12 +148,12 @@ def heatmap(
     share: bool = False,
     title: str = "",
 ) -> Any:
-    """One metric for every method and number of members, bright where it is better.
+    """One metric for every method and ensemble size; bright is better.
 
     Args:
-        rows: for each method, the metric by the number of members.
+        rows: for each method, the metric by ensemble size.
         metric: its name.
-        better: "lower" or "higher"; decides which end is bright.
+        better: "lower" or "higher": the bright end.
         share: the metric is a share, shown in per cent.
         title: written above.
     """
@@ -172,7 +172,7 @@ def heatmap(
             axes.text(j, i, f"{value:.{digits}f}", color=colour, ha="center", va="center")
     axes.set_xticks(range(len(columns)), [str(m) for m in columns])
     axes.set_yticks(range(len(rows)), list(rows))
-    axes.set(xlabel="members", title=title or f"{metric}{' (%)' if share else ''}")
+    axes.set(xlabel="ensemble size M", title=title or f"{metric}{' (%)' if share else ''}")
     axes.grid(visible=False)
     return figure
 
@@ -180,8 +180,8 @@ def heatmap(
 def _digits(values: np.ndarray) -> int:
     """Decimals that show differences of a hundredth of the range."""
     known = values[np.isfinite(values)]
-    spread = float(known.max() - known.min()) if known.size else 0.0
-    return 2 if spread <= 0 else int(min(max(0, math.ceil(-math.log10(spread / 30))), 5))
+    width = float(known.max() - known.min()) if known.size else 0.0
+    return 2 if width <= 0 else int(min(max(0, math.ceil(-math.log10(width / 30))), 5))
 
 
 @plot("severity")
@@ -193,13 +193,13 @@ def severity(
     share: bool = False,
     title: str = "",
 ) -> Any:
-    """One metric against how far the data have moved from the training data.
+    """One metric against the severity of a shift.
 
     Args:
-        curves: for each method; x is the severity, 0 the test data themselves.
+        curves: for each method; x is the severity, 0 the test set.
         metric: its name.
-        kind: what moved, written on the axis.
-        names: words for the places on the axis where the numbers mean nothing.
+        kind: label of the axis.
+        names: labels of the ticks, where severities are not numbers.
         share: the metric is a share, shown in per cent.
         title: written above.
     """
@@ -226,12 +226,12 @@ def strength(
 ) -> Any:
     """One metric against the strength of the repulsion, with error bars.
 
-    A cross marks the strength at which a method becomes less accurate than the plain ensemble.
+    A cross marks the first strength with a significantly lower accuracy than the plain ensemble.
 
     Args:
         curves: for each method; x is the strength.
         metric: its name.
-        falls: for each method, the strength at which accuracy falls, where it does.
+        falls: for each method, the first strength with lower accuracy, where there is one.
         plain: mean and standard error of the plain ensemble, drawn as a band.
         share: the metric is a share, shown in per cent.
         title: written above.
@@ -241,12 +241,12 @@ def strength(
     if plain is not None:
         _band(axes, *plain)
     for index, (label, curve) in enumerate(curves.items()):
-        # a little aside by a factor, for the axis is logarithmic
+        # a factor, since the axis is logarithmic
         aside = 1.04 ** (index - (len(curves) - 1) / 2)
         _curve(axes, label, curve, aside, styles[label], falls.get(label))
     axes.set_xscale("log")
     power(axes.xaxis)
-    axes.set(xlabel="strength of the repulsion", ylabel=metric, title=title)
+    axes.set(xlabel="strength of repulsion", ylabel=metric, title=title)
     if share:
         percent(axes.yaxis)
     legend(figure, axes)
@@ -273,4 +273,4 @@ def _curve(
         tip(spot, f"{label}, strength {x:g}: {mean:.4g}")
         if x == falls:
             (cross,) = axes.plot([place], [mean], "x", color=INK, markersize=11, zorder=5)
-            tip(cross, f"{label}: accuracy falls from strength {x:g} on")
+            tip(cross, f"{label}: significantly lower accuracy from strength {x:g} on")

@@ -1,4 +1,4 @@
-"""Do the members differ? Shared labels, diversity against accuracy, sharpness of the minima."""
+"""Pairwise disagreement, diversity against accuracy, curvature at the members."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,18 +17,18 @@ _ROOM_FOR_NUMBERS = 8
 @plot("pairwise")
 def pairwise(
     matrix: Tensor,
-    words: str = "different labels (% of inputs)",
+    words: str = "pairwise disagreement (% of inputs)",
     top: float | None = None,
     title: str = "",
 ) -> Any:
-    """How often two members choose different labels, for every pair.
+    """Pairwise disagreement: share of inputs with different labels, for every pair of members.
 
     Fort et al. (2019), arXiv 1912.02757.
 
     Args:
         matrix: fractions of inputs [M, M].
-        words: what the fractions are.
-        top: the brightest fraction, for several matrices to share; by default the largest.
+        words: label of the colour bar.
+        top: the brightest fraction; by default the largest.
         title: written above.
     """
     figure, axes = blank(height=1.0)
@@ -56,8 +56,8 @@ def pairwise(
 def members(points: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any:
     """Diversity of each member against its accuracy.
 
-    Diversity is how often a member's label differs from those of the others, in units of its own
-    error rate. Fort et al. (2019), arXiv 1912.02757.
+    Diversity is a member's mean pairwise disagreement with the others, divided by its error rate.
+    Fort et al. (2019), arXiv 1912.02757.
 
     Args:
         points: for each method, accuracy [M] and mean disagreement with the others [M].
@@ -67,19 +67,18 @@ def members(points: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any
     styles = looks(points)
     for label, (accuracy, disagreement) in points.items():
         style = styles[label]
-        right, apart = (np.asarray(v, dtype=float) for v in (accuracy, disagreement))
-        diversity = apart / np.maximum(1 - right, 1e-12)
-        sound = right < 1
+        rate, difference = (np.asarray(v, dtype=float) for v in (accuracy, disagreement))
+        diversity = difference / np.maximum(1 - rate, 1e-12)
         axes.plot([], [], linestyle="", label=label, **style.spot)
-        for index in np.flatnonzero(sound):
-            place = [right[index]], [diversity[index]]
+        for index in np.flatnonzero(rate < 1):
+            place = [rate[index]], [diversity[index]]
             (spot,) = axes.plot(*place, linestyle="", alpha=0.8, **style.spot)
-            tip(spot, f"{label}, member {index + 1}: accuracy {right[index]:.1%}")
+            tip(spot, f"{label}, member {index + 1}: accuracy {rate[index]:.1%}")
     axes.axhline(1, color=INK, linewidth=1, linestyle=":")
     percent(axes.xaxis)
     axes.xaxis.get_major_locator().set_params(nbins=5)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
-    axes.set(xlabel="accuracy of the member", ylabel="differs / errs", title=title)
+    axes.set(xlabel="accuracy of the member", ylabel="disagreement / error rate", title=title)
     legend(figure, axes)
     return figure
 
@@ -116,11 +115,11 @@ def curvature(found: Mapping[str, Tensor], title: str = "") -> Any:
 def effective(
     found: Mapping[str, Mapping[str, tuple[float, float]]], members: int, title: str = ""
 ) -> Any:
-    """How many different networks the members amount to in every space, with error bars.
+    """Effective number of members in every space, with error bars.
 
     Args:
         found: for each method and space, the mean over seeds and its standard error.
-        members: how many there are.
+        members: ensemble size.
         title: written above.
     """
     spaces = list(dict.fromkeys(space for numbers in found.values() for space in numbers))
@@ -139,6 +138,6 @@ def effective(
     axes.axvline(members, color=INK, linewidth=1, linestyle=":")
     axes.set_yticks(range(len(spaces)), spaces)
     axes.set(xlim=(0.9, members + 0.15), ylim=(len(spaces) - 0.5, -0.5), title=title)
-    axes.set(xlabel=f"different members, out of {members}")
+    axes.set(xlabel=f"effective number of {members} members")
     legend(figure, axes)
     return figure

@@ -1,4 +1,4 @@
-"""In what sense is it Bayesian? Weights of the members, their likelihoods, and learned priors."""
+"""Weights and log-likelihoods of the members, and learned priors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ _SHADES = {"uniform": INK, "posterior": COLOURS["kde"], "stacking": COLOURS["for
 
 @plot("weights", cite=("loaizaganem2025deep", "yao2018stacking"))
 def weights(found: Mapping[str, Sequence[float]], title: str = "") -> Any:
-    """Weight of every member, under each way to weigh them.
+    """Weight of every member, by each weighting.
 
     Args:
-        found: weights [M] by "uniform", "posterior" and "stacking", as far as there are.
+        found: weights [M] by "uniform", "posterior" and "stacking", where known.
         title: written above.
     """
     figure, axes = blank()
@@ -41,11 +41,11 @@ def weights(found: Mapping[str, Sequence[float]], title: str = "") -> Any:
 
 @plot("likelihoods", cite=("loaizaganem2025deep",))
 def likelihoods(log_likelihoods: Sequence[float], evidence: float, title: str = "") -> Any:
-    """How far each member's log likelihood is below the best, and where the evidence lies.
+    """Each member's log-likelihood below the best, and the log evidence.
 
     Args:
-        log_likelihoods: of the members [M], in nats for all data.
-        evidence: log of the marginal likelihood of equal point masses.
+        log_likelihoods: log-likelihoods of all data [M], in nats.
+        evidence: log evidence of equal point masses.
         title: written above.
     """
     figure, axes = blank()
@@ -58,7 +58,7 @@ def likelihoods(log_likelihoods: Sequence[float], evidence: float, title: str = 
         )
         tip(spot, f"member {index + 1}: {values[index]:.2f} nats")
     axes.axvspan(0, np.log(len(values)), color=INK, alpha=0.12, linewidth=0)
-    axes.axvline(best - evidence, color=COLOURS["forde"], label="evidence")
+    axes.axvline(best - evidence, color=COLOURS["forde"], label="log evidence")
     axes.plot([], [], "o", color=COLOURS["kde"], label="member")
     ticks = range(0, len(order), -(-len(order) // 12))
     axes.set_yticks(ticks, [str(order[place] + 1) for place in ticks])
@@ -71,21 +71,21 @@ def likelihoods(log_likelihoods: Sequence[float], evidence: float, title: str = 
 
 @plot("ladder", cite=("loaizaganem2025deep",))
 def ladder(rungs: Sequence[tuple[str, float, float]], title: str = "") -> Any:
-    """How much evidence each learned prior gives up, with the loss on judged data written beside.
+    """Prior comparison: log evidence of each learned prior below the best, with the NLL.
 
     Args:
-        rungs: name, log evidence and loss of each prior, the largest evidence first.
+        rungs: name, log evidence and NLL of each prior, the largest evidence first.
         title: written above.
     """
     figure, axes = blank(height=0.5 + 0.13 * len(rungs))
     best = rungs[0][1]
-    for place, (name, value, loss) in enumerate(rungs):
+    for place, (name, value, nll) in enumerate(rungs):
         axes.hlines(place, 0, best - value, color=COLOURS["kde"], linewidth=2, alpha=0.5)
         (spot,) = axes.plot([best - value], [place], "o", color=COLOURS["kde"], clip_on=False)
         tip(spot, f"{name}: {value:.2f} nats")
-        words = "–" if np.isnan(loss) else f"{loss:.3f}"
+        words = "–" if np.isnan(nll) else f"{nll:.3f}"
         axes.annotate(words, (1.02, place), xycoords=axes.get_yaxis_transform(), va="center")
-    axes.annotate("loss", (1.02, -0.75), xycoords=axes.get_yaxis_transform(), weight="bold")
+    axes.annotate("NLL", (1.02, -0.75), xycoords=axes.get_yaxis_transform(), weight="bold")
     axes.set_xscale("symlog", linthresh=1.0)
     axes.set_xlim(left=0)
     axes.margins(x=0.1)
@@ -96,5 +96,5 @@ def ladder(rungs: Sequence[tuple[str, float, float]], title: str = "") -> Any:
     names = [name.replace(", ", ",\n", 1) for name, _, _ in rungs]
     axes.set_yticks(range(len(rungs)), names, fontsize=10)
     axes.set_ylim(len(rungs) - 0.5, -0.5)
-    axes.set(xlabel="evidence given up (nats)", title=title)
+    axes.set(xlabel="log evidence below the best prior (nats)", title=title)
     return figure

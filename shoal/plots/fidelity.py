@@ -1,4 +1,4 @@
-"""Pictures of fidelity: predictions beside the true posterior's, distances, and the score's law."""
+"""Fidelity: predictions beside the true posterior, distances, and score shrinkage."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,8 +28,8 @@ def posterior_bands(
     Args:
         x: inputs [B], in any order.
         truth: mean and standard deviation of the posterior [B].
-        found: the same of each method.
-        data: inputs and targets of the training.
+        found: mean and standard deviation of each method [B].
+        data: training inputs and targets.
         title: written above.
     """
     figure, grid = blank(len(found), height=0.62 * len(found), sharex=True, squeeze=False)
@@ -39,11 +39,11 @@ def posterior_bands(
         axes.fill_between(
             places, mean - 2 * std, mean + 2 * std, color=INK, alpha=0.15, linewidth=0
         )
-        own, spread = (t.flatten()[order].numpy() for t in found[label])
+        own, stddev = (t.flatten()[order].numpy() for t in found[label])
         axes.plot(places, own, color=style.colour)
         for side in (-2, 2):
             axes.plot(
-                places, own + side * spread, color=style.colour, linestyle="--", linewidth=1.2
+                places, own + side * stddev, color=style.colour, linestyle="--", linewidth=1.2
             )
         if data is not None:
             axes.plot(*(t.flatten() for t in data), ".", color=INK, alpha=0.7, markersize=4)
@@ -61,8 +61,8 @@ def distances(
     """One distance of every method on every problem, as shades with numbers.
 
     Args:
-        table: problems of each method, with the distance.
-        name: of the distance.
+        table: for each method, the distance by problem.
+        name: name of the distance.
         title: written above.
     """
     methods, problems = list(table), list(next(iter(table.values())))
@@ -87,17 +87,17 @@ def distances(
 
 @plot("stein-growth", cite=("gorham2017measuring",))
 def stein_growth(curves: Mapping[str, Sequence[tuple[int, float]]], title: str = "") -> Any:
-    """Kernel Stein discrepancy against the number of members; exact draws fall as M^(-1/2).
+    """Kernel Stein discrepancy against the ensemble size; for exact draws it falls as M^(-1/2).
 
     Args:
-        curves: pairs of members and discrepancy for each method.
+        curves: for each method, pairs of ensemble size and discrepancy.
         title: written above.
     """
     figure, axes = blank()
     for label, style in looks(curves).items():
         sizes, values = zip(*curves[label], strict=True)
         axes.plot(sizes, values, label=label, linestyle=style.linestyle, **style.spot)
-    axes.set(xscale="log", yscale="log", xlabel="members M", ylabel="Stein discrepancy")
+    axes.set(xscale="log", yscale="log", xlabel="ensemble size M", ylabel="Stein discrepancy")
     axes.set(title=title)
     power(axes.xaxis)
     power(axes.yaxis)
@@ -107,7 +107,7 @@ def stein_growth(curves: Mapping[str, Sequence[tuple[int, float]]], title: str =
 
 @plot("score-law")
 def score_law(measured: Sequence[Measurement], title: str = "") -> Any:
-    """Estimated score over the true one against the dimension: measured dots, the law as lines.
+    """Estimated / true score against the dimension: measurements as dots, theory as lines.
 
     Args:
         measured: from `shoal.analysis.fidelity.score_shrinkage.measure`.

@@ -1,4 +1,4 @@
-"""A figure: its name, the common style, and its file as SVG or PNG."""
+"""The registry of figures, their common style, and their SVG and PNG files."""
 
 import functools
 import html
@@ -19,9 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def plot(name: str, cite: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """File a function that takes numbers and returns a figure; it is drawn in the common style."""
+    """Register a function that returns a figure, and draw the figure in the common style."""
 
-    def file(draw: F) -> F:
+    def register(draw: F) -> F:
         @functools.wraps(draw)
         def drawn(*args: Any, **options: Any) -> Any:
             with require("matplotlib", extra="report").rc_context(rc()):
@@ -29,7 +29,7 @@ def plot(name: str, cite: tuple[str, ...] = ()) -> Callable[[F], F]:
 
         return registry.register(name, cite)(drawn)  # pyright: ignore[reportReturnType]
 
-    return file
+    return register
 
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
@@ -46,21 +46,21 @@ _METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
 
 
 def svg(figure: Any, name: str, label: str = "") -> str:
-    """The figure as one `<svg>` element that can stand inside an HTML page or alone.
+    """The figure as one `<svg>` element, for an HTML page or a file.
 
-    Text stays text, in the system's font; ink becomes `currentColor`; tooltips become `<title>`
-    elements; every id starts with `name`, so that many figures can share a page.
+    Text stays text, in the system's font. Ink becomes `currentColor`, tooltips become `<title>`
+    elements. Every id starts with `name`, so that many figures can share a page.
 
     Args:
         figure: a matplotlib figure.
-        name: a word that no other figure on the page has.
-        label: what a screen reader says instead of the picture.
+        name: unique name of the figure on the page.
+        label: text for screen readers.
     """
     matplotlib = require("matplotlib", extra="report")
     canvas = require("matplotlib.backends.backend_svg", extra="report").FigureCanvasSVG
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        # not by savefig, which draws the figure once more before it draws the figure
+        # savefig would draw the figure twice
         canvas(figure).print_svg(stream, metadata={"Date": None})
     text = stream.getvalue()
     text = _METADATA.sub("", text[text.index("<svg") :])
@@ -78,11 +78,11 @@ def _title(code: str) -> str:
 
 
 PAPER = "#ffffff"
-"""A file has no reader's setting to follow."""
+"""Background of a file, which has no light or dark setting."""
 
 
 def png(figure: Any, dpi: int) -> bytes:
-    """The figure on white, as the content of a file."""
+    """The figure on white, as PNG bytes."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, facecolor=PAPER)
     return stream.getvalue()

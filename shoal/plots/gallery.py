@@ -15,7 +15,7 @@ __all__ = ["attention", "gallery"]
 _GAP = 0.05
 
 _LINE = 0.17
-"""Inches of a line of caption."""
+"""Height of a caption line in inches."""
 
 
 @plot("gallery")
@@ -30,9 +30,9 @@ def gallery(
 
     Args:
         images: grey or coloured [n, 1 or 3, H, W]; bytes, or floats from 0 to 1.
-        captions: a few characters an image.
-        columns: images in a row.
-        tips: a sentence an image, shown when the pointer rests on it.
+        captions: a few characters per image.
+        columns: images per row.
+        tips: a tooltip per image.
         title: written above.
     """
     if images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
@@ -66,7 +66,7 @@ def _at(texts: Sequence[str], index: int) -> str:
 def _show(
     axes: Any, image: np.ndarray, place: tuple[float, float, float], caption: str, words: str
 ) -> tuple[float, ...]:
-    """Draw one image with its caption, and say where it lies."""
+    """Draw one image with its caption, and return its extent."""
     left, top, tall = place
     extent = (left + _GAP / 2, left + 1 - _GAP / 2, top + tall - _GAP / 2, top + _GAP / 2)
     grey = {"cmap": "gray", "vmin": 0, "vmax": 1} if image.shape[-1] == 1 else {}
@@ -81,7 +81,7 @@ def _show(
 
 
 def _frame(axes: Any, corners: np.ndarray) -> None:
-    """A pale line around every image, for those as pale as the page would have no edge."""
+    """Draw a pale line around every image, so that pale images have an edge."""
     left, right, bottom, top = corners.T
     gap = np.full(len(corners), np.nan)
     x = np.stack([left, right, right, left, left, gap], -1)
@@ -99,12 +99,12 @@ def attention(
     diversity: Mapping[str, float],
     title: str = "",
 ) -> Any:
-    """Class-activation maps of one image: one column a member, one row a depth.
+    """Class-activation maps of one image: one column per member, one row per depth.
 
     Args:
         image: [C, H, W] in bytes.
-        maps: by the name of the depth, [M, h, w] in bytes; six members are drawn at most.
-        diversity: one minus the mean cosine between the maps of two members, for each depth.
+        maps: maps [M, h, w] in bytes by depth; at most six members are drawn.
+        diversity: for each depth, 1 minus the mean cosine between the maps of two members.
         title: written above.
     """
     columns = min(len(next(iter(maps.values()))), _MEMBERS)

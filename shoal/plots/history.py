@@ -1,4 +1,4 @@
-"""Did training go well? Losses, forces and bandwidth over the epochs."""
+"""Losses, forces and bandwidth over the epochs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ History = Sequence[Mapping[str, Any]]
 
 
 def _column(history: History, key: str) -> np.ndarray:
-    """One number a row, NaN where there is none."""
+    """One number per row, or NaN."""
     numbers = [row.get(key) for row in history]
     return np.array([math.nan if number is None else number for number in numbers], dtype=float)
 
 
 def _members(history: History) -> np.ndarray:
-    """Loss of each member [rows, M], NaN where a member had none."""
+    """Loss of each member [rows, M], or NaN."""
     rows = [row.get("member_loss") or [] for row in history]
     width = max(map(len, rows), default=0)
     padded = [[*row, *[None] * (width - len(row))] for row in rows]
@@ -36,7 +36,7 @@ def _over_epochs(axes: Any, history: History, key: str, **how: Any) -> None:
 
 
 def _log(axes: Any) -> None:
-    """A logarithmic axis, where everything on it is positive and spreads enough to need one."""
+    """Make the axis logarithmic where all values are positive and their range is large."""
     drawn = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
     values = np.concatenate([values[np.isfinite(values)] for values in drawn])
     if values.size and values.min() > 0 and values.max() > 3 * values.min():
@@ -46,11 +46,11 @@ def _log(axes: Any) -> None:
 
 @plot("loss")
 def loss(history: History, method: str = "", title: str = "") -> Any:
-    """Loss of every member and their mean, against the epochs.
+    """Training loss of every member and the mean, against the epochs.
 
     Args:
         history: rows of a run with "epoch", "loss" and "member_loss".
-        method: whose colour to use.
+        method: method that gives the colour.
         title: written above.
     """
     figure, axes = blank()
@@ -68,12 +68,12 @@ def loss(history: History, method: str = "", title: str = "") -> Any:
 
 @plot("forces")
 def forces(history: History, method: str = "", negligible: float = 1e-3, title: str = "") -> Any:
-    """Length of drive and push, and their ratio, against the epochs on logarithmic axes.
+    """Driving force, repulsive force and force ratio, against the epochs.
 
     Args:
         history: rows of a run with "epoch", "drive", "push" and "ratio".
-        method: whose colour to use.
-        negligible: a ratio below which repulsion does nothing, drawn as a dotted line.
+        method: method that gives the colour.
+        negligible: force ratio below which repulsion is negligible, drawn as a dotted line.
         title: written above.
     """
     figure, (above, below) = blank(2, 1.4, sharex=True, height_ratios=(3, 2))
@@ -85,19 +85,19 @@ def forces(history: History, method: str = "", negligible: float = 1e-3, title: 
     for axes in (above, below):
         _log(axes)
     percent(below.yaxis)
-    above.set(ylabel="length of the force", title=title)
-    below.set(xlabel="epoch", ylabel="push / drive")
+    above.set(ylabel="norm of the force", title=title)
+    below.set(xlabel="epoch", ylabel="force ratio")
     legend(figure, above)
     return figure
 
 
 @plot("bandwidth")
 def bandwidth(history: History, method: str = "", title: str = "") -> Any:
-    """Squared bandwidth of the kernel, and how many members it tells apart, over the epochs.
+    """Squared bandwidth and effective number of members of the kernel, over the epochs.
 
     Args:
         history: rows of a run with "epoch", "h2" and "effective".
-        method: whose colour to use.
+        method: method that gives the colour.
         title: written above.
     """
     figure, (above, below) = blank(2, 1.4, sharex=True)
@@ -107,13 +107,13 @@ def bandwidth(history: History, method: str = "", title: str = "") -> Any:
     _log(above)
     below.set_ylim(bottom=0)
     above.set(ylabel="bandwidth h²", title=title)
-    below.set(xlabel="epoch", ylabel="members told apart")
+    below.set(xlabel="epoch", ylabel="effective members")
     return figure
 
 
 @plot("bandwidths")
 def bandwidths(histories: Mapping[str, Sequence[History]], title: str = "") -> Any:
-    """Squared bandwidth over the epochs, a thin line for every seed and a thick one for their mean.
+    """Squared bandwidth over the epochs: thin lines for the seeds, a thick line for the mean.
 
     Args:
         histories: for each method, the histories of its runs.

@@ -1,4 +1,4 @@
-"""What lies around and between the members: diversity, paths, loss maps, trajectories."""
+"""Loss landscape: diversity, paths, planes and trajectories."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -31,7 +31,7 @@ LOOKS = {
     "low-rank-scaled": ("#24783c", "D"),
     "swag": ("#d87800", "o"),
 }
-"""Colour and marker of each way to find another function; colours are those of the methods."""
+"""Colour and marker of each kind of function."""
 
 _ERRORS = 4
 
@@ -41,42 +41,44 @@ PATHS = {
     "tunnel": "#c03c00",
     "bezier": "#24783c",
 }
-"""One colour for each kind of path."""
+"""Colour of each kind of path."""
 
 
 @plot("diversity-plane", cite=("fort2019deep",))
 def diversity_plane(
     points: Mapping[str, tuple[Tensor, Tensor]], reference: float, classes: int, title: str = ""
 ) -> Any:
-    """Diversity of functions against their accuracy, beside what chance would give.
+    """Diversity of functions against accuracy, with theoretical curves.
 
-    Functions that err more than five times as often as the reference lie to the left of the figure.
+    The figure omits functions with more than five times the error rate of the reference.
 
     Args:
         points: accuracy [K] and difference from the reference [K] of each kind of function.
         reference: accuracy of the reference.
-        classes: how many classes.
+        classes: number of classes.
         title: written above.
     """
     figure, axes = blank(height=1.25)
-    best = max([reference, *(float(right.max()) for right, _ in points.values() if len(right))])
+    best = max(
+        [reference, *(float(accuracy.max()) for accuracy, _ in points.values() if len(accuracy))]
+    )
     low = max(1 / classes, reference - _ERRORS * (1 - reference))
     high = min(best + 0.1 * (best - low), 0.9995)
     _limits(axes, reference, torch.linspace(low, high, 200).double(), classes)
-    for name, (accuracy, apart) in reversed(list(points.items())):
+    for name, (accuracy, difference) in reversed(list(points.items())):
         colour, marker = LOOKS.get(name, (INK, "."))
         how = {"color": colour, "marker": marker, "linestyle": "", "alpha": 0.8}
         shown = (accuracy >= low) & (accuracy < 1)
-        right, differs = accuracy[shown], diversity(apart[shown], accuracy[shown])
+        x, y = accuracy[shown], diversity(difference[shown], accuracy[shown])
         big = 11 if name == "members" else 5
         axes.plot([], [], label=_words(name), markersize=min(big, 8), **how)
-        (spots,) = axes.plot(right, differs, markersize=big, **how)
+        (spots,) = axes.plot(x, y, markersize=big, **how)
         tip(spots, f"{_words(name)}: {len(accuracy)} functions")
     percent(axes.xaxis)
     axes.xaxis.get_major_locator().set_params(nbins=5)
     axes.set_xlim(low, high)
     axes.set_ylim(0, 1.15 * float(_bound(reference, high, classes)))
-    axes.set(xlabel="accuracy", ylabel="differs from the first member / errs", title=title)
+    axes.set(xlabel="accuracy", ylabel="disagreement with member 1 / error rate", title=title)
     legend(figure, axes)
     return figure
 
@@ -92,9 +94,9 @@ def _limits(axes: Any, reference: float, a: Tensor, classes: int) -> None:
         "independent errors": (independent_errors(reference, a, classes), "--"),
         "perturbed at random": (perturbed_reference(reference, a, classes).clamp_min(0), ":"),
     }
-    for name, (apart, dashes) in curves.items():
+    for name, (difference, dashes) in curves.items():
         shown = a <= reference if name.startswith("perturbed") else a < 1
-        line = diversity(apart, a)[shown]
+        line = diversity(difference, a)[shown]
         axes.plot(a[shown], line, color=INK, linestyle=dashes, linewidth=1.2, label=name)
     floor = diversity(hard_floor(reference, a), a)
     axes.fill_between(a, 0, floor, color=INK, alpha=0.12, linewidth=0)
@@ -107,40 +109,41 @@ def _words(name: str) -> str:
 @plot("profile", cite=("fort2019large", "garipov2018loss"))
 def profile(
     paths: Mapping[str, tuple[Tensor, Tensor]],
-    words: str = "other labels",
+    words: str = "disagreement",
     share: bool = True,
     title: str = "",
 ) -> Any:
-    """Loss along paths between two members, and how far the function has moved from both.
+    """Loss along paths between two members, and the difference from both members.
 
     Args:
         paths: for each path the loss [K] and the difference from the two ends [2, K].
-        words: what the difference is.
-        share: it is a share, shown in per cent.
+        words: label of the difference.
+        share: the difference is a share, shown in per cent.
         title: written above.
     """
     figure, (above, below) = blank(2, 1.5, sharex=True)
-    for name, (loss, apart) in paths.items():
+    for name, (loss, difference) in paths.items():
         t, colour = np.linspace(0, 1, len(loss)), PATHS.get(name, INK)
         above.plot(t, loss, color=colour, label=name)
-        below.plot(t, apart[0], color=colour)
-        below.plot(t, apart[1], color=colour, linestyle="--")
+        below.plot(t, difference[0], color=colour)
+        below.plot(t, difference[1], color=colour, linestyle="--")
         (spot,) = above.plot([t[len(t) // 2]], [loss[len(t) // 2]], "o", color=colour)
         tip(
             spot,
-            f"{name}: loss {float(loss[len(t) // 2]):.3g} half way, {float(loss[0]):.3g} before",
+            f"{name}: loss {float(loss[len(t) // 2]):.3g} at the middle, "
+            f"{float(loss[0]):.3g} at the start",
         )
     for dashes, end in (("-", "from the first"), ("--", "from the second")):
-        above.plot([], [], color=INK, linestyle=dashes, label=f"differs {end}")
+        above.plot([], [], color=INK, linestyle=dashes, label=f"difference {end}")
     above.set(ylabel="training loss (nats)", title=title)
     above.set_ylim(bottom=0)
     if share:
         percent(below.yaxis)
     below.set_ylim(bottom=0)
-    below.set_xticks([0, 0.5, 1], ["first member", "half way", "second member"])
+    below.set_xticks([0, 0.5, 1], ["first member", "middle", "second member"])
     for label, side in zip(below.get_xticklabels(), ("left", "center", "right"), strict=True):
         label.set_horizontalalignment(side)
-    below.set(xlabel="place on the path", ylabel=words)
+    below.set(xlabel="position on the path", ylabel=words)
     legend(figure, above)
     return figure
 
@@ -160,19 +163,19 @@ def surface(
     Args:
         across: first coordinate of the grid [W].
         up: second coordinate of the grid [H].
-        values: at the points of the grid [H, W]; what lies far above the straight lines between the
-            members, and the highest twentieth, share one colour.
-        marks: where the members are [R, 2].
-        words: what the number is.
-        origin: also mark where all weights are zero.
+        values: values at the grid points [H, W]. Values far above the straight lines between the
+            members, and the highest 5 %, share one colour.
+        marks: positions of the members [R, 2].
+        words: label of the colour bar.
+        origin: also mark the origin of weight space.
         title: written above.
     """
     MaxNLocator = require("matplotlib.ticker", extra="report").MaxNLocator
     figure, axes = blank(height=1.2)
     finite = values[values.isfinite()].double()
     spots = torch.cat([marks.double(), torch.zeros(1, 2).double()]) if origin else marks.double()
-    ridge = _highest_between(across, up, values.double(), spots)
-    low, high = float(finite.min()), min(float(finite.quantile(0.95)), 1.2 * ridge)
+    barrier = _highest_between(across, up, values.double(), spots)
+    low, high = float(finite.min()), min(float(finite.quantile(0.95)), 1.2 * barrier)
     shown = values.double().nan_to_num(nan=high, posinf=high).clamp(max=high).numpy()
     levels = np.linspace(low, max(high, low + 1e-9), 13)
     filled = axes.contourf(across, up, shown, levels=levels, cmap="cividis", extend="max")
@@ -216,13 +219,13 @@ def _colour(member: int) -> str:
 def similarity(
     matrix: Tensor, owner: Tensor, words: str, share: bool = False, title: str = ""
 ) -> Any:
-    """How alike the snapshots of several members are, each block one pair of members.
+    """Similarity of the snapshots of several members; each block is a pair of members.
 
     Args:
-        matrix: similarity or difference of every two snapshots [K, K], member after member.
-        owner: which member each snapshot is of [K].
-        words: what the numbers are.
-        share: shown in per cent.
+        matrix: similarity or difference of every two snapshots [K, K], ordered by member.
+        owner: the member of each snapshot [K].
+        words: label of the colour bar.
+        share: show the values in per cent.
         title: written above.
     """
     figure, axes = blank(height=1.0)
@@ -240,18 +243,18 @@ def similarity(
     axes.set_yticks(centres, names, rotation=90, va="center")
     axes.tick_params(length=0)
     axes.grid(visible=False)
-    axes.set(xlabel="training goes right", ylabel="training goes down", title=title)
+    axes.set(xlabel="training time →", ylabel="← training time", title=title)
     figure.colorbar(image, ax=axes, label=words).outline.set_visible(False)
     return figure
 
 
 @plot("function-map", cite=("fort2019deep",))
 def function_map(points: Tensor, owner: Tensor, title: str = "") -> Any:
-    """Where training took each member in the space of functions, alike functions near each other.
+    """Training trajectories of the members in function space; near points are similar functions.
 
     Args:
-        points: a place for every snapshot [K, 2], member after member, in the order of training.
-        owner: which member each snapshot is of [K].
+        points: position of every snapshot [K, 2], ordered by member and training time.
+        owner: the member of each snapshot [K].
         title: written above.
     """
     figure, axes = blank(height=1.1)
@@ -266,8 +269,6 @@ def function_map(points: Tensor, owner: Tensor, title: str = "") -> Any:
         axes.plot([], [], "o-", color=colour, label=f"member {member + 1}")
     axes.plot([], [], "x", color=INK, label="start")
     axes.plot([], [], "*", color=INK, markersize=10, label="end")
-    axes.set(
-        xticks=[], yticks=[], xlabel="map of functions (t-SNE)", ylabel="near is alike", title=title
-    )
+    axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2", title=title)
     legend(figure, axes)
     return figure

@@ -1,7 +1,7 @@
 """Room for ticks, labels and legends around the axes of a figure, measured once.
 
-matplotlib's own layouts measure every text two or three times, which is most of the time that a
-page takes. The figures here are simple grids of axes, for which one look is enough.
+matplotlib's layouts measure every text two or three times, which takes most of the time of a page.
+The figures here are simple grids of axes, for which one measurement is enough.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _PAD = 3.0
 
 
 class Margins(LayoutEngine):
-    """Give axes all the room that their labels and the legends above them leave."""
+    """Give axes the room that labels and legends leave."""
 
     _adjust_compatible = True
     _colorbar_gridspec = True
@@ -31,7 +31,7 @@ class Margins(LayoutEngine):
                 spec = axes.get_subplotspec().get_topmost_subplotspec()
                 cells.setdefault(spec, []).append(axes)
         if cells:
-            # one for all: what it has measured, it remembers
+            # one renderer for all, since it caches its measurements
             renderer, pad = fig._get_renderer(), _PAD * fig.dpi / 72
             above = [*fig.legends, *fig.texts]
             high = sum(artist.get_window_extent(renderer).height + pad for artist in above)
@@ -63,7 +63,7 @@ def _around(inside: list[Any], renderer: Any) -> tuple[float, ...]:
     """How far labels reach to the left, right, below and above the axes of a cell."""
     drawn = []
     for axes in inside:
-        # what is drawn within the axes needs no room
+        # text within the axes needs no room
         beside = [text for text in axes.texts if isinstance(text, Annotation)]
         how = {"for_layout_only": True, "bbox_extra_artists": beside}
         drawn.append(axes.get_tightbbox(renderer, **how))
@@ -80,7 +80,7 @@ def _along(
     first, last = above + room[0, 0] + pad, length - room[1, -1] - pad
     gap = float((room[0, 1:-1] + room[1, 1:-1]).max(initial=0.0)) + 2 * pad
     cell = (last - first - (count - 1) * gap) / count
-    # never out of order, however little room the labels leave
+    # keep a minimum width where the labels leave no room
     cell = max(cell, 0.02 * length)
     last = max(last, first + count * cell)
     return first / length, last / length, gap / cell

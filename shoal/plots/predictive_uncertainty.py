@@ -1,4 +1,4 @@
-"""Does it know that it does not know? Uncertainty of the familiar and of the foreign."""
+"""Uncertainty on test and OOD data, and accuracy above each confidence."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,10 @@ from shoal.prediction.calibration import AccuracyConfidence
 __all__ = ["accuracy_confidence", "uncertainty", "uncertainty_by_size"]
 
 _DASHES = ("-", "--", ":", "-.")
-_ENDS = {"entropy": "entropy (nats)", "stddev": "standard deviation (units of the target)"}
+_ENDS = {
+    "entropy": "predictive entropy (nats)",
+    "stddev": "standard deviation (units of the target)",
+}
 
 
 @plot("uncertainty", cite=("lakshminarayanan2017simple",))
@@ -25,19 +28,19 @@ def uncertainty(
     quantity: str = "entropy",
     title: str = "",
 ) -> Any:
-    """Histogram of an uncertainty on test data and on data of other kinds.
+    """Histograms of an uncertainty on the test set and on OOD sets.
 
     Args:
-        test: one uncertainty an input.
-        ood: the same for each set of foreign data.
-        method: whose colour to use.
-        quantity: "entropy", "stddev" or any words for the axis.
+        test: uncertainty of each test input.
+        ood: uncertainty of each input, by OOD set.
+        method: method that gives the colour.
+        quantity: "entropy", "stddev" or any label of the axis.
         title: written above.
     """
     figure, axes = blank()
     top = _top([test, *ood.values()])
     _histogram(axes, test, ood, top, method)
-    axes.set(xlabel=_ENDS.get(quantity, quantity), ylabel="share of the inputs", title=title)
+    axes.set(xlabel=_ENDS.get(quantity, quantity), ylabel="share of inputs", title=title)
     legend(figure, axes)
     return figure
 
@@ -49,12 +52,12 @@ def uncertainty_by_size(
     quantity: str = "entropy",
     title: str = "",
 ) -> Any:
-    """The same histograms for ensembles of one method and several sizes, one above the other.
+    """Histograms of an uncertainty for several ensemble sizes of one method.
 
     Args:
-        panels: by the number of members, the uncertainty on test data and on each foreign set.
-        method: whose colour to use.
-        quantity: "entropy", "stddev" or any words for the axis.
+        panels: by ensemble size, the uncertainty on the test set and on each OOD set.
+        method: method that gives the colour.
+        quantity: "entropy", "stddev" or any label of the axis.
         title: written above.
     """
     rows = len(panels)
@@ -70,21 +73,21 @@ def uncertainty_by_size(
     return figure
 
 
-def _top(parts: Sequence[Tensor]) -> float:
-    return max([1e-6, *(float(values.max()) for values in parts if len(values))])
+def _top(splits: Sequence[Tensor]) -> float:
+    return max([1e-6, *(float(values.max()) for values in splits if len(values))])
 
 
 def _histogram(axes: Any, test: Tensor, ood: Mapping[str, Tensor], top: float, method: str) -> None:
-    """Shares of the inputs: the test data filled, each foreign set as an outline."""
+    """Shares of the inputs: the test set filled, each OOD set as an outline."""
     edges, known = np.linspace(0, top, 25), np.asarray(test, dtype=float)
-    how = {"fill": True, "color": look(method).colour, "alpha": 0.75, "label": "test"}
-    tip(axes.stairs(_shares(known, edges), edges, **how), f"test: {known.mean():.3g} on average")
-    for index, (name, foreign) in enumerate(ood.items()):
-        values = np.asarray(foreign, dtype=float)
+    how = {"fill": True, "color": look(method).colour, "alpha": 0.75, "label": "test set"}
+    tip(axes.stairs(_shares(known, edges), edges, **how), f"test set: mean {known.mean():.3g}")
+    for index, (name, given) in enumerate(ood.items()):
+        values = np.asarray(given, dtype=float)
         dashes = _DASHES[index % len(_DASHES)]
         how = {"color": INK, "linestyle": dashes, "linewidth": 1.8, "label": name}
         drawn = axes.stairs(_shares(values, edges), edges, **how)
-        tip(drawn, f"{name}: {values.mean():.3g} on average")
+        tip(drawn, f"{name}: mean {values.mean():.3g}")
     percent(axes.yaxis)
     axes.set_xlim(0, top)
 
@@ -94,7 +97,7 @@ def _shares(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _focus(shares: Sequence[float]) -> tuple[float, float]:
-    """From a little below the lowest share to 100 %."""
+    """Axis limits from a little below the lowest share to 100 %."""
     low = min((share for share in shares if not math.isnan(share)), default=0.0)
     low = max(0.0, low - 0.1 * (1 - low) - 0.005)
     return low, 1 + 0.03 * (1 - low)
@@ -102,10 +105,10 @@ def _focus(shares: Sequence[float]) -> tuple[float, float]:
 
 @plot("accuracy-confidence", cite=("lakshminarayanan2017simple",))
 def accuracy_confidence(curves: Mapping[str, AccuracyConfidence], title: str = "") -> Any:
-    """Accuracy of the answers that are at least so sure, and how many answers those are.
+    """Accuracy of predictions above each confidence, and their share.
 
     Args:
-        curves: one for each method.
+        curves: one per method.
         title: written above.
     """
     figure, (above, below) = blank(2, 1.4, sharex=True, height_ratios=(3, 2))
@@ -116,15 +119,16 @@ def accuracy_confidence(curves: Mapping[str, AccuracyConfidence], title: str = "
         for axes, values in ((above, curve.accuracy), (below, curve.retained)):
             axes.plot(curve.threshold, values, **how)
         points = zip(*(values.tolist()[::4] for values in curve), strict=True)
-        for threshold, right, kept in points:
+        for threshold, accuracy, kept in points:
             if kept == 0:
                 continue
-            (spot,) = above.plot([threshold], [right], **style.spot)
-            tip(spot, f"{label}: at least {threshold:.0%} sure, right {right:.1%}, kept {kept:.1%}")
+            (spot,) = above.plot([threshold], [accuracy], **style.spot)
+            words = f"confidence ≥ {threshold:.0%}: accuracy {accuracy:.1%}, share {kept:.1%}"
+            tip(spot, f"{label}, {words}")
     percent(above.yaxis)
     percent(below.yaxis)
     percent(below.xaxis)
-    below.set(xlabel="confidence of at least", ylabel="answers kept", ylim=(0, 1.05))
+    below.set(xlabel="confidence threshold", ylabel="share of inputs", ylim=(0, 1.05))
     above.set(ylabel="accuracy", title=title)
     above.set_ylim(
         *_focus([value for curve in curves.values() for value in curve.accuracy.tolist()])

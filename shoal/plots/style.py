@@ -1,7 +1,7 @@
-"""One look for every figure: a colour for each method, ink that follows the reader's page.
+"""The common style of figures: a colour per method, text in the colour of the page.
 
-Text and axes are drawn in a colour that `shoal.plots.figure` turns into `currentColor`, so that one
-SVG reads well on light and on dark pages; the colours of the methods stand out on both.
+`shoal.plots.figure` replaces the colour of text and axes by `currentColor`, so that one SVG fits
+light and dark pages. The method colours have enough contrast on both.
 """
 
 import re
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 INK = "#010203"
-"""Stands for the colour of the surrounding text; nearly black where a figure is not an SVG."""
+"""Placeholder for the text colour of the page; nearly black in a PNG."""
 
 SIZE = (4.8, 3.5)
-"""Inches of a figure: narrow, so that its text is still readable on a phone."""
+"""Size of a figure in inches: narrow, so that text is readable on a phone."""
 
 COLOURS: dict[str, str] = {
     "ensemble": "#848484",
@@ -46,11 +46,11 @@ COLOURS: dict[str, str] = {
     "f-svgd": "#00a854",
     "forde": "#c03c00",
 }
-"""One colour a method. All differ for readers with any common colour blindness, and all have a
-contrast of at least 3 to 1 with a light and with a dark page."""
+"""Colour of each method. The colours differ under common colour blindness and have a contrast of at
+least 3 to 1 on light and dark pages."""
 
 _LINE, _LETTER, _HANDLE = 0.24, 0.1, 0.64
-"""Inches of a legend: a row, a letter, a handle with the room around it."""
+"""Sizes in a legend in inches: row height, letter width, handle width."""
 
 _TICKS = 5
 _VARIANTS = (("full", "-"), ("none", "--"), ("left", "-."), ("top", ":"))
@@ -59,13 +59,13 @@ _MARKERS = dict(zip(COLOURS, "osD^vPX<>d", strict=True))
 
 @dataclass(frozen=True)
 class MethodStyle:
-    """How a method is drawn in every figure.
+    """The style of a method in every figure.
 
     Attributes:
-        colour: of everything that is its.
-        marker: of single points.
-        fillstyle: of the marker, which tells variants of one method apart.
-        linestyle: of lines, for the same purpose.
+        colour: colour of lines and markers.
+        marker: marker of points.
+        fillstyle: fill of the marker, different for variants of one method.
+        linestyle: line style, different for variants of one method.
     """
 
     colour: str
@@ -75,14 +75,14 @@ class MethodStyle:
 
     @property
     def spot(self) -> dict[str, Any]:
-        """Settings of a point."""
+        """matplotlib settings of a point."""
         return {"color": self.colour, "marker": self.marker, "fillstyle": self.fillstyle}
 
 
 def look(label: str) -> MethodStyle:
-    """Colour and marker of a method; its name may be followed by words that tell runs apart.
+    """Style of a method, by a label that starts with the method's name.
 
-    A method of the user's own gets the look of one of the others, always the same one.
+    The user's own method always gets the style of the same built-in method.
 
     >>> look("f-kde (lr = 0.01)") == look("f-kde")
     True
@@ -92,14 +92,14 @@ def look(label: str) -> MethodStyle:
     name, *_ = re.split(r"[\s:(+]", label.strip(), maxsplit=1)
     stem = name.partition("-")[0]
     if name not in COLOURS and stem in COLOURS:
-        name = stem  # as "forde-identity", a form of "forde"
+        name = stem  # "forde-identity" is a variant of "forde"
     if name not in COLOURS:
         name = list(COLOURS)[1 + zlib.crc32(name.encode()) % (len(COLOURS) - 1)]
     return MethodStyle(COLOURS[name], _MARKERS[name])
 
 
 def looks(labels: Iterable[str]) -> dict[str, MethodStyle]:
-    """How several things are drawn in one figure: variants of a method differ by fill and dash.
+    """Styles of several labels in one figure; variants of a method differ by fill and dash.
 
     >>> [style.fillstyle for style in looks(["kde", "sge", "kde (lr = 0.1)"]).values()]
     ['full', 'full', 'none']
@@ -114,7 +114,7 @@ def looks(labels: Iterable[str]) -> dict[str, MethodStyle]:
 
 
 def rc() -> dict[str, Any]:
-    """The settings of matplotlib under which every figure is made."""
+    """The matplotlib settings of every figure."""
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     clear = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
     return dict.fromkeys(ink, INK) | dict.fromkeys(clear, "none") | {
@@ -135,18 +135,18 @@ def rc() -> dict[str, Any]:
         "legend.frameon": False,
         "lines.linewidth": 2.0,
         "lines.markersize": 6.0,
-        # names of runs and data sets are the user's and may hold a dollar sign
+        # the user's run and data names may contain a dollar sign
         "text.parse_math": False,
     }  # fmt: skip
 
 
 def blank(rows: int = 1, height: float = 1.0, **options: Any) -> tuple[Any, Any]:
-    """A figure, with its axes one above the other where there are several.
+    """A figure with one or more axes, one above the other.
 
     Args:
-        rows: how many axes.
-        height: of the figure, as a multiple of the usual one.
-        options: passed on to `Figure.subplots`.
+        rows: number of axes.
+        height: height of the figure, as a multiple of the usual one.
+        options: arguments of `Figure.subplots`.
     """
     made = require("matplotlib.figure", extra="report").Figure
     margins = require("shoal.plots.margins", extra="report").Margins
@@ -158,7 +158,7 @@ def blank(rows: int = 1, height: float = 1.0, **options: Any) -> tuple[Any, Any]
 
 
 def legend(figure: Any, axes: Any) -> None:
-    """Name what was drawn, above the axes where it covers nothing; one name needs no legend."""
+    """Draw a legend above the axes where there are at least two labels."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         columns = _columns(labels)
@@ -169,7 +169,7 @@ def legend(figure: Any, axes: Any) -> None:
 
 
 def _columns(labels: list[str]) -> int:
-    """As many columns as fit beside each other."""
+    """The number of legend columns that fit."""
     for columns in (4, 3, 2):
         rows, more = divmod(len(labels), columns)
         starts = [i * rows + min(i, more) for i in range(columns + 1)]
@@ -181,7 +181,7 @@ def _columns(labels: list[str]) -> int:
 
 
 def tip(artist: Any, text: str) -> None:
-    """Give a drawn thing words that an SVG shows when the pointer rests on it."""
+    """Give an artist a tooltip, which an SVG shows under the pointer."""
     artist.set_gid("tip:" + text.encode().hex())
 
 

@@ -1,4 +1,4 @@
-"""Pictures of problems small enough to be seen whole: a curve, a plane, a cloud of particles."""
+"""Figures of small problems: one input, two inputs, targets against predictions, particles."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ def band(
         x: inputs [B], in any order.
         mean: predicted mean [B].
         stddev: predicted standard deviation [B].
-        data: inputs and targets of the training data, or of others.
-        method: whose colour to use.
+        data: inputs and targets to draw as points.
+        method: method that gives the colour.
         title: written above.
-        which: what the data are called.
+        which: legend label of the points.
     """
     figure, axes = blank()
     order = torch.as_tensor(x).flatten().argsort()
@@ -62,7 +62,7 @@ def parity(y: Tensor, mean: Tensor, stddev: Tensor, method: str = "", title: str
         y: targets [B].
         mean: predicted mean [B].
         stddev: predicted standard deviation [B].
-        method: whose colour to use.
+        method: method that gives the colour.
         title: written above.
     """
     figure, axes = blank(height=1.1)
@@ -81,12 +81,12 @@ def parity(y: Tensor, mean: Tensor, stddev: Tensor, method: str = "", title: str
 def plane(
     across: Tensor, up: Tensor, values: Tensor, data: Points | None = None, title: str = ""
 ) -> Any:
-    """Entropy of the prediction over a plane of inputs, with the training data on it.
+    """Predictive entropy over a plane of inputs, with the training data.
 
     Args:
         across: first coordinate of the grid [W].
         up: second coordinate of the grid [H].
-        values: entropy at the points of the grid [H, W].
+        values: predictive entropy at the grid points [H, W].
         data: inputs [N, 2] and labels [N] of the training data.
         title: written above.
     """
@@ -104,7 +104,7 @@ def plane(
             axes.plot(here[:, 0], here[:, 1], marker, markersize=4, **how)
     axes.grid(visible=False)
     axes.set(xlabel="input 1", ylabel="input 2", title=title)
-    figure.colorbar(image, ax=axes, label="entropy (nats)").outline.set_visible(False)
+    figure.colorbar(image, ax=axes, label="predictive entropy (nats)").outline.set_visible(False)
     return figure
 
 
@@ -116,13 +116,13 @@ def particles(
     method: str = "",
     title: str = "",
 ) -> Any:
-    """Particles on the contours of the density in the plane that they were drawn to.
+    """Particles on the contours of the target density in the plane.
 
     Args:
         target: a density in two dimensions, such as `shoal.data.targets.Mixture()`.
-        found: where the particles are [M, 2].
-        start: where they began [M, 2].
-        method: whose colour to use.
+        found: final positions of the particles [M, 2].
+        start: initial positions [M, 2].
+        method: method that gives the colour.
         title: written above.
     """
     if found.ndim != 2 or found.shape[1] != 2 or target.dimension != 2:
@@ -131,7 +131,7 @@ def particles(
     across, up = (torch.linspace(low, high, 120) for low, high in target.bounds)
     grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1)
     log = torch.vmap(torch.vmap(target.log_density))(grid).numpy()
-    # a 2-D Gaussian is 0.5, 2, 4.5 and 8 nats below its summit at 1 to 4 standard deviations
+    # a 2-D Gaussian is 0.5, 2, 4.5 and 8 nats below its maximum at 1 to 4 standard deviations
     levels = np.sort(log.max() - np.array([0.125, 0.5, 1.125, 2.0, 3.125, 4.5, 8.0]))
     how = {"colors": INK, "alpha": 0.45, "linewidths": 0.9, "linestyles": "solid"}
     axes.contour(across, up, log, levels=levels, **how)

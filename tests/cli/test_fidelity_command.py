@@ -10,7 +10,7 @@ from shoal.cli.main import main
 from shoal.core.errors import ConfigError
 from shoal.page.fidelity_words import closest, read_rows, results_text, write_rows
 from shoal.page.report_data import ReportData, RunRecord
-from shoal.page.sections.bayesian import faithful
+from shoal.page.sections.bayesian import fidelity_section
 
 NAMES = (
     "frechet/on",
@@ -63,11 +63,11 @@ def test_a_page_about_runs_beside_a_study_has_the_section(tmp_path):
     pytest.importorskip("matplotlib")
     write_rows(tmp_path, Budget(), ROWS)
     entry = RunRecord("run", {}, [], [], {}, None, tmp_path / "run")
-    section = faithful(ReportData([entry]))
+    section = fidelity_section(ReportData([entry]))
     assert section.answer.startswith("On 2 of 2 problems")
     assert len(section.blocks) == 3
     alone = RunRecord("run", {}, [], [], {}, None, None)
-    assert faithful(ReportData([alone])) is None
+    assert fidelity_section(ReportData([alone])) is None
 
 
 def test_the_command_from_end_to_end(tmp_path, capsys, monkeypatch):

@@ -173,13 +173,11 @@ def test_the_terminal_shows_means_instead_of_95_rows(pairs):
 def test_comparisons_have_the_mean_over_corruptions(pairs):
     groups = load_report_data(pairs).groups
     titles = [measure.title for measure in headlines(groups)]
-    assert {"accuracy, corrupted", "NLL, corrupted", "calibration error, corrupted"} <= {*titles}
+    assert {"accuracy, corrupted", "NLL, corrupted", "ECE, corrupted"} <= {*titles}
     rows = list(csv.DictReader(io.StringIO(results_csv(groups))))
     first = pairs[0][1].corrupted["all"]["accuracy"]
     assert float(rows[0]["corrupted.all.accuracy"]) == pytest.approx(first)
-    assert (
-        Measure("ece", "corrupted:severity-2").title == "calibration error, corrupted, severity 2"
-    )
+    assert Measure("ece", "corrupted:severity-2").title == "ECE, corrupted, severity 2"
 
 
 def test_the_page_shows_severity_curves_and_the_whole_table(pairs):

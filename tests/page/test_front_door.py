@@ -30,7 +30,15 @@ def test_the_readme_leads_to_every_section_that_data_allow(readme, here):
     folder, names = readme
     page = (folder / "report.html").read_text(encoding="utf-8")
     found = re.findall(r'<section id="([^"]+)"', page)
-    assert found == ["trust", "methods", "doubt", "calibration", "diversity", "training", "making"]
+    assert found == [
+        "trust",
+        "methods",
+        "uncertainty",
+        "calibration",
+        "diversity",
+        "training",
+        "making",
+    ]
     assert names["scores"]["accuracy"] == kept_evaluation(names["run"]).test["accuracy"]
     assert "Not evaluated yet" not in page
 

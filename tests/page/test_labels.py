@@ -7,9 +7,9 @@ import pytest
 
 from shoal.evaluation.evaluation import Evaluation
 from shoal.experiment.variants import variant_of
-from shoal.page.blocks import Fold, Picture, Remark, Table
+from shoal.page.blocks import Figure, Fold, Remark, Table
 from shoal.page.measures import Measure, against_baseline
-from shoal.page.report import _told, render
+from shoal.page.report import _built_sections, render
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup, load_report_data
 from shoal.plots.figure import svg
 
@@ -37,13 +37,13 @@ def test_a_strength_is_told_even_where_all_runs_of_the_method_share_it(strong):
 
 def test_a_page_calls_a_method_as_it_is_typed():
     told = {"name": "forde-tuned", "fraction": 0.25, "alpha": 0.4}
-    entry = RunRecord("run", {"method": told, "strength": 16.0}, [], [], {}, None)
-    assert entry.method == variant_of(told, 16.0).label == "forde-tuned+alpha=0.4+fraction=0.25:16"
-    assert entry.family == "forde-tuned+alpha=0.4+fraction=0.25"
+    record = RunRecord("run", {"method": told, "strength": 16.0}, [], [], {}, None)
+    assert record.method == variant_of(told, 16.0).label == "forde-tuned+alpha=0.4+fraction=0.25:16"
+    assert record.family == "forde-tuned+alpha=0.4+fraction=0.25"
 
 
 def test_no_part_of_the_page_calls_it_by_less(strong):
-    for section in _told(load_report_data(strong)).values():
+    for section in _built_sections(load_report_data(strong)).values():
         for block in every(section.blocks):
             for text in words_of(block):
                 assert not re.search(r"(?<![\w-])kde(?![\w:-])", text), text
@@ -60,7 +60,7 @@ def words_of(block):
         named = "setting" not in block.title.lower()
         cells = [cell.text for row in block.rows for cell in row] if named else []
         return [block.title, block.reading, *cells]
-    if isinstance(block, Picture):
+    if isinstance(block, Figure):
         return [block.title, block.reading, *re.findall(r">([^<]+)<", svg(block.figure, "f"))]
     if isinstance(block, Remark):
         return [block.text]
@@ -69,9 +69,9 @@ def words_of(block):
 
 def test_a_form_that_all_runs_share_is_told_once_in_the_title(picture_runs):
     runs = [(renamed(run, legacy=True), found) for run, found in picture_runs]
-    story = load_report_data(runs)
-    assert {group.label for group in story.groups} == {"kde", "ensemble", "f-svgd"}
-    assert "3 methods (legacy), 2 to 4 members" in render(story)
+    report_data = load_report_data(runs)
+    assert {group.label for group in report_data.groups} == {"kde", "ensemble", "f-svgd"}
+    assert "3 methods (legacy), 2 to 4 members" in render(report_data)
 
 
 def test_a_form_that_some_runs_have_is_in_their_label(picture_runs):
@@ -82,8 +82,8 @@ def test_a_form_that_some_runs_have_is_in_their_label(picture_runs):
 
 def test_published_methods_are_compared_with_the_plain_ensemble_of_their_form(picture_runs):
     runs = [(renamed(run, legacy=True), found) for run, found in picture_runs]
-    story = load_report_data(runs)
-    assert against_baseline(Measure("nll"), story.lead, story.groups) is not None
+    report_data = load_report_data(runs)
+    assert against_baseline(Measure("nll"), report_data.lead, report_data.groups) is not None
 
 
 def test_the_lead_is_called_plain_whatever_its_form():
@@ -94,7 +94,7 @@ def test_the_lead_is_called_plain_whatever_its_form():
         "ood": {},
     }
     config = {"method": "ensemble", "legacy": True, "members": 3, "data": "d"}
-    entry = RunRecord("e", config, [], [], {}, Evaluation(scores))
-    text = render(ReportData([entry], [SeedGroup(entry.method, [entry])]))
+    record = RunRecord("e", config, [], [], {}, Evaluation(scores))
+    text = render(ReportData([record], [SeedGroup(record.method, [record])]))
     assert "About the plain ensemble (legacy) with 3 members" in text
-    assert "Only the scores of all runs are here" in text
+    assert "only the scores of all runs" in text

@@ -45,14 +45,14 @@ def studied_run(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=["readme", "pictures", "line", "unjudged", "studied"])
+@pytest.fixture(scope="module", params=["readme", "pictures", "line", "not-evaluated", "studied"])
 def address(request, tmp_path_factory):
     if request.param == "readme":  # an own network and arrays, by the five lines of README.md
         return (request.getfixturevalue("readme")[0] / "report.html").as_uri()
     runs = {
         "pictures": lambda: request.getfixturevalue("picture_runs"),
         "line": lambda: request.getfixturevalue("line_runs"),
-        "unjudged": lambda: [request.getfixturevalue("picture_runs")[0][0]],
+        "not-evaluated": lambda: [request.getfixturevalue("picture_runs")[0][0]],
         "studied": lambda: [request.getfixturevalue("studied_run")],
     }[request.param]()
     return report(runs, tmp_path_factory.mktemp("page") / f"{request.param}.html").as_uri()
@@ -90,7 +90,15 @@ def test_every_section_is_shown_and_linked(open_page):
     linked = page.evaluate("[...document.querySelectorAll('nav a')].map(a => a.hash.slice(1))")
     assert shown == linked
     if "newcomer" in page.url:
-        allowed = ["trust", "methods", "doubt", "calibration", "diversity", "training", "making"]
+        allowed = [
+            "trust",
+            "methods",
+            "uncertainty",
+            "calibration",
+            "diversity",
+            "training",
+            "making",
+        ]
         assert shown == allowed
 
 

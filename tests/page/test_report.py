@@ -56,21 +56,21 @@ def test_questions_come_in_the_order_of_the_story(page):
     assert [html.unescape(heading) for heading in headings] == QUESTIONS
 
 
-def test_trust_is_told_in_numbers(page, picture_runs):
+def test_trust_is_stated_in_numbers(page, picture_runs):
     text = words_of(page)
     right = [found.test["accuracy"] for run, found in picture_runs[:3]]
     mean = f"{100 * sum(right) / 3:.1f}".removesuffix(".0")
-    assert f"Right on {mean} % of 60 test images" in text
-    assert "of noise as unknown while doubting 5 % of the test data" in text
-    assert "Its 4 members behave like" in text
-    assert "% of the force, so this is a plain ensemble in effect." in text
-    assert "the mean of 3 seeds" in text
+    assert f"Accuracy: {mean} ±" in text and "(60 test images)" in text
+    assert "of noise as OOD at a 5 % false-positive rate" in text
+    assert "The effective number of functions is" in text
+    assert "% of the force: negligible" in text
+    assert "mean of 3 seeds" in text
 
 
 def test_differences_are_paired_by_seed(picture_runs):
-    story = load_report_data(picture_runs)
-    lead = story.lead
-    found = against_baseline(Measure("nll"), lead, story.groups)
+    report_data = load_report_data(picture_runs)
+    lead = report_data.lead
+    found = against_baseline(Measure("nll"), lead, report_data.groups)
     assert found is not None
     by_name = {
         (r.config["method"], r.config["members"], r.config["seed"]): a.test["nll"]
@@ -82,12 +82,12 @@ def test_differences_are_paired_by_seed(picture_runs):
 
 
 def test_runs_are_grouped_by_method_and_size(picture_runs):
-    story = load_report_data(picture_runs)
-    assert [(g.label, g.members, len(g.entries)) for g in story.groups] == [
+    report_data = load_report_data(picture_runs)
+    assert [(g.label, g.members, len(g.entries)) for g in report_data.groups] == [
         (method, members, 3) for method in ("kde", "ensemble", "f-svgd") for members in (2, 4)
     ]
-    assert (story.lead.label, story.lead.members) == ("kde", 4)
-    assert {label: group.members for label, group in story.peers().items()} == {
+    assert (report_data.lead.label, report_data.lead.members) == ("kde", 4)
+    assert {label: group.members for label, group in report_data.peers().items()} == {
         "kde": 4,
         "ensemble": 4,
         "f-svgd": 4,
@@ -159,7 +159,7 @@ def test_names_of_the_user_are_escaped(picture_runs):
     assert text.count("<script>") == 1
 
 
-def test_unjudged_runs_leave_out_what_needs_a_judgement(picture_runs):
+def test_runs_without_evaluation_leave_out_sections_about_predictions(picture_runs):
     run, _ = picture_runs[0]
     text = render(load_report_data([run]))
     headings = [html.unescape(h) for h in re.findall(r"<h2>(.*?)</h2>", text)]
@@ -168,7 +168,7 @@ def test_unjudged_runs_leave_out_what_needs_a_judgement(picture_runs):
     assert "Not evaluated yet" in text
 
 
-def test_some_judged_some_not(picture_runs):
+def test_some_runs_evaluated_some_not(picture_runs):
     text = render(load_report_data([picture_runs[0][0], picture_runs[1]]))
     assert "Not evaluated yet" in text
     assert "Can I trust it?" in text
@@ -178,17 +178,17 @@ def test_one_run_is_told_without_comparison(single):
     text = words_of(single)
     assert "shoal.compare(build, " in text
     assert "Difference to the plain ensemble" not in text
-    assert "one seed." in text
+    assert "One seed." in text
 
 
 def test_regression_is_told(line_runs):
     text = words_of(render(load_report_data(line_runs)))
-    for sentence in ("Off by", "Its 90 % intervals hold", "Its 5 members behave like"):
+    for sentence in ("RMSE: ", "The 90 % intervals contain", "effective number of functions"):
         assert sentence in text
-    assert "Coverage on test data" in text
+    assert "Coverage on the test set" in text
     assert "Prediction of f-kde" in text
     assert "accuracy" not in text.lower()
-    assert "One seed a method says nothing about the noise" in text
+    assert "One seed per method gives no interval" in text
 
 
 def test_different_data_need_different_pages(picture_runs, line_runs):
@@ -207,8 +207,8 @@ def test_what_is_no_run_is_refused():
 
 
 def test_numbers_can_be_taken_away(picture_runs, page):
-    story = load_report_data(picture_runs)
-    rows = list(csv.DictReader(io.StringIO(numbers_csv(story.entries))))
+    report_data = load_report_data(picture_runs)
+    rows = list(csv.DictReader(io.StringIO(numbers_csv(report_data.entries))))
     wanted = sum(
         len(found.test) + sum(map(len, found.shifts.values())) + sum(map(len, found.ood.values()))
         for _, found in picture_runs
@@ -220,7 +220,7 @@ def test_numbers_can_be_taken_away(picture_runs, page):
         r'download="shoal.csv" href="data:text/plain;charset=utf-8;base64,([^"]*)"', page
     )
     assert link
-    assert base64.b64decode(link[1]).decode() == numbers_csv(story.entries)
+    assert base64.b64decode(link[1]).decode() == numbers_csv(report_data.entries)
 
 
 def test_papers_of_the_methods_are_cited(picture_runs):
@@ -238,10 +238,10 @@ def test_shifts_are_ordered_by_severity():
 
 
 def test_measures_are_those_the_runs_have(picture_runs, line_runs):
-    keys = [(m.key, m.part) for m in measures(load_report_data(picture_runs))]
+    keys = [(m.key, m.split) for m in measures(load_report_data(picture_runs))]
     assert ("accuracy", "test") in keys
     assert ("auroc_entropy", "ood:noise") in keys
-    keys = [(m.key, m.part) for m in measures(load_report_data(line_runs))]
+    keys = [(m.key, m.split) for m in measures(load_report_data(line_runs))]
     assert ("rmse", "test") in keys
     assert ("auroc_variance", "ood:far") in keys
     assert "accuracy" not in {key for key, _ in keys}
@@ -266,7 +266,7 @@ def test_folders_are_opened_without_weights(picture_runs, tmp_path):
     folder = folder_of(picture_runs[0], tmp_path / "first")
     text = words_of(render(load_report_data([folder])))
     assert "A note." in text
-    assert "Right on" in text
+    assert "Accuracy: " in text
     assert "run = shoal.fit(ensemble, (x, y)" in text
 
 
@@ -283,9 +283,9 @@ def test_a_broken_history_is_one_sentence(picture_runs, tmp_path):
     lines = ['{"epoch": 1,', '{"epoch": 2, "loss": "x"}', '{"epoch": 3, "loss": 0.5}', '{"ep']
     write_text(folder / "history.jsonl", "\n".join(lines))
     with pytest.warns(ShoalWarning, match="2 of 3 epochs have no numbers"):
-        story = load_report_data([folder])
-    assert [row.get("loss") for row in story.entries[0].history] == [None, None, 0.5]
-    assert "Did training go well?" in words_of(render(story))
+        report_data = load_report_data([folder])
+    assert [row.get("loss") for row in report_data.entries[0].history] == [None, None, 0.5]
+    assert "Did training go well?" in words_of(render(report_data))
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path):
@@ -298,8 +298,8 @@ def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
     @section("extra", order=75)
-    def extra(story):
-        return Section("Is there more?", f"There are {len(story.entries)} runs.")
+    def extra(report_data):
+        return Section("Is there more?", f"There are {len(report_data.entries)} runs.")
 
     headings = re.findall(r"<h2>(.*?)</h2>", render(load_report_data(picture_runs[:1])))
     assert [html.unescape(h) for h in headings][-2:] == ["Is there more?", QUESTIONS[-1]]
@@ -327,9 +327,9 @@ def test_figures_are_written_as_files_of_their_own(picture_runs, tmp_path):
 
 
 def test_the_largest_ensemble_of_the_first_method_leads(picture_runs):
-    story = load_report_data(picture_runs)
-    same = [group.members for group in story.groups if group.label == story.lead.label]
-    assert story.lead.members == max(same)
+    report_data = load_report_data(picture_runs)
+    same = [group.members for group in report_data.groups if group.label == report_data.lead.label]
+    assert report_data.lead.members == max(same)
 
 
 def test_foreign_data_pooled_with_the_test_data_are_always_wrong(picture_runs):

@@ -1,4 +1,4 @@
-"""The sentences say what the numbers say, and call equal what the noise cannot tell apart."""
+"""The sentences agree with the numbers and say which differences are not significant."""
 
 import math
 
@@ -14,55 +14,55 @@ from shoal.training.history import NEGLIGIBLE
 @pytest.mark.parametrize(
     ("says", "right", "noise", "end"),
     [
-        (0.97, 0.975, 0.006, "equal within noise."),
+        (0.97, 0.975, 0.006, "gap not significant."),
         (0.97, 0.957, 0.006, "overconfident by 1.3 points."),
         (0.95, 0.99, 0.006, "underconfident by 4 points."),
-        (0.5, 0.5, 0.0, "equal within noise."),
+        (0.5, 0.5, 0.0, "gap not significant."),
     ],
 )
-def test_confidence_is_judged_against_its_noise(says, right, noise, end):
+def test_the_gap_is_compared_with_its_standard_error(says, right, noise, end):
     assert sentences.calibration_sentence(says, right, noise).endswith(end)
 
 
-def test_confidence_near_ninety_is_told_when_known():
+def test_predictions_near_ninety_percent_confidence_come_first():
     text = sentences.calibration_sentence(0.97, 0.975, 0.006, (0.9, 0.91))
-    assert text.startswith("When it says 90 %, it is right 91 % of the time.")
+    assert text.startswith("Predictions with about 90 % confidence have an accuracy of 91 %.")
 
 
 @pytest.mark.parametrize(
     ("found", "count", "end"),
-    [(0.85, 100, "equal within noise."), (0.85, 1000, "too narrow."), (0.95, 1000, "too wide.")],
+    [(0.85, 100, "gap not significant."), (0.85, 1000, "too narrow."), (0.95, 1000, "too wide.")],
 )
-def test_coverage_is_judged_against_the_noise_of_its_count(found, count, end):
+def test_coverage_is_compared_with_its_standard_error(found, count, end):
     assert sentences.coverage_sentence(0.9, found, count).endswith(end)
 
 
 @pytest.mark.parametrize(
     ("method", "ratio", "words"),
     [
-        ("kde", 0.0002, "0.02 % of the force, so this is a plain ensemble in effect"),
-        ("kde", NEGLIGIBLE * 1.01, "a light touch"),
-        ("kde", 1.0, "50 % of the force: enough to keep members apart"),
+        ("kde", 0.0002, "0.02 % of the force: negligible"),
+        ("kde", NEGLIGIBLE * 1.01, "little difference"),
+        ("kde", 1.0, "50 % of the force: enough"),
         ("ensemble", 0.0, "trained independently"),
         ("ensemble (legacy)", 0.0, "trained independently"),
-        ("kde", math.nan, "not on record"),
+        ("kde", math.nan, "did not record"),
     ],
 )
-def test_repulsion_is_told_as_its_share_of_the_force(method, ratio, words):
+def test_repulsion_is_a_share_of_the_force(method, ratio, words):
     assert words in sentences.repulsion_sentence(method, ratio)
 
 
 @pytest.mark.parametrize(
-    ("members", "effective", "foreign", "text"),
+    ("members", "effective", "ood", "text"),
     [
         (1, 1.0, {}, "single member"),
-        (10, 1.02, {}, "behave like one function on the test data."),
-        (10, 6.4, {}, "behave like 6.4 different functions"),
-        (20, 12.4, {"letters": 15.0}, "and like 15 different functions on letters."),
+        (10, 1.02, {}, "functions is 1 on the test set"),
+        (10, 6.4, {}, "functions is 6.4 on"),
+        (20, 12.4, {"letters": 15.0}, "and 15 on letters (20 members)"),
     ],
 )
-def test_members_are_counted_as_functions(members, effective, foreign, text):
-    assert text in sentences.members_sentence(members, effective, foreign)
+def test_members_are_counted_as_functions(members, effective, ood, text):
+    assert text in sentences.members_sentence(members, effective, ood)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_verdict(difference, better, word):
     assert verdict(Difference(*difference), better) is Verdict(word)
 
 
-def test_comparison_names_equal_and_different_methods():
+def test_comparison_names_significant_changes_first():
     text = sentences.comparison_sentence(
         "NLL",
         "lower",
@@ -92,11 +92,11 @@ def test_comparison_names_equal_and_different_methods():
         },
         "the plain ensemble",
         5,
+        "nats",
     )
-    assert text == (
-        "In NLL, kde equals the plain ensemble within noise; better is f-kde (by 0.012); "
-        "worse is svgd (by 0.20) (5 seeds)."
-    )
+    changes = ["f-kde lowers NLL by 0.012 nats", "svgd raises NLL by 0.20 nats"]
+    places = [text.find(words) for words in (*changes, "kde: not significant", "5 seeds")]
+    assert -1 not in places and places == sorted(places)
 
 
 def test_one_seed_compares_nothing():
@@ -107,18 +107,21 @@ def test_one_seed_compares_nothing():
 @pytest.mark.parametrize(
     ("ratios", "text"),
     [
-        ({}, "There are no foreign data"),
-        ({"noise": math.nan}, "There are no foreign data"),
-        ({"noise": 0.5}, "Its entropy is only 0.5 times that of the test on noise."),
-        ({"a": 2.0, "b": 3.0}, "Its entropy is 2 times that of the test on a and 3 times on b."),
+        ({}, "The evaluation has no OOD data"),
+        ({"noise": math.nan}, "The evaluation has no OOD data"),
+        ({"noise": 0.5}, "Predictive entropy on noise is only 0.5 times that on the test set."),
+        (
+            {"a": 2.0, "b": 3.0},
+            "Predictive entropy on a is 2 times that on the test set, on b 3 times.",
+        ),
     ],
 )
-def test_doubt_about_foreign_data(ratios, text):
-    assert sentences.doubt_sentence(ratios).startswith(text)
+def test_entropy_on_ood_data(ratios, text):
+    assert sentences.entropy_sentence(ratios).startswith(text)
 
 
 def test_halves():
-    assert "no larger" in sentences.halves_sentence(0.5, 0.4)
+    assert "not larger" in sentences.halves_sentence(0.5, 0.4)
     assert "2 times" in sentences.halves_sentence(0.5, 1.0)
     assert "should grow" in sentences.halves_sentence(0.0, 1.0)
 

@@ -24,7 +24,7 @@ from shoal.core.files import read_json, write_bytes, write_json, write_text
 from shoal.models import Blueprint, SmallCNN
 from shoal.models import registry as models
 from shoal.page.findings import finding
-from shoal.page.report import pictures, slug
+from shoal.page.report import section_figures, slug
 from shoal.page.report_data import load_report_data
 from shoal.page.sections.landscape import between
 
@@ -82,7 +82,7 @@ def analysed(run, data, effort, names):
 def draw(folder, out):
     """Each figure as PNG and as SVG, named after its title."""
     section = between(load_report_data([folder]))
-    for index, drawn in enumerate(pictures([] if section is None else section.blocks), 1):
+    for index, drawn in enumerate(section_figures([] if section is None else section.blocks), 1):
         name = f"{index:02d}-{slug(drawn.title)}"
         write_bytes(out / f"{name}.png", shoal.plots.figure(drawn.figure, 110))
         write_text(out / f"{name}.svg", shoal.plots.figure(drawn.figure, name, drawn.title))

@@ -1,7 +1,7 @@
-"""The sections of the page, one question a file.
+"""The sections of the page, one or two questions per file.
 
-A new module in this folder that decorates a function with `@section(name, order)` is on the page:
-`builders` finds it.
+`builders` finds every module in this folder. A function decorated with `@section(name, order)` is
+on the page.
 """
 
 import importlib
@@ -13,7 +13,7 @@ __all__ = ["builders"]
 
 
 def builders() -> dict[str, Builder]:
-    """Every section by name, in the order of the story."""
+    """Every section by name, in the order of the page."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     found = {name: registry[name] for name in registry}

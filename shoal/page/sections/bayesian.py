@@ -1,4 +1,4 @@
-"""In what sense is it Bayesian? Evidence of the members, and distance to true posteriors."""
+"""In what sense is it Bayesian? Log evidence, and the distance to true posteriors."""
 
 from collections.abc import Iterator
 
@@ -6,54 +6,54 @@ from shoal import plots
 from shoal.analysis.evidence.compute_evidence import Evidence
 from shoal.analysis.fidelity.study import Row, summarise
 from shoal.core.text import number
-from shoal.page.blocks import Block, Picture, Remark, Section, Table, TableCell, section
+from shoal.page.blocks import Block, Figure, Remark, Section, Table, TableCell, section
 from shoal.page.fidelity_words import FILE, closest, heat_map, read_rows
 from shoal.page.findings import answers, tied
 from shoal.page.report_data import ReportData
 
-__all__ = ["bayesian", "faithful"]
+__all__ = ["evidence_section", "fidelity_section"]
 
 
-@section("evidence", order=60, judged=False)
-def bayesian(story: ReportData) -> Section | None:
-    """The first run whose evidence has been computed."""
-    found = next((entry for entry in story.entries if entry.evidence is not None), None)
+@section("evidence", order=60, evaluated=False)
+def evidence_section(report_data: ReportData) -> Section | None:
+    """The evidence of the first run that has it."""
+    found = next((record for record in report_data.entries if record.evidence is not None), None)
     if found is None or found.evidence is None:
         return None
-    told = found.evidence
+    evidence = found.evidence
     blocks: list[Block] = []
-    if len(story.entries) > 1:
+    if len(report_data.entries) > 1:
         blocks.append(Remark(f"About the run {found.name}."))
-    rest = [sentence for sentence in answers(told) if sentence != tied(told)]
-    blocks += [*map(Remark, rest), *_pictures(told), _weightings(told)]
-    blocks += [_rungs(told)] if told.rungs else []
-    return Section("In what sense is it Bayesian?", tied(told), blocks)
+    rest = [sentence for sentence in answers(evidence) if sentence != tied(evidence)]
+    blocks += [*map(Remark, rest), *_figures(evidence), _weightings(evidence)]
+    blocks += [_priors(evidence)] if evidence.rungs else []
+    return Section("In what sense is it Bayesian?", tied(evidence), blocks)
 
 
-def _pictures(told: Evidence) -> Iterator[Block]:
-    if len(told.living) > 1:
-        yield Picture(
-            plots.weights({name: w.weights for name, w in told.weightings.items()}),
+def _figures(evidence: Evidence) -> Iterator[Block]:
+    if len(evidence.living) > 1:
+        yield Figure(
+            plots.weights({name: w.weights for name, w in evidence.weightings.items()}),
             "Weights of the members",
-            "Uniform averaging, the dashed line, is exact Bayes only where the posterior bars "
-            "reach it; stacking bars are what held-out data would choose.",
+            "Dashed: uniform weights, which are exact only where the posterior bars reach them. "
+            "Stacking weights are fitted on held-out data.",
         )
-        yield Picture(
-            plots.likelihoods(told.log_likelihoods, told.log_evidence),
-            "How far members are from a tie",
-            "A member one nat below the best has a third of its weight. The evidence lies in the "
-            "grey band, at most log M below the best, whatever the members are.",
+        yield Figure(
+            plots.likelihoods(evidence.log_likelihoods, evidence.log_evidence),
+            "Log-likelihood of each member",
+            "A member one nat below the best has about a third of its posterior weight. The log "
+            "evidence always lies in the grey band, at most log M below the best.",
         )
-    if told.rungs:
-        yield Picture(
-            plots.ladder([(rung.name, rung.log_evidence, rung.nll) for rung in told.rungs]),
+    if evidence.rungs:
+        yield Figure(
+            plots.ladder([(prior.name, prior.log_evidence, prior.nll) for prior in evidence.rungs]),
             "From point masses to a Bayesian network",
-            "The more a prior may follow the data, the larger its evidence, so points stand near "
-            "the top. On the right, the loss on new data in nats: lower is better.",
+            "A prior that can follow the data more has a larger evidence, so point masses are near "
+            "the top. Right: NLL on held-out data in nats; lower is better.",
         )
 
 
-def _weightings(told: Evidence) -> Table:
+def _weightings(evidence: Evidence) -> Table:
     rows = [
         [
             TableCell(name, name),
@@ -61,30 +61,30 @@ def _weightings(told: Evidence) -> Table:
             TableCell(number(w.nll), w.nll),
             TableCell(number(w.total_variation), w.total_variation),
         ]
-        for name, w in told.weightings.items()
+        for name, w in evidence.weightings.items()
     ]
-    columns = ["weights", "members that count", "loss (nats)", "distance from uniform"]
+    columns = ["weights", "effective members", "NLL (nats)", "total variation to uniform"]
     reading = (
-        "Penalised weights include the prior on the weights; implied is the prior under which "
-        "uniform averaging would be exact."
+        "Penalised: the posterior includes the weight prior. Implied: the prior under which "
+        "uniform averaging is exact."
     )
-    return Table("Ways to weigh the members", columns, rows, reading)
+    return Table("Weights of the members, compared", columns, rows, reading)
 
 
-def _rungs(told: Evidence) -> Table:
+def _priors(evidence: Evidence) -> Table:
     rows = [
         [
-            TableCell(rung.name, rung.name),
-            TableCell(number(rung.log_evidence, 0.05), rung.log_evidence),
-            TableCell(number(rung.nll), rung.nll),
-            TableCell(number(rung.nll_posterior), rung.nll_posterior),
+            TableCell(prior.name, prior.name),
+            TableCell(number(prior.log_evidence, 0.05), prior.log_evidence),
+            TableCell(number(prior.nll), prior.nll),
+            TableCell(number(prior.nll_posterior), prior.nll_posterior),
         ]
-        for rung in told.rungs
+        for prior in evidence.rungs
     ]
-    columns = ["learned prior", "log evidence (nats)", "loss (nats)", "loss by evidence"]
+    columns = ["learned prior", "log evidence (nats)", "NLL (nats)", "NLL by evidence (nats)"]
     reading = (
-        "A flow's evidence is a lower bound. The last column weighs the members by their evidence "
-        "under the prior, the one before weighs all alike."
+        "The log evidence of a flow is a lower bound. NLL is that of the uniform average; NLL by "
+        "evidence weighs the members by their evidence under the prior."
     )
     return Table("Learned priors", columns, rows, reading)
 
@@ -103,17 +103,17 @@ _COLUMNS = (
 
 
 @section("fidelity", order=62)
-def faithful(story: ReportData) -> Section | None:
-    """The study that was kept in a run's folder, or beside the runs."""
-    rows = _kept(story)
+def fidelity_section(report_data: ReportData) -> Section | None:
+    """The fidelity study in a run's folder, or beside the runs."""
+    rows = _kept(report_data)
     if not rows:
         return None
     blocks = [
-        Picture(
+        Figure(
             heat_map(rows),
             "Distance to the posterior",
-            "How far mean and spread of each method's predictions are from the posterior's, in the "
-            "posterior's standard deviations. Dark is close; as many exact draws are at the top.",
+            "Distance between a method's predictive mean and standard deviation and the "
+            "posterior's, in posterior standard deviations. Dark is close. Top row: M exact draws.",
         ),
         *_tables(rows),
     ]
@@ -121,20 +121,20 @@ def faithful(story: ReportData) -> Section | None:
 
 
 def answer(rows: list[Row]) -> str:
-    """On how many problems a calibrated method is the closest."""
+    """On how many problems a method with calibrated repulsion is the closest."""
     best = closest(rows)
     won = [name for name, facts in best.items() if facts["distance"] < facts["other_distance"]]
     if not best:
-        return "Measured on small problems whose posterior is known."
+        return "The distances are measured on small problems with a known posterior."
     return (
-        f"On {len(won)} of {len(best)} problems with a known posterior, a calibrated method "
-        f"predicts more like it than every other."
+        f"On {len(won)} of {len(best)} problems with a known posterior, a method with calibrated "
+        f"repulsion is the closest."
     )
 
 
-def _kept(story: ReportData) -> list[Row]:
-    for entry in story.entries:
-        folder = entry.folder
+def _kept(report_data: ReportData) -> list[Row]:
+    for record in report_data.entries:
+        folder = record.folder
         for place in () if folder is None else (folder, folder.parent):
             if (place / FILE).is_file():
                 return read_rows(place)
@@ -150,11 +150,11 @@ def _tables(rows: list[Row]) -> Iterator[Block]:
                 cells = [_cell(*found[column]) for column in _COLUMNS]
                 lines.append([TableCell(method, method), *cells])
         yield Table(
-            f"Every distance: {problem}",
+            f"All distances: {problem}",
             ["method", *_COLUMNS],
             lines,
-            "Zero is the posterior itself. On: at inputs like the data; off: where there is none. "
-            "Errors of mean and std are shares of the posterior's standard deviation.",
+            "0 is the posterior itself. On: at inputs like the data. Off: away from the data. "
+            "Errors of mean and std are in posterior standard deviations.",
         )
 
 

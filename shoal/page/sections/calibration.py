@@ -10,24 +10,24 @@ from shoal import plots
 from shoal.core.text import number
 from shoal.data.corruptions import parse_shift
 from shoal.page import sentences
-from shoal.page.blocks import Block, Fold, Picture, Section, Table, TableCell, section
+from shoal.page.blocks import Block, Figure, Fold, Section, Table, TableCell, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, SeedGroup
 from shoal.page.sections.trust import calibration_noise
 
-__all__ = ["calibrated", "corruption_blocks", "families", "grid_of"]
+__all__ = ["calibration_section", "corruption_blocks", "families", "grid_of"]
 
 Grid = dict[str, list[int]]
 """Severities of each corruption."""
 
 _READINGS = {
-    "accuracy": "The slower a line falls, the more robust the method.",
-    "ece": "A low line means that confidence falls along with accuracy.",
+    "accuracy": "A robust method has a line that falls slowly.",
+    "ece": "A low line means that confidence falls with accuracy.",
 }
 
 
 def grid_of(names: list[str]) -> Grid:
-    """The corruptions among the names of shifts, each with its severities.
+    """The corruptions among the shifts, each with its severities.
 
     >>> grid_of(["rotated-15", "fog-1", "fog-3", "snow-3"])
     {'fog': [1, 3], 'snow': [3]}
@@ -38,28 +38,30 @@ def grid_of(names: list[str]) -> Grid:
     return found
 
 
-def corruption_blocks(story: ReportData) -> Iterator[Block]:
-    """Accuracy and calibration error of every method as corruptions grow, and the lead in full."""
-    grid = grid_of(list(story.assessment.shifts))
-    if not grid or not story.assessment.about.has_classes:
+def corruption_blocks(report_data: ReportData) -> Iterator[Block]:
+    """Accuracy and ECE of every method against severity, and tables of the lead."""
+    grid = grid_of(list(report_data.assessment.shifts))
+    if not grid or not report_data.assessment.about.has_classes:
         return
     count = "one corruption" if len(grid) == 1 else f"{len(grid)} corruptions"
     for key, reading in _READINGS.items():
         measure = Measure(key)
-        curves = {label: _spread(group, key, grid) for label, group in story.peers().items()}
-        yield Picture(
+        curves = {
+            label: _quartiles(group, key, grid) for label, group in report_data.peers().items()
+        }
+        yield Figure(
             plots.corrupted(curves, measure.title, share=measure.share),
             f"{measure.title[0].upper()}{measure.title[1:]} under corruption",
-            f"Each point is a mean over {count}, each bar holds the middle half of them; "
-            f"0 is the test itself. {reading}",
+            f"A point is the mean over {count}; a bar spans the middle half. "
+            f"Severity 0 is the test set. {reading}",
         )
-    tables = [_table(story.lead, key, grid) for key in (*_READINGS, "nll")]
+    tables = [_table(report_data.lead, key, grid) for key in (*_READINGS, "nll")]
     yield tables[0]
-    yield Fold("The same for calibration error and NLL", tables[1:])
+    yield Fold("ECE and NLL by corruption", tables[1:])
 
 
-def _spread(group: SeedGroup, key: str, grid: Grid) -> plots.Spread:
-    """Mean and quartiles over the corruptions, of means over the seeds."""
+def _quartiles(group: SeedGroup, key: str, grid: Grid) -> plots.Spread:
+    """Mean and quartiles over the corruptions, of the means over the seeds."""
     clean = Measure(key).summary(group)[0]
     rows = [(0.0, clean, clean, clean)]
     for severity in _severities(grid):
@@ -91,7 +93,7 @@ def _table(group: SeedGroup, key: str, grid: Grid) -> Table:
         f"{measure.title[0].upper()}{measure.title[1:]} of {group.label} by corruption{unit}",
         ["corruption", *map(str, severities), "mean"],
         rows,
-        "Columns are severities; click on a heading to see which corruption hurts most.",
+        "Columns are corruption severities. Click a heading to sort.",
     )
 
 
@@ -103,84 +105,89 @@ _SEVERITY = re.compile(r"(.+?)[-_ ]?(\d+(?:\.\d+)?)$")
 
 
 @section("calibration", order=40)
-def calibrated(story: ReportData) -> Section | None:
-    """Confidence against what happens, here and after a shift."""
-    blocks = [*_reliability(story), *_coverage(story), *_severity(story)]
-    blocks += corruption_blocks(story)
-    if not blocks and not {"confidence", "coverage_90"} & story.assessment.test.keys():
+def calibration_section(report_data: ReportData) -> Section | None:
+    """Confidence against accuracy, on the test set and under shift."""
+    blocks = [*_reliability(report_data), *_coverage(report_data), *_severity(report_data)]
+    blocks += corruption_blocks(report_data)
+    if not blocks and not {"confidence", "coverage_90"} & report_data.assessment.test.keys():
         return None
-    return Section("Is it calibrated, also under shift?", answer(story), blocks)
+    return Section("Is it calibrated, also under shift?", answer(report_data), blocks)
 
 
-def answer(story: ReportData) -> str:
-    """About the worst shift, or about the test where there is none."""
-    lead, worst = story.lead, _worst(story)
-    if not story.assessment.about.has_classes:
-        if "coverage_90" not in story.assessment.test:
-            return "Intervals are not computed for targets of this kind."
+def answer(report_data: ReportData) -> str:
+    """About the worst shift, or about the test set where there is no shift."""
+    lead, worst = report_data.lead, _worst(report_data)
+    if not report_data.assessment.about.has_classes:
+        if "coverage_90" not in report_data.assessment.test:
+            return "This kind of target has no intervals."
         found, _ = Measure("coverage_90", worst or "test").summary(lead)
-        count = story.assessment.scores["data"]["counts"].get(worst or "test", 1)
+        count = report_data.assessment.scores["data"]["counts"].get(worst or "test", 1)
         return sentences.coverage_sentence(0.9, found, count)
-    right, says = (Measure(key, worst or "test").summary(lead)[0] for key in _PAIR)
+    accuracy, confidence = (Measure(key, worst or "test").summary(lead)[0] for key in _PAIR)
     noise = calibration_noise(lead.first)
     if worst is None:
-        return sentences.calibration_sentence(says, right, noise)
-    count = story.assessment.scores["data"]["counts"].get(worst, 1)
-    noise = math.sqrt(max(right * (1 - right), 1e-12) / count)
-    return sentences.shift_sentence(worst.partition(":")[2], right, says, noise)
+        return sentences.calibration_sentence(confidence, accuracy, noise)
+    count = report_data.assessment.scores["data"]["counts"].get(worst, 1)
+    noise = math.sqrt(max(accuracy * (1 - accuracy), 1e-12) / count)
+    return sentences.shift_sentence(worst.partition(":")[2], accuracy, confidence, noise)
 
 
 _PAIR = ("accuracy", "confidence")
 
 
-def _worst(story: ReportData) -> str | None:
-    """The shift under which the lead does worst."""
-    key = story.assessment.about.under_shift[0]
+def _worst(report_data: ReportData) -> str | None:
+    """The shift with the worst score of the lead."""
+    key = report_data.assessment.about.under_shift[0]
     sign = 1 if Measure(key).better == "higher" else -1
     found = {
-        f"shift:{name}": sign * Measure(key, f"shift:{name}").summary(story.lead)[0]
-        for name in story.assessment.shifts
+        f"shift:{name}": sign * Measure(key, f"shift:{name}").summary(report_data.lead)[0]
+        for name in report_data.assessment.shifts
     }
-    found = {part: value for part, value in found.items() if not math.isnan(value)}
-    return min(found, key=lambda part: found[part]) if found else None
+    found = {split: value for split, value in found.items() if not math.isnan(value)}
+    return min(found, key=lambda split: found[split]) if found else None
 
 
-def _reliability(story: ReportData) -> Iterator[Block]:
-    worst = _worst(story)
-    for part in ["test", *([worst] if worst else [])]:
+def _reliability(report_data: ReportData) -> Iterator[Block]:
+    worst = _worst(report_data)
+    for split in ["test", *([worst] if worst else [])]:
         curves = {}
-        for label, group in story.peers().items():
-            found = group.first.assessment and group.first.assessment.reliability(part)
+        for label, group in report_data.peers().items():
+            found = group.first.assessment and group.first.assessment.reliability(split)
             if found:
                 curves[label] = found
         if curves:
-            name = part.partition(":")[2] or "test data"
+            name = split.partition(":")[2] or "the test set"
             alone = len(curves) == 1
-            bars = "bars are 95 % intervals" if alone else "bins of fewer than 5 are left out"
-            yield Picture(
+            bars = (
+                "Bars are 95 % intervals."
+                if alone
+                else "Bins with fewer than 5 inputs are omitted."
+            )
+            yield Figure(
                 plots.reliability(curves),
                 f"Reliability on {name}",
-                f"On the dotted line it is right as often as it says; below it is overconfident; "
-                f"{bars}. The lower panel shows how many answers are that sure.",
+                f"On the dotted line, accuracy equals confidence; below it, the method is "
+                f"overconfident. {bars} Lower panel: share of the predictions in each bin.",
             )
 
 
-def _coverage(story: ReportData) -> Iterator[Block]:
+def _coverage(report_data: ReportData) -> Iterator[Block]:
     curves = {}
-    for label, group in story.peers().items():
+    for label, group in report_data.peers().items():
         pit = group.first.assessment and group.first.assessment.samples.get("test/pit")
         if pit is not None:
             curves[label] = pit
     if curves:
-        yield Picture(
+        yield Figure(
             plots.coverage(curves),
-            "Coverage on test data",
-            "On the dotted line intervals hold what they promise; below it they are too narrow.",
+            "Coverage on the test set",
+            "On the dotted line, intervals contain the expected share of targets. Below the line, "
+            "intervals are too narrow.",
         )
 
 
 def families(names: list[str]) -> dict[str, dict[float, str]]:
-    """Shifts of one kind together, by their severity; those without a number stand alone.
+    """Shifts grouped by kind and severity; names without a number form the group "shift".
 
     >>> families(["rotated-15", "rotated-30", "noise"])
     {'rotated': {15.0: 'rotated-15', 30.0: 'rotated-30'}, 'shift': {1.0: 'noise'}}
@@ -196,37 +203,39 @@ def families(names: list[str]) -> dict[str, dict[float, str]]:
     return found
 
 
-def _severity(story: ReportData) -> Iterator[Block]:
-    keys = story.assessment.about.under_shift
-    others = [name for name in story.assessment.shifts if not parse_shift(name)]
+def _severity(report_data: ReportData) -> Iterator[Block]:
+    keys = report_data.assessment.about.under_shift
+    others = [name for name in report_data.assessment.shifts if not parse_shift(name)]
     for kind, places in families(others).items():
         names = {0.0: "test", **places} if kind == "shift" else None
         for key in keys:
-            curves = _curves(story, key, places)
+            curves = _curves(report_data, key, places)
             title = Measure(key).title
             figure = plots.severity(
                 curves, title, f"severity ({kind})", names, share=Measure(key).share
             )
-            yield Picture(
+            yield Figure(
                 figure,
                 f"{title[0].upper()}{title[1:]} under shift",
-                f"0 is the test itself; to the right the data move away. {_HOPES.get(key, '')}",
+                f"Severity 0 is the test set. {_READING.get(key, '')}".rstrip(),
             )
 
 
-_HOPES = {
-    "accuracy": "Some loss is unavoidable; what matters is that it is noticed.",
-    "ece": "A low curve means that confidence falls along with accuracy.",
-    "nll": "Low is good: wrong answers that are sure cost most.",
-    "rmse": "Some loss is unavoidable; what matters is that it is noticed.",
+_READING = {
+    "accuracy": "Some loss of accuracy is unavoidable; confidence should fall with accuracy.",
+    "ece": "A low curve means that confidence falls with accuracy.",
+    "nll": "Lower is better: wrong predictions with high confidence cost most.",
+    "rmse": "Some increase is unavoidable; intervals should widen with the error.",
 }
 
 
-def _curves(story: ReportData, key: str, places: dict[float, str]) -> dict[str, plots.MetricCurve]:
-    parts = {0.0: "test"} | {x: f"shift:{name}" for x, name in sorted(places.items())}
+def _curves(
+    report_data: ReportData, key: str, places: dict[float, str]
+) -> dict[str, plots.MetricCurve]:
+    splits = {0.0: "test"} | {x: f"shift:{name}" for x, name in sorted(places.items())}
     curves = {}
-    for label, group in story.peers().items():
-        found = [Measure(key, part).summary(group) for part in parts.values()]
+    for label, group in report_data.peers().items():
+        found = [Measure(key, split).summary(group) for split in splits.values()]
         means, errors = zip(*found, strict=True)
-        curves[label] = plots.MetricCurve(list(parts), list(means), list(errors))
+        curves[label] = plots.MetricCurve(list(splits), list(means), list(errors))
     return curves

@@ -8,41 +8,48 @@ from torch import Tensor
 
 from shoal import plots
 from shoal.analysis.landscape.scene import AnalysisResult
-from shoal.page.blocks import Block, Fold, Picture, Remark, Section, section
+from shoal.page.blocks import Block, Figure, Fold, Remark, Section, section
 from shoal.page.findings import finding
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.prediction.statistics import mean_and_error
 
-__all__ = ["between"]
+__all__ = ["landscape_section"]
 
 _FIRST = ("tunnel", "diversity", "line", "functions", "trajectories", "averaging", "curvature")
 
 Study = Mapping[str, AnalysisResult]
 
+_MEMBER = {"solution": "member"}
+"""Stored names of curves, as the figures show them."""
 
-@section("landscape", order=55, judged=False)
-def between(story: ReportData) -> Section | None:
-    """The landscape of the first run that has been looked at, and what all of them compare."""
-    studies = {entry: entry.landscape for entry in story.entries if entry.landscape}
+
+@section("landscape", order=55, evaluated=False)
+def landscape_section(report_data: ReportData) -> Section | None:
+    """The landscape of the first analysed run, and a comparison of all analysed runs."""
+    studies = {record: record.landscape for record in report_data.entries if record.landscape}
     if not studies:
         return None
-    entry, study = next(iter(studies.items()))
-    sound = {name: part for name, part in study.items() if "missing" not in part.scores}
-    if not sound:
+    record, study = next(iter(studies.items()))
+    computed = {name: found for name, found in study.items() if "missing" not in found.scores}
+    if not computed:
         return None
-    unlike = LABELS if _classifies(entry) else NUMBERS
-    blocks: list[Block] = [*_paths(sound, unlike), *_diversity(sound), *_planes(sound, unlike)]
-    blocks += [*_trajectories(sound, unlike), *_averaging(sound)]
-    blocks += _compared(_grouped(story, studies))
-    notes = [Remark(f"{n}: {finding(n, part, unlike.share)}") for n, part in study.items()]
-    blocks.append(Fold(f"Every finding about {entry.name}", notes))
-    leading = next(name for name in (*_FIRST, *sound) if name in sound)
-    told = finding(leading, sound[leading], unlike.share)
-    return Section("What lies between the members?", told, blocks)
+    difference = LABELS if _classifies(record) else NUMBERS
+    blocks: list[Block] = [
+        *_paths(computed, difference),
+        *_diversity(computed),
+        *_planes(computed, difference),
+    ]
+    blocks += [*_trajectories(computed, difference), *_averaging(computed)]
+    blocks += _compared(_grouped(report_data, studies))
+    notes = [Remark(f"{n}: {finding(n, found, difference.share)}") for n, found in study.items()]
+    blocks.append(Fold(f"All results of {record.name}", notes))
+    leading = next(name for name in (*_FIRST, *computed) if name in computed)
+    answer = finding(leading, computed[leading], difference.share)
+    return Section("What lies between the members?", answer, blocks)
 
 
-class Unlike(NamedTuple):
-    """How the difference of two functions is called."""
+class Difference(NamedTuple):
+    """The words for the difference of two functions."""
 
     share: bool
     words: str
@@ -57,12 +64,12 @@ class Unlike(NamedTuple):
         return f"difference from member 1{' (% of labels)' if self.share else ''}"
 
 
-LABELS = Unlike(True, "other labels", "the share of inputs with another label")
-NUMBERS = Unlike(False, "RMS difference", "the root mean square difference of the predictions")
+LABELS = Difference(True, "disagreement", "the share of inputs with different labels")
+NUMBERS = Difference(False, "RMS difference", "the root mean square difference of the predictions")
 
 
-def _classifies(entry: RunRecord) -> bool:
-    likelihood = entry.config.get("likelihood")
+def _classifies(record: RunRecord) -> bool:
+    likelihood = record.config.get("likelihood")
     name = likelihood.get("name") if isinstance(likelihood, Mapping) else likelihood
     return name in (None, "categorical")
 
@@ -73,25 +80,26 @@ def _parts(tensors: Mapping[str, Tensor], *keys: str) -> dict[str, tuple[Tensor,
     return {name: tuple(tensors[f"{name}/{key}"] for key in keys) for name in names}
 
 
-def _paths(study: Study, unlike: Unlike) -> Iterator[Block]:
+def _paths(study: Study, difference: Difference) -> Iterator[Block]:
     titles = {
-        "tunnel": "A path of low loss between two members",
-        "line": "The straight line between two members",
+        "tunnel": "Low-loss tunnel between two members",
+        "line": "Straight line between two members",
     }
     readings = {
-        "tunnel": "A path was sought along which the loss stays low, after the "
-        "hidden units of the second were put in the order of the first, where that is possible.",
-        "line": "A hump is a barrier between the members; aligned, if it is there, is the same "
-        "after the hidden units of the second were put in the order of the first.",
+        "tunnel": "The path is optimised for a low loss, where possible after matching the hidden "
+        "units of the two members.",
+        "line": "A maximum between the ends is a loss barrier. Aligned: the line after matching "
+        "the hidden units of the two members.",
     }
     for name, title in titles.items():
         if name in study:
             paths = _parts(study[name].tensors, "loss", "apart")
-            yield Picture(
-                plots.profile(paths, unlike.words, unlike.share),  # pyright: ignore
+            yield Figure(
+                plots.profile(paths, difference.words, difference.share),  # pyright: ignore
                 title,
-                f"{finding(name, study[name], unlike.share)} {readings[name]} Below: {unlike.noun} "
-                "on the way, from the first member (solid) and from the second (dashed).",
+                f"{finding(name, study[name], difference.share)} {readings[name]} Below: "
+                f"{difference.noun} along the path, from the first member (solid) and the second "
+                "(dashed).",
             )
 
 
@@ -99,16 +107,16 @@ def _diversity(study: Study) -> Iterator[Block]:
     if "diversity" in study:
         scores = study["diversity"].scores
         points = _parts(study["diversity"].tensors, "accuracy", "apart")
-        yield Picture(
+        yield Figure(
             plots.diversity_plane(points, scores["reference"], scores["classes"]),  # pyright: ignore
             "Diverse and accurate?",
-            f"{finding('diversity', study['diversity'])} Right is accurate, up is different from "
-            "one member, which lets an average cancel more errors. Small: samples around that "
-            "member; stars: the other members. Nothing can lie above the hard bound.",
+            f"{finding('diversity', study['diversity'])} Small markers: samples around one "
+            "member. Stars: the other members. An average cancels more errors of diverse "
+            "functions. No function can lie above the hard bound.",
         )
 
 
-def _planes(study: Study, unlike: Unlike) -> Iterator[Block]:
+def _planes(study: Study, difference: Difference) -> Iterator[Block]:
     for name, title in (
         ("origin-plane", "two members and the origin"),
         ("three-plane", "three members"),
@@ -117,42 +125,42 @@ def _planes(study: Study, unlike: Unlike) -> Iterator[Block]:
             continue
         t, origin = study[name].tensors, name == "origin-plane"
         where = t["across"], t["up"]
-        yield Picture(
+        yield Figure(
             plots.surface(*where, t["loss"], t["marks"], "test loss (nats)", origin),
             f"Loss on the plane through {title}",
-            "Dark is a low loss. Where a brighter ridge lies between two numbers, the straight "
-            "line between those members crosses it.",
+            "Dark means low loss. A brighter region between two numbers is a loss barrier on the "
+            "straight line between these members.",
         )
-        apart = 100 * t["apart"][0] if unlike.share else t["apart"][0]
-        yield Picture(
-            plots.surface(*where, apart, t["marks"], unlike.from_one, origin),
+        apart = 100 * t["apart"][0] if difference.share else t["apart"][0]
+        yield Figure(
+            plots.surface(*where, apart, t["marks"], difference.from_one, origin),
             f"Functions on the plane through {title}",
-            "Dark is the function of member 1, bright another one. Where this is bright and the "
-            "loss beside it is low, networks are as good and predict otherwise.",
+            "Dark means the predictions of member 1, bright means other predictions. Where this "
+            "map is bright and the loss low, networks have equal loss, other predictions.",
         )
 
 
-def _trajectories(study: Study, unlike: Unlike) -> Iterator[Block]:
+def _trajectories(study: Study, difference: Difference) -> Iterator[Block]:
     if "trajectories" not in study:
         return
     t = study["trajectories"].tensors
-    yield Picture(
+    yield Figure(
         plots.similarity(t["cosine"], t["owner"], "cosine of the weights"),
         "Weights along training",
-        "Blocks on the diagonal are one member during training, the others compare two members. "
-        "1 is the same direction, 0 nothing in common.",
+        "Diagonal blocks compare snapshots of one member, the other blocks compare two members. "
+        "1 means the same direction, 0 orthogonal weights.",
     )
-    yield Picture(
-        plots.similarity(t["apart"], t["owner"], unlike.axis, share=unlike.share),
+    yield Figure(
+        plots.similarity(t["apart"], t["owner"], difference.axis, share=difference.share),
         "Functions along training",
-        f"The same for predictions: {unlike.noun}; dark is alike. "
-        f"{finding('trajectories', study['trajectories'], unlike.share)}",
+        f"Predictions of the snapshots: {difference.noun}. Dark means similar. "
+        f"{finding('trajectories', study['trajectories'], difference.share)}",
     )
-    yield Picture(
+    yield Figure(
         plots.function_map(t["map"], t["owner"]),
-        "Where training led",
-        "One dot a snapshot, from the cross to the star; dots that are near predict alike. Lines "
-        "that end apart are members that learned different functions.",
+        "Training trajectories in function space",
+        "One dot per snapshot, from the cross (start) to the star (end). Near dots have similar "
+        "predictions. Distant stars are members that learned different functions.",
     )
 
 
@@ -161,25 +169,27 @@ def _averaging(study: Study) -> Iterator[Block]:
         return
     for name, table in study["averaging"].scores["parts"].items():
         curves = {
-            key: plots.MetricCurve(row["modes"], row["nll"], [math.nan] * len(row["modes"]))
+            _MEMBER.get(key, key): plots.MetricCurve(
+                row["modes"], row["nll"], [math.nan] * len(row["modes"])
+            )
             for key, row in table.items()
         }
-        yield Picture(
+        yield Figure(
             plots.sizes(curves, "NLL"),
-            f"Within a mode or between modes: {name}",
-            "Lower is better. Along a line members are added; between lines lies what averaging "
-            "or sampling around each of them changes.",
+            f"Averaging within and between modes: {name}",
+            "Lower is better. Each line adds modes from left to right. The lines differ in the "
+            "average or samples used within each mode.",
         )
 
 
 def _grouped(
-    story: ReportData, studies: Mapping[RunRecord, Study]
+    report_data: ReportData, studies: Mapping[RunRecord, Study]
 ) -> dict[str, list[tuple[RunRecord, Study]]]:
-    """Runs that differ by their seed alone, together, where they have been judged."""
-    labels = {entry: group.label for group in story.groups for entry in group.entries}
+    """Runs that differ only in their seed, together, where they are evaluated."""
+    labels = {record: group.label for group in report_data.groups for record in group.entries}
     found: dict[str, list[tuple[RunRecord, Study]]] = {}
-    for entry, study in studies.items():
-        found.setdefault(labels.get(entry, entry.method), []).append((entry, study))
+    for record, study in studies.items():
+        found.setdefault(labels.get(record, record.method), []).append((record, study))
     return found
 
 
@@ -198,16 +208,16 @@ def _compared(groups: Mapping[str, list[tuple[RunRecord, Study]]]) -> Iterator[B
         if curved and "eigenvalues" in curved[0]:
             sharp[label] = curved[0]["eigenvalues"]
     if numbers:
-        yield Picture(
+        yield Figure(
             plots.effective(numbers, members),
-            "How many different members?",
-            "1 means that all members are the same, the dotted line that all are different, in "
-            "weights, features or predictions; predictions are what counts. Bars are one standard "
+            "Effective number of members",
+            "1 means that all members are equal; the dotted line means that all are different. "
+            "The row of predictions is the effective number of functions. Bars are one standard "
             "error over the seeds.",
         )
     if sharp:
-        yield Picture(
+        yield Figure(
             plots.curvature(sharp),
-            "Flat or sharp minima",
-            "One dot a member. The higher it lies, the sharper is the minimum around it.",
+            "Largest Hessian eigenvalues",
+            "One dot per member. A high dot means a sharp minimum.",
         )

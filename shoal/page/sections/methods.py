@@ -1,4 +1,4 @@
-"""Which method, how many members? A table with error bars, paired differences, sizes."""
+"""Which method, how many members? Scores, paired differences, ensemble sizes, strengths."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,9 +8,9 @@ from shoal.core.text import number, plus_minus
 from shoal.page import sentences
 from shoal.page.blocks import (
     Block,
+    Figure,
     Fold,
     Heading,
-    Picture,
     Remark,
     Section,
     Table,
@@ -25,31 +25,31 @@ from shoal.plots.comparison import outliers
 from shoal.prediction.statistics import Difference
 from shoal.training.own_data import has_own_data, has_own_network
 
-__all__ = ["strength_blocks", "which"]
+__all__ = ["methods_section", "strength_blocks"]
 
 
-def strength_blocks(story: ReportData, judged: Sequence[Measure]) -> list[Block]:
-    """Sentences and a picture for each measure; nothing where every method has one strength."""
-    found = _one_size(sweeps(story.groups), story.lead.members)
+def strength_blocks(report_data: ReportData, ranked: Sequence[Measure]) -> list[Block]:
+    """Sentences, and a figure per measure; empty where every method has one strength."""
+    found = _one_size(sweeps(report_data.groups), report_data.lead.members)
     if not found:
         return []
     blocks: list[Block] = [
-        Heading(f"Against the strength of the repulsion, {found[0].members} members"),
-        Remark(strength_sentence(found, story.groups, Measure("nll"))),
+        Heading(f"Strength of repulsion ({found[0].members} members)"),
+        Remark(strength_sentence(found, report_data.groups, Measure("nll"))),
     ]
-    growth = growth_sentence(story.groups, Measure("nll"))
+    growth = growth_sentence(report_data.groups, Measure("nll"))
     blocks += [Remark(growth)] if growth else []
-    return blocks + [_picture(found, story.groups, measure) for measure in judged]
+    return blocks + [_figure(found, report_data.groups, measure) for measure in ranked]
 
 
 def _one_size(found: list[Sweep], wanted: int) -> list[Sweep]:
-    """The sweeps of the size that is wanted, or of the nearest one."""
+    """The sweeps of the wanted ensemble size, or of the nearest one."""
     sizes = {sweep.members for sweep in found}
     size = min(sizes, key=lambda members: (abs(members - wanted), -members), default=0)
     return [sweep for sweep in found if sweep.members == size]
 
 
-def _picture(found: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> Picture:
+def _figure(found: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> Figure:
     curves = {}
     for sweep in found:
         means, errors = zip(*map(measure.summary, sweep.groups.values()), strict=True)
@@ -63,11 +63,11 @@ def _picture(found: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) 
         None if plain is None else measure.summary(plain),
         share=measure.share,
     )
-    return Picture(
+    return Figure(
         figure,
         f"{measure.title[0].upper()}{measure.title[1:]} against strength",
-        "The dotted line is the plain ensemble with its standard error; a cross stands where a "
-        "method becomes less accurate than it, and gains beyond are bought with errors.",
+        "Dotted: the plain ensemble with its standard error. A cross marks the first strength with "
+        "significantly lower accuracy.",
     )
 
 
@@ -75,49 +75,53 @@ _DRAWN = {"accuracy", "rmse", "nll", "crps", "ece", "auroc_entropy", "auroc_vari
 
 
 @section("methods", order=20)
-def which(story: ReportData) -> Section:
-    """Every group of runs beside every other."""
-    columns = measures(story)
-    if len(story.groups) == 1:
-        typed = _compare(story, "", "")
-        line = f"Only one kind of run is here; `{typed}` puts methods and sizes side by side."
-        table = _upright(story.lead, columns)
+def methods_section(report_data: ReportData) -> Section:
+    """All groups of runs, compared."""
+    columns = measures(report_data)
+    if len(report_data.groups) == 1:
+        typed = _compare(report_data, "", "")
+        line = f"This page has one method and ensemble size. Type `{typed}` to compare several."
+        table = _upright(report_data.lead, columns)
         return Section("Which method, how many members?", line, [table])
-    blocks: list[Block] = [_table(story, columns), *_differences(story, columns)]
-    judged = [m for m in columns if m.better in ("lower", "higher")]
-    drawn = [m for m in judged if m.key in _DRAWN]
-    blocks += [*_pictures(story, drawn), *strength_blocks(story, drawn)]
-    rest = _pictures(story, [m for m in judged if m.key not in _DRAWN])
+    blocks: list[Block] = [_table(report_data, columns), *_differences(report_data, columns)]
+    ranked = [m for m in columns if m.better in ("lower", "higher")]
+    drawn = [m for m in ranked if m.key in _DRAWN]
+    blocks += [*_figures(report_data, drawn), *strength_blocks(report_data, drawn)]
+    rest = _figures(report_data, [m for m in ranked if m.key not in _DRAWN])
     if rest:
-        blocks.append(Fold("The other numbers, drawn", rest))
-    return Section("Which method, how many members?", answer(story), blocks)
+        blocks.append(Fold("Figures of the other metrics", rest))
+    return Section("Which method, how many members?", answer(report_data), blocks)
 
 
-def _pictures(story: ReportData, judged: list[Measure]) -> list[Block]:
+def _figures(report_data: ReportData, ranked: list[Measure]) -> list[Block]:
     blocks: list[Block] = []
-    if len(story.peers()) > 1:
-        blocks += [_compared(story, measure) for measure in judged]
-    if len(story.sizes) > 1:
-        blocks.append(Heading("Against the number of members"))
-        blocks += [_sized(story, measure) for measure in judged]
-    if len(story.sizes) > 1 and len(story.peers()) > 1:
-        blocks.append(Fold("Method by size", [_mapped(story, measure) for measure in judged]))
+    if len(report_data.peers()) > 1:
+        blocks += [_compared(report_data, measure) for measure in ranked]
+    if len(report_data.sizes) > 1:
+        blocks.append(Heading("Ensemble size"))
+        blocks += [_sized(report_data, measure) for measure in ranked]
+    if len(report_data.sizes) > 1 and len(report_data.peers()) > 1:
+        blocks.append(
+            Fold("Method and ensemble size", [_mapped(report_data, measure) for measure in ranked])
+        )
     return blocks
 
 
-def answer(story: ReportData) -> str:
-    """Whether the methods differ from the plain ensemble in log-likelihood."""
+def answer(report_data: ReportData) -> str:
+    """Whether the methods differ from the plain ensemble in NLL."""
     measure = Measure("nll")
     found: dict[str, Difference] = {}
     seeds = 0
-    for label, group in story.peers().items():
-        result = against_baseline(measure, group, story.groups)
+    for label, group in report_data.peers().items():
+        result = against_baseline(measure, group, report_data.groups)
         if result is not None:
             found[label], count = result
             seeds = max(seeds, count)
     if not found:
-        return "There is no plain ensemble of the same size here to compare with."
-    return sentences.comparison_sentence("NLL", measure.better, found, "the plain ensemble", seeds)
+        return "This page has no plain ensemble of the same ensemble size to compare with."
+    return sentences.comparison_sentence(
+        measure.title, measure.better, found, "the plain ensemble", seeds, measure.unit
+    )
 
 
 def _heading(measure: Measure) -> str:
@@ -125,18 +129,18 @@ def _heading(measure: Measure) -> str:
     return measure.title + (f" ({measure.unit})" if measure.unit else "") + arrow
 
 
-def _named(group: SeedGroup, story: ReportData) -> list[TableCell]:
-    """Method and size; one size for all is no news, and a phone has little room."""
-    size = [TableCell(str(group.members), group.members)] if len(story.sizes) > 1 else []
+def _named(group: SeedGroup, report_data: ReportData) -> list[TableCell]:
+    """Method, and the ensemble size where sizes differ; a phone has little room."""
+    size = [TableCell(str(group.members), group.members)] if len(report_data.sizes) > 1 else []
     return [TableCell(group.label, group.label), *size]
 
 
-def _naming(story: ReportData) -> list[str]:
-    return ["method", "members"] if len(story.sizes) > 1 else ["method"]
+def _naming(report_data: ReportData) -> list[str]:
+    return ["method", "members"] if len(report_data.sizes) > 1 else ["method"]
 
 
 def _upright(group: SeedGroup, columns: list[Measure]) -> Table:
-    """One group alone: a line for each number."""
+    """A single group: one row per metric."""
     rows = []
     for measure in columns:
         mean, error = measure.summary(group)
@@ -144,77 +148,77 @@ def _upright(group: SeedGroup, columns: list[Measure]) -> Table:
         rows.append([TableCell(_heading(measure), measure.title), TableCell(shown, mean)])
     return Table(
         "All numbers",
-        ["number", f"{group.label}, {group.members} members"],
+        ["metric", f"{group.label}, {group.members} members"],
         rows,
-        "↑ higher is better, ↓ lower is better; "
-        + ("mean ± standard error over the seeds." if len(group.entries) > 1 else "one seed."),
+        "↑ higher is better, ↓ lower is better. "
+        + ("Mean ± standard error over the seeds." if len(group.entries) > 1 else "One seed."),
     )
 
 
-def _table(story: ReportData, columns: list[Measure]) -> Table:
+def _table(report_data: ReportData, columns: list[Measure]) -> Table:
     rows = []
-    for group in story.groups:
-        cells = _named(group, story)
+    for group in report_data.groups:
+        cells = _named(group, report_data)
         for measure in columns:
             mean, error = measure.summary(group)
             cells.append(TableCell(plus_minus(mean, error, measure.scale), mean))
         rows.append([*cells, TableCell(str(len(group.entries)), len(group.entries))])
-    headings = [*_naming(story), *map(_heading, columns), "seeds"]
+    headings = [*_naming(report_data), *map(_heading, columns), "seeds"]
     return Table(
         "All numbers",
         headings,
         rows,
-        "Mean ± standard error over the seeds; ↑ higher is better, ↓ lower is better; "
-        "click a heading to sort." + _forms(story),
+        "Mean ± standard error over the seeds. ↑ higher is better, ↓ lower is better. "
+        "Click a heading to sort." + _forms(report_data),
     )
 
 
-def _forms(story: ReportData) -> str:
-    """What the words in brackets mean that follow the name of a method."""
+def _forms(report_data: ReportData) -> str:
+    """The meaning of the forms in brackets after a method."""
     words = {
-        "legacy": "as the published code does it",
-        "calibrated": "with a push of the size that the posterior asks for",
+        "legacy": "as in the published code",
+        "calibrated": "calibrated repulsion, with the push rescaled to the posterior",
     }
-    found = dict.fromkeys(group.first.form for group in story.groups)
-    all_of_them = "all methods " if story.lead.first.shared else ""
-    told = [f"{all_of_them}({form}): {words[form]}" for form in found if form in words]
-    return f" {'; '.join(told).capitalize()}." if told else ""
+    found = dict.fromkeys(group.first.form for group in report_data.groups)
+    all_of_them = "all methods " if report_data.lead.first.shared else ""
+    parts = [f"{all_of_them}({form}): {words[form]}." for form in found if form in words]
+    return "".join(f" {part[:1].upper()}{part[1:]}" for part in parts)
 
 
-def _differences(story: ReportData, columns: list[Measure]) -> Iterator[Block]:
-    judged = [m for m in columns if m.better in ("lower", "higher")]
+def _differences(report_data: ReportData, columns: list[Measure]) -> Iterator[Block]:
+    ranked = [m for m in columns if m.better in ("lower", "higher")]
     found = {
-        group: [_difference(measure, group, story) for measure in judged]
-        for group in story.groups
-        if baseline(group, story.groups) is not None
+        group: [_difference(measure, group, report_data) for measure in ranked]
+        for group in report_data.groups
+        if baseline(group, report_data.groups) is not None
     }
     if not found:
         return
     if all(cell.value == "" for cells in found.values() for cell in cells):
         yield Remark(
-            "One seed a method says nothing about the noise; "
-            f"`{_compare(story, ', seeds=5', ' --seeds 5')}` gives every difference an interval."
+            "One seed per method gives no interval. "
+            f"Type `{_compare(report_data, ', seeds=5', ' --seeds 5')}` to get intervals."
         )
         return
     yield Table(
-        "Difference to the plain ensemble of the same size and seed",
-        [*_naming(story), *map(_heading, judged)],
-        [[*_named(group, story), *cells] for group, cells in found.items()],
-        "Mean difference with its 95 % interval over the seeds; = where the interval holds zero. "
-        "One interval in twenty misses by chance.",
+        "Difference to the plain ensemble of the same ensemble size and seed",
+        [*_naming(report_data), *map(_heading, ranked)],
+        [[*_named(group, report_data), *cells] for group, cells in found.items()],
+        "Mean difference over the seeds, with its 95 % interval. "
+        "= marks a difference that is not significant: the interval contains 0.",
     )
 
 
-def _compare(story: ReportData, in_python: str, typed: str) -> str:
-    """What compares methods: a command, or Python for a network or data of the user's own."""
-    config = story.entries[0].config
+def _compare(report_data: ReportData, in_python: str, typed: str) -> str:
+    """What to type to compare methods: a command, or Python for the user's network or data."""
+    config = report_data.entries[0].config
     if has_own_network(config) or has_own_data(config):
         return f"shoal.compare(build, (x, y), test=(x_test, y_test){in_python})"
     return f"shoal compare CONFIG{typed}"
 
 
-def _difference(measure: Measure, group: SeedGroup, story: ReportData) -> TableCell:
-    found = against_baseline(measure, group, story.groups)
+def _difference(measure: Measure, group: SeedGroup, report_data: ReportData) -> TableCell:
+    found = against_baseline(measure, group, report_data.groups)
     if found is None or not all(map(math.isfinite, found[0])):
         return TableCell("–")
     scaled = Difference(*(measure.scale * end for end in found[0]))
@@ -226,44 +230,44 @@ def _difference(measure: Measure, group: SeedGroup, story: ReportData) -> TableC
     return TableCell(f"{sign}{middle} [{low}, {high}]", scaled.difference, tone)
 
 
-def _compared(story: ReportData, measure: Measure) -> Picture:
-    rows = {label: measure.summary(group) for label, group in story.peers().items()}
+def _compared(report_data: ReportData, measure: Measure) -> Figure:
+    rows = {label: measure.summary(group) for label, group in report_data.peers().items()}
     figure = plots.comparison(rows, measure.title, measure.better, share=measure.share)
     noisy = any(math.isfinite(error) for _, error in rows.values())
-    far = " An arrow points to a number that lies beyond the axis." if outliers(rows) else ""
-    return Picture(
+    far = " An arrow points to a number beyond the axis." if outliers(rows) else ""
+    return Figure(
         figure,
         f"{measure.title[0].upper()}{measure.title[1:]}",
         (
-            "Dots are means, bars one standard error over the seeds; the table of differences says "
-            "which of them are more than noise."
+            "Dots are means, bars one standard error over the seeds. The table of differences "
+            "shows which differences are significant."
             if noisy
-            else "One seed each: the dots alone do not tell whether methods differ."
+            else "One seed per method cannot show whether methods differ."
         )
         + far,
     )
 
 
-def _mapped(story: ReportData, measure: Measure) -> Picture:
-    rows: dict[str, dict[int, float]] = {label: {} for label in story.peers()}
-    for group in story.groups:
+def _mapped(report_data: ReportData, measure: Measure) -> Figure:
+    rows: dict[str, dict[int, float]] = {label: {} for label in report_data.peers()}
+    for group in report_data.groups:
         rows[group.label][group.members] = measure.summary(group)[0]
-    return Picture(
+    return Figure(
         plots.heatmap(rows, measure.title, measure.better, share=measure.share),
-        f"{measure.title[0].upper()}{measure.title[1:]} by method and size",
-        "Means over the seeds; bright is better.",
+        f"{measure.title[0].upper()}{measure.title[1:]} by method and ensemble size",
+        "Mean over the seeds. Bright is better.",
     )
 
 
-def _sized(story: ReportData, measure: Measure) -> Picture:
+def _sized(report_data: ReportData, measure: Measure) -> Figure:
     curves: dict[str, plots.MetricCurve] = {}
-    for label in story.peers():
-        same = sorted((g for g in story.groups if g.label == label), key=lambda g: g.members)
+    for label in report_data.peers():
+        same = sorted((g for g in report_data.groups if g.label == label), key=lambda g: g.members)
         found = [(group.members, *measure.summary(group)) for group in same]
         curves[label] = plots.MetricCurve(*map(list, zip(*found, strict=True)))
     figure = plots.sizes(curves, measure.title, share=measure.share)
-    return Picture(
+    return Figure(
         figure,
         f"{measure.title[0].upper()}{measure.title[1:]}",
-        "Where a curve is flat, more members cost time and bring nothing.",
+        "Where a curve is flat, more members cost time without a gain.",
     )

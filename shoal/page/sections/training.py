@@ -1,4 +1,4 @@
-"""Did training go well? Losses, forces, bandwidth, and what the training itself had to say."""
+"""Did training go well? Losses, forces, bandwidth, and messages of the training."""
 
 import math
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from shoal import plots
 from shoal.core.text import joined, number, percent, seconds
 from shoal.page.blocks import (
     Block,
+    Figure,
     Fold,
-    Picture,
     Remark,
     Section,
     Table,
@@ -21,39 +21,41 @@ from shoal.page.measures import SIGNS, diverged
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.training.history import NEGLIGIBLE
 
-__all__ = ["went"]
+__all__ = ["training_section"]
 
 _FOLDS = 8
 
 
-@section("training", order=70, judged=False)
-def went(story: ReportData) -> Section | None:
-    """The course of training."""
-    told = [entry for entry in story.entries if entry.history]
-    if not told:
+@section("training", order=70, evaluated=False)
+def training_section(report_data: ReportData) -> Section | None:
+    """Losses, forces and bandwidths over the epochs."""
+    trained = [record for record in report_data.entries if record.history]
+    if not trained:
         return None
-    first, others = _shown(told, story)
-    blocks: list[Block] = [*_lost(told), *_notes(told), *_pictures(first)]
+    first, others = _shown(trained, report_data)
+    blocks: list[Block] = [*_diverged(trained), *_notes(trained), *_figures(first)]
     blocks += [
-        Fold(f"Training of {entry.method} ({entry.name})", list(_pictures(entry)))
-        for entry in others[:_FOLDS]
+        Fold(f"Training of {record.method} ({record.name})", list(_figures(record)))
+        for record in others[:_FOLDS]
     ]
     if len(others) > _FOLDS:
-        names = joined([entry.method for entry in others[_FOLDS:]])
+        names = joined([record.method for record in others[_FOLDS:]])
         alone = "shoal report RUN" if first.folder else 'shoal.report(run, "page.html")'
-        blocks.append(Remark(f"Not drawn here: {names}; `{alone}` shows a run alone."))
-    if len(told) > 1:
-        blocks += [*_seeds(told), folded(_table(told))]
+        blocks.append(
+            Remark(f"This page has no training figures of {names}. Type `{alone}` for one run.")
+        )
+    if len(trained) > 1:
+        blocks += [*_seeds(trained), folded(_table(trained))]
     return Section("Did training go well?", answer(first), blocks)
 
 
-def answer(entry: RunRecord) -> str:
+def answer(record: RunRecord) -> str:
     """Whether the loss converged, and the range of the members' losses."""
-    last = [loss for loss in entry.history[-1].get("member_loss") or [] if _finite(loss)]
-    course, epochs = loss_sentence(entry.history), len(entry.history)
+    last = [loss for loss in record.history[-1].get("member_loss") or [] if _finite(loss)]
+    course, epochs = loss_sentence(record.history), len(record.history)
     if not last:
-        return course or "The history of this run is too short to tell."
-    span = f"After {epochs} epochs members have losses from {min(last):.3g} to {max(last):.3g}."
+        return course or "The history of this run is too short for a trend."
+    span = f"After {epochs} epochs, member losses are {min(last):.3g} to {max(last):.3g} nats."
     return f"{course} {span}".strip()
 
 
@@ -61,103 +63,104 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _shown(entries: list[RunRecord], story: ReportData) -> tuple[RunRecord, list[RunRecord]]:
-    """The page's subject and one run of every other method, of its size where there is one."""
-    peers = [group.first for group in story.peers().values()] if story.groups else []
+def _shown(records: list[RunRecord], report_data: ReportData) -> tuple[RunRecord, list[RunRecord]]:
+    """The page's subject, and one run of every other method, of a similar ensemble size."""
+    peers = [group.first for group in report_data.peers().values()] if report_data.groups else []
     chosen: dict[str, RunRecord] = {}
-    for entry in [*(peer for peer in peers if peer in entries), *entries]:
-        chosen.setdefault(entry.method, entry)
+    for record in [*(peer for peer in peers if peer in records), *records]:
+        chosen.setdefault(record.method, record)
     first, *others = chosen.values()
     return first, others
 
 
-def _lost(entries: list[RunRecord]) -> Iterator[Block]:
-    """Runs that are not worth the name of their method."""
-    lost = [entry for entry in entries if diverged(entry)]
-    if lost:
-        names = joined([entry.name for entry in lost])
+def _diverged(records: list[RunRecord]) -> Iterator[Block]:
+    """The runs that diverged."""
+    found = [record for record in records if diverged(record)]
+    if found:
+        names = joined([record.name for record in found])
         yield Remark(
-            f"Training diverged in {len(lost)} of {len(entries)} runs: {names}. "
+            f"Training diverged in {len(found)} of {len(records)} runs: {names}. "
             f"{SIGNS.capitalize()}."
         )
 
 
-def _notes(entries: list[RunRecord]) -> Iterator[Block]:
-    """The notes of the first run; of every other method, those of one run for all of its kind."""
-    first, *others = entries
+def _notes(records: list[RunRecord]) -> Iterator[Block]:
+    """The messages of the first run, and of one run of every other method."""
+    first, *others = records
     for note in first.notes:
         yield Remark(f"{first.name}: {note}" if others else note)
-    speaking: dict[str, list[RunRecord]] = {}
-    for entry in others:
-        if entry.notes:
-            speaking.setdefault(f"{entry.method}, {entry.members} members", []).append(entry)
+    noted: dict[str, list[RunRecord]] = {}
+    for record in others:
+        if record.notes:
+            noted.setdefault(f"{record.method}, {record.members} members", []).append(record)
     rest = [
         Remark(f"{label}, {_which(runs)}: {note}")
-        for label, runs in speaking.items()
+        for label, runs in noted.items()
         for note in runs[0].notes
     ]
     if rest:
-        yield Fold(f"What the other runs had to say ({len(rest)})", rest)
+        yield Fold(f"Messages of the other runs ({len(rest)})", rest)
 
 
 def _which(runs: list[RunRecord]) -> str:
     more = len(runs) - 1
-    return runs[0].name + (f" (and {more} more with notes like it)" if more else "")
+    return runs[0].name + (f" (and {more} similar)" if more else "")
 
 
-def _pictures(entry: RunRecord) -> Iterator[Block]:
-    yield Picture(
-        plots.loss(entry.history, entry.method),
-        "Loss of each member",
-        "Lines should fall and level out together; one that stays above is a member left behind.",
+def _figures(record: RunRecord) -> Iterator[Block]:
+    yield Figure(
+        plots.loss(record.history, record.method),
+        "Training loss of each member",
+        "All lines should fall and level out; a line that stays high is a member that did not "
+        "converge.",
     )
-    if not any((row.get("push") or 0) > 0 for row in entry.history):
+    if not any((row.get("push") or 0) > 0 for row in record.history):
         return
-    yield Picture(
-        plots.forces(entry.history, entry.method, NEGLIGIBLE),
-        "Drive and push",
-        f"Drive pulls towards the data, push keeps members apart. Below the dotted line, "
-        f"{percent(NEGLIGIBLE)}, the push does nothing.",
+    yield Figure(
+        plots.forces(record.history, record.method, NEGLIGIBLE),
+        "Driving force and repulsive force",
+        f"Drive is the log-posterior gradient, push the repulsive force. Below the dotted line "
+        f"(force ratio {NEGLIGIBLE:g}), repulsion is negligible.",
     )
-    yield Picture(
-        plots.bandwidth(entry.history, entry.method),
+    yield Figure(
+        plots.bandwidth(record.history, record.method),
         "Bandwidth of the kernel",
-        "Above: how far members see each other. Below: how many of them the kernel tells apart; "
-        "near one they are too alike, near their number they hardly meet.",
+        "Above: squared kernel length scale. Below: effective number of members in the kernel. "
+        "Near 1, members are too similar; near M, members hardly interact.",
     )
 
 
-def _seeds(entries: list[RunRecord]) -> Iterator[Block]:
-    """Bandwidth of methods that repel, where one of them was trained from several seeds."""
+def _seeds(records: list[RunRecord]) -> Iterator[Block]:
+    """Bandwidth of repulsive methods, where one of them has several seeds."""
     runs: dict[str, list[list]] = {}
-    for entry in entries:
-        if any((row.get("push") or 0) > 0 for row in entry.history):
-            runs.setdefault(entry.method, []).append(entry.history)
+    for record in records:
+        if any((row.get("push") or 0) > 0 for row in record.history):
+            runs.setdefault(record.method, []).append(record.history)
     if any(len(histories) > 1 for histories in runs.values()):
-        yield Picture(
+        yield Figure(
             plots.bandwidths(runs),
-            "Bandwidth from every seed",
-            "A thin line a run, a thick one for the mean of a method. Lines that stay together say "
-            "that what members see of each other does not depend on chance.",
+            "Bandwidth of every seed",
+            "One thin line per run, one thick line for the mean of a method. Close lines mean that "
+            "the bandwidth does not depend on the seed.",
         )
 
 
-def _table(entries: list[RunRecord]) -> Table:
+def _table(records: list[RunRecord]) -> Table:
     rows = []
-    for entry in entries:
-        last = entry.history[-1]
+    for record in records:
+        last = record.history[-1]
         loss = last.get("loss")
         loss = math.nan if loss is None else loss
-        time = float(entry.provenance.get("seconds") or math.nan)
-        share = entry.ratio / (1 + entry.ratio)
+        time = float(record.provenance.get("seconds") or math.nan)
+        share = record.ratio / (1 + record.ratio)
         rows.append(
             [
-                TableCell(entry.name, entry.name),
-                TableCell(str(len(entry.history)), len(entry.history)),
+                TableCell(record.name, record.name),
+                TableCell(str(len(record.history)), len(record.history)),
                 TableCell(number(loss), loss),
                 TableCell(percent(share) if share > 0 else "–", share),
                 TableCell(seconds(time), time),
             ]
         )
-    headings = ["run", "epochs", "last loss (nats)", "repulsion, share of force", "time"]
-    return Table("Every run", headings, rows, "Repulsion is the median over the epochs.")
+    headings = ["run", "epochs", "last loss (nats)", "repulsion, share of force", "training time"]
+    return Table("All runs", headings, rows, "Repulsion is the median over the epochs.")

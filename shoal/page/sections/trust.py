@@ -1,4 +1,4 @@
-"""Can I trust it? A handful of sentences made from the numbers."""
+"""Can I trust it? A few sentences, each made from its numbers."""
 
 import math
 
@@ -12,121 +12,132 @@ from shoal.page.report_data import ReportData, RunRecord, SeedGroup
 from shoal.page.verdicts import Calibration, Coverage, Repulsion, calibration, coverage, repulsion
 from shoal.prediction.statistics import mean_and_error
 
-__all__ = ["trust"]
+__all__ = ["trust_section"]
 
 _ENOUGH = 50
 
 
 @section("trust", order=10)
-def trust(story: ReportData) -> Section:
-    """What the numbers say about the first run, in three to five sentences."""
-    judge = _classes if story.assessment.about.has_classes else _numbers
-    said = [*judge(story), *_recognition(story), _members(story), _repulsion(story)]
-    seeds = len(story.lead.entries)
-    plain = story.lead.first.plain
-    name = f"the plain {story.lead.label}" if plain else story.lead.label
-    where = f"{name} with {story.lead.members} members on {story.lead.first.data}"
-    answer = f"About {where}" + (f", the mean of {seeds} seeds." if seeds > 1 else ".")
-    return Section("Can I trust it?", answer, said)
+def trust_section(report_data: ReportData) -> Section:
+    """The first run's main numbers, in three to five sentences."""
+    describe = _classes if report_data.assessment.about.has_classes else _numbers
+    statements = [
+        *describe(report_data),
+        *_ood(report_data),
+        _members(report_data),
+        _repulsion(report_data),
+    ]
+    seeds = len(report_data.lead.entries)
+    plain = report_data.lead.first.plain
+    name = f"the plain {report_data.lead.label}" if plain else report_data.lead.label
+    where = f"{name} with {report_data.lead.members} members on {report_data.lead.first.data}"
+    answer = f"About {where}" + (f", mean of {seeds} seeds." if seeds > 1 else ".")
+    return Section("Can I trust it?", answer, statements)
 
 
-def _mean(group: SeedGroup, key: str, part: str = "test") -> tuple[float, float]:
-    return Measure(key, part).summary(group)
+def _mean(group: SeedGroup, key: str, split: str = "test") -> tuple[float, float]:
+    return Measure(key, split).summary(group)
 
 
-def _classes(story: ReportData) -> list[Statement]:
-    facts = story.assessment.scores["data"]
+def _classes(report_data: ReportData) -> list[Statement]:
+    facts = report_data.assessment.scores["data"]
     count = facts["counts"]["test"]
-    right, error = _mean(story.lead, "accuracy")
-    says, _ = _mean(story.lead, "confidence")
-    # seeds share their test inputs, so the noise is never below that of the inputs
-    noise = math.sqrt(right * (1 - right) / count)
+    accuracy, error = _mean(report_data.lead, "accuracy")
+    confidence, _ = _mean(report_data.lead, "confidence")
+    # all seeds share the test inputs, so the error is at least that of the inputs
+    noise = math.sqrt(accuracy * (1 - accuracy) / count)
     error = max(noise, error) if math.isfinite(error) else noise
-    gap = calibration_noise(story.lead.first)
-    sure = sentences.calibration_sentence(says, right, gap, near_ninety(story.lead.first))
-    calibrated = calibration(says, right, gap) is Calibration.CALIBRATED
+    gap = calibration_noise(report_data.lead.first)
+    near = near_ninety(report_data.lead.first)
+    sentence = sentences.calibration_sentence(confidence, accuracy, gap, near)
+    calibrated = calibration(confidence, accuracy, gap) is Calibration.CALIBRATED
     return [
         Statement(
             "accuracy",
-            percent(right, error),
-            sentences.accuracy_sentence(right, error, count, facts.get("inputs", "inputs")),
+            percent(accuracy, error),
+            sentences.accuracy_sentence(accuracy, error, count, facts.get("inputs", "inputs")),
         ),
-        Statement("confidence", f"{percent(says)} sure", sure, "good" if calibrated else "mind"),
+        Statement("confidence", percent(confidence), sentence, "good" if calibrated else "mind"),
     ]
 
 
-def calibration_noise(entry: RunRecord) -> float:
-    """Standard error of mean confidence minus accuracy, over the inputs of the test.
+def calibration_noise(record: RunRecord) -> float:
+    """Standard error of mean confidence minus accuracy, over the test inputs.
 
-    Where the answers to single inputs are not kept, that of the accuracy alone is as large or more.
+    Without stored predictions, the standard error of the accuracy takes its place: an upper bound.
     """
-    part = entry.assessment.split_samples("test") if entry.assessment else {}
-    if not {"confidence", "prediction", "label"} <= part.keys():
-        right = entry.assessment.test.get("accuracy", math.nan) if entry.assessment else math.nan
-        count = entry.assessment.scores["data"]["counts"]["test"] if entry.assessment else 1
-        return math.sqrt(right * (1 - right) / count)
-    gap = part["confidence"].double() - (part["prediction"] == part["label"]).double()
+    kept = record.assessment.split_samples("test") if record.assessment else {}
+    if not {"confidence", "prediction", "label"} <= kept.keys():
+        accuracy = (
+            record.assessment.test.get("accuracy", math.nan) if record.assessment else math.nan
+        )
+        count = record.assessment.scores["data"]["counts"]["test"] if record.assessment else 1
+        return math.sqrt(accuracy * (1 - accuracy) / count)
+    gap = kept["confidence"].double() - (kept["prediction"] == kept["label"]).double()
     return mean_and_error(gap.numpy())[1]
 
 
-def near_ninety(entry: RunRecord) -> tuple[float, float] | None:
-    """Confidence and accuracy among the answers that are 85 to 95 % sure, if they are many."""
-    part = entry.assessment.split_samples("test") if entry.assessment else {}
-    if not {"confidence", "prediction", "label"} <= part.keys():
+def near_ninety(record: RunRecord) -> tuple[float, float] | None:
+    """Confidence and accuracy of the predictions with 85 to 95 % confidence, if they are many."""
+    kept = record.assessment.split_samples("test") if record.assessment else {}
+    if not {"confidence", "prediction", "label"} <= kept.keys():
         return None
-    sure = part["confidence"].double()
-    near = (sure - 0.9).abs() <= 0.05
+    confidence = kept["confidence"].double()
+    near = (confidence - 0.9).abs() <= 0.05
     if int(near.sum()) < _ENOUGH:
         return None
-    right = (part["prediction"] == part["label"])[near].double()
-    return round(float(sure[near].mean()), 2), round(float(right.mean()), 2)
+    correct = (kept["prediction"] == kept["label"])[near].double()
+    return round(float(confidence[near].mean()), 2), round(float(correct.mean()), 2)
 
 
-def _numbers(story: ReportData) -> list[Statement]:
-    part = story.assessment.split_samples("test")
-    count = story.assessment.scores["data"]["counts"]["test"]
-    rmse, _ = _mean(story.lead, "rmse")
-    found, _ = _mean(story.lead, "coverage_90")
-    spread = float(np.std(part["y"].double().numpy())) if "y" in part else 0.0
-    error = Statement("error", f"± {rmse:.3g}", sentences.error_sentence(rmse, spread, count))
+def _numbers(report_data: ReportData) -> list[Statement]:
+    kept = report_data.assessment.split_samples("test")
+    count = report_data.assessment.scores["data"]["counts"]["test"]
+    rmse, _ = _mean(report_data.lead, "rmse")
+    found, _ = _mean(report_data.lead, "coverage_90")
+    stddev = float(np.std(kept["y"].double().numpy())) if "y" in kept else 0.0
+    error = Statement("RMSE", f"{rmse:.3g}", sentences.error_sentence(rmse, stddev, count))
     if math.isnan(found):
         return [error]
     held = sentences.coverage_sentence(0.9, found, count)
     tone = "good" if coverage(0.9, found, count) is Coverage.HELD else "mind"
-    return [error, Statement("intervals", f"{percent(found)} held", held, tone)]
+    return [error, Statement("intervals", f"{percent(found)} inside", held, tone)]
 
 
-def _recognition(story: ReportData) -> list[Statement]:
-    """About the foreign set that is recognised worst: a chain is as strong as that."""
+def _ood(report_data: ReportData) -> list[Statement]:
+    """About the OOD set with the lowest detection rate."""
     found = {
-        name: _mean(story.lead, "recognised", f"ood:{name}")[0] for name in story.assessment.ood
+        name: _mean(report_data.lead, "recognised", f"ood:{name}")[0]
+        for name in report_data.assessment.ood
     }
     found = {name: share for name, share in found.items() if not math.isnan(share)}
     if not found:
         return []
     name = min(found, key=lambda key: found[key])
-    auroc, _ = _mean(story.lead, f"auroc_{story.assessment.about.uncertainty}", f"ood:{name}")
-    sentence = sentences.recognition_sentence(name, found[name], auroc)
+    auroc, _ = _mean(
+        report_data.lead, f"auroc_{report_data.assessment.about.uncertainty}", f"ood:{name}"
+    )
+    sentence = sentences.ood_sentence(name, found[name], auroc)
     tone = "good" if found[name] > 0.9 else "mind"
-    return [Statement("the unknown", f"{percent(found[name])} found", sentence, tone)]
+    return [Statement("OOD detection", f"{percent(found[name])} detected", sentence, tone)]
 
 
-def _members(story: ReportData) -> Statement:
-    effective, _ = _mean(story.lead, "effective_functions")
-    foreign = {
+def _members(report_data: ReportData) -> Statement:
+    effective, _ = _mean(report_data.lead, "effective_functions")
+    ood = {
         name: value
-        for name in list(story.assessment.ood)[:2]
-        if not math.isnan(value := _mean(story.lead, "effective_functions", f"ood:{name}")[0])
+        for name in list(report_data.assessment.ood)[:2]
+        if not math.isnan(value := _mean(report_data.lead, "effective_functions", f"ood:{name}")[0])
     }
-    size = story.lead.members
-    sentence = sentences.members_sentence(size, effective, foreign)
-    return Statement("members", f"{max([effective, *foreign.values()]):.2g} of {size}", sentence)
+    size = report_data.lead.members
+    sentence = sentences.members_sentence(size, effective, ood)
+    return Statement("functions", f"{max([effective, *ood.values()]):.2g} of {size}", sentence)
 
 
-def _repulsion(story: ReportData) -> Statement:
-    entry = story.lead.first
-    sentence = sentences.repulsion_sentence(entry.method, entry.ratio)
-    plain = entry.plain or math.isnan(entry.ratio)
-    share = "none" if plain else percent(entry.ratio / (1 + entry.ratio))
-    negligible = repulsion(entry.plain, entry.ratio) is Repulsion.NEGLIGIBLE
+def _repulsion(report_data: ReportData) -> Statement:
+    record = report_data.lead.first
+    sentence = sentences.repulsion_sentence(record.method, record.ratio)
+    plain = record.plain or math.isnan(record.ratio)
+    share = "none" if plain else percent(record.ratio / (1 + record.ratio))
+    negligible = repulsion(record.plain, record.ratio) is Repulsion.NEGLIGIBLE
     return Statement("repulsion", share, sentence, "mind" if negligible else "plain")
