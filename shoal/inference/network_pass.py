@@ -18,7 +18,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
-__all__ = ["BatchRows", "PassContext", "PassResult", "TrackedInputs", "looked_at", "some_of"]
+__all__ = ["BatchRows", "PassContext", "PassResult", "TrackedInputs", "looked_at", "random_rows"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -200,7 +200,7 @@ def looked_at(
     return PassResult(shown, outputs, watched.gradients(scores, live))
 
 
-def some_of(
+def random_rows(
     share: float, batch: int, seed: int, step: int | Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Rows of a random part of a batch, at least two where there are two, and the other rows."""

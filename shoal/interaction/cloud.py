@@ -51,7 +51,7 @@ class Cloud:
             return cls(leaves, gram, alive, fused)
         sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
         alive = alive & sums.isfinite().all(0)
-        leaves = [_of_living(leaf, alive, centred) for leaf in leaves]
+        leaves = [_of_finite(leaf, alive, centred) for leaf in leaves]
         grams = [torch.einsum("isd,jsd->sij", leaf, leaf) for leaf in leaves]
         gram = torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
         return cls(leaves, torch.where(alive[:, None] & alive, gram, 0.0), alive)
@@ -60,7 +60,7 @@ class Cloud:
         """B z, leaves [m, S, D] for B [S, m, M]."""
         leaves = self.leaves
         if self.fused is not None:
-            leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
+            leaves = [_of_finite(leaf, self.alive, True) for leaf in leaves]
         return [torch.einsum("sij,jsd->isd", B, leaf) for leaf in leaves]
 
     def added_to(
@@ -75,7 +75,7 @@ class Cloud:
             return self.fused.plus_product(drives, B[0], self.leaves, self.alive, scale)
         leaves = self.leaves
         if self.fused is not None:
-            leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
+            leaves = [_of_finite(leaf, self.alive, True) for leaf in leaves]
         pairs = zip(drives, leaves, strict=True)
         moved = [_plus_product(t, B[0].to(t), leaf[:, 0].to(t), scale) for t, leaf in pairs]
         return moved, member_norms(dict(enumerate(drives)))  # pyright: ignore[reportArgumentType]
@@ -93,7 +93,7 @@ def _fused(leaves: Leaves) -> ModuleType | None:
     return cloud_blocks if first.device.type == "cpu" and plain else None
 
 
-def _of_living(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
+def _of_finite(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
     cpu = leaf.device.type == "cpu" and not torch.compiler.is_compiling()
     if not (cpu and bool(alive.all())):  # looking costs nothing there, and saves a pass
         leaf = torch.where(alive[:, None, None], leaf, 0.0)
