@@ -18,7 +18,7 @@ The path of a batch from `fit` to the weights, in the order of the calls:
 8. `engine.group.Group.run` gathers the tensors of one architecture.
 9. `engine.member_runner.MemberRunner.outputs` calls the networks: vmap, loop or chunks.
 10. `training.stages.output_stage` computes the cotangents: likelihood, and push (`repel`).
-11. `core.trees.pull_back` runs the backward pass, from the cotangents to the weights.
+11. `core.differentiate.pull_back` runs the backward pass, from the cotangents to the weights.
 12. `training.stages.weight_stage` adds the weight prior and the push on weights; `Trainer.move`
     clips the velocity and calls the optimiser.
 """
