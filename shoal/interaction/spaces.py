@@ -133,7 +133,7 @@ class InputGradients:
         fraction: batch fraction on which members are compared, drawn anew at every step. The kernel
             is a mean over sites, and the fraction gives an unbiased estimate of it. Its logarithm
             is biased, as for any batch. Below 1, batch normalisation uses the statistics of the
-            whole batch, as constants of the inputs (for tokens: the fraction's own statistics).
+            whole batch, which ignore the fraction's points (tokens: the fraction's statistics).
         own_statistics: batch normalisation uses the fraction's own statistics instead, through
             which its points interact. On a GPU this costs nearly as much as the whole batch.
     """
