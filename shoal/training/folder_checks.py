@@ -1,7 +1,7 @@
-"""What the files of a run folder must hold before anything is made of them.
+"""Checks of the files in a run folder, before they are used.
 
-A folder may come from anybody: a table is believed only when its keys are known and its values have
-the types that training writes.
+A folder may come from anyone. A table is valid only if its keys are known and its values have the
+types that training writes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +72,7 @@ _PROVENANCE: dict[str, Check] = {
 
 _STATE: dict[str, Check] = {
     "step": _WHOLE,
-    "history": ("rows, or where they are", lambda value: isinstance(value, list | dict)),
+    "history": ("rows, or a reference to rows", lambda value: isinstance(value, list | dict)),
     "optimizer": _TABLE,
     "mapping": _TABLE,
 }
@@ -86,7 +86,7 @@ _MAPPING: dict[str, Check] = {
 
 
 def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of a run, all of them known and of the right types."""
+    """The config of a run, if all keys are known and all values have the right types."""
     for key in table:
         if key not in _KEYS:
             raise StorageError(
@@ -97,13 +97,13 @@ def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def checked_provenance(table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What made a run."""
+    """The provenance of a run, if all values have the right types."""
     _check(table, _PROVENANCE, path, CheckpointCorrupt)
     return table
 
 
 def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
-    """What a checkpoint holds beside its tensors."""
+    """The plain values of a checkpoint, if all have the right types."""
     state = checkpoint.state
     for key in _STATE:
         if key not in state:

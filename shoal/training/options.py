@@ -1,9 +1,9 @@
-"""Options: all that `fit` can be told of a run, in one list.
+"""Options: one list of all options of `fit`.
 
 An option is one field here (name, type, default, sentence, check), one argument of `fit`, and the
-code that uses it. Config files, changes typed as key=value, `shoal fit --help`, the config that a
-run remembers and what a resumed run is compared with are made from this list. Nothing here loads
-torch, so that help and mistakes are answered at once.
+code that uses the option. This list defines config files, changes typed as key=value and `shoal fit
+--help`. It also defines the config that a run stores, which a resumed run must match. This file
+does not load torch, so help and error messages appear at once.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from shoal.core.values import LARGEST, came
 __all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "number", "option"]
 
 Spec = str | dict[str, Any]
-"""What a file can say of an object: its name, or a table with its name and settings."""
+"""How a file describes an object: its name, or a table with its name and settings."""
 
 Check = Callable[[str, Any], Any]
-"""The value as it is used, from the option's name and what was given; raises `ConfigError`."""
+"""Takes an option's name and the given value, returns the valid value or raises `ConfigError`."""
 
 
 def option(
@@ -34,14 +34,14 @@ def option(
     kept: bool = True,
     excludes: str | None = None,
 ) -> Any:
-    """A field that people can set.
+    """A field that users can set.
 
     Args:
-        default: its value where nobody sets it; None, if it is the default, is never checked.
-        doc: what `fit` and `--help` say of it.
-        check: refuses values that no run could use.
-        kept: it decides what comes out, so that a run remembers it.
-        excludes: the option that cannot be given with it.
+        default: value of an option that is not given; a default of None is not checked.
+        doc: the sentence in `--help`.
+        check: refuses invalid values.
+        kept: the option changes the result, so a run stores it.
+        excludes: an option that cannot be combined with this option.
     """
     told = {"doc": doc, "check": check, "kept": kept, "excludes": excludes}
     return dataclasses.field(default=default, metadata=told)
@@ -55,7 +55,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def number(name: str, value: Any) -> float:
-    """A plain finite number, of whatever library it came from."""
+    """A finite float, from a number of any library."""
     found = math.nan
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         found = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
@@ -121,10 +121,10 @@ def _index(name: str, value: Any, least: int, words: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `fit` can be told but the members, the data and where the run is kept.
+    """All arguments of `fit` except the ensemble, the data and the folder.
 
-    The types are those of a config file. From Python a field may also hold the object that a name
-    or a table stands for, and a number may be of any library.
+    The types are those of a config file. In Python a field may also hold the object that a name or
+    a table describes, and a number may come from any library.
 
     >>> Options(lr=1).lr, Options(steps=5).epochs
     (1.0, None)
@@ -135,29 +135,31 @@ class Options:
     )
     legacy: bool = option(False, "the method as published, with its known faults.", flag)
     calibrated: bool = option(
-        False, "the method with a push of the size that the posterior asks for.", flag
+        False, "rescale the repulsive force to the size that the posterior requires.", flag
     )
-    strength: float | None = option(None, "factor of the repulsion.", number)
+    strength: float | None = option(None, "factor of the repulsive force.", number)
     likelihood: Spec | None = option(
         None,
         "by default Categorical for whole-number targets; for real ones a Gaussian that "
         "standardises the targets and learns its noise, one for each column, or one for each "
         "input when the network has two outputs for each target.",
     )
-    prior: Spec = option("gaussian", "on the weights, or on the outputs.")
+    prior: Spec = option("gaussian", "prior on the weights, or on the outputs.")
     optimizer: Spec = option(
         "adam",
         'any elementwise optimiser of torch: its name, its class, or {"name": ..., settings}.',
     )
     lr: float = option(1e-3, "learning rate.", positive)
-    schedule: Spec | None = option(None, 'of the learning rate, as "cosine".')
+    schedule: Spec | None = option(None, 'learning rate schedule, such as "cosine".')
     epochs: int | None = option(
-        None, "how often to go through the data (20), or `steps` instead.", whole, excludes="steps"
+        None, "number of passes over the data (20); `steps` replaces it.", whole, excludes="steps"
     )
     steps: int | None = option(None, "number of batches to train on.", whole, excludes="epochs")
-    batch_size: int = option(128, "points in a batch; the same batch for every member.", whole)
-    temperature: float = option(1.0, "T; 0 is the plain ensemble, 1 the posterior.", not_negative)
-    annealing: Spec | None = option(None, 'of the drive, as "linear".')
+    batch_size: int = option(128, "data points per batch; all members share a batch.", whole)
+    temperature: float = option(
+        1.0, "T; 0 gives the plain ensemble, 1 the posterior.", not_negative
+    )
+    annealing: Spec | None = option(None, 'schedule of the driving force, such as "linear".')
     adversarial: float | dict[str, Any] | None = option(
         None, "size of adversarial perturbations, or an `Adversarial`."
     )
@@ -169,12 +171,12 @@ class Options:
     )
     precision: str | None = option(
         None,
-        '"float32", "float64", or "tf32", or "bfloat16" for the networks with weights, distances '
-        "and states in float32; by default the ensemble's.",
+        '"float32", "float64", "tf32" or "bfloat16"; by default the ensemble\'s. The last two '
+        "apply to the networks; weights, distances and states stay in float32.",
     )
     engine: str = option(
         "auto",
-        '"auto", "vmap", "chunk:SIZE" or "loop": how members run, never what they do.',
+        '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the same.',
         text,
     )
     save_every: float = option(
@@ -182,14 +184,14 @@ class Options:
     )
     keep_every: int | None = option(
         None,
-        "epochs between snapshots of the members along training, which `shoal landscape` looks "
-        "at; they stay in `out`, thinned to at most 60. None keeps none.",
+        "epochs between snapshots of the members for `shoal landscape`; `out` keeps at most 60. "
+        "None keeps no snapshots.",
         whole,
     )
     frozen: int = option(
         0,
-        "how many of the first members are already trained: they repel the others and stay where "
-        "they are; see `shoal.grow`.",
+        "number of frozen members, counted from the first; frozen members repel the others and do "
+        "not move; see `shoal.grow`.",
         whole_or_zero,
     )
 
@@ -204,7 +206,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Those that are among the given names; the others have their defaults."""
+        """Options from a mapping; missing options have their defaults."""
         return cls(**{name: given[name] for name in NAMES if name in given})
 
 
@@ -214,10 +216,10 @@ NAMES = tuple(entry.name for entry in _FIELDS)
 """Every option."""
 
 KEPT = tuple(entry.name for entry in _FIELDS if entry.metadata["kept"])
-"""The options that a run remembers, in the order of its config."""
+"""The options that a run stores, in the order of its config."""
 
 DEFAULTS: Mapping[str, Any] = {e.name: e.default for e in _FIELDS if e.name in KEPT}
-"""What is meant by the config of a run that was made before an option existed, or left it open."""
+"""Values of options that a run's config does not contain, such as options added later."""
 
 EXCLUDES: Mapping[str, str] = {
     entry.name: entry.metadata["excludes"] for entry in _FIELDS if entry.metadata["excludes"]
