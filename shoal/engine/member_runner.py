@@ -30,6 +30,7 @@ __all__ = [
     "twice_differentiable",
 ]
 
+
 @contextmanager
 def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[list]:
     """Side streams that start after the queued work; all later work waits for them.
