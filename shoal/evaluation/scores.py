@@ -152,10 +152,10 @@ def _ood_scores(test: Predictive, ood: Predictive) -> dict[str, float]:
     fitting = [name for name in registry if registry[name].fits(test)]
     found = {name: registry[name](test, ood) for name in fitting if registry[name].ood}
     kind = test.likelihood.about.uncertainty
-    uncertainty = [metrics.scores(pred)[kind] for pred in (test, ood)]
+    known, unknown = (metrics.scores(pred)[kind] for pred in (test, ood))
     means = {name: float(values.double().mean()) for name, values in _uncertainty(ood).items()}
     means["effective_functions"] = metrics.effective_functions(ood)
-    return {"recognised": detected_share(*uncertainty), **means, **found}
+    return {"recognised": detected_share(known, unknown), **means, **found}
 
 
 def _uncertainty(pred: Predictive) -> dict[str, Tensor]:

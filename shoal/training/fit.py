@@ -206,7 +206,7 @@ def fit(
         lr: learning rate.
         schedule: learning rate schedule, such as "cosine".
         steps: number of batches to train on.
-        batch_size: data points per batch; all members see the same batch.
+        batch_size: data points per batch; all members share a batch.
         temperature: T; 0 gives the plain ensemble, 1 the posterior.
         strength: factor of the repulsive force.
         annealing: schedule of the driving force, such as "linear".
@@ -217,14 +217,14 @@ def fit(
         device: device to train on; by default the ensemble's.
         precision: "float32", "float64", "tf32" or "bfloat16"; by default the ensemble's. The last
             two apply to the networks; weights, distances and states stay in float32.
-        engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run. Results do not depend
-            on the engine.
-        frozen: number of frozen members, counted from the first. Frozen members repel the others
+        engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run; results
+            stay the same.
+        frozen: number of frozen members, counted from the first; frozen members repel the others
             and do not move; see `shoal.grow`.
         resume: continue the run in `out`, if there is one.
         save_every: seconds between checkpoints; 0 saves after every step.
-        keep_every: epochs between snapshots of the members for `shoal landscape`. `out` keeps at
-            most 60 snapshots. None keeps no snapshots.
+        keep_every: epochs between snapshots of the members for `shoal landscape`; `out` keeps at
+            most 60. None keeps no snapshots.
         callbacks: functions called with the run after every epoch.
         progress: show a progress bar, or one line per epoch.
 

@@ -140,9 +140,9 @@ class Options:
     strength: float | None = option(None, "factor of the repulsive force.", number)
     likelihood: Spec | None = option(
         None,
-        "by default Categorical for whole-number targets; for real ones a Gaussian that "
-        "standardises the targets and learns its noise, one for each column, or one for each "
-        "input when the network has two outputs for each target.",
+        "by default Categorical for integer targets. For real targets, a Gaussian that "
+        "standardises the targets and learns its noise: one noise per target column, or one per "
+        "input when the network has two outputs per target.",
     )
     prior: Spec = option("gaussian", "prior on the weights, or on the outputs.")
     optimizer: Spec = option(
@@ -164,11 +164,9 @@ class Options:
         None, "size of adversarial perturbations, or an `Adversarial`."
     )
     augment: Spec | None = option(None, '"crop-flip", or a function of (x, key).')
-    clip: float | None = option(None, "longest velocity of a member.", positive)
-    seed: int = option(0, "decides everything that is random.", whole_64_bits)
-    device: str | None = option(
-        None, "where to train; by default where the ensemble is.", kept=False
-    )
+    clip: float | None = option(None, "largest norm of a member's velocity.", positive)
+    seed: int = option(0, "fixes all randomness.", whole_64_bits)
+    device: str | None = option(None, "device to train on; by default the ensemble's.", kept=False)
     precision: str | None = option(
         None,
         '"float32", "float64", "tf32" or "bfloat16"; by default the ensemble\'s. The last two '

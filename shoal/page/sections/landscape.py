@@ -169,7 +169,7 @@ def _averaging(study: Study) -> Iterator[Block]:
         return
     for name, table in study["averaging"].scores["parts"].items():
         curves = {
-            _MEMBER.get(key, key): plots.MetricCurve(
+            str(_MEMBER.get(key, key)): plots.MetricCurve(
                 row["modes"], row["nll"], [math.nan] * len(row["modes"])
             )
             for key, row in table.items()
