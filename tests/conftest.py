@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 from page_runs import arrays, line_runs, picture_runs, readme  # noqa: F401
-from slow_tests import SLOW
+from slow_tests import SLOW, SLOW_FILES
 
 torch.set_num_threads(1)
 
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 def pytest_collection_modifyitems(items):
     """Mark what `make quick` leaves out, before pytest chooses by marks."""
     for item in items:
-        if getattr(item, "originalname", None) in SLOW:
+        if getattr(item, "originalname", None) in SLOW or item.path.stem in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
 
 

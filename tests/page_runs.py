@@ -122,7 +122,7 @@ def line_runs():
     return found
 
 
-README = Path(__file__).parents[2] / "README.md"
+README = Path(__file__).parents[1] / "README.md"
 CENTRES = np.array([[0, 0, 0, 0], [3, 0, 0, 0], [0, 3, 0, 0]])
 
 

@@ -1,1 +1,1 @@
-"""What an ensemble means: how its members differ, and in what sense it is Bayesian."""
+"""Analysis of trained ensembles: diversity, loss landscape, evidence, distance to the posterior."""

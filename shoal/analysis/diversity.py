@@ -1,17 +1,17 @@
-r"""Diversity against accuracy: how much two functions can differ that are this often right.
+r"""Diversity against accuracy: how much two functions of given accuracies can differ.
 
-A reference is right with probability a*, another function with probability a, among C classes; d is
-the share of inputs on which their labels differ. Diversity is d / (1 - a), the difference in units
-of the function's own errors. Two models of how errors come about give curves to compare with:
+A reference has accuracy a*, another function has accuracy a, among C classes. The pairwise
+disagreement d is the share of inputs on which their labels differ. Diversity is d / (1 - a), the
+disagreement divided by the function's error rate. Two models of errors give reference curves:
 
 - *perturbed reference*: the function is the reference with some labels replaced at random,
-  $d = (a^* - a) / (a^* - (1 - a^*)/(C - 1))$. It differs no more than its loss of accuracy demands.
-- *independent errors*: the function errs without regard to the reference, wrong labels evenly,
-  $d = a^*(1-a) + a(1-a^*) + (1-a^*)(1-a)(C-2)/(C-1)$.
+  $d = (a^* - a) / (a^* - (1 - a^*)/(C - 1))$. It differs no more than its accuracy requires.
+- *independent errors*: the function's errors are independent of the reference, with uniform wrong
+  labels, $d = a^*(1-a) + a(1-a^*) + (1-a^*)(1-a)(C-2)/(C-1)$.
 
-Neither is a bound: functions that avoid each other's errors lie above the second. What no pair of
-functions can exceed is the *hard bound* d <= (1 - a) + (1 - a*), and they differ at least by
-|a* - a|. Both curves meet at a = 1/C, where d = 1 - 1/C. Fort et al. (2019), arXiv 1912.02757.
+Neither curve is a bound: functions that avoid each other's errors lie above the second curve. No
+pair of functions exceeds the *hard bound* d <= (1 - a) + (1 - a*), and every pair differs at least
+by |a* - a|. Both curves meet at a = 1/C, where d = 1 - 1/C. Fort et al. (2019), arXiv 1912.02757.
 """
 
 import torch
@@ -21,7 +21,7 @@ __all__ = ["diversity", "hard_bound", "hard_floor", "independent_errors", "pertu
 
 
 def diversity(apart: Tensor, accuracy: Tensor) -> Tensor:
-    """d / (1 - a); NaN for a function that never errs, which has no room to differ.
+    """d / (1 - a); NaN for a function without errors.
 
     >>> diversity(torch.tensor([0.1]), torch.tensor([0.8]))
     tensor([0.5000])
@@ -31,12 +31,12 @@ def diversity(apart: Tensor, accuracy: Tensor) -> Tensor:
 
 
 def perturbed_reference(reference: float, accuracy: Tensor, classes: int) -> Tensor:
-    """d of a reference with labels replaced at random until it is right this often."""
+    """d of a reference with labels replaced at random down to this accuracy."""
     return (reference - accuracy) / (reference - (1 - reference) / (classes - 1))
 
 
 def independent_errors(reference: float, accuracy: Tensor, classes: int) -> Tensor:
-    """d of functions whose errors have nothing to do with each other.
+    """d of functions with independent errors.
 
     >>> independent_errors(0.71, torch.tensor([0.5]), classes=10)
     tensor([0.6289])
@@ -47,7 +47,7 @@ def independent_errors(reference: float, accuracy: Tensor, classes: int) -> Tens
 
 
 def hard_bound(reference: float, accuracy: Tensor, classes: int) -> Tensor:
-    """The largest d that any two functions can have: they agree wherever both are right.
+    """The largest possible d of two functions: they agree wherever both are correct.
 
     With two classes they also agree wherever both are wrong.
     """
@@ -56,5 +56,5 @@ def hard_bound(reference: float, accuracy: Tensor, classes: int) -> Tensor:
 
 
 def hard_floor(reference: float, accuracy: Tensor) -> Tensor:
-    """The smallest d that any two functions can have: |a* - a|."""
+    """The smallest possible d of two functions: |a* - a|."""
     return (reference - accuracy).abs()

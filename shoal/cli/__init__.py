@@ -1,1 +1,1 @@
-"""The command line: from what was typed to a result."""
+"""The command line."""

@@ -1,4 +1,4 @@
-"""The command line: from what was typed to a result, an exit status, and one line for a mistake."""
+"""The command line: runs a command, prints its result or one error line, returns its status."""
 
 import importlib
 import os
@@ -6,6 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextvars import copy_context
 from typing import Any
 
 from shoal.cli.parser import overview, parse
@@ -21,7 +22,10 @@ _FAULT = 70
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _NO_MEMORY = ("not enough memory", "allocate memory", "out of memory")
-_RESUMABLE = {"fit": "add --resume to go on", "compare": "type the same again to go on"}
+_RESUMABLE = {
+    "fit": "add --resume to continue",
+    "compare": "type the same command again to continue",
+}
 _RESUMABLE |= {"grow": _RESUMABLE["fit"]}
 _RESUMABLE |= dict.fromkeys(("demo", "landscape"), _RESUMABLE["compare"])
 
@@ -30,19 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: what was typed after `shoal`; by default that of the process.
+        arguments: the words after `shoal`; by default those of this process.
 
     Returns:
-        The exit status: 0 done, 2 usage or config, 65 bad data, 74 input or output, 70 a fault in
-        Shoal, 130 and 143 stopped by a signal.
+        The exit status: 0 success, 2 usage or config, 65 bad data, 74 input or output, 70 a fault
+        in Shoal, 130 and 143 stopped by a signal.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        status = _command(arguments)
+        # in a context of its own: `--quiet` holds for this command and not for the caller's next
+        status = copy_context().run(_command, arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # The reader has gone; what is still buffered must not raise again when Python exits.
+        # The reader is gone; buffered output must not raise again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except KeyboardInterrupt:
@@ -76,11 +81,11 @@ def _command(arguments: list[str]) -> int:
     if not options.debug:
         warnings.showwarning = _show_warning
     if hasattr(options, "config"):
-        # Before torch is imported: a mistake in a file is answered at once.
+        # Before torch is imported, so that an error in a config appears at once.
         options.config = load_config(options.config, options.changes)
     with Interruption() as interruption:
-        # a library that is interrupted while it is imported stays behind in pieces
-        command = importlib.import_module(f"shoal.cli.commands.{options.verb}")
+        # An interrupted import would leave a partly imported library behind.
+        command = importlib.import_module(f"shoal.cli.commands.{options.command}")
     if interruption.received is not None:
         interruption.stop()
     outcome = command.run(options)
@@ -99,7 +104,7 @@ def _stopped(arguments: list[str], status: int) -> int:
 
 
 def _is_interruption(error: BaseException | None) -> bool:
-    """Ctrl-C that came while something was imported, and was made into another error there."""
+    """Whether Ctrl-C caused the error; an import can turn Ctrl-C into another error."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -109,7 +114,9 @@ def _is_interruption(error: BaseException | None) -> bool:
 
 def _unforeseen(error: Exception, arguments: list[str]) -> int:
     if isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY):
-        _complain("there is not enough memory; take fewer members, or smaller networks or batches")
+        _complain(
+            "there is not enough memory; use fewer members, smaller networks or smaller batches"
+        )
         _trace(arguments)
         return 2
     reason = str(error).strip().partition("\n")[0]
@@ -125,7 +132,7 @@ def _trace(arguments: list[str]) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    """Ours as one line; those of other libraries are for --debug."""
+    """Print a warning of Shoal as one line; warnings of other libraries need --debug."""
     if issubclass(category, ShoalWarning):
         _complain(f"note: {message}")
 

@@ -1,4 +1,4 @@
-"""A command's result, as text and as JSON, and what several commands share."""
+"""A command's result, as text and as JSON, and functions that several commands share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from shoal.page.measures import headline
 from shoal.training.own_data import has_own_network, own_data, what_to_type
 from shoal.training.run import Run, RunFolder, load
 
-__all__ = ["Outcome", "judged_data", "opened_for", "scores_text"]
+__all__ = ["Outcome", "evaluation_dataset", "opened_for", "scores_text"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Outcome:
     Attributes:
         text: for people.
         value: for programs, with --json.
-        status: how the process exits.
+        status: exit status of the process.
     """
 
     text: str
@@ -34,13 +34,14 @@ class Outcome:
     status: int = 0
 
 
-_FOREIGN = ("recognised", "auroc_entropy", "auroc_variance", "fpr95_entropy", "disagreement")
+_OOD_METRICS = ("recognised", "auroc_entropy", "auroc_variance", "fpr95_entropy", "disagreement")
+_HEADERS = {"recognised": "detected"}
 
 
 def scores_text(scores: Mapping[str, Any]) -> str:
-    """Metrics on the test data and every shift, then how foreign data are told.
+    """Metrics on the test set and every shift, then OOD detection metrics.
 
-    Corruptions are told by their means, since there can be 95 of them.
+    Corruptions are shown by their means, since there can be 95 of them.
     """
     shifts = {name: found for name, found in scores["shifts"].items() if not parse_shift(name)}
     means = {
@@ -49,15 +50,15 @@ def scores_text(scores: Mapping[str, Any]) -> str:
     }
     labelled = {"test": scores["test"], **shifts, **means}
     few = [*headline(Evaluation(dict(scores)).about), "brier"]
-    blocks = [_block(labelled, few), _block(scores["ood"], _FOREIGN)]
+    blocks = [_block(labelled, few), _block(scores["ood"], _OOD_METRICS)]
     width = max(map(len, [*labelled, *scores["ood"]]))
     return "\n\n".join(table(rows, header) for header, rows in _padded(blocks, width) if rows)
 
 
-def _block(parts: Mapping[str, Mapping[str, float]], keys: Sequence[str]) -> tuple:
-    shown = [key for key in keys if any(key in scores for scores in parts.values())]
-    rows = [[part, *(_cell(scores, key) for key in shown)] for part, scores in parts.items()]
-    return ["", *(key.replace("_", " ") for key in shown)], rows
+def _block(splits: Mapping[str, Mapping[str, float]], keys: Sequence[str]) -> tuple:
+    shown = [key for key in keys if any(key in scores for scores in splits.values())]
+    rows = [[split, *(_cell(scores, key) for key in shown)] for split, scores in splits.items()]
+    return ["", *(_HEADERS.get(key, key.replace("_", " ")) for key in shown)], rows
 
 
 def _cell(scores: Mapping[str, float], key: str) -> str:
@@ -66,24 +67,24 @@ def _cell(scores: Mapping[str, float], key: str) -> str:
 
 
 def _padded(blocks: list[tuple], width: int) -> list[tuple]:
-    """The first columns equally wide, so that the blocks stand below each other."""
+    """Blocks whose first columns are equally wide, so that the tables align."""
     return [(header, [[row[0].ljust(width), *row[1:]] for row in rows]) for header, rows in blocks]
 
 
-def opened_for(verb: str, folder: str) -> Run:
-    """The run in a folder; one with a network of the user's own is a matter for Python."""
+def opened_for(command: str, folder: str) -> Run:
+    """The run in a folder; a run with a custom network can only be opened in Python."""
     config: dict[str, Any] = RunFolder(Path(folder)).config()
     if has_own_network(config):
         raise ConfigError(
-            f"the network of {folder} was made by your own function, which only Python has; "
-            f"type: {what_to_type(verb, config, folder)}"
+            f"the network of {folder} comes from your own function, which only Python can call; "
+            f"type: {what_to_type(command, config, folder)}"
         )
     return load(folder)
 
 
-def judged_data(run: Run, folder: str, asked: str | None, verb: str) -> Dataset:
-    """What `--data` names; without it the data that the run was trained on, loaded again."""
+def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -> Dataset:
+    """The data set of `--data`; without `--data`, the data set of the run."""
     if asked is not None:
         return load_data(parse_value(asked, "--data"))
-    call = what_to_type(verb, run.config, folder)
-    return own_data(run, folder, f"say which with --data, or in Python type: {call}")
+    call = what_to_type(command, run.config, folder)
+    return own_data(run, folder, f"name the data with --data, or type in Python: {call}")

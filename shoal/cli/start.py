@@ -1,7 +1,7 @@
-"""The way into the command line, and out: Ctrl-C is one sentence and 130 at any moment.
+"""The entry point of the command line: Ctrl-C always gives one sentence and exit status 130.
 
-Python answers a signal with a traceback while it imports and dies of it while it shuts down; both
-take long enough to be hit.
+On its own, Python prints a traceback during imports and is killed by the signal at shutdown. Both
+phases are long enough for a user to hit.
 """
 
 import os
@@ -15,7 +15,10 @@ _INTERRUPTED = 130
 
 
 def start() -> int:
-    """Run the command that was typed; the exit status is that of `shoal.cli.main.main`."""
+    """Run the typed command, and return the exit status of `shoal.cli.main.main`."""
+    # Members run side by side on a GPU. The driver opens eight queues unless it is told before it
+    # starts, and members that share a queue wait for each other.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     signal.signal(signal.SIGINT, _leave)
     from shoal.cli.main import main
 
@@ -23,15 +26,15 @@ def start() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         status = main()
     except KeyboardInterrupt:
-        # a second one, while the first was being answered
+        # a second Ctrl-C, while the first was handled
         status = _INTERRUPTED
-    # the answer is out, and what is left is to go
+    # the output is complete, and only the shutdown is left
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return status
 
 
 def _leave(_: int, __: FrameType | None) -> None:
-    """Nothing has begun that would have to be saved or closed."""
+    """Exit at once: nothing needs to be saved or closed yet."""
     sys.stderr.write("shoal: stopped\n")
     sys.stderr.flush()
     os._exit(_INTERRUPTED)

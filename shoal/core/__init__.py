@@ -1,1 +1,1 @@
-"""The vocabulary: symbols, errors, registries, files, and arithmetic on member-stacked trees."""
+"""Symbols, errors, registries, files, and arithmetic on trees stacked over members."""

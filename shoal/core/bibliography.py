@@ -17,11 +17,11 @@ class Citation:
 
     @property
     def text(self) -> str:
-        """One line for a table or a page."""
+        """The citation in one line."""
         return f"{self.authors} ({self.year}). {self.title}. {self.venue}."
 
     def bibtex(self, key: str) -> str:
-        """The entry for a reference list."""
+        """The BibTeX entry."""
         lines = [
             f"@inproceedings{{{key},",
             f"  author = {{{self.authors}}},",

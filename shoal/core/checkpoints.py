@@ -1,10 +1,10 @@
-"""Checkpoints that survive a kill at any moment, and say so when a byte has changed.
+"""Checkpoints that survive a kill at any moment, and detect any changed byte.
 
-A checkpoint is a folder `step-000000120` with one safetensors file a part, `state.json`, and
-`manifest.json` with the size and SHA-256 of both, what it belongs to, and its own SHA-256. It is
-made under a temporary name and renamed when complete, so that every folder with a proper name was
-once whole. Where the same step is saved again the former folder waits as `step-000000120-old`
-until the new one is in place.
+A checkpoint is a folder `step-000000120` with a safetensors file per group of tensors,
+`state.json`, and `manifest.json`. The manifest has the size and SHA-256 of each file, the run, and
+its own SHA-256. A checkpoint is written under a temporary name and renamed when complete, so every
+folder with a proper name was once complete. If the same step is saved again, the former folder
+stays as `step-000000120-old` until the new folder is in place.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shoal.core.disk import machine_memory, size_of, staging, storage_errors, sweep, sync
+from shoal.core.disk import machine_memory, staging, storage_errors, sweep, sync
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
 from shoal.core.files import (
     MAX_JSON,
@@ -28,33 +28,24 @@ from shoal.core.files import (
     put_bytes,
     put_tensors,
     read_json,
-    read_sealed,
     read_tensors,
-    sealed,
-    sha256,
 )
 from shoal.core.formats import to_json
+from shoal.core.manifest import PART, put_manifest, read_manifest, verified
 
 __all__ = ["Checkpoint", "load_checkpoint", "save_checkpoint", "steps"]
 
-FORMAT = 2
-MAX_MANIFEST = 1 << 20
-
-_KEYS = {1: {"format", "step", "files"}, 2: {"format", "step", "files", "run"}}
-
 _FOLDER = re.compile(r"step-(\d{9,18})(-old)?", re.ASCII)
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-_FILE = re.compile(rf"state\.json|{_PART.pattern}\.safetensors")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved at one step.
+    """The saved state of one step.
 
     Attributes:
         step: The training step.
-        parts: Tensors by part and name, on the CPU.
-        state: Everything else, as JSON has it: tuples have become lists, NaN has become None.
+        parts: Tensors by group and name, on the CPU.
+        state: All other values as JSON: tuples become lists, NaN becomes None.
     """
 
     step: int
@@ -69,7 +60,7 @@ class _Found(NamedTuple):
     identity: tuple[int, int]
 
     def unmoved(self) -> bool:
-        """Whether the path still leads to this folder and not to one put there since."""
+        """Whether the path still leads to this folder and not to a newer one."""
         try:
             return _identity(self.path) == self.identity
         except FileNotFoundError:
@@ -82,21 +73,21 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def steps(folder: Path | str) -> list[int]:
-    """Steps of the checkpoints in a folder, the newest last; none where there is no folder."""
+    """Steps of the checkpoints in a folder, the newest last; empty if there is no folder."""
     return sorted({found.step for found in _checkpoints(Path(folder))})
 
 
 def _checkpoints(folder: Path) -> list[_Found]:
-    """Newest first; of two for the same step, the one that was put in place last.
+    """Checkpoints in a folder, newest first; for one step, the folder put in place last.
 
-    A list of names is no snapshot: beside a writer it can miss what is being renamed, so that
-    finding nothing while there are signs of one is not believed at once.
+    A listing beside a writer can miss a folder during its rename. So an empty listing is repeated
+    while there are signs of a checkpoint.
     """
     found: list[_Found] = []
     with storage_errors("read", folder):
         for _ in range(100):
             paths = list(folder.iterdir()) if folder.exists() else []
-            found = [entry for path in paths if (entry := _found(path))]
+            found = [known for path in paths if (known := _found(path))]
             if found or not any(path.name.startswith((".tmp-", "step-")) for path in paths):
                 break
     return sorted(found, reverse=True)
@@ -118,18 +109,18 @@ def save_checkpoint(
     keep: int = 2,
     run: Mapping[str, str] | None = None,
 ) -> None:
-    """Saves one step; when this returns it is on the disk, and older ones have been removed.
+    """Save one step on the disk, then remove older checkpoints.
 
-    Saving makes the step the newest there is: checkpoints of later steps belong to a line of
-    training that was given up, and are removed with those older than the newest `keep`.
+    The saved step becomes the newest. Checkpoints of later steps belong to an abandoned training
+    and are removed, as are all but the newest `keep`.
 
     Args:
-        folder: Holds the checkpoints of one run, and is made where there is none.
+        folder: Folder of the checkpoints of one run, created if needed.
         step: The training step; the same step may be saved again.
-        parts: Tensors by part and name; each part becomes a file.
-        state: Everything else that a resumed run needs, of a kind that JSON knows.
-        keep: How many checkpoints stay, this one counted.
-        run: What the checkpoint belongs to: digests that `load_checkpoint` has to be given again.
+        parts: Tensors by group and name; each group becomes a file.
+        state: All other values of the run, of types that JSON has.
+        keep: Number of checkpoints to keep, including the new one.
+        run: Digests that identify the run; `load_checkpoint` requires the same.
     """
     folder = Path(folder)
     text = _checked_state(step, parts, state, keep)
@@ -152,13 +143,13 @@ def _checked_state(
     keep: int,
 ) -> bytes:
     if not 0 <= step < 10**18 or keep < 1:
-        raise ConfigError(f"a checkpoint wants step >= 0 and keep >= 1, not {step} and {keep}")
+        raise ConfigError(f"a checkpoint needs step >= 0 and keep >= 1, not {step} and {keep}")
     for part in parts:
-        if not _PART.fullmatch(part):
+        if not PART.fullmatch(part):
             raise ConfigError(f"a part of a checkpoint wants a plain name, not '{part}'")
     text = to_json(dict(state), indent=2).encode()
     if len(text) > MAX_TABLE:
-        raise ConfigError(f"the state has {len(text)} bytes as JSON; put what is large in tensors")
+        raise ConfigError(f"the state has {len(text)} bytes as JSON; store large values as tensors")
     return text
 
 
@@ -172,12 +163,7 @@ def _fill(
     for part, tensors in parts.items():
         put_tensors(fresh / f"{part}.safetensors", tensors)
     put_bytes(fresh / "state.json", state)
-    files = {
-        path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(fresh.iterdir())
-    }
-    manifest = sealed({"format": FORMAT, "step": step, "files": files, "run": dict(run)})
-    put_bytes(fresh / "manifest.json", to_json(manifest, indent=2).encode())
+    put_manifest(fresh, step, run)
     sync(fresh)
 
 
@@ -192,7 +178,7 @@ def _put_in_place(fresh: Path, target: Path) -> None:
 
 
 def _prune(folder: Path, step: int, keep: int, stage: Path) -> None:
-    """Moves superfluous checkpoints out of sight before any of their files is removed."""
+    """Rename superfluous checkpoints before any of their files is removed."""
     wanted = [other for other in steps(folder) if other <= step][-keep:]
     for found in _checkpoints(folder):
         if found.step in wanted:
@@ -208,21 +194,21 @@ def load_checkpoint(
     run: Mapping[str, str] | None = None,
     limit: int | None = None,
 ) -> Checkpoint:
-    """The newest checkpoint that is exactly what was saved; damaged ones are named in a warning.
+    """The newest undamaged checkpoint; a warning names damaged ones.
 
-    A writer may be at work meanwhile: what it puts in place or removes is looked up again.
+    Another process may write meanwhile; then the folder is read again.
 
     Args:
-        folder: What was given to `save_checkpoint`.
-        expected: Tensors that the named parts must hold; other parts are taken as they are.
-        run: What the checkpoint must belong to, as it was given to `save_checkpoint`.
-        limit: Most bytes that a checkpoint may have; larger ones are damaged, and are not read.
-            The memory of the machine is a limit in any case.
+        folder: The folder of `save_checkpoint`.
+        expected: Tensors that the named groups must have; other groups are not checked.
+        run: Digests that identify the run, as in `save_checkpoint`.
+        limit: Largest size of a checkpoint in bytes; a larger one counts as damaged. The memory of
+            the machine is always a limit.
 
     Raises:
         StorageError: There is no checkpoint.
-        CheckpointCorrupt: There are some, all damaged.
-        ConfigError: The newest sound one holds other tensors than `expected`.
+        CheckpointCorrupt: All checkpoints are damaged.
+        ConfigError: The newest undamaged checkpoint has other tensors than `expected`.
     """
     folder = Path(folder)
     limits = [most for most in (limit, machine_memory()) if most is not None]
@@ -243,9 +229,9 @@ def load_checkpoint(
             warnings.warn(message, ShoalWarning, stacklevel=2)
         return checkpoint
     if not damaged:
-        raise StorageError(f"{folder} holds no checkpoint; train first, or name another folder")
+        raise StorageError(f"{folder} has no checkpoint; train first, or name another folder")
     newest = next(iter(damaged.values()))
-    raise CheckpointCorrupt(f"no checkpoint in {folder} is sound; of the newest: {newest}")
+    raise CheckpointCorrupt(f"every checkpoint in {folder} is damaged; the newest: {newest}")
 
 
 def _read(
@@ -255,61 +241,16 @@ def _read(
     run: Mapping[str, str],
     limit: int | None,
 ) -> Checkpoint:
-    manifest = _manifest(path, step)
-    _check_run(path, manifest.get("run", {}), run)
-    names = _verified(path, manifest["files"], limit)
+    manifest = read_manifest(path, step, run)
+    names = verified(path, manifest["files"], limit)
     parts = [name.removesuffix(".safetensors") for name in names if name != "state.json"]
     for part in expected:
         if part not in parts:
-            raise ConfigError(f"{path} has no part '{part}'; it has {', '.join(parts)}")
+            raise ConfigError(f"{path} has no tensors '{part}'; it has {', '.join(parts)}")
     state = read_json(path / "state.json", MAX_JSON if manifest["format"] == 1 else MAX_TABLE)
     if not isinstance(state, dict):
-        raise CheckpointCorrupt(f"{path / 'state.json'} does not hold a table")
+        raise CheckpointCorrupt(f"{path / 'state.json'} does not contain a table")
     tensors = {
         part: read_tensors(path / f"{part}.safetensors", expected.get(part)) for part in parts
     }
     return Checkpoint(step, tensors, state)
-
-
-def _manifest(path: Path, step: int) -> dict[str, Any]:
-    """The manifest of a checkpoint, with the keys of its format and no others."""
-    manifest = read_sealed(path / "manifest.json", MAX_MANIFEST, since="run")
-    version = manifest.get("format")
-    if type(version) is not int or version not in _KEYS:
-        raise CheckpointCorrupt(f"{path} is not a checkpoint of a format from 1 to {FORMAT}")
-    if odd := sorted(manifest.keys() ^ _KEYS[version]):
-        raise CheckpointCorrupt(f"{path} has a manifest that lacks or does not know {odd[0]!r}")
-    files = manifest["files"]
-    if manifest["step"] != step or not isinstance(files, dict) or "state.json" not in files:
-        raise CheckpointCorrupt(f"{path} has a manifest of another step or without files")
-    return manifest
-
-
-def _check_run(path: Path, found: Any, wanted: Mapping[str, str]) -> None:
-    if found == dict(wanted):
-        return
-    known = found if isinstance(found, dict) else {}
-    names = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
-    raise CheckpointCorrupt(
-        f"{path} does not belong to this run, or {names[0] if names else 'a file'} was changed "
-        f"since it was saved; put the file back as it was"
-    )
-
-
-def _verified(path: Path, files: Mapping[str, Any], limit: int | None) -> list[str]:
-    """Names of the files of a checkpoint, each found to be what the manifest says."""
-    for name, entry in files.items():
-        if not _FILE.fullmatch(name) or not isinstance(entry, dict):
-            raise CheckpointCorrupt(f"{path} has a manifest with the strange file name {name!r}")
-        if entry.keys() != {"size", "sha256"} or (size := size_of(path / name)) != entry["size"]:
-            raise CheckpointCorrupt(
-                f"{path / name} has {size_of(path / name)} bytes where the manifest says "
-                f"{entry.get('size')!r}"
-            )
-        limit = None if limit is None else limit - size
-        if limit is not None and limit < 0:
-            raise CheckpointCorrupt(f"{path / name} is larger than it can be")
-    for name, entry in files.items():
-        if sha256(path / name) != entry["sha256"]:
-            raise CheckpointCorrupt(f"{path / name} is not what was saved: its SHA-256 differs")
-    return list(files)

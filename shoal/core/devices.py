@@ -1,4 +1,4 @@
-"""Devices to compute on: what was typed, or one sentence that says why it cannot be."""
+"""Devices to compute on, and an error with the reason if one cannot be used."""
 
 import torch
 
@@ -9,7 +9,7 @@ __all__ = ["usable_device"]
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:
-    """The device itself, when this machine and this build of torch have it.
+    """The device, if this machine and this build of torch have it.
 
     >>> usable_device("cpu")
     device(type='cpu')

@@ -1,4 +1,4 @@
-"""Derivatives by torch.func: pull-backs of functions and of networks."""
+"""Vector-Jacobian products of functions and networks."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,10 +16,10 @@ Pullback = Callable[[Sequence[Tensor]], Tree]
 def with_pullback(
     function: Callable[[Tree], Sequence[Tensor]], at: Tree
 ) -> tuple[list[Tensor], Pullback]:
-    """The values of `function`, and the map from cotangents at them to cotangents at its inputs.
+    """The values of `function`, and its vector-Jacobian product.
 
-    Inside a compiled region it goes through `torch.func`, which the compiler can see through;
-    elsewhere through `torch.autograd`, which starts faster.
+    A compiled region uses `torch.func`, which the compiler understands. Other code uses
+    `torch.autograd`, which starts faster.
 
     >>> values, pull = with_pullback(lambda t: [t["x"] ** 2], {"x": torch.tensor([3.0])})
     >>> values, pull([torch.ones(1)])
@@ -47,9 +47,9 @@ def pull_back(
     inputs: Tree,
     keep_graph: bool = False,
 ) -> Tree:
-    """J^T cotangent for the tensors the outputs were made of: one backward pass.
+    """J^T cotangent for the input tensors of the outputs: one backward pass.
 
-    The result is the caller's to write to.
+    The caller may write to the result.
     """
     if isinstance(outputs, Tensor) or isinstance(cotangents, Tensor):
         outputs, cotangents = [outputs], [cotangents]  # pyright: ignore
@@ -76,7 +76,7 @@ def pull_back(
 
 
 def _unshared(tree: Tree, others: Sequence[Tensor]) -> Tree:
-    """Copies of those that lie in the memory of another, as gradients of a sum do."""
+    """The tree with copies of tensors that share memory, such as gradients of a sum."""
     taken = {tensor.untyped_storage().data_ptr() for tensor in others}
     own = {}
     for name, tensor in tree.items():

@@ -1,7 +1,7 @@
-"""How something reaches the disk whole or not at all, and what is said when it cannot.
+"""Atomic writes to the disk, and errors of the disk as one sentence.
 
-Work is done inside a temporary folder beside its place, synchronised, renamed into place, and the
-folder synchronised in turn. A process killed on the way leaves nothing but a temporary folder.
+A file is written inside a temporary folder next to its place, synchronised and renamed into place;
+then the folder is synchronised. A process killed meanwhile leaves only a temporary folder.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ _REASONS = {
 
 
 def checked_path(path: str | os.PathLike, name: str) -> Path:
-    """What was given for a file or folder, when it can be the name of one.
+    """The path, if it can be the name of a file or folder.
 
     >>> checked_path("runs/first", "out").name
     'first'
@@ -63,26 +63,24 @@ def checked_path(path: str | os.PathLike, name: str) -> Path:
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
         raise ConfigError(f"{name} must be the path of a folder as text, not {path!r}")
     if not str(path):
-        raise ConfigError(
-            f"{name} is an empty text; give the path of a folder, or '.' for this one"
-        )
+        raise ConfigError(f"{name} is empty; give the path of a folder, or '.' for this folder")
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
         encoded = b"\0"
     if b"\0" in encoded:
-        raise ConfigError(f"{name} holds a character that no file name can have: {str(path)!r}")
+        raise ConfigError(f"{name} has a character that no file name can have: {str(path)!r}")
     return Path(path)
 
 
 @contextlib.contextmanager
 def storage_errors(action: str, path: Path, needed: int | None = None) -> Iterator[None]:
-    """Turns what the operating system reports into a `StorageError` of one sentence.
+    """Turns errors of the operating system into a `StorageError` of one sentence.
 
     Args:
-        action: What was tried: "read", "write", "lock".
-        path: What the sentence names.
-        needed: Bytes that the work needs.
+        action: The failed action: "read", "write", "lock".
+        path: The file or folder.
+        needed: Bytes that the action needs.
     """
     try:
         yield
@@ -96,7 +94,7 @@ def storage_errors(action: str, path: Path, needed: int | None = None) -> Iterat
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """A temporary folder inside `folder`, gone afterwards whatever happens."""
+    """A temporary folder inside `folder`, always removed afterwards."""
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         sync(folder.parent)
@@ -110,11 +108,11 @@ def staging(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing(path: Path, needed: int) -> Iterator[Path]:
-    """A temporary path for the caller to write and synchronise; it then takes the place of `path`.
+    """A temporary path for the caller to write and synchronise; it then replaces `path`.
 
     Args:
-        path: The file that appears, or is replaced, when the block ends without an error.
-        needed: Bytes that will be written, for the sentence when they cannot be.
+        path: The file to create or replace when the block ends without an error.
+        needed: Bytes to write, for the error message.
     """
     with storage_errors("write", path, needed), staging(path.parent) as stage:
         temporary = stage / path.name
@@ -124,7 +122,7 @@ def replacing(path: Path, needed: int) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the list of names of a folder, is on the disk."""
+    """Waits until a file, or the listing of a folder, is on the disk."""
     folder = path.is_dir()
     if folder and os.name == "nt":
         return
@@ -139,7 +137,7 @@ def sync(path: Path) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of an ordinary file; pipes, devices and folders are refused before they are opened."""
+    """Bytes of an ordinary file; pipes, devices and folders are refused without opening them."""
     with storage_errors("read", path):
         status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
@@ -148,11 +146,11 @@ def size_of(path: Path) -> int:
 
 
 def open_plain(path: Path, flags: int) -> int:
-    """A descriptor to write to: of an ordinary file that has no other name, or of a new one.
+    """A descriptor to write to a new file, or to an ordinary file with a single name.
 
-    Links, pipes and devices are refused: whoever made the folder chose where they lead.
+    Links, pipes and devices are refused, since another user may have chosen their destination.
     """
-    # A pipe would wait for its other end, were it not for the last flag.
+    # Without the last flag, a pipe would wait for its other end.
     safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(path, flags | safe, 0o666)
     status = os.fstat(descriptor)
@@ -163,7 +161,7 @@ def open_plain(path: Path, flags: int) -> int:
 
 
 def machine_memory() -> int | None:
-    """Bytes of memory that this machine has; None where it does not tell."""
+    """Bytes of memory of this machine; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -171,26 +169,26 @@ def machine_memory() -> int | None:
 
 
 def sweep(folder: Path | str) -> None:
-    """Removes the temporary folders that dead writers left in `folder`."""
-    for entry in Path(folder).glob(".tmp-*"):
-        if _stale(entry):
-            shutil.rmtree(entry, ignore_errors=True)
+    """Removes the temporary folders of dead processes in `folder`."""
+    for path in Path(folder).glob(".tmp-*"):
+        if _stale(path):
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def _stale(entry: Path) -> bool:
-    words = entry.name.split("-", 4)
+def _stale(path: Path) -> bool:
+    words = path.name.split("-", 4)
     if len(words) != 5 or not words[1].isdecimal():
         return False
     pid, process, host = int(words[1]), words[2], words[4]
     if host == HOST and (process != _PROCESS if pid == os.getpid() else not alive(pid)):
         return True
     with contextlib.suppress(OSError):
-        return time.time() - entry.stat().st_mtime > _DAY
+        return time.time() - path.stat().st_mtime > _DAY
     return False
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this machine runs; where one cannot ask, it is taken to run."""
+    """Whether a process of this machine runs; True if unknown."""
     if os.name == "nt":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The errors a user can meet, each with the exit status that the command line gives it."""
+"""The errors for users, each with its exit status on the command line."""
 
 from shoal.core.progress import printable
 
@@ -14,9 +14,9 @@ __all__ = [
 
 
 class ShoalError(Exception):
-    """Base of every error that is the user's to mend; its text is one clear sentence.
+    """Base of every error that the user can correct; its text is one clear sentence.
 
-    The sentence may quote a file, so its control characters are spelled out.
+    The sentence may quote a file, so control characters are escaped.
     """
 
     exit_status = 1
@@ -44,17 +44,17 @@ class StorageError(ShoalError, OSError):
 
 
 class PeerLost(ShoalError):
-    """A process that worked for this one and died."""
+    """A worker process died."""
 
     exit_status = 75
 
 
 class CheckpointCorrupt(StorageError):
-    """A file whose content is not what its manifest says."""
+    """A file whose content differs from its manifest."""
 
 
 class ShoalWarning(UserWarning):
-    """Something worth knowing that does not stop the work."""
+    """A warning that does not stop the work."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

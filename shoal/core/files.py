@@ -1,7 +1,7 @@
-"""The one writer of every artefact, and readers that believe no file.
+"""Writers of all files, and readers that trust no file.
 
 A file appears under its name complete and on the disk, or not at all. Reading runs no code,
-allocates nothing that a file merely claims, and answers in one sentence.
+allocates no memory that a file merely claims, and reports an error in one sentence.
 """
 
 import hashlib
@@ -64,25 +64,25 @@ _DTYPES = {
 
 
 def write_bytes(path: Path | str, data: bytes) -> None:
-    """Writes a file whole or not at all, making its folder where there is none."""
+    """Writes a file atomically, and creates its folder if needed."""
     with replacing(Path(path), len(data)) as temporary:
         put_bytes(temporary, data)
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Writes UTF-8 text whole or not at all."""
+    """Writes UTF-8 text atomically."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path | str, value: object) -> None:
-    """Writes strict JSON whole or not at all; non-finite numbers become null."""
+    """Writes strict JSON atomically; non-finite numbers become null."""
     write_text(path, to_json(value, indent=2) + "\n")
 
 
 def write_tensors(
     path: Path | str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes a safetensors file whole or not at all; views and shared weights are written out."""
+    """Writes a safetensors file atomically; views and shared weights are copied."""
     with replacing(Path(path), bytes_in(tensors)) as temporary:
         put_tensors(temporary, tensors, metadata)
 
@@ -97,7 +97,7 @@ def bytes_in(tensors: Mapping[str, Tensor]) -> int:
 
 
 def put_bytes(path: Path, data: bytes) -> None:
-    """Writes and synchronises a file where it is: only for a path that is still temporary."""
+    """Writes and synchronises a file in place; for temporary paths only."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -107,7 +107,7 @@ def put_bytes(path: Path, data: bytes) -> None:
 def put_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Writes and synchronises tensors where they are: only for a path that is still temporary."""
+    """Writes and synchronises tensors in place; for temporary paths only."""
     try:
         save_file(_storable(tensors), path, metadata)
     except SafetensorError as error:
@@ -157,7 +157,7 @@ def read_json(path: Path | str, max_bytes: int = MAX_JSON) -> Any:
     path = Path(path)
     size = size_of(path)
     if size > max_bytes:
-        raise CheckpointCorrupt(f"{path} has {size} bytes, more than the {max_bytes} it may have")
+        raise CheckpointCorrupt(f"{path} has {size} bytes, more than the limit of {max_bytes}")
     with storage_errors("read", path), open(path, "rb") as file:
         data = file.read(max_bytes)
     try:
@@ -167,7 +167,7 @@ def read_json(path: Path | str, max_bytes: int = MAX_JSON) -> Any:
 
 
 def sealed(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table with the SHA-256 of everything else in it, so that a changed byte is found."""
+    """The table with the SHA-256 of its content, so that a changed byte is detected."""
     plain = {key: value for key, value in table.items() if key != SEAL}
     return {**plain, SEAL: _seal(plain)}
 
@@ -177,16 +177,16 @@ def _seal(table: Mapping[str, Any]) -> str:
 
 
 def read_sealed(path: Path | str, max_bytes: int = MAX_TABLE, since: str = "") -> dict[str, Any]:
-    """The table of a JSON file that `sealed` made, checked and without its seal.
+    """The table of a sealed JSON file, checked and without its seal.
 
     Args:
-        path: the file; one without a seal is from before there were any, and is taken as it is.
-        max_bytes: of the file.
+        path: the file; an old file without a seal is accepted.
+        max_bytes: largest size of the file.
         since: a key that only sealed tables have.
     """
     table = read_json(path, max_bytes)
     if not isinstance(table, dict):
-        raise CheckpointCorrupt(f"{path} does not hold a table")
+        raise CheckpointCorrupt(f"{path} does not contain a table")
     seal = table.pop(SEAL, None)
     if seal is None and since not in table:
         return table
@@ -196,7 +196,7 @@ def read_sealed(path: Path | str, max_bytes: int = MAX_TABLE, since: str = "") -
 
 
 def layout(tensors: Mapping[str, Tensor]) -> Layout:
-    """Shape and type of every tensor, as `read_tensors` wants them.
+    """Shape and type of every tensor, as `read_tensors` expects them.
 
     >>> layout({"bias": torch.zeros(3)})
     {'bias': ((3,), torch.float32)}
@@ -205,15 +205,15 @@ def layout(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def read_tensors(path: Path | str, expected: Layout | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in memory of their own.
+    """The tensors of a safetensors file, in their own memory.
 
     Args:
         path: A file whose header must agree with its size before any tensor is allocated.
-        expected: What the file must hold, no more and no less.
+        expected: The exact tensors that the file must have.
 
     Raises:
         CheckpointCorrupt: The file is not a sound safetensors file.
-        ConfigError: It is, but holds other tensors than the expected ones.
+        ConfigError: The file has other tensors than expected.
     """
     path = Path(path)
     size_of(path)
@@ -233,8 +233,8 @@ def read_tensors(path: Path | str, expected: Layout | None = None) -> dict[str, 
 def _layout_in(file: Any, path: Path) -> Layout:
     found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for name in file.keys():  # noqa: SIM118
-        entry = file.get_slice(name)
-        shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
+        found_slice = file.get_slice(name)
+        shape, dtype = tuple(found_slice.get_shape()), found_slice.get_dtype()
         elements = math.prod(max(size, 1) for size in shape[:MAX_AXES])
         if dtype not in _DTYPES or len(shape) > MAX_AXES or elements >= 1 << 63:
             raise CheckpointCorrupt(f"{path} has a tensor '{name}' of unknown type or shape")
@@ -248,12 +248,12 @@ def _compare(found: Layout, expected: Layout, path: Path) -> None:
         if have is None or want is None or (have[0], have[1]) != (tuple(want[0]), want[1]):
             raise ConfigError(
                 f"this run has {_described(name, have)}, the model wants "
-                f"{_described(name, want)} (in {path}); build the model that the run was made with"
+                f"{_described(name, want)} (in {path}); build the same model as in the run"
             )
 
 
-def _described(name: str, entry: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    if entry is None:
+def _described(name: str, facts: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    if facts is None:
         return f"no weight {name}"
-    shape, dtype = entry
+    shape, dtype = facts
     return f"weight {name} of shape {tuple(shape)} and type {str(dtype).removeprefix('torch.')}"

@@ -1,4 +1,4 @@
-"""JSON and TOML, read and written strictly: nothing comes back as something else."""
+"""Strict reading and writing of JSON and TOML: every value is restored exactly."""
 
 import json
 import math
@@ -19,7 +19,7 @@ __all__ = [
     "to_toml",
 ]
 
-_MAX_JSON_DEPTH = 64  # deeper ones would exhaust whoever walks through them
+_MAX_JSON_DEPTH = 64  # deeper values would exhaust the recursion limit
 
 
 def to_json(value: object, indent: int | None = None) -> str:
@@ -29,7 +29,7 @@ def to_json(value: object, indent: int | None = None) -> str:
     '{"loss": null, "shape": [2, 3]}'
     """
     text = json.dumps(_plain(value), indent=indent, allow_nan=False)
-    return text.replace("\x7f", "\\u007f")  # the one control character that JSON leaves as it is
+    return text.replace("\x7f", "\\u007f")  # the only control character that JSON does not escape
 
 
 def _plain(value: Any) -> Any:
@@ -38,9 +38,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_text(key): _plain(entry) for key, entry in value.items()}
+        return {_text(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [_plain(inner) for inner in value]
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):
@@ -57,10 +57,10 @@ def _text(key: object) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a text; what the standard does not allow, or is nested too deeply, is refused.
+    """The value of a JSON text; invalid or too deeply nested text is refused.
 
     Raises:
-        ValueError: With half a sentence that says what is wrong.
+        ValueError: With a short description of the error.
 
     >>> parse_json('{"a": 1, "a": 2}')
     Traceback (most recent call last):
@@ -111,16 +111,16 @@ def _finite(literal: str) -> float:
 
 
 MAX_BYTES = 1 << 16
-"""No config is larger."""
+"""Largest size of a config in bytes."""
 
 MAX_DEPTH = 12
-"""Levels of lists and tables in a config."""
+"""Largest depth of lists and tables in a config."""
 
 _MAX_DOTS = 500
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """The text of a table; None is left out, and tables within it are written in line.
+    """The text of a table; None is left out, and inner tables are inline tables.
 
     >>> print(to_toml({"lr": 0.001, "prior": {"name": "gaussian", "std": 1.0}}), end="")
     lr = 0.001
@@ -151,18 +151,18 @@ def _value(value: object) -> str:
 
 
 def _string(text: str) -> str:
-    # JSON's escapes are TOML's, except that TOML also wants the delete character escaped.
+    # JSON and TOML share their escapes, but TOML also escapes the delete character.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """The table of a text; `where` it came from is named when it is not sound.
+    """The table of a TOML text; `where` names its source in an error.
 
     >>> parse_toml("lr = ", "mine.toml")
     Traceback (most recent call last):
     shoal.core.errors.ConfigError: mine.toml is not sound TOML: Invalid value (at end of document)
     """
-    # The parser takes quadratic time for a key of many parts, and recurses into lists and tables.
+    # The parser takes quadratic time for keys with many dots, and recurses into lists and tables.
     if len(text) > MAX_BYTES or any(line.count(".") > _MAX_DOTS for line in text.splitlines()):
         raise ConfigError(f"{where} is too large or too deeply nested for a config")
     try:

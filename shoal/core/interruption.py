@@ -1,4 +1,4 @@
-"""Signals that stop a run: it saves first."""
+"""Signals that stop a run after it is saved."""
 
 import signal
 import threading
@@ -12,10 +12,10 @@ _SIGNALS = [
 
 
 class Interruption:
-    """Notes the first SIGINT, SIGTERM or SIGUSR1; the second one acts at once.
+    """Records the first SIGINT, SIGTERM or SIGUSR1; a second signal acts at once.
 
     Attributes:
-        received: number of the signal that came, None while none has.
+        received: number of the received signal; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Interruption:
         self._put_back()
 
     def stop(self) -> None:
-        """Leave as the signal asks: KeyboardInterrupt, or SystemExit with 128 + its number."""
+        """Raise KeyboardInterrupt, or SystemExit with 128 + the number of the signal."""
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + (self.received or 0))

@@ -1,4 +1,4 @@
-"""One writer a folder: a lock that the system releases when its process dies."""
+"""One writer per folder: a lock that the system releases when its process ends."""
 
 import contextlib
 import errno
@@ -28,12 +28,12 @@ _SIGNATURE = 300
 
 
 class FolderLock:
-    """Keeps every other writer out of a folder for the length of a `with` block.
+    """Keeps other writers out of a folder during a `with` block.
 
-    The lock is the operating system's, on the file `lock`, which is removed at the end. A process
-    lets go of it whatever way it dies, so a file left behind is taken over without a word. A link
-    of that name is refused, not followed. Where the system has no such locks a warning says so,
-    and the block runs unprotected.
+    The lock is a lock of the operating system on the file `lock`, which is removed at the end. The
+    system releases the lock when the process ends, so a remaining file is reused. A link of that
+    name is refused. On a system without such locks, a warning says so and the block runs
+    unprotected.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, FolderLock(folder):
@@ -43,8 +43,8 @@ class FolderLock:
     shoal.core.errors.StorageError: ... is being written by process ...
 
     Args:
-        folder: what is locked; it is made where there is none.
-        wait: seconds to wait for another writer before it is refused.
+        folder: folder to lock, created if needed.
+        wait: seconds to wait for another writer.
     """
 
     def __init__(self, folder: Path | str, wait: float = 0.0) -> None:
@@ -75,7 +75,7 @@ class FolderLock:
             self._close()
 
     def _acquire(self, deadline: float) -> bool:
-        """Whether it is settled; if not, another process has the file or removed it: try again."""
+        """Whether the attempt is final; if not, another process holds or removed the file."""
         if fcntl is None:
             self._warn("this system has no file locks")
             return True
@@ -103,7 +103,7 @@ class FolderLock:
         return True
 
     def _sign(self, descriptor: int) -> None:
-        """Says who holds the lock, and makes forked children let go of their copy of it."""
+        """Writes the process into the file, and lets forked children close their copy."""
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
         close = weakref.WeakMethod(self._close)

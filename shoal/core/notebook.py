@@ -1,4 +1,4 @@
-"""How the main objects show themselves in a notebook: a small table of facts."""
+"""Notebook display of the main objects: a small table of facts."""
 
 import html
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ __all__ = ["facts_html"]
 
 
 def facts_html(title: str, facts: Mapping[str, object]) -> str:
-    """A table with a heading and one fact in each row; facts that are None are left out.
+    """A table with a heading and one fact in each row; facts of None are left out.
 
     >>> facts_html("Run", {"members": 5, "folder": None})
     '<table><caption>Run</caption><tr><th>members</th><td>5</td></tr></table>'

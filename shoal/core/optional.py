@@ -1,4 +1,4 @@
-"""Optional libraries, imported where they are used."""
+"""Optional libraries, imported on use."""
 
 import importlib
 from types import ModuleType
@@ -9,7 +9,7 @@ __all__ = ["require"]
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional library or say in one sentence how to get it.
+    """Import an optional library, or raise an error with the command to install it.
 
     Any exception counts as absence: a half-installed library can raise RuntimeError on import.
 
@@ -20,6 +20,6 @@ def require(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         raise ConfigError(
-            f"this needs {module}, which does not import here ({error}); "
+            f"this needs {module}, which cannot be imported ({error}); "
             f"type: pip install 'shoal[{extra}]'"
         ) from error

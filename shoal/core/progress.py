@@ -14,17 +14,17 @@ __all__ = ["Progress", "Ticker", "make_progress", "notice", "printable", "quiet"
 quiet: ContextVar[bool] = ContextVar("quiet", default=False)
 """Set by `--quiet` and `--json`."""
 
-# C0 and C1 controls but tab and newline, marks that turn the direction of writing, line separators,
-# and halves of characters, which no terminal can be sent.
+# C0 and C1 controls except tab and newline, marks of writing direction, line separators, and
+# surrogates, which cannot be sent to a terminal.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    """The text with its control characters spelled out; tabs and ends of lines stay.
+    """The text with escaped control characters; tabs and newlines stay.
 
-    Whatever is shown to a person goes through here: a name from a file must not steer a terminal.
+    All text for people passes this function, so that a name from a file cannot control a terminal.
 
     >>> print(printable("run \\x1b[2J of \\u202eyesterday"))
     run \\x1b[2J of \\u202eyesterday
@@ -33,33 +33,33 @@ def printable(text: str) -> str:
 
 
 def notice(sentence: str) -> None:
-    """Say something that is not the result."""
+    """Print a sentence on standard error, unless quiet."""
     if not quiet.get():
         print(f"shoal: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 class Progress(Protocol):
-    """What a run tells while it runs."""
+    """Progress of a run."""
 
     def step(self) -> None:
-        """One more step is done."""
+        """After each step."""
         ...
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """One more epoch is done."""
+        """After each epoch."""
         ...
 
     def say(self, sentence: str) -> None:
-        """Something worth knowing."""
+        """Show a sentence."""
         ...
 
     def close(self) -> None:
-        """The run has ended."""
+        """After the run."""
         ...
 
 
 def make_progress(show: bool, label: str, steps: int, done: int) -> Progress:
-    """A bar where standard error is a terminal and rich is at hand, else lines, else silence."""
+    """A bar on a terminal with rich installed, lines elsewhere, nothing without `show`."""
     if not show:
         return _Silent()
     if sys.stderr.isatty():
@@ -134,12 +134,12 @@ def _figures(row: dict[str, Any]) -> str:
 
 
 class Ticker:
-    """Counts runs, or whatever else is many, on standard error.
+    """Counts finished tasks, such as runs, on standard error.
 
     Args:
-        total: how many there are.
-        done: how many of them need no work.
-        show: say nothing at all when false.
+        total: number of tasks.
+        done: number of tasks that are already done.
+        show: print progress.
     """
 
     def __init__(self, total: int, done: int = 0, show: bool = True) -> None:
@@ -162,12 +162,12 @@ class Ticker:
             self._bar.stop()
 
     def note(self, words: str) -> None:
-        """What is being done, beside the bar; nothing where there is none."""
+        """Show the current task next to the bar, if there is a bar."""
         if self._bar is not None:
             self._bar.update(0, description=printable(words))
 
     def tick(self, line: str, count: int = 1) -> None:
-        """One more is done, or several at once."""
+        """Count one or several finished tasks."""
         self.done += count
         width = len(str(self.total))
         text = printable(f"{self.done:{width}}/{self.total}  {line}")
@@ -178,7 +178,7 @@ class Ticker:
             print(f"{text}{self._left()}", file=sys.stderr, flush=True)
 
     def _left(self) -> str:
-        """How long the others will take, if they are like those so far; the bar says it itself."""
+        """Estimated remaining time; the bar shows its own estimate."""
         waiting = self.total - self.done
         if waiting == 0:
             return ""
@@ -187,7 +187,7 @@ class Ticker:
 
 
 def _bar(total: int, done: int) -> Any:
-    """None where rich is not at hand, or does not work."""
+    """A progress bar; None if rich is missing or does not work."""
     try:
         from rich.console import Console
         from rich.progress import (

@@ -1,4 +1,4 @@
-"""Randomness without state: seeds derived from names, and numbers that follow from keys."""
+"""Stateless randomness: seeds derived from names, and numbers derived from keys."""
 
 import hashlib
 import math
@@ -31,8 +31,8 @@ __all__ = [
 def derive(seed: int, *purpose: str | int) -> int:
     """A seed of 63 bits for one purpose, the same on every machine and in every version.
 
-    Two purposes, or two seeds, give streams that have nothing in common; `derive(0, "a", 1)` and
-    `derive(0, "a1")` differ too.
+    Two purposes, or two seeds, give independent streams; `derive(0, "a", 1)` and `derive(0, "a1")`
+    differ too.
 
     >>> derive(0, "order", 3) == derive(0, "order", 3)
     True
@@ -56,7 +56,7 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The CPU generators of torch, numpy and Python set to `seed`, and put back at the end."""
+    """The CPU generators of torch, numpy and Python set to `seed`, and restored at the end."""
     with generators_restored():
         set_generators(seed)
         yield
@@ -64,7 +64,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """The CPU generators of torch, numpy and Python are put back at the end."""
+    """The CPU generators of torch, numpy and Python are restored at the end."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -115,10 +115,10 @@ def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def chance(key: Tensor, shape: Sequence[int], p: float) -> Tensor:
-    """True with probability p, for masks by the million: a third of the work of `uniform`.
+    """True with probability p, for large masks: a third of the work of `uniform`.
 
     Element i is the i-th number of the generator splitmix64 that starts at the key. Its last step
-    would change no leading bit and is left out; the number as it is, signed, tells above or below.
+    changes no leading bit and is left out. The signed number is compared with a threshold.
 
     >>> 450 < int(chance(key(0, "a", 1), (1000,), 0.5).sum()) < 550
     True
@@ -140,11 +140,10 @@ def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def many_normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Standard normal numbers by the million, in single precision whatever the type.
+    """Many standard normal numbers, in single precision for every type.
 
-    Hashing them takes ten times as long on a CPU as drawing them. So there they come from a
-    generator of their own that the key sets: still a function of the key alone, but other numbers
-    than on a GPU.
+    On a CPU hashing takes ten times as long as a generator. So the CPU uses a generator set by the
+    key: the numbers depend on the key alone, but differ from those of a GPU.
 
     >>> kinds = torch.float32, torch.float64
     >>> single, double = (many_normal(key(0, "a", 1), (2, 3), kind) for kind in kinds)
@@ -164,7 +163,7 @@ def hashed(x: Tensor) -> Tensor:
 
 
 def _stirred(x: Tensor) -> Tensor:
-    # In place, into the caller's own sum: masks are large, and new memory is what costs most.
+    # In place, in the caller's sum: masks are large, and new memory costs most.
     x = x.bitwise_xor_(_shift(x, 30)).mul_(_MIX1)
     return x.bitwise_xor_(_shift(x, 27)).mul_(_MIX2)
 

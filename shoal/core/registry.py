@@ -1,4 +1,4 @@
-"""Registries: one decorator makes a thing appear in the library, the command line and the tests."""
+"""Registries: one decorator adds a class to the library, the command line and the tests."""
 
 import dataclasses
 import difflib
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A half-sentence that offers the closest right spelling, or every choice.
+    """A phrase that suggests the closest name, or lists all names.
 
     >>> nearest("kdee", ["kde", "svgd"])
     "did you mean 'kde'?"
@@ -25,7 +25,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 class Registry:
-    """Named things of one kind, made from a name, from a table of settings, or passed through.
+    """Named classes of one kind, with instances from a name or from a table of settings.
 
     >>> shapes = Registry("shape")
     >>> @shapes.register("square")
@@ -45,16 +45,16 @@ class Registry:
         self._citations: dict[str, tuple[str, ...]] = {}
 
     def register(self, name: str, cite: tuple[str, ...] = ()) -> Callable[[T], T]:
-        """Decorator that files a class or function under `name`, with bibliography keys."""
+        """Decorator that registers a class or function under `name`, with bibliography keys."""
 
-        def file(entry: T) -> T:
+        def register(registered: T) -> T:
             if name in self._entries:
                 raise ConfigError(f"there is already a {self.kind} called '{name}'")
-            self._entries[name] = entry
+            self._entries[name] = registered
             self._citations[name] = cite
-            return entry
+            return registered
 
-        return file
+        return register
 
     def __getitem__(self, name: str) -> Any:
         if not isinstance(name, str) or name not in self._entries:
@@ -74,12 +74,12 @@ class Registry:
         return list(self._entries)
 
     def cite(self, name: str) -> tuple[str, ...]:
-        """Bibliography keys of the entry."""
+        """Bibliography keys of a name."""
         self[name]
         return self._citations[name]
 
     def summary(self, name: str) -> str:
-        """First sentence of the entry's docstring."""
+        """First sentence of the docstring of a name."""
         return (inspect.getdoc(self[name]) or "").split("\n\n")[0].replace("\n", " ")
 
     def make(self, spec: Any, **defaults: Any) -> Any:
@@ -92,53 +92,53 @@ class Registry:
         name = settings.pop("name", None)
         if name is None:
             raise ConfigError(f"a {self.kind} needs a name; {nearest('', self._entries)}")
-        entry = self[name]
-        known = inspect.signature(entry).parameters
+        registered = self[name]
+        known = inspect.signature(registered).parameters
         for key in settings:
             if key not in known:
                 raise ConfigError(
                     f"{self.kind} '{name}' has no setting '{key}'; {nearest(key, known)}"
                 )
-        inner = _inner_registries(entry)
-        return entry(
+        inner = _inner_registries(registered)
+        return registered(
             **{
-                key: inner[key].make(value) if key in inner else _frozen(value)
+                key: inner[key].make(value) if key in inner else _as_tuple(value)
                 for key, value in settings.items()
             }
         )
 
     def spec(self, instance: object) -> dict[str, Any]:
-        """The table that makes `instance` again; the inverse of `make`."""
-        for name, entry in self._entries.items():
-            if type(instance) is entry:
-                inner = _inner_registries(entry)
-                values = {f.name: getattr(instance, f.name) for f in _settable(entry)}
+        """The table of settings of `instance`; the inverse of `make`."""
+        for name, registered in self._entries.items():
+            if type(instance) is registered:
+                inner = _inner_registries(registered)
+                values = {f.name: getattr(instance, f.name) for f in _settable(registered)}
                 nested = {key: inner[key].spec(values[key]) for key in inner}
                 return {"name": name} | values | nested
         raise ConfigError(
             f"{type(instance).__name__} is not a registered {self.kind}; "
-            f"add it with @registry.register so that a run can be repeated from its folder"
+            f"add it with @registry.register, so that a run can be repeated from its folder"
         )
 
 
 def nested_field(registry: Registry, default: Callable[[], Any]) -> Any:
-    """A dataclass field that holds an entry of another registry.
+    """A dataclass field with an instance of another registry.
 
-    It makes nested tables work, as in {"name": "wasserstein", "estimator": {"name": "sge"}}.
+    It allows nested tables, such as {"name": "wasserstein", "estimator": {"name": "sge"}}.
     """
     return dataclasses.field(default_factory=default, metadata={"registry": registry})
 
 
-def _settable(entry: Any) -> list[dataclasses.Field]:
-    return [f for f in dataclasses.fields(entry) if f.init]
+def _settable(registered: Any) -> list[dataclasses.Field]:
+    return [f for f in dataclasses.fields(registered) if f.init]
 
 
-def _inner_registries(entry: Any) -> dict[str, "Registry"]:
-    if not dataclasses.is_dataclass(entry):
+def _inner_registries(registered: Any) -> dict[str, "Registry"]:
+    if not dataclasses.is_dataclass(registered):
         return {}
-    fields = _settable(entry)
+    fields = _settable(registered)
     return {f.name: f.metadata["registry"] for f in fields if "registry" in f.metadata}
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(v) for v in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Numbers, tables and settings as text: no more digits than the noise allows."""
+"""Numbers, tables and settings as text, with as many digits as the error justifies."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ def number(value: float, error: float = math.nan) -> str:
 
 
 def plus_minus(mean: float, error: float, scale: float = 1.0) -> str:
-    """A mean with its standard error, which is left out when there is none.
+    """A mean with its standard error, if there is one.
 
     >>> plus_minus(0.9643, 0.0018, scale=100), plus_minus(0.5, math.nan)
     ('96.43 ± 0.18', '0.5')
@@ -58,7 +58,7 @@ def plus_minus(mean: float, error: float, scale: float = 1.0) -> str:
 
 
 def percent(share: float, error: float = math.nan) -> str:
-    """A share in per cent; small ones keep a digit that says something.
+    """A share in per cent; small shares keep a significant digit.
 
     >>> percent(0.978), percent(0.00021), percent(1.0), percent(0.9781, 0.0002), percent(3e-7)
     ('97.8 %', '0.02 %', '100 %', '97.81 %', 'under 0.0001 %')
@@ -145,7 +145,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> s
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that are set; a single architecture without its place in the list.
+    """The settings that are set; a single architecture without its list.
 
     >>> plain({"clip": None, "model": [{"name": "mlp", "members": 5}]})
     {'model': {'name': 'mlp'}}
@@ -160,14 +160,14 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own(value: Any) -> Any:
-    """What was the user's own, as one word: its name is all that a config holds of it."""
+    """A custom object as one word; a config has only its name."""
     own = isinstance(value, Mapping) and "custom" in value
     name = str(value["custom"]) if own else ""
     return (name if name.startswith("own ") else f"own {name}") if own else value
 
 
 def flat(table: Any, prefix: str = "") -> dict[str, str]:
-    """A nested table as one of dotted keys and words.
+    """A nested table as a flat table with dotted keys and words.
 
     >>> flat({"prior": {"name": "gaussian", "std": 1.0}, "hidden": [32, 32], "on": True})
     {'prior.name': 'gaussian', 'prior.std': '1', 'hidden': '32, 32', 'on': 'yes'}

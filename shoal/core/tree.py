@@ -29,7 +29,7 @@ def per_member(values: Tensor, like: Tensor) -> Tensor:
 
 
 def finite(values: Tensor) -> Tensor:
-    """Which values are neither infinite nor undefined, by two kernels where `isfinite` takes four.
+    """Which values are finite, with two kernels; `isfinite` takes four.
 
     >>> finite(torch.tensor([1.0, float("inf"), float("nan"), -float("inf")])).tolist()
     [True, False, False, False]
@@ -71,7 +71,7 @@ def mixed(matrix: Tensor | None, tree: Tree) -> Tree:
 
 
 def add_scaled(tree: Tree, other: Tree | None, scale: Tensor | float, spans: Spans = None) -> Tree:
-    """tree + scale * other, with one scale for all (a number or a scalar) or one a member [M]."""
+    """tree + scale * other, with one scale for all (a number or a scalar) or one per member [M]."""
     if other is None:
         return tree
     ours, others = list(tree.values()), [other[name] for name in tree]
@@ -100,9 +100,9 @@ def add_each(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float = 1.
 
 
 def add_into(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float) -> list[Tensor]:
-    """a + alpha b for each pair, in the memory of a: new memory for all the weights is slow.
+    """a + alpha b for each pair, in the memory of a, since new memory for all weights is slow.
 
-    What is compiled gets new tensors, which need not exist once the compiler has seen what follows.
+    Compiled code gets new tensors, which the compiler can remove.
 
     >>> a = torch.ones(1)
     >>> add_into([a], [torch.ones(1)], alpha=2.0)[0] is a
@@ -115,7 +115,7 @@ def add_into(ours: Sequence[Tensor], others: Sequence[Tensor], alpha: float) -> 
 
 
 def mul_each(ours: Sequence[Tensor], factor: Tensor | Sequence[float]) -> list[Tensor]:
-    """Each tensor times one scalar for all, or one number for each.
+    """Each tensor times one scalar for all, or one number per tensor.
 
     >>> mul_each([torch.ones(1), torch.ones(1)], [2.0, 3.0])
     [tensor([2.]), tensor([3.])]

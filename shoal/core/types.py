@@ -10,8 +10,8 @@ Tensors
     z      coordinates of the members in a space, leaves [M, S, D]
     d2     squared distances [S, M, M]       h2  squared bandwidth [S, 1, 1]
     K      kernel matrix [M, M]              L   kernel Laplacian [S, M, M]
-    mix    which drives a member follows [M, M], None for the identity
-    push   B z, what separates the members
+    mix    weights of the drives for each member [M, M], None for the identity
+    push   B z, the repulsive force
 
 The equation
     velocity_i = sum_j mix_ij grad log p(theta_j | D) / N - (T / N) strength J_i^T sum_j B_ij z_j
@@ -29,15 +29,15 @@ Tree = dict[str, Tensor]
 """Tensors stacked over members, [M, ...], named like the module's parameters."""
 
 Leaves = Sequence[Tensor]
-"""Coordinates of all members in a space: tensors [M, S, D], one for each part of the space."""
+"""Coordinates of all members in a space: tensors [M, S, D], one per component of the space."""
 
 
 class _Unset:
-    """Its type says nothing, so that an argument keeps the type of what is given for it."""
+    """The type of `UNSET`, which is annotated as Any, so that arguments keep their types."""
 
     def __repr__(self) -> str:
         return "UNSET"
 
 
 UNSET: Any = _Unset()
-"""The default of an argument that leaves a setting as it is, where None would be a value."""
+"""The default of an argument that keeps a setting, where None is a value."""

@@ -1,4 +1,4 @@
-"""Values from files and command lines, held against the annotations of what they are meant for."""
+"""Checks of values from files and command lines against type annotations."""
 
 import dataclasses
 import math
@@ -10,10 +10,12 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry, nearest
 
-__all__ = ["came", "check_settings", "check_spec", "check_value", "fits", "wanted"]
+__all__ = ["LARGEST", "came", "check_settings", "check_spec", "check_value", "fits", "wanted"]
 
-_LARGEST = 2**63
-_RANGE = 1e15  # so that squares and their inverses are single precision numbers too
+LARGEST = 1e15
+"""Size of real numbers whose squares and their inverses are single precision numbers too."""
+
+_WHOLE = 2**63
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -24,17 +26,17 @@ _WORDS = {
 
 
 def fits(value: object, annotation: Any) -> bool:
-    """Whether a plain value can stand where `annotation` is asked for.
+    """Whether a plain value fits `annotation`.
 
-    Whole numbers pass for real ones, lists for tuples. Real numbers must be zero or between 1e-15
-    and 1e15 in size. Protocols are not judged.
+    Whole numbers pass for real numbers, lists for tuples. Real numbers must be zero or between
+    1e-15 and 1e15 in size. Protocols are not checked.
 
     >>> fits(1, float), fits(True, int), fits([1, 2], tuple[int, ...]), fits(None, int | None)
     (True, False, True, True)
     """
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, part) for part in typing.get_args(annotation))
+        return any(fits(value, option) for option in typing.get_args(annotation))
     if origin in (list, tuple):
         return isinstance(value, list | tuple) and _elements_fit(value, annotation)
     if origin is not None:
@@ -45,10 +47,10 @@ def fits(value: object, annotation: Any) -> bool:
         return isinstance(value, Mapping)
     if annotation in (int, float):
         return _is_number(value, annotation)
-    return isinstance(value, annotation) if _is_judged(annotation) else True
+    return isinstance(value, annotation) if _is_checked(annotation) else True
 
 
-def _is_judged(annotation: Any) -> bool:
+def _is_checked(annotation: Any) -> bool:
     return isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False)
 
 
@@ -63,8 +65,8 @@ def _is_number(value: object, kind: type) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if kind is int:
-        return isinstance(value, int) and abs(value) < _LARGEST
-    return value == 0 or 1 / _RANGE <= abs(value) <= _RANGE
+        return isinstance(value, int) and abs(value) < _WHOLE
+    return value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
 
 
 def wanted(annotation: Any) -> str:
@@ -80,9 +82,9 @@ def wanted(annotation: Any) -> str:
 def _phrases(annotation: Any) -> Iterator[str]:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        for part in inner:
-            if part is not type(None):
-                yield from _phrases(part)
+        for option in inner:
+            if option is not type(None):
+                yield from _phrases(option)
     elif origin in (list, tuple):
         word = _WORDS.get(typing.get_origin(inner[0]) or inner[0], "values")
         yield f"a list of {word.removeprefix('a ')}{'s' if word.startswith('a ') else ''}"
@@ -92,7 +94,7 @@ def _phrases(annotation: Any) -> Iterator[str]:
 
 
 def came(value: object) -> str:
-    """A value in words that fit into a sentence.
+    """A value as words for a sentence.
 
     >>> came("1e-3"), came(True), came({"a": 1}), came(2.5)
     ("the text '1e-3'", 'true', 'a table', '2.5')
@@ -103,7 +105,7 @@ def came(value: object) -> str:
         return str(value).lower()
     if isinstance(value, Mapping):
         return "a table"
-    if isinstance(value, int) and abs(value) >= _LARGEST:
+    if isinstance(value, int) and abs(value) >= _WHOLE:
         return "one of more than 18 digits"
     if isinstance(value, list | tuple):
         return _short(f"the list {list(value)}")
@@ -115,7 +117,7 @@ def _short(text: str) -> str:
 
 
 def check_value(key: str, value: object, annotation: Any) -> None:
-    """Refuse a value of another type than the annotation's, in words."""
+    """Refuse a value that does not fit the annotation."""
     if not fits(value, annotation):
         words = f"{key} must be {wanted(annotation)}, not {came(value)}"
         raise ConfigError(words + _advice(value))
@@ -136,7 +138,7 @@ def _is_quoted_number(value: object) -> bool:
 
 
 def check_spec(key: str, spec: object, registry: Registry) -> None:
-    """Refuse what `registry.make` could not make anything of: a name or a table is wanted."""
+    """Refuse a value that `registry.make` cannot use: neither a name nor a table."""
     if isinstance(spec, str):
         registry[spec]
         return
@@ -149,14 +151,14 @@ def check_spec(key: str, spec: object, registry: Registry) -> None:
     check_settings(key, registry[name], spec)
 
 
-def check_settings(key: str, entry: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse settings of a class or function that are not of the types it declares."""
-    parts = {}
-    if dataclasses.is_dataclass(entry):
-        parts = {f.name: f.metadata.get("registry") for f in dataclasses.fields(entry)}
-    hints = typing.get_type_hints(entry)
+def check_settings(key: str, target: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a class or function that do not fit its annotations."""
+    registries = {}
+    if dataclasses.is_dataclass(target):
+        registries = {f.name: f.metadata.get("registry") for f in dataclasses.fields(target)}
+    hints = typing.get_type_hints(target)
     for setting, value in settings.items():
-        inner = parts.get(setting)
+        inner = registries.get(setting)
         if inner is not None:
             check_spec(f"{key}.{setting}", value, inner)
         elif setting in hints and setting != "name":

@@ -1,7 +1,6 @@
-"""Data sets: embedded, computed, public ones to download, and the user's own arrays and files.
+"""Data sets: built-in, computed and downloaded data sets, and the user's arrays and files.
 
-Importing this package registers every data set and target; nothing is loaded until it is asked
-for.
+Importing this package registers every data set and target, and loads none of them.
 """
 
 from shoal.data import (

@@ -1,4 +1,4 @@
-"""Arrays into tensors; what cannot be trained on is refused in one sentence."""
+"""Arrays turned into tensors; unusable data give one error sentence."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,31 +15,31 @@ __all__ = ["as_inputs", "as_targets", "check_columns", "check_labels", "mark_con
 
 T = TypeVar("T")
 
-_settled: Any = WeakTensorKeyDictionary()
+_constant: Any = WeakTensorKeyDictionary()
 
 
 def mark_constant(*tensors: Tensor | None) -> None:
-    """Promise that these tensors keep their values from now on."""
+    """Mark tensors whose values do not change any more, so that checks run once."""
     for tensor in tensors:
-        if tensor is not None and tensor not in _settled:
-            _settled[tensor] = {}
+        if tensor is not None and tensor not in _constant:
+            _constant[tensor] = {}
 
 
 def recalled(find: Callable[[Tensor], T]) -> Callable[[Tensor], T]:
-    """Decorator: what `find` says of a settled tensor is found once.
+    """Decorator that caches the result of `find` for tensors marked as constant.
 
     >>> import torch
     >>> calls = []
     >>> total = recalled(lambda tensor: calls.append(1) or float(tensor.sum()))
     >>> x = torch.ones(3)
-    >>> settle(x)
+    >>> mark_constant(x)
     >>> total(x), total(x), total(torch.ones(3)), len(calls)
     (3.0, 3.0, 3.0, 2)
     """
 
     @functools.wraps(find)
     def wrapped(tensor: Tensor) -> T:
-        known = _settled.get(tensor)
+        known = _constant.get(tensor)
         if known is None:
             return find(tensor)
         if wrapped not in known:
@@ -57,16 +57,16 @@ def as_inputs(
     dtype: torch.dtype = torch.float32,
     whole: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
-    """Inputs [N, ...] as a tensor, one row a data point.
+    """Inputs [N, ...] as a tensor, one row per data point.
 
     Real numbers and booleans become `dtype`; bytes (uint8, images) become `dtype` in [0, 1];
-    other integers keep their values, as int64 where they can be looked up in an embedding, else as
-    `dtype`. Memory is shared with `x` where nothing has to be converted.
+    other integers keep their values, as int64 for a network with an embedding, else as `dtype`.
+    The tensor shares memory with `x` if nothing is converted.
 
     Args:
         x: an array, a tensor, a table with named columns, or nested lists.
-        dtype: type of real inputs.
-        whole: tells whether the network takes whole numbers [N, ...]; None: it does.
+        dtype: type of floating-point inputs.
+        whole: returns whether the network takes integers [N, ...]; None means that it does.
 
     >>> as_inputs(np.array([[0, 255]], dtype=np.uint8))
     tensor([[0., 1.]])
@@ -92,8 +92,8 @@ def as_inputs(
 def as_targets(y: Any, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Targets of `n` data points: int64 labels [N] or real numbers [N] or [N, K].
 
-    The type decides: integers and booleans are classes, floats are values to regress on even
-    where they happen to be whole.
+    The type decides: integers and booleans are classes, floats are regression targets, even if
+    they are whole numbers.
 
     >>> as_targets([True, False], n=2)
     tensor([1, 0])
@@ -111,7 +111,7 @@ def as_targets(y: Any, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
         labels = labels.squeeze(1)
     if labels.ndim != 1:
         raise DataError(
-            f"y holds whole numbers in shape {_shape(raw)}; wanted one label a point, shape (N,): "
+            f"y holds whole numbers in shape {_shape(raw)}; wanted one label per point, (N,): "
             f"type y.argmax(1) for one-hot rows, or pass floats to regress on them"
         )
     if labels.min() < 0:
@@ -124,7 +124,7 @@ def as_targets(y: Any, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def check_labels(y: Tensor, classes: int) -> None:
-    """Refuse targets that are not labels of `classes` classes, naming the first offender."""
+    """Refuse targets that are not labels of `classes` classes; the error names the first one."""
     if y.is_floating_point():
         broken = (y != y.round()).flatten()
         if broken.any():
@@ -143,15 +143,15 @@ def check_labels(y: Tensor, classes: int) -> None:
         first = int(outside.nonzero()[0])
         raise DataError(
             f"y[{first}] is {int(y[first])}, but the network has {classes} outputs for the "
-            f"classes 0 to {classes - 1}; give it one output a class"
+            f"classes 0 to {classes - 1}; give it one output per class"
         )
 
 
 def check_columns(y: Tensor) -> None:
-    """Refuse real targets [N, K] of two values, which may be labels: one has to say what they are.
+    """Refuse real targets [N, K] of two values, which may be labels.
 
-    Several columns of real numbers are regressed on; columns of 0 and 1 are more often one-hot
-    rows, or several labels a point, for which a squared error is not meant.
+    Columns of real numbers are regression targets. Columns of 0 and 1 are more often one-hot rows,
+    or several labels per point, for which a squared error is wrong.
     """
     if not y.is_floating_point() or y.ndim < 2 or y.shape[-1] < 2:
         return
@@ -192,7 +192,7 @@ def _tensor(value: Any, name: str) -> Tensor:
 
 
 def _native(array: np.ndarray, name: str) -> np.ndarray:
-    """An array that torch can share: numbers, in this machine's byte order, writable."""
+    """An array that torch can share: writable numbers in this machine's byte order."""
     if array.dtype.kind in "OUST":
         array = _numbers(array, name)
     kind = array.dtype.kind
@@ -206,7 +206,7 @@ def _native(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _numbers(array: np.ndarray, name: str) -> np.ndarray:
-    """An array of Python objects as the numbers that all of them are."""
+    """An array of Python objects as numbers."""
     place = _first_other(array)
     if place is not None:
         index = ", ".join(map(str, np.unravel_index(place, array.shape)))
@@ -220,13 +220,13 @@ def _numbers(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def _first_other(array: np.ndarray) -> int | None:
-    """Place of the first object that is not a number."""
+    """Index of the first object that is not a number."""
     number = bool, int, float, np.number, np.bool_
     return next((i for i, value in enumerate(array.flat) if not isinstance(value, number)), None)
 
 
 def _is_table(value: Any) -> bool:
-    """A DataFrame, of whatever library."""
+    """Whether a value is a DataFrame of any library."""
     return hasattr(value, "columns") and hasattr(value, "dtypes") and hasattr(value, "__getitem__")
 
 

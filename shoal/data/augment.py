@@ -1,4 +1,4 @@
-"""Augmentation of whole batches where they lie, the same for every member or each its own."""
+"""Augmentation of whole batches on their device, shared by all members or per member."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ Augmentation = Callable[[Tensor, Tensor], Tensor]
 
 
 def is_per_member(augment: Augmentation | None) -> bool:
-    """Members see inputs of their own."""
+    """Whether each member has its own inputs."""
     return bool(getattr(augment, "per_member", False))
 
 
 def augmented(augment: Augmentation, x: Tensor, key: Tensor, members: int) -> Tensor:
-    """Inputs [B, ...] for all members, or [M, B, ...] where each has its own.
+    """Inputs [B, ...] for all members, or [M, B, ...] if each member has its own.
 
-    What a member sees depends on its index and not on how many there are.
+    The inputs of a member depend on its index and not on the ensemble size.
     """
     if not is_per_member(augment):
         return augment(x, key)
@@ -40,9 +40,9 @@ class CropFlip:
     """Random crops of the padded images, and mirror images.
 
     Attributes:
-        padding: zeros around each image, so that it can move by as many pixels.
+        padding: zeros around each image, the largest displacement in pixels.
         flip: mirror half of the images.
-        per_member: every member sees crops of its own, so that members differ by their data too.
+        per_member: every member gets its own crops, so that members differ by their data too.
     """
 
     padding: int = 4

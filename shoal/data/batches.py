@@ -1,4 +1,4 @@
-"""Training data in batches that can be repeated and resumed."""
+"""Training data in reproducible, resumable batches."""
 
 import operator
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Batches(Protocol):
         ...
 
     def first(self) -> tuple[Tensor, Tensor]:
-        """The first batch of the first epoch, as often as it is asked for."""
+        """The first batch of the first epoch; may be called repeatedly."""
         ...
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -39,7 +39,7 @@ class Batches(Protocol):
 
 
 def checked_size(batch_size: int) -> int:
-    """The batch size itself, when it is one."""
+    """The batch size, if it is valid."""
     with suppress(TypeError):
         size = operator.index(batch_size)
         if not isinstance(batch_size, bool) and 1 <= size < 2**63:
@@ -49,7 +49,7 @@ def checked_size(batch_size: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ArrayBatches:
-    """Batches from tensors that are already where they are needed.
+    """Batches from tensors that are already on the right device.
 
     >>> batches = ArrayBatches(torch.arange(5.0)[:, None], torch.arange(5), batch_size=2)
     >>> [len(x) for x, y in batches.batches(epoch=0)]
@@ -58,8 +58,8 @@ class ArrayBatches:
     Attributes:
         x: inputs [N, ...].
         y: targets [N, ...].
-        batch_size: points in a batch; the last of an epoch may have fewer.
-        seed: with the epoch, decides the permutation.
+        batch_size: data points per batch; the last batch of an epoch may have fewer.
+        seed: with the epoch, fixes the permutation.
         drop_last: leave out a last batch that is not full.
     """
 
@@ -97,7 +97,7 @@ class ArrayBatches:
         return torch.randperm(self.n, generator=generator(self.seed, "order", epoch))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch from number `start` on, in an order of its own."""
+        """The batches of one epoch from number `start` on, in the order of the epoch."""
         order = self.order(epoch).to(self.x.device)
         for step in range(start, self.steps_per_epoch):
             rows = order[step * self.batch_size : (step + 1) * self.batch_size]

@@ -1,4 +1,4 @@
-"""Data sets that need no download: toys in one and two dimensions, and scanned digits."""
+"""Data sets without a download: toy problems in one and two dimensions, and scanned digits."""
 
 import math
 
@@ -37,16 +37,16 @@ def true_curve(x: Tensor) -> Tensor:
 def toy_regression(
     seed: int = 0, points: int = 45, test_points: int = 200, noise_std: float = 0.25
 ) -> Dataset:
-    """A noisy curve seen in two intervals: y = x sin x + noise.
+    """Noisy regression on two intervals: y = x sin x + noise.
 
-    Training inputs are uniform in [1.5, 2.5] and in [4.5, 6]; test inputs are a grid on [0, 7],
-    so most of the test lies between or beyond the data. Test targets carry the same noise: their
-    log density and coverage are those of observations.
+    Training inputs are uniform in [1.5, 2.5] and in [4.5, 6]. Test inputs are a grid on [0, 7], so
+    most of the test set lies between or beyond the training data. Test targets have the same noise,
+    so that log density and coverage refer to observations.
 
     Args:
-        seed: chooses inputs and noise.
-        points: training points in each interval.
-        test_points: points of the test grid.
+        seed: fixes inputs and noise.
+        points: training points per interval.
+        test_points: test points of the grid.
         noise_std: standard deviation of the noise.
     """
     _positive(points=points, test_points=test_points)
@@ -69,17 +69,17 @@ def toy_regression(
 def toy_classification(
     seed: int = 0, points: int = 40, test_points: int = 20, ood_points: int = 100
 ) -> Dataset:
-    """Five classes on a ring in the plane, with outsiders far away and in the middle.
+    """Five classes on a ring in the plane, with OOD sets far away and in the centre.
 
-    Each class is a Gaussian of unit variance whose mean is on a circle of radius 5. The outsiders
-    `ring` are at distance 30 on average (unit variance, any direction); `centre` is N(0, 0.4 I),
-    equally far from every class.
+    Each class is a Gaussian of unit variance whose mean is on a circle of radius 5. The OOD set
+    `ring` is at distance 30 on average (unit variance, any direction). The OOD set `centre` is
+    N(0, 0.4 I), equally far from every class.
 
     Args:
-        seed: chooses every point.
-        points: training points of each class.
-        test_points: test points of each class.
-        ood_points: points of each set of outsiders.
+        seed: fixes every point.
+        points: training points per class.
+        test_points: test points per class.
+        ood_points: points per OOD set.
     """
     _positive(points=points, test_points=test_points, ood_points=ood_points)
     random = generator(seed, "toy-classification")
@@ -112,7 +112,7 @@ def _positive(**counts: int) -> None:
 
 
 ANGLES = (15, 30, 45, 60)
-"""Degrees of the rotations under which the test images are judged."""
+"""Rotation angles of the shifts, in degrees."""
 
 _POINTS, _CLASSES, _SIDE, _LEVELS = 1797, 10, 8, 16.0
 
@@ -123,20 +123,20 @@ _LUMINANCE = (0.299, 0.587, 0.114)
 
 @registry.register("digits")
 def digits(seed: int = 0, test_size: int = 500) -> Dataset:
-    """1,797 handwritten digits of 8 x 8 pixels, rotated digits, and photographs as outsiders.
+    """1,797 handwritten digits of 8 x 8 pixels, rotated digits, and photographs as OOD set.
 
-    Pixels are in [0, 1]. The shifts `rotated-15` to `rotated-60` are the test images turned by
-    that angle, each image to the side that the seed chose for it, the same at every angle. The
-    outsiders are 500 patches of two photographs; see `photograph_patches`.
+    Pixels are in [0, 1]. The shifts `rotated-15` to `rotated-60` are the test images rotated by
+    that angle. The seed fixes the direction of each image, the same at every angle. The OOD set
+    has 500 patches of two photographs; see `photograph_patches`.
 
     Args:
-        seed: chooses the split, the sides and the patches.
-        test_size: images kept for the test, in the proportions of the classes.
+        seed: fixes the split, the directions and the patches.
+        test_size: number of test images, stratified by class.
     """
     if not _CLASSES <= test_size <= _POINTS - _CLASSES:
         raise ConfigError(
             f"test_size must be from {_CLASSES} to {_POINTS - _CLASSES} "
-            f"so that both parts hold every class, not {test_size}"
+            f"so that both splits have every class, not {test_size}"
         )
     bunch = require("sklearn.datasets", extra="report").load_digits()
     x = torch.from_numpy(bunch.images).float().unsqueeze(1) / _LEVELS
@@ -158,8 +158,8 @@ def photograph_patches(n: int, seed: int) -> Tensor:
     """Patches [n, 1, 8, 8] in [0, 1] from two photographs, half of them from each.
 
     A pixel is the mean luminance of 8 x 8 pixels of the photograph: at full resolution most
-    patches would be a single tone. Places differ and are drawn evenly, so flat patches such as
-    sky stay in; an ensemble should not be sure about them either.
+    patches would have a single tone. Positions are distinct and uniform, so flat patches such as
+    sky are included; the confidence should be low there too.
     """
     patches = [_patches(name) for name in _PHOTOGRAPHS]
     counts = (n - n // 2, n // 2)

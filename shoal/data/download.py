@@ -1,4 +1,4 @@
-"""One file from the network: resumed where it stopped, checked, and there whole or not at all."""
+"""Download of one file: resumable, checked, and either complete or absent."""
 
 import contextlib
 import hashlib
@@ -25,7 +25,7 @@ _NETWORK = (OSError, http.client.HTTPException, ValueError)
 
 
 def flaw(path: Path, file: File) -> str | None:
-    """What is wrong with a file that should be `file`, or None."""
+    """The defect of a file that should be `file`; None if it is correct."""
     with storage_errors("read", path):
         size = path.stat().st_size
         if size != file.size:
@@ -40,8 +40,8 @@ def flaw(path: Path, file: File) -> str | None:
 def download(file: File, target: Path) -> None:
     """Fetch a file from the first address that has it.
 
-    What came before a break is kept beside the target as `.part` and continued. A file that is
-    not what its digest says is thrown away and asked for again, then from the next address.
+    An interrupted download stays next to the target as `.part` and is continued. A file with a
+    wrong digest is removed and downloaded again, then from the next address.
     """
     part = target.with_name(target.name + ".part")
     problems = []
@@ -62,7 +62,7 @@ def download(file: File, target: Path) -> None:
     first = next(iter(file.addresses), "it")
     raise StorageError(
         f"cannot download {file.path} ({reasons}); fetch {first} by other means and put it at "
-        f"{target}, or below the folder that SHOAL_DATA names"
+        f"{target}, or below the folder SHOAL_DATA"
     )
 
 
@@ -70,25 +70,25 @@ def fetch_bytes(address: str, limit: int, instead: str) -> bytes:
     """A small file whose content the caller checks.
 
     Args:
-        address: where it is.
-        limit: bytes that it may have.
-        instead: path of the file that does as well, for the sentence when there is no network.
+        address: address of the file.
+        limit: largest allowed number of bytes.
+        instead: path of an alternative file, for the error message.
     """
     try:
-        with _opened(address) as answer:
-            content = answer.read(limit + 1)
+        with _opened(address) as response:
+            content = response.read(limit + 1)
     except _NETWORK as error:
         raise StorageError(
             f"cannot download {address} ({_reason(error)}); without a network, put {instead} "
-            f"below the folder that SHOAL_DATA names"
+            f"below the folder SHOAL_DATA"
         ) from error
     if len(content) > limit:
-        raise StorageError(f"{address} has more than {limit:,} bytes, which it should not")
+        raise StorageError(f"{address} has more than {limit:,} bytes, the limit for this file")
     return content
 
 
 def _complete(file: File, address: str, part: Path) -> None:
-    """Bring the partial file to its end, from the start if what was there does not fit."""
+    """Complete the partial file; download from the start if its content is wrong."""
     resumed = part.exists() and part.stat().st_size > 0
     if not resumed or part.stat().st_size < file.size:
         _fill(file, address, part)
@@ -96,7 +96,7 @@ def _complete(file: File, address: str, part: Path) -> None:
     if wrong is None:
         return
     if part.stat().st_size < file.size:
-        raise OSError(f"the file {wrong}")  # kept: the next attempt goes on from here
+        raise OSError(f"the file {wrong}")  # kept: the next attempt continues from here
     part.unlink()
     if not resumed:
         raise OSError(f"the file {wrong}")
@@ -107,12 +107,12 @@ def _complete(file: File, address: str, part: Path) -> None:
 def _fill(file: File, address: str, part: Path) -> None:
     start = part.stat().st_size if part.exists() else 0
     try:
-        with _opened(address, start) as answer:
-            if start and not _continues(answer, start):
+        with _opened(address, start) as response:
+            if start and not _continues(response, start):
                 start = 0
             mode = "ab" if start else "wb"
             with storage_errors("write", part, file.size), part.open(mode) as sink:
-                _pour(answer, sink, _Line(file, address, start))
+                _pour(response, sink, _Line(file, address, start))
     except urllib.error.HTTPError as error:
         if not start or error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
@@ -120,12 +120,12 @@ def _fill(file: File, address: str, part: Path) -> None:
         _fill(file, address, part)
 
 
-def _pour(answer: http.client.HTTPResponse, sink: IO[bytes], line: "_Line") -> None:
+def _pour(response: http.client.HTTPResponse, sink: IO[bytes], line: "_Line") -> None:
     try:
         while line.done <= line.file.size:
-            # An error of the network passes here as it is, one of the disk becomes a sentence.
+            # A network error passes unchanged, a disk error becomes a StorageError.
             try:
-                chunk = answer.read(_CHUNK)
+                chunk = response.read(_CHUNK)
             except _NETWORK as error:
                 raise _BrokenError(_reason(error)) from error
             if not chunk:
@@ -140,10 +140,10 @@ class _BrokenError(http.client.HTTPException):
     """The connection ended too early."""
 
 
-def _continues(answer: http.client.HTTPResponse, start: int) -> bool:
-    """Whether a server sends the rest, not the whole file again."""
-    sent = answer.headers.get("Content-Range", "")
-    return answer.status == http.client.PARTIAL_CONTENT and sent.startswith(f"bytes {start}-")
+def _continues(response: http.client.HTTPResponse, start: int) -> bool:
+    """Whether a server sends the rest of the file, not the complete file."""
+    sent = response.headers.get("Content-Range", "")
+    return response.status == http.client.PARTIAL_CONTENT and sent.startswith(f"bytes {start}-")
 
 
 @contextlib.contextmanager
@@ -153,8 +153,8 @@ def _opened(address: str, start: int = 0) -> Iterator[http.client.HTTPResponse]:
         headers["Range"] = f"bytes={start}-"
     request = urllib.request.Request(address, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-            yield answer
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+            yield response
     except urllib.error.HTTPError as error:
         error.close()
         raise
@@ -173,15 +173,15 @@ def _hash(algorithm: str) -> "hashlib._Hash":
 
 
 class _Line:
-    """How far a download is: a line that moves on a terminal, two lines elsewhere."""
+    """Progress of a download: a line that is updated on a terminal, plain lines elsewhere."""
 
     def __init__(self, file: File, address: str, start: int) -> None:
         self.file, self.done = file, start
         self.moving = not quiet.get() and sys.stderr.isatty()
         where = f" at {start / 1e6:.1f} MB" if start else ""
-        verb = "resuming" if start else "downloading"
+        action = "resuming" if start else "downloading"
         host = urlsplit(address).netloc
-        notice(f"{verb} {file.path}{where}, {file.size / 1e6:.1f} MB, from {host}")
+        notice(f"{action} {file.path}{where}, {file.size / 1e6:.1f} MB, from {host}")
 
     def more(self, count: int) -> None:
         self.done += count

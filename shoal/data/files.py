@@ -17,7 +17,7 @@ from shoal.data.images import as_pixels
 from shoal.data.readers import READERS
 from shoal.data.sources import as_split
 
-__all__ = ["class_folders", "load_file", "read_pictures", "title"]
+__all__ = ["class_folders", "load_file", "read_images", "title"]
 
 
 def load_file(
@@ -31,20 +31,20 @@ def load_file(
 
     - `.npz`: the array `x` and, where there is one, `y`.
     - `.npy`: the inputs.
-    - `.csv`: numbers separated by commas, one row a point, with or without a line of names.
-    - a folder of images, or of folders of images, each named after a class; see `read_pictures`.
+    - `.csv`: numbers separated by commas, one row per data point, with or without a line of names.
+    - a folder of images, or of folders of images, each named after a class; see `read_images`.
 
     Args:
-        path: the file, whose ending says what it is, or the folder.
+        path: the file, whose ending is its format, or the folder.
         target: `"class"` or `"value"` to read the last column of a `.csv` or `.npy` as labels or
-            as real numbers; for `.npz` it overrides what the type of `y` says. None: a table has
-            no target, and integers in `y` are labels.
-        shape: of one input, to which the images of a folder are brought.
+            as real numbers; for `.npz` it overrides the type of `y`. With None a table has no
+            target, and integers in `y` are labels.
+        shape: shape of one input, to which the images of a folder are resized.
         classes: names of the folders of images, in the order of the labels.
     """
     path = Path(path)
     if path.suffix.lower() not in READERS and os.path.isdir(path):
-        return read_pictures(path, shape, classes)
+        return read_images(path, shape, classes)
     if target not in (None, "class", "value"):
         raise ConfigError(f"target must be 'class' or 'value', not {target!r}")
     reader = READERS.get(path.suffix.lower())
@@ -61,7 +61,7 @@ def load_file(
 
 
 def title(path: str | Path) -> str:
-    """What a file or folder is called in tables.
+    """The name of a file or folder in tables.
 
     >>> title("shots/night.npz")
     'night'
@@ -119,30 +119,30 @@ _GREY = ("1", "L")
 
 _GREY16 = ("I;16", "I;16L", "I;16B", "I;16N")
 
-_BITS = 258  # the tag of a TIFF that says how many bits a pixel has
+_BITS = 258  # the TIFF tag for the number of bits per pixel
 
 
 def class_folders(folder: str | Path) -> tuple[str, ...] | None:
-    """Names of the folders in a folder, in order; None where there are none."""
+    """Names of the folders in a folder, in order; None if there are none."""
     names = sorted(entry.name for entry in Path(folder).iterdir() if entry.is_dir())
     return tuple(name for name in names if not name.startswith(".")) or None
 
 
-def read_pictures(
+def read_images(
     folder: Path,
     shape: tuple[int, ...] | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> Split:
     """The images of a folder as floats [N, C, H, W] from 0 to 1, in the order of their names.
 
-    Pixels of 16 bits are scaled to 8. Those of 32 bits are refused: their range is not known.
+    Pixels of 16 bits are scaled to 8 bits. Pixels of 32 bits are refused: their range is unknown.
 
     Args:
-        folder: has a folder of images for each class, or images, which then have no labels.
-        shape: (C, H, W) to which they are brought, grey or coloured and resized; without it they
-            must be of one size, and are grey when all of them are.
-        classes: names of the classes in the order of their labels; by default those of the
-            folders, sorted.
+        folder: a folder with a folder of images per class, or with unlabelled images.
+        shape: (C, H, W) to which images are converted and resized; without it all images must have
+            one size, and the result is grey if all images are grey.
+        classes: names of the classes in the order of their labels; by default the sorted
+            names of the folders.
     """
     files, labels = _listed(folder, classes)
     if shape is None:
@@ -166,7 +166,7 @@ def _listed(folder: Path, classes: tuple[str, ...] | None) -> tuple[list[Path], 
     strange = [name for name in names if name not in known]
     if strange:
         raise DataError(
-            f"{folder} has a class '{strange[0]}' that is not trained on; those are "
+            f"{folder} has a class '{strange[0]}' that the training data lack; they have "
             f"{', '.join(known)}"
         )
     found = {name: _images_in(folder / name) for name in names}
@@ -182,7 +182,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _common_shape(files: Sequence[Path]) -> tuple[int, int, int]:
-    """Every header is read before any image is, so that nothing is allocated for a mixture."""
+    """The common shape, from all headers, so that nothing is allocated if shapes differ."""
     grey, first = True, None
     for file in files:
         with _opened_image(file) as image:
@@ -207,18 +207,18 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
             array = np.asarray(plain, np.uint8)
     except DataError:
         raise
-    except Exception as error:  # a damaged file fails in whatever way its decoder fails
+    except Exception as error:  # decoders raise any error for a damaged file
         raise _unsound(file, error) from error
     return array[None] if channels == 1 else array.transpose(2, 0, 1)
 
 
 def _is_grey16(image: Any) -> bool:
-    """Whether pixels go from 0 to 65535; Pillow keeps some of these as 32-bit whole numbers."""
+    """Whether pixels go from 0 to 65535; Pillow keeps some of these images as 32-bit integers."""
     return image.mode in _GREY16 or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
 def _eight_bits(image: Any, file: Path) -> Any:
-    """The image with 8 bits a channel: Pillow itself would cut off at 255."""
+    """The image with 8 bits per channel; Pillow itself would clip at 255."""
     if _is_grey16(image):
         bits = image.tag_v2.get(_BITS, (16,))[0] if image.format == "TIFF" else 16
         shades = np.asarray(image, np.float64) * (255 / (2**bits - 1))
@@ -236,7 +236,7 @@ def _opened_image(file: Path) -> Any:
     image_module = require("PIL.Image", extra="report")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its own bound on sizes, which is wider than ours
+            warnings.simplefilter("ignore")  # of Pillow's size limit, which is larger than ours
             image = image_module.open(file)
     except Exception as error:
         raise _unsound(file, error) from error

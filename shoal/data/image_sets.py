@@ -8,23 +8,23 @@ from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.data.dataset import Dataset, Split, registry
 from shoal.data.images import as_pixels, flipped, in_range, pixel_range, rotated, signs
-from shoal.data.load import outsiders
+from shoal.data.load import ood_sets
 from shoal.data.raw import RAW, Images
 
 __all__ = [
     "cifar10",
     "fashion_mnist",
+    "image_dataset",
     "kmnist",
     "mnist",
     "notmnist",
-    "picture_set",
+    "rotated_flipped",
+    "rotated_shifts",
     "svhn",
-    "tumbled",
-    "turned",
 ]
 
 
-def picture_set(
+def image_dataset(
     name: str,
     classes: tuple[str, ...],
     train: Images,
@@ -38,25 +38,25 @@ def picture_set(
     """A data set of images given as bytes.
 
     Args:
-        name: how it is called.
+        name: name of the data set.
         classes: names of the classes.
-        train: images and labels to train on.
-        test: images and labels to test.
-        shifts: test images that were changed, with values from 0 to 1.
-        subset: train on the first so many images; None for all.
-        validation: training images, the first ones, to keep back.
+        train: training images and labels.
+        test: test images and labels.
+        shifts: changed test images, with values from 0 to 1.
+        subset: number of training images, taken from the start; None for all.
+        validation: number of training images, the first ones, to hold out.
         pixels: name of the range of values.
-        ood: foreign data.
+        ood: names of OOD sets.
     """
     end = _end(len(train[0]), subset, validation)
     values = pixel_range(pixels, train[0][validation:end])
-    judged = _split(test, values)
+    evaluated = _split(test, values)
     return Dataset(
         name=name,
         train=_split((train[0][validation:end], train[1][validation:end]), values),
-        test=judged,
+        test=evaluated,
         shifts={key: Split(in_range(s.x, values), s.y) for key, s in shifts.items()},
-        ood=outsiders(ood, tuple(judged.x.shape[1:]), values),
+        ood=ood_sets(ood, tuple(evaluated.x.shape[1:]), values),
         classes=classes,
         validation=_split((train[0][:validation], train[1][:validation]), values)
         if validation
@@ -66,7 +66,7 @@ def picture_set(
 
 
 def _end(held: int, subset: int | None, validation: int) -> int:
-    """Where the training images end."""
+    """The index after the last training image."""
     if not 0 <= validation < held:
         raise ConfigError(f"validation must be from 0 to {held - 1:,}, not {validation}")
     if subset is None:
@@ -81,8 +81,8 @@ def _split(images: Images, values: tuple[float, float]) -> Split:
     return Split(in_range(as_pixels(x), values), torch.from_numpy(y.astype("int64")))
 
 
-def turned(test: Images, angles: tuple[int, ...], seed: int) -> dict[str, Split]:
-    """The test images turned by each angle, to the side that the seed chose for each image."""
+def rotated_shifts(test: Images, angles: tuple[int, ...], seed: int) -> dict[str, Split]:
+    """The test images rotated by each angle; the seed fixes the direction of each image."""
     if not angles:
         return {}
     clean = _split(test, (0.0, 1.0))
@@ -90,8 +90,8 @@ def turned(test: Images, angles: tuple[int, ...], seed: int) -> dict[str, Split]
     return {f"rotated-{a}": Split(rotated(clean.x, a * side), clean.y) for a in angles}
 
 
-def tumbled(test: Images, seed: int) -> Split:
-    """The test images mirrored by chance, across and down, and turned by any angle."""
+def rotated_flipped(test: Images, seed: int) -> Split:
+    """The test images, mirrored at random across and down, and rotated by a random angle."""
     clean = _split(test, (0.0, 1.0))
     random = generator(seed, "pictures", "tumbled")
     turn = 360 * torch.rand(len(clean), generator=random) - 180
@@ -129,24 +129,24 @@ def mnist(
     angles: tuple[int, ...] = ANGLES,
     seed: int = 0,
 ) -> Dataset:
-    """60,000 handwritten digits of 28 x 28 pixels and 10,000 to test, with three foreign sets.
+    """60,000 handwritten digits of 28 x 28 pixels and 10,000 for the test, with three OOD sets.
 
-    The shift `rotated-flipped` is the test set turned by any angle and mirrored in half of the
-    cases across and in half of them down; it is the RotatedMNIST of the study of D'Angelo &
-    Fortuin's method that Shoal repeats, which states neither angles nor shares. `rotated-15` to
-    `rotated-60` are turned by that angle to either side, the same at every angle.
+    The shift `rotated-flipped` is the test set rotated by a random angle; half of the images are
+    mirrored across, and half of them down. It is the RotatedMNIST of the study of D'Angelo &
+    Fortuin's method that Shoal repeats; the study states neither angles nor shares. `rotated-15`
+    to `rotated-60` are rotated by that angle, each image in one direction at every angle.
 
     Args:
-        subset: train on the first so many images; None for all.
-        validation: training images, the first ones, to keep back.
+        subset: number of training images, taken from the start; None for all.
+        validation: number of training images, the first ones, to hold out.
         pixels: "unit" for 0 to 1, "signed" for -1 to 1 as in the published study.
-        ood: foreign data: names of data sets, or your own files and folders.
-        angles: degrees of the rotated test sets.
-        seed: chooses sides, angles and mirrors.
+        ood: OOD sets: names of data sets, or your own files and folders.
+        angles: angles of the rotated test sets in degrees.
+        seed: fixes directions, angles and mirrors.
     """
-    train, test = (RAW["mnist"](part) for part in ("train", "test"))
-    shifts = turned(test, angles, seed) | {"rotated-flipped": tumbled(test, seed)}
-    return picture_set("mnist", DIGITS, train, test, shifts, subset, validation, pixels, ood)
+    train, test = (RAW["mnist"](split) for split in ("train", "test"))
+    shifts = rotated_shifts(test, angles, seed) | {"rotated-flipped": rotated_flipped(test, seed)}
+    return image_dataset("mnist", DIGITS, train, test, shifts, subset, validation, pixels, ood)
 
 
 @registry.register("fashion-mnist", cite=("xiao2017fashion",))
@@ -158,19 +158,19 @@ def fashion_mnist(
     angles: tuple[int, ...] = ANGLES,
     seed: int = 0,
 ) -> Dataset:
-    """60,000 photographs of clothes of 28 x 28 pixels and 10,000 to test, with MNIST as foreign.
+    """60,000 photographs of clothes of 28 x 28 pixels and 10,000 for the test; OOD set: MNIST.
 
     Args:
-        subset: train on the first so many images; None for all.
-        validation: training images, the first ones, to keep back.
+        subset: number of training images, taken from the start; None for all.
+        validation: number of training images, the first ones, to hold out.
         pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
-        ood: foreign data: names of data sets, or your own files and folders.
-        angles: degrees of the rotated test sets, each image to the side the seed chose.
-        seed: chooses the sides.
+        ood: OOD sets: names of data sets, or your own files and folders.
+        angles: angles of the rotated test sets in degrees; the seed fixes each direction.
+        seed: fixes the directions.
     """
-    train, test = (RAW["fashion-mnist"](part) for part in ("train", "test"))
-    shifts = turned(test, angles, seed)
-    return picture_set(
+    train, test = (RAW["fashion-mnist"](split) for split in ("train", "test"))
+    shifts = rotated_shifts(test, angles, seed)
+    return image_dataset(
         "fashion-mnist", FASHION, train, test, shifts, subset, validation, pixels, ood
     )
 
@@ -184,19 +184,19 @@ def kmnist(
     angles: tuple[int, ...] = ANGLES,
     seed: int = 0,
 ) -> Dataset:
-    """60,000 cursive Japanese characters of 28 x 28 pixels and 10,000 to test.
+    """60,000 cursive Japanese characters of 28 x 28 pixels and 10,000 for the test.
 
     Args:
-        subset: train on the first so many images; None for all.
-        validation: training images, the first ones, to keep back.
+        subset: number of training images, taken from the start; None for all.
+        validation: number of training images, the first ones, to hold out.
         pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
-        ood: foreign data: names of data sets, or your own files and folders.
-        angles: degrees of the rotated test sets, each image to the side the seed chose.
-        seed: chooses the sides.
+        ood: OOD sets: names of data sets, or your own files and folders.
+        angles: angles of the rotated test sets in degrees; the seed fixes each direction.
+        seed: fixes the directions.
     """
-    train, test = (RAW["kmnist"](part) for part in ("train", "test"))
-    shifts = turned(test, angles, seed)
-    return picture_set("kmnist", KANA, train, test, shifts, subset, validation, pixels, ood)
+    train, test = (RAW["kmnist"](split) for split in ("train", "test"))
+    shifts = rotated_shifts(test, angles, seed)
+    return image_dataset("kmnist", KANA, train, test, shifts, subset, validation, pixels, ood)
 
 
 @registry.register("notmnist", cite=("bulatov2011notmnist",))
@@ -206,19 +206,19 @@ def notmnist(
     pixels: str = "unit",
     ood: str | tuple[str, ...] = ("mnist",),
 ) -> Dataset:
-    """10,000 letters A to J in many fonts, 28 x 28 pixels: 8,000 to train on, 2,000 to test.
+    """10,000 letters A to J in many fonts, 28 x 28 pixels: 8,000 for training, 2,000 for the test.
 
-    About one in fifty is not a letter. As foreign data of another set all 10,000 are taken.
+    About one in fifty is not a letter. As OOD set of another data set, all 10,000 are used.
 
     Args:
-        subset: train on the first so many images; None for all.
-        validation: training images, the first ones, to keep back.
+        subset: number of training images, taken from the start; None for all.
+        validation: number of training images, the first ones, to hold out.
         pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
-        ood: foreign data: names of data sets, or your own files and folders.
+        ood: OOD sets: names of data sets, or your own files and folders.
     """
     x, y = RAW["notmnist"]("test")
     train, test = (x[:-_LETTER_TEST], y[:-_LETTER_TEST]), (x[-_LETTER_TEST:], y[-_LETTER_TEST:])
-    return picture_set("notmnist", LETTERS, train, test, {}, subset, validation, pixels, ood)
+    return image_dataset("notmnist", LETTERS, train, test, {}, subset, validation, pixels, ood)
 
 
 @registry.register("cifar10", cite=("krizhevsky2009learning",))
@@ -228,18 +228,18 @@ def cifar10(
     pixels: str = "unit",
     ood: str | tuple[str, ...] = ("svhn",),
 ) -> Dataset:
-    """50,000 colour photographs of 32 x 32 pixels in ten classes and 10,000 to test.
+    """50,000 colour photographs of 32 x 32 pixels in ten classes and 10,000 for the test.
 
-    `shoal.data.human_labels` has what people said about the test images.
+    `shoal.data.human_labels` has human labels of the test images.
 
     Args:
-        subset: train on the first so many images; None for all.
-        validation: training images, the first ones, to keep back; 5,000 in published comparisons.
+        subset: number of training images, taken from the start; None for all.
+        validation: number of training images, the first ones, to hold out; published: 5,000.
         pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
-        ood: foreign data: names of data sets, or your own files and folders.
+        ood: OOD sets: names of data sets, or your own files and folders.
     """
-    train, test = (RAW["cifar10"](part) for part in ("train", "test"))
-    return picture_set("cifar10", OBJECTS, train, test, {}, subset, validation, pixels, ood)
+    train, test = (RAW["cifar10"](split) for split in ("train", "test"))
+    return image_dataset("cifar10", OBJECTS, train, test, {}, subset, validation, pixels, ood)
 
 
 @registry.register("svhn", cite=("netzer2011reading",))
@@ -249,13 +249,13 @@ def svhn(
     pixels: str = "unit",
     ood: str | tuple[str, ...] = ("cifar10",),
 ) -> Dataset:
-    """73,257 digits of house numbers in colour, 32 x 32 pixels, and the first 10,000 to test.
+    """73,257 digits of house numbers in colour, 32 x 32 pixels, and the first 10,000 for the test.
 
     Args:
-        subset: train on the first so many images; None for all.
-        validation: training images, the first ones, to keep back.
+        subset: number of training images, taken from the start; None for all.
+        validation: number of training images, the first ones, to hold out.
         pixels: "unit" for 0 to 1, "signed" for -1 to 1, or "standard".
-        ood: foreign data: names of data sets, or your own files and folders.
+        ood: OOD sets: names of data sets, or your own files and folders.
     """
-    train, test = (RAW["svhn"](part) for part in ("train", "test"))
-    return picture_set("svhn", DIGITS, train, test, {}, subset, validation, pixels, ood)
+    train, test = (RAW["svhn"](split) for split in ("train", "test"))
+    return image_dataset("svhn", DIGITS, train, test, {}, subset, validation, pixels, ood)

@@ -25,14 +25,14 @@ __all__ = [
 PIXELS = ("unit", "signed", "standard")
 """Names of the ranges of pixel values."""
 
-_PARTS, _ROUNDING = 64, 1e-5
+_CHUNKS, _ROUNDING = 64, 1e-5
 
 
 def pixel_range(name: str, images: np.ndarray) -> tuple[float, float]:
     """The smallest and the largest value that a pixel can have.
 
-    It is 0 to 1 for `unit`, -1 to 1 for `signed`. By `standard` the pixels of the training images
-    have mean zero and variance one, all colours taken together, so that zero is their mean grey.
+    The range is 0 to 1 for `unit` and -1 to 1 for `signed`. With `standard` the pixels of the
+    training images have mean zero and variance one over all colours, so zero is their mean grey.
 
     >>> pixel_range("standard", np.array([0, 0, 255, 255], dtype=np.uint8))
     (-1.0, 1.0)
@@ -44,18 +44,18 @@ def pixel_range(name: str, images: np.ndarray) -> tuple[float, float]:
     if name == "standard":
         mean, deviation = _moments(images)
         return -mean / deviation, (1 - mean) / deviation
-    raise ConfigError(f"there are no pixels called '{name}'; {nearest(name, PIXELS)}")
+    raise ConfigError(f"there is no pixel range called '{name}'; {nearest(name, PIXELS)}")
 
 
 def _moments(images: np.ndarray) -> tuple[float, float]:
-    """Mean and deviation of pixels from 0 to 1, by how often each of 256 bytes occurs."""
-    parts = np.array_split(images.reshape(-1), _PARTS)  # bincount widens what it counts
-    counts = sum(np.bincount(part, minlength=256) for part in parts)
+    """Mean and standard deviation of pixels from 0 to 1, from the counts of the 256 bytes."""
+    chunks = np.array_split(images.reshape(-1), _CHUNKS)  # bincount widens its input
+    counts = sum(np.bincount(chunk, minlength=256) for chunk in chunks)
     share, shade = counts / images.size, np.arange(256) / 255
     mean = float(share @ shade)
     deviation = float(share @ (shade - mean) ** 2) ** 0.5
     if not deviation:
-        raise DataError("all pixels of the training images are alike; take pixels = 'unit'")
+        raise DataError("all pixels of the training images are equal; write pixels = 'unit'")
     return mean, deviation
 
 
@@ -65,7 +65,7 @@ def as_pixels(images: np.ndarray) -> Tensor:
 
 
 def in_range(x: Tensor, wanted: tuple[float, float]) -> Tensor:
-    """Values from 0 to 1 stretched to another range.
+    """Values from 0 to 1, rescaled to another range.
 
     >>> in_range(torch.tensor([0.0, 0.5, 1.0]), (-1.0, 1.0))
     tensor([-1.,  0.,  1.])
@@ -75,7 +75,7 @@ def in_range(x: Tensor, wanted: tuple[float, float]) -> Tensor:
 
 
 def in_unit(x: Tensor, found: tuple[float, float]) -> Tensor:
-    """Values of a range as values from 0 to 1; `in_range` undoes it.
+    """Values of a range, rescaled to 0 to 1; the inverse of `in_range`.
 
     >>> in_unit(torch.tensor([-1.0, 0.0, 1.0]), (-1.0, 1.0))
     tensor([0.0000, 0.5000, 1.0000])
@@ -89,7 +89,7 @@ def in_unit(x: Tensor, found: tuple[float, float]) -> Tensor:
 
 
 def fitted(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """Inputs of the shape that is trained on: rows, grey images and colours last are turned.
+    """Inputs in the training shape: rows, grey images and channels-last images are converted.
 
     >>> fitted(torch.zeros(5, 28, 28), (1, 28, 28), "mine").shape
     torch.Size([5, 1, 28, 28])
@@ -103,15 +103,15 @@ def fitted(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     if grey or found == flat or (shape == flat and math.prod(found) == shape[0]):
         return x.reshape(-1, *shape)
     raise DataError(
-        f"{name} has inputs of shape {found}, those to train on are of shape {shape}, which is "
-        f"{flat[0]} numbers a row; they must agree"
+        f"{name} has inputs of shape {found}, but training inputs have shape {shape}, that is "
+        f"{flat[0]} numbers per row; they must agree"
     )
 
 
 def rotated(images: Tensor, degrees: Tensor | float) -> Tensor:
-    """Images [B, C, H, W], each turned anticlockwise about its centre by its own angle.
+    """Images [B, C, H, W], each rotated anticlockwise about its centre by its own angle.
 
-    Bilinear between pixels and zero outside the image; the shape stays, so corners are lost.
+    Interpolation is bilinear, with zeros outside the image. The shape stays, so corners are lost.
 
     >>> rotated(torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]]), 90.0).round()
     tensor([[[[2., 4.],
@@ -132,11 +132,11 @@ def rotated(images: Tensor, degrees: Tensor | float) -> Tensor:
 
 
 def signs(n: int, generator: torch.Generator) -> Tensor:
-    """Plus or minus one for each of `n` images, so that a shift has no preferred direction."""
+    """A random sign for each of `n` images, so that a shift has no preferred direction."""
     return 2.0 * torch.randint(2, (n,), generator=generator) - 1.0
 
 
 def flipped(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """Images [B, C, H, W] mirrored left to right, and top to bottom, where the masks [B] say so."""
+    """Images [B, C, H, W] mirrored left to right and top to bottom by masks [B]."""
     turned = torch.where(across[:, None, None, None], images.flip(3), images)
     return torch.where(down[:, None, None, None], turned.flip(2), turned)

@@ -1,7 +1,7 @@
-"""The numbers that inputs lie between: bytes that meet a network of real numbers, and the reverse.
+"""The range of inputs: a check against bytes for a network trained on floats, and the reverse.
 
-Bytes (uint8) are divided by 255 on their way into a network, real numbers are not. A network that
-was trained on the one and is shown the other sees inputs that are 255 times too small or too large.
+Shoal divides bytes (uint8) by 255, but not floats. A network trained on one kind would get inputs
+of the other kind 255 times too small or too large.
 """
 
 import warnings
@@ -16,12 +16,12 @@ from shoal.data.arrays import recalled
 __all__ = ["check_range", "value_range"]
 
 _SOME = 16
-"""Images of bytes have brighter pixels than this; inputs in [0, 1] with noise have none."""
+"""Byte images have values above this limit; inputs in [0, 1] with noise have none."""
 
 
 @recalled
 def value_range(x: Tensor) -> list[float] | None:
-    """Smallest and largest number of real inputs; None for whole numbers, which may be tokens.
+    """Smallest and largest value of floating-point inputs; None for integers, possibly tokens.
 
     >>> value_range(Tensor([[0.5, -1.0]]))
     [-1.0, 0.5]
@@ -32,12 +32,12 @@ def value_range(x: Tensor) -> list[float] | None:
 
 
 def check_range(given: Any, inputs: Tensor, trained: Sequence[float] | None) -> None:
-    """Refuse bytes where a network was trained on other than [0, 1]; warn of the reverse.
+    """Refuse bytes for a network trained on a range other than [0, 1]; warn of the reverse.
 
     Args:
-        given: what the user passed.
-        inputs: what became of it.
-        trained: `value_range` of the inputs that the network was trained on, where it is known.
+        given: the user's argument.
+        inputs: the inputs as a tensor.
+        trained: `value_range` of the training inputs, if it is known.
     """
     if trained is None or not inputs.is_floating_point():
         return

@@ -1,4 +1,4 @@
-"""From a name, a file or a table of settings to a data set, with its shifts and OOD sets."""
+"""Load a data set with its shifts and OOD sets by name, file or table of settings."""
 
 import inspect
 import os
@@ -18,30 +18,30 @@ from shoal.data.files import class_folders, load_file, title
 from shoal.data.images import as_pixels, fitted, in_range
 from shoal.data.raw import RAW
 
-__all__ = ["file_dataset", "load", "outsiders"]
+__all__ = ["file_dataset", "load", "ood_sets"]
 
 
-def outsiders(
+def ood_sets(
     entries: str | Sequence[str],
     shape: tuple[int, ...],
     pixel_range: tuple[float, float] | None = None,
     own: Mapping[str, Split] | None = None,
 ) -> dict[str, Split]:
-    """Inputs that an ensemble should not be sure about, by name.
+    """Out-of-distribution (OOD) inputs by name.
 
     Args:
-        entries: each the name of a set that the data bring along (`own`), of a registered data
-            set, whose test part is taken, or a file or folder as `load_file` reads it. A file
-            that is called like a data set is meant by `./name`.
-        shape: of one input to train on; see `fitted` for what is turned into it.
-        pixel_range: that of the images to train on; what comes is taken to be from 0 to 1.
-        own: sets that the data bring along.
+        entries: each the name of an OOD set of the data (`own`), of a registered data set, whose
+            test set is used, or a file or folder for `load_file`. Write `./name` for a file with
+            the name of a data set.
+        shape: shape of one training input; see `fitted` for conversions.
+        pixel_range: range of the training images; OOD images are assumed to be in [0, 1].
+        own: OOD sets of the data.
     """
     found: dict[str, Split] = {}
     for entry in (entries,) if isinstance(entries, str) else entries:
         name, split = _one(entry, shape, pixel_range, own or {})
         if name in found:
-            raise ConfigError(f"there are two foreign sets called '{name}'; rename one of them")
+            raise ConfigError(f"there are two OOD sets called '{name}'; rename one of them")
         found[name] = split
     return found
 
@@ -75,7 +75,7 @@ def _test_inputs(name: str) -> Tensor:
     except StorageError as error:
         raise StorageError(f"{error}; or leave '{name}' out of ood") from error
     if test is None:
-        raise DataError(f"the data set '{name}' has no test part that could be foreign data")
+        raise DataError(f"the data set '{name}' has no test set that could be an OOD set")
     return test.x
 
 
@@ -91,17 +91,17 @@ def file_dataset(
 
     Args:
         train: file with inputs and targets, or folder with a folder of images for each class.
-        test: file or folder like it.
-        ood: inputs of another kind: files or folders, called by their names, or data sets.
-        shifts: file or files with inputs and targets that differ in something.
-        target: what the last column of a table is, `"class"` or `"value"`; see `load_file`.
+        test: file or folder in the same form.
+        ood: OOD sets: files or folders, or names of data sets.
+        shifts: file or files with changed test inputs and targets.
+        target: type of the last column of a table, `"class"` or `"value"`; see `load_file`.
     """
     if not train:
         raise ConfigError("dataset 'file' needs a file to train on; type train = 'your.npz'")
     known = load_file(train, target)
     shape = tuple(known.x.shape[1:])
-    pictures = os.path.isdir(train)
-    classes = class_folders(train) if pictures else None
+    has_images = os.path.isdir(train)
+    classes = class_folders(train) if has_images else None
 
     def like(path: str) -> Split:
         return load_file(path, target, shape=shape, classes=classes)
@@ -111,9 +111,9 @@ def file_dataset(
         train=known,
         test=None if test is None else like(test),
         shifts={title(p): like(p) for p in _paths(shifts)},
-        ood=outsiders(ood, shape),
+        ood=ood_sets(ood, shape),
         classes=classes,
-        pixel_range=(0.0, 1.0) if pictures else None,
+        pixel_range=(0.0, 1.0) if has_images else None,
     )
     _check_together(data)
     return data
@@ -126,16 +126,16 @@ def _check_together(data: Dataset) -> None:
             f"or type target = 'class' to read the last column"
         )
     labelled = {**({} if data.test is None else {"test": data.test}), **data.shifts}
-    for name, part in labelled.items():
-        if tuple(part.x.shape[1:]) != data.input_shape:
+    for name, split in labelled.items():
+        if tuple(split.x.shape[1:]) != data.input_shape:
             raise DataError(
-                f"inputs of '{name}' have shape {tuple(part.x.shape[1:])}, "
-                f"those to train on {data.input_shape}; they must agree"
+                f"inputs of '{name}' have shape {tuple(split.x.shape[1:])}, "
+                f"but training inputs {data.input_shape}; they must agree"
             )
-        if part.y is None:
-            raise DataError(f"the file of '{name}' has no targets, which are needed to judge by")
+        if split.y is None:
+            raise DataError(f"the file of '{name}' has no targets, which an evaluation needs")
         if data.has_classes:
-            check_labels(part.y, data.outputs)
+            check_labels(split.y, data.outputs)
 
 
 def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -150,36 +150,36 @@ _CORRUPTED = {
 
 
 def load(spec: str | Mapping[str, Any]) -> Dataset:
-    """The data set that a name or a table describes; its `spec` is the complete table.
+    """The data set of a name or a table; its `spec` is the complete table.
 
-    Every data set takes `ood`, the foreign data to judge by instead of its own: names of its own
-    foreign sets, of other data sets, or files and folders; see `outsiders`.
+    Every data set has the setting `ood`, which replaces its OOD sets: names of its own OOD sets, of
+    other data sets, or files and folders; see `ood_sets`.
 
     >>> load({"name": "toy-regression", "points": 10}).spec["noise_std"]
     0.25
 
     Args:
-        spec: a name from `shoal list datasets`, or {"name": ..., settings}. Beside its own, every
-            set of images has the settings `corruptions` ("all", "standard" or names from `shoal
-            list corruptions`: corrupted copies of the test images become shifts), `severities` (of
-            1 to 5) and `corruption_files` (true for the published files of CIFAR-10-C).
+        spec: a name from `shoal list datasets`, or {"name": ..., settings}. Every image data
+            set also has the settings `corruptions` ("all", "standard" or names from `shoal list
+            corruptions`: corrupted copies of the test images become shifts), `severities` (from 1
+            to 5) and `corruption_files` (true for the published files of CIFAR-10-C).
     """
-    table, corrupted = _parted(spec)
+    table, corrupted = _divided(spec)
     check_spec("data", table, registry)
     settings = inspect.signature(registry[table["name"]]).parameters
     ood = table.get("ood") if "ood" not in settings else None
     check_value("data.ood", ood, str | tuple[str, ...] | None)
     data = registry.make({k: v for k, v in table.items() if k != "ood" or k in settings})
     if ood is not None:
-        chosen = outsiders(ood, data.input_shape, data.pixel_range, data.ood)
+        chosen = ood_sets(ood, data.input_shape, data.pixel_range, data.ood)
         data = replace(data, ood=chosen)
     defaults = {name: setting.default for name, setting in settings.items()}
     data = replace(data, spec={"name": table["name"], **defaults, **table, **corrupted})
     return _corrupted(data, corrupted, table.get("seed", 0)) if corrupted else data
 
 
-def _parted(spec: Any) -> tuple[Any, dict[str, Any]]:
-    """The settings of the data set itself, and those that any set of images has."""
+def _divided(spec: Any) -> tuple[Any, dict[str, Any]]:
+    """The settings of the data set itself, and the settings about corruptions."""
     if not isinstance(spec, Mapping):
         return ({"name": spec} if isinstance(spec, str) else spec), {}
     corrupted = {key: spec[key] for key in _CORRUPTED if key in spec}
@@ -187,7 +187,7 @@ def _parted(spec: Any) -> tuple[Any, dict[str, Any]]:
         check_value(f"data.{key}", value, _CORRUPTED[key])
     if corrupted and "corruptions" not in corrupted:
         raise ConfigError(
-            f"data.{next(iter(corrupted))} needs corruptions; write corruptions = 'all' beside it"
+            f"data.{next(iter(corrupted))} needs corruptions; add corruptions = 'all'"
         )
     return {key: value for key, value in spec.items() if key not in corrupted}, corrupted
 

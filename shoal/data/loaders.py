@@ -1,4 +1,4 @@
-"""Training data from loaders and streams, which know their length or do not."""
+"""Training data from loaders and streams, with or without a known length."""
 
 import signal
 import warnings
@@ -19,39 +19,39 @@ from shoal.data.input_range import value_range
 __all__ = ["LoaderBatches"]
 
 _SPANS = 20
-"""How often a run on a stream without epochs writes a line of history."""
+"""Number of history rows of a run on a stream, which has no epochs."""
 
 _MANY = 1000
-"""Batches after which whoever has a stream counted hears of it: it may be endless."""
+"""Batches after which counting a stream gives a warning, since it may be endless."""
 
 _END = object()
 
 
 class LoaderBatches:
-    """Batches from a torch DataLoader, or from anything that can be iterated over repeatedly.
+    """Batches from a torch DataLoader, or from any iterable that can be read repeatedly.
 
     While the loader works, the generators of torch, numpy and Python are set from (seed, epoch,
-    step) and put back afterwards, so shuffling and augmentation can be repeated and resumed and
-    do not disturb anything else. A generator or an epoch-aware sampler of the loader is set too.
-    (Workers kept between epochs by `persistent_workers` seed themselves once; their augmentation
-    cannot be repeated from the middle of a run.)
+    step) and restored afterwards. So shuffling and augmentation are reproducible and resumable, and
+    nothing else is disturbed. A generator or an epoch-aware sampler of the loader is set too.
+    (Persistent workers seed themselves once; their augmentation is not reproducible from the middle
+    of a run.)
 
-    The loader is opened once for an epoch: `first` leaves its pass open for the first epoch. A
-    loader of unknown length is read through once to be counted, unless the number of steps is
-    given. Then the data are a stream: pass after pass is read, and nothing is counted before. A
-    stream has no epochs; a twentieth of its steps counts as one.
+    The loader is opened once per epoch: `first` leaves its pass open for the first epoch. A loader
+    of unknown length is read once to count its batches, unless the number of steps is given. Then
+    the data are a stream, which is read pass after pass without counting. A stream has no epochs; a
+    twentieth of its steps counts as one epoch.
 
     Args:
         loader: gives batches (x, y).
-        seed: with the epoch, decides what the loader draws.
-        device: where the batches are wanted; None leaves them where they are.
-        dtype: type of real inputs and targets.
+        seed: with the epoch, fixes the randomness of the loader.
+        device: device of the batches; None keeps their device.
+        dtype: type of floating-point inputs and targets.
         classes: refuse labels outside 0 to `classes` - 1.
-        steps: how many batches will be wanted in all; None for whole epochs.
-        whole: tells whether the network takes whole numbers; see `as_inputs`.
+        steps: total number of batches; None for whole epochs.
+        whole: returns whether the network takes integers; see `as_inputs`.
 
     Attributes:
-        input_range: smallest and largest number of the first batch that was read.
+        input_range: smallest and largest value of the first batch.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LoaderBatches:
         self._once, self._opened_before = isinstance(loader, Iterator), False
         if self._once and steps is None:
             raise self._read_only_once("every epoch reads the data again")
-        self._length, self._points = _told(loader)
+        self._length, self._points = _known_sizes(loader)
         if isinstance(loader, (list, tuple)):
             self._points = self._counted(loader)[1]
         self._streams = self._length is None and steps is not None
@@ -82,7 +82,7 @@ class LoaderBatches:
 
     @property
     def n(self) -> int:
-        """Data points N: as the loader says, as counted, or as `guess` says while unknown."""
+        """Data points N: from the loader, by counting, or the value of `guess` while unknown."""
         if self._points is None and not self._guesses:
             self._count()
         if self._points is not None:
@@ -92,7 +92,7 @@ class LoaderBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in one epoch; of a stream, a twentieth of all steps."""
+        """Batches per epoch; for a stream, a twentieth of all steps."""
         if self._streams:
             return -(-(self.steps or 1) // _SPANS)
         if self._length is None:
@@ -101,7 +101,7 @@ class LoaderBatches:
 
     @property
     def guess(self) -> str | None:
-        """What N is taken for while it is unknown, in words; None when it is known."""
+        """A sentence about the assumed N while N is unknown; None if N is known."""
         if self._points is not None or not self._guesses:
             return None
         batches, size = self._guessed()
@@ -117,9 +117,9 @@ class LoaderBatches:
 
     @property
     def found(self) -> dict[str, int | None]:
-        """What reading has told about the data, for a checkpoint; empty where it told nothing."""
-        told = self._length if self._streams else self._points if self._guesses else None
-        return {} if told is None else {"points": self._points, "batches": self._length}
+        """Counts found by reading, for a checkpoint; empty if there are none."""
+        count = self._length if self._streams else self._points if self._guesses else None
+        return {} if count is None else {"points": self._points, "batches": self._length}
 
     @found.setter
     def found(self, known: Mapping[str, int | None]) -> None:
@@ -127,16 +127,16 @@ class LoaderBatches:
             self._points, self._length = known["points"], known["batches"]
 
     def first(self) -> tuple[Tensor, Tensor]:
-        """The first batch of the first epoch; its pass stays open for whoever reads on."""
+        """The first batch of the first epoch; its pass stays open for further reading."""
         if self._first is None:
             reading = self._open(0)
             self._first, self._reading = reading.peek(), reading
         return self._pair(self._first, 0)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch from number `start` on; those before are read and dropped.
+        """The batches of one epoch from number `start` on; earlier batches are read and dropped.
 
-        Of a stream, all batches from there on.
+        For a stream, all further batches.
         """
         if self._streams:
             yield from self._stream(epoch * self.steps_per_epoch + start)
@@ -149,7 +149,7 @@ class LoaderBatches:
                 yield self._pair(batch, reading.place - 1)
 
     def sweep(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass apart from training; over a stream, no more than training reads."""
+        """One separate pass; over a stream, at most as many batches as training reads."""
         limit = self.steps if self._streams else None
         for step, batch in enumerate(islice(self._open(0), limit)):
             yield self._pair(batch, step)
@@ -167,7 +167,7 @@ class LoaderBatches:
             yield self._pair(batch, self._place - 1)
 
     def _read(self, reading: "_Reading") -> Any:
-        """The next batch of a stream, which begins anew where it ends."""
+        """The next batch of a stream, which restarts at its end."""
         for batch in reading:
             return batch
         if self._length is None:
@@ -177,13 +177,13 @@ class LoaderBatches:
         return next(self._reading)
 
     def _open(self, number: int) -> "_Reading":
-        """A pass from its beginning: the one that is open for it already, or a new one."""
+        """A pass from its beginning: the pass that is already open, or a new one."""
         reading, self._reading = self._reading, None
         if reading is not None and (reading.number, reading.place) == (number, 0):
             return reading
         if self._once and self._opened_before:
             raise self._read_only_once(f"{self.steps} steps need more than it gave")
-        del reading  # before others start, its workers end
+        del reading  # ends its workers before others start
         self._opened_before = True
         return _Reading(self.loader, self.seed, number)
 
@@ -194,14 +194,14 @@ class LoaderBatches:
         self._points = points if self._points is None else self._points
 
     def _counted(self, batches: Iterable[Any]) -> tuple[int, int]:
-        """How many batches and data points there are."""
+        """Number of batches and of data points."""
         number, points = 0, 0
         for number, batch in enumerate(batches, 1):
             points += len(self._checked(batch, number - 1)[0])
             if number == _MANY and not isinstance(batches, (list, tuple)):
                 warnings.warn(
                     f"{_MANY:,} batches of a stream were read to count its data points, and it "
-                    f"goes on; type steps=10000 instead of epochs, and nothing is counted",
+                    f"has more; type steps=10000 instead of epochs to avoid the count",
                     ShoalWarning,
                     stacklevel=2,
                 )
@@ -210,7 +210,7 @@ class LoaderBatches:
         return number, points
 
     def _guessed(self) -> tuple[int, int]:
-        """Batches, and data points in each; their product stands for N while it is unknown."""
+        """Batches, and data points per batch; their product is the assumed N."""
         self._size = self._size or len(self.first()[0])
         return self._length or self.steps or 0, self._size
 
@@ -247,9 +247,9 @@ class _Reading:
     """One pass over a loader, batch by batch.
 
     Attributes:
-        number: which pass, from 0.
-        place: how many batches were taken.
-        points: how many data points they had.
+        number: index of the pass.
+        place: number of batches read.
+        points: number of data points read.
     """
 
     def __init__(self, loader: Iterable[Any], seed: int, number: int) -> None:
@@ -274,7 +274,7 @@ class _Reading:
         return batch
 
     def peek(self) -> Any:
-        """The batch that comes next."""
+        """The next batch, without reading past it."""
         self._ahead = self._fetch() if self._ahead is _END else self._ahead
         if self._ahead is _END:
             raise _no_batches(self.number)
@@ -287,9 +287,9 @@ class _Reading:
 
 @contextmanager
 def _spared_signals() -> Iterator[None]:
-    """Processes that start here leave the signals that stop a run to the one that started them.
+    """Block the signals that stop a run in the processes that start here.
 
-    Else Ctrl-C, which reaches them all, would end the workers of a run that wants to save first.
+    Otherwise Ctrl-C, which reaches all processes, would end the workers before the run is saved.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -306,12 +306,12 @@ def _no_batches(number: int) -> DataError:
     if number == 0:
         return DataError("the loader gave no batches; there is nothing to train on")
     return DataError(
-        f"the loader gave no batches in its pass {number + 1}; every pass must begin anew"
+        f"the loader gave no batches in its pass {number + 1}; every pass must start again"
     )
 
 
-def _told(loader: Any) -> tuple[int | None, int | None]:
-    """Batches and data points in one pass, as far as the loader says."""
+def _known_sizes(loader: Any) -> tuple[int | None, int | None]:
+    """Batches and data points in one pass, as far as the loader knows them."""
     sampler = getattr(loader, "sampler", None)
     chosen = isinstance(sampler, SubsetRandomSampler)
     source = sampler if chosen else getattr(loader, "dataset", None)

@@ -1,4 +1,4 @@
-"""The images and labels of the public sets, as bytes, from the files they are published in."""
+"""Images and labels of the public data sets, as bytes, from their published files."""
 
 import hashlib
 import io
@@ -33,7 +33,7 @@ Images = tuple[np.ndarray, np.ndarray]
 """Bytes [N, C, H, W] and labels [N]."""
 
 SVHN_TEST = 10_000
-"""House numbers used to test, the first ones, as in published comparisons."""
+"""Size of the test set, the first house numbers, as in published comparisons."""
 
 _SVHN_NPZ = "svhn/test_10k.npz"
 
@@ -43,7 +43,7 @@ _RECORD = 1 + 3 * 32 * 32
 
 
 def content_digest(*arrays: np.ndarray) -> str:
-    """SHA-256 of the numbers in arrays, however they are packed into a file."""
+    """SHA-256 of the numbers in arrays, independent of the file format."""
     found = hashlib.sha256()
     for array in arrays:
         found.update(np.ascontiguousarray(array).data)
@@ -93,8 +93,8 @@ def _checked(x: np.ndarray, y: np.ndarray, path: Path) -> Images:
     return x, y
 
 
-def _idx(name: str, part: str) -> Images:
-    start = "train" if part == "train" else "t10k"
+def _idx(name: str, split: str) -> Images:
+    start = "train" if split == "train" else "t10k"
     files = [f for f in COLLECTIONS[name].files if f.path.startswith(f"{name}/{start}-")]
     images, labels = obtain(*files)
     x, y = read_idx(images, 3), read_idx(labels, 1)
@@ -103,16 +103,16 @@ def _idx(name: str, part: str) -> Images:
     return _checked(x[:, None], y, labels)
 
 
-def _cifar10(part: str) -> Images:
-    wanted = CIFAR_BATCHES[:-1] if part == "train" else CIFAR_BATCHES[-1:]
+def _cifar10(split: str) -> Images:
+    wanted = CIFAR_BATCHES[:-1] if split == "train" else CIFAR_BATCHES[-1:]
     batches = [read_batch(path) for path in obtain(*wanted, archive=CIFAR_TAR)]
     images, labels = zip(*batches, strict=True)
     return np.concatenate(images), np.concatenate(labels)
 
 
-def _svhn(part: str) -> Images:
+def _svhn(split: str) -> Images:
     train, test = COLLECTIONS["svhn"].files
-    if part == "train":
+    if split == "train":
         return read_svhn_mat(obtain(train)[0])
     packed = path_of(_SVHN_NPZ)
     if packed is not None:
@@ -125,7 +125,7 @@ RAW: dict[str, Callable[[str], Images]] = {
     "cifar10": _cifar10,
     "svhn": _svhn,
 }
-"""For each set a function from `"train"` or `"test"` to its images; NotMNIST has only a test."""
+"""For each data set, images by split, `"train"` or `"test"`; NotMNIST has a test set only."""
 
 
 _PATH = "cifar10/cifar10h_counts.npz"
@@ -136,9 +136,9 @@ _LARGEST = 2 << 20
 
 
 def human_labels() -> Tensor:
-    """Share of the people who chose each class, [10000, 10], in the order of CIFAR-10's test.
+    """Share of people who chose each class [10000, 10], in the order of the CIFAR-10 test set.
 
-    A soft label to judge probabilities by: how far is the ensemble's doubt from that of people?
+    These soft labels serve to evaluate predicted probabilities against human uncertainty.
     """
     counts = _read()
     if counts is None:
@@ -174,7 +174,7 @@ def _checked_labels(counts: np.ndarray) -> np.ndarray:
 
 
 def _fetched() -> np.ndarray:
-    """The published array as bytes, kept under the name that a shared folder has it."""
+    """The published array as bytes, stored under its name in a shared folder."""
     content = io.BytesIO(fetch_bytes(VOTES_ADDRESS, _LARGEST, _PATH))
     try:
         published = np.lib.format.read_array(content, allow_pickle=False)

@@ -1,7 +1,7 @@
-"""Readers of foreign files that believe no claim before it is checked.
+"""Readers of untrusted files, which check every claim of a file.
 
-Nothing is unpickled. An array is read only when the bytes that its header claims are there, and
-an archive only when it does not grow out of proportion.
+Nothing is unpickled. An array is read only if the file has the bytes that its header claims. An
+archive is read only if it does not grow out of proportion.
 """
 
 import gzip
@@ -53,7 +53,7 @@ def read_npz(file: IO[bytes]) -> Arrays:
 def read_arrays(
     file: IO[bytes], names: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
-    """Arrays of a `.npz` archive by their names; those that are optional may be missing."""
+    """Arrays of a `.npz` archive by name; optional arrays may be missing."""
     try:
         with zipfile.ZipFile(file) as archive:
             held = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -73,7 +73,7 @@ def read_arrays(
 def read_csv(file: IO[bytes]) -> Arrays:
     """The numbers [rows, columns] of a `.csv` file, and no targets.
 
-    A first line without a single number is a line of names and is left out.
+    A first line without any number is a line of names and is left out.
     """
     try:
         with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
@@ -111,7 +111,7 @@ def _member(archive: zipfile.ZipFile, name: str, room: int) -> np.ndarray:
     if info.file_size > max(_SMALL, _GROWTH * packed):
         raise DataError(
             f"{name} would grow from {packed:,} to {info.file_size:,} bytes, more than "
-            f"{_GROWTH} times; if it is truly yours, save it with numpy.savez, uncompressed"
+            f"{_GROWTH} times; if you trust the file, save it uncompressed with numpy.savez"
         )
     with archive.open(info) as file:
         return _array(file, info.file_size)
@@ -137,7 +137,7 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    # A damaged header fails in whatever way Python's own parser fails.
+    # Python's parser raises any error for a damaged header.
     try:
         shape, fortran, dtype = _HEADERS[npy.read_magic(file)](file)
     except (OSError, zipfile.BadZipFile, zlib.error):
@@ -150,13 +150,13 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def _is_names(line: str) -> bool:
-    cells = [cell.strip().strip('"') for cell in line.split(",")]
-    return any(cells) and not any(_is_number(cell) for cell in cells)
+    words = [word.strip().strip('"') for word in line.split(",")]
+    return any(words) and not any(_is_number(word) for word in words)
 
 
-def _is_number(cell: str) -> bool:
+def _is_number(word: str) -> bool:
     try:
-        float(cell)
+        float(word)
     except ValueError:
         return False
     return True
@@ -169,7 +169,7 @@ def _length(file: IO[bytes]) -> int:
 _BYTES = 8
 
 _IDX_GROWTH = 1040
-"""Deflate packs at most 1,032 bytes into one."""
+"""Limit of the growth; deflate packs at most 1,032 bytes into one."""
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
@@ -195,7 +195,7 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
 def _content(file: IO[bytes], axes: int, room: int) -> np.ndarray:
     header = file.read(4 + 4 * axes)
     if len(header) < 4 + 4 * axes or header[:2] != b"\0\0":
-        raise DataError("it does not begin with the header of one")
+        raise DataError("it does not begin with an IDX header")
     if header[2] != _BYTES or header[3] != axes:
         raise DataError(
             f"it holds type {header[2]} in {header[3]} axes; wanted bytes (8) in {axes}"
@@ -209,7 +209,7 @@ def _content(file: IO[bytes], axes: int, room: int) -> np.ndarray:
     if held < claimed:
         raise DataError(f"its header claims {claimed:,} bytes, but it holds {held:,}")
     if file.read(1):
-        raise DataError(f"it goes on after the {claimed:,} bytes that its header claims")
+        raise DataError(f"it has more than the {claimed:,} bytes that its header claims")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 

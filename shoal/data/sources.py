@@ -1,4 +1,4 @@
-"""From what a user hands to `fit` or `predict` to batches of tensors."""
+"""Data arguments of `fit` and `predict`, turned into batches of tensors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,9 +33,9 @@ def as_split(
     dtype: torch.dtype = torch.float32,
     whole: Callable[[Tensor], bool] | None = None,
 ) -> Split:
-    """Validated tensors from a Dataset (its training part), a Split, a pair (x, y), or x alone.
+    """Validated tensors from a Dataset (its training data), a Split, a pair (x, y), or x alone.
 
-    Arrays, tensors and nested lists will do; `as_inputs` and `as_targets` say what becomes what.
+    Arrays, tensors and nested lists are allowed; see `as_inputs` and `as_targets`.
 
     >>> as_split(([[0.5], [1.5]], [0, 1])).y
     tensor([0, 1])
@@ -64,19 +64,19 @@ def batches_of(
     steps: int | None = None,
     whole: Callable[[Tensor], bool] | None = None,
 ) -> ArrayBatches | LoaderBatches:
-    """Batches of whatever can be trained on, on `device`.
+    """Batches of any training data, on `device`.
 
     Args:
-        data: a Dataset, a Split, a pair (x, y) of arrays, a torch Dataset of points (x, y), be it
-            indexed or iterated over, a torch DataLoader, or anything that gives batches (x, y)
-            each time it is iterated over, such as a list of them.
-        batch_size: points in a batch; a loader has its own.
-        seed: with the epoch, decides the order of the points.
-        device: where the batches are wanted; None leaves them where the data are.
-        dtype: type of real inputs and targets.
+        data: a Dataset, a Split, a pair (x, y) of arrays, a torch Dataset of points (x, y),
+            indexed or iterable, a torch DataLoader, or any iterable of batches (x, y) that can be
+            read repeatedly, such as a list.
+        batch_size: data points per batch; a loader has its own.
+        seed: with the epoch, fixes the order of the points.
+        device: device of the batches; None keeps that of the data.
+        dtype: type of floating-point inputs and targets.
         classes: refuse labels outside 0 to `classes` - 1.
-        steps: how many batches will be wanted; what has no length is not counted then.
-        whole: tells whether the network takes whole numbers; see `as_inputs`.
+        steps: number of batches; with it, data of unknown length are not counted.
+        whole: returns whether the network takes integers; see `as_inputs`.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -94,12 +94,12 @@ def batches_of(
 
 
 def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
-    """All of it in one piece: arrays as `as_split` takes them, or the batches of a loader, joined.
+    """All data as one split: arrays as in `as_split`, or the joined batches of a loader.
 
     Args:
         data: a Split, a pair (x, y) of arrays, x alone, a torch Dataset, or a loader of batches x
             or (x, y), which is read once.
-        dtype: type of real inputs and targets.
+        dtype: type of floating-point inputs and targets.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
@@ -130,14 +130,14 @@ def input_batches(
     Args:
         data: an array or tensor, a Split, a pair (x, y), a torch Dataset of points x or (x, y), or
             a loader, list or other iterable of batches x or (x, y).
-        batch_size: inputs in a batch; a loader has its own.
-        device: where the batches are wanted; None leaves them where the data are.
-        dtype: type of real inputs.
-        whole: tells whether the network takes whole numbers; see `as_inputs`.
-        trained: range of the inputs of the training, against which the first batch is held.
+        batch_size: inputs per batch; a loader has its own.
+        device: device of the batches; None keeps that of the data.
+        dtype: type of floating-point inputs.
+        whole: returns whether the network takes integers; see `as_inputs`.
+        trained: range of the training inputs, to check the first batch.
     """
     if isinstance(data, Dataset):
-        raise DataError(f"dataset '{data.name}' has several parts; pass one, such as data.test")
+        raise DataError(f"dataset '{data.name}' has several splits; pass one, such as data.test")
     size = checked_size(batch_size)
     if isinstance(data, TorchDataset):
         data = DataLoader(data, size)
@@ -167,7 +167,7 @@ def input_batches(
 
 
 def _inputs_of_pair(x: Any, y: Any) -> Any:
-    shapes = [np.shape(part)[1:] for part in (x, y) if hasattr(part, "__array__")]
+    shapes = [np.shape(array)[1:] for array in (x, y) if hasattr(array, "__array__")]
     if len(shapes) == 2 and shapes[0] and shapes[0] == shapes[1]:
         raise DataError(
             f"a tuple of two arrays may be a pair (x, y) or two batches; type x alone for the "

@@ -1,7 +1,7 @@
-"""Where the files of data sets are kept: first `$SHOAL_DATA`, then the user's cache.
+"""The folders of data files: first `$SHOAL_DATA`, then the user's cache.
 
-The first is only read: what is wrong there is said and left alone. In the cache a bad file is
-thrown away and fetched again.
+Shoal only reads `$SHOAL_DATA`, and reports bad files there. In the cache Shoal removes a bad file
+and downloads it again.
 """
 
 import os
@@ -24,7 +24,7 @@ _PATIENCE = 3600.0
 
 
 def shared() -> Path | None:
-    """The folder that `SHOAL_DATA` names, which is only read."""
+    """The folder `SHOAL_DATA`, which Shoal only reads."""
     named = os.environ.get("SHOAL_DATA")
     return Path(named) if named else None
 
@@ -41,7 +41,7 @@ def cache() -> Path:
 
 
 def folders() -> list[Path]:
-    """Where files are looked for, in this order."""
+    """The data folders, in the order of search."""
     named = shared()
     if named is None:
         return [cache()]
@@ -58,12 +58,12 @@ def path_of(path: str) -> Path | None:
 
 
 def in_cache(path: Path) -> bool:
-    """Whether Shoal wrote the file itself and may throw it away."""
+    """Whether Shoal wrote the file itself and may remove it."""
     return path.is_relative_to(folders()[-1]) and not path.is_relative_to(shared() or "\0")
 
 
 def present(name: str) -> str:
-    """Whether the files of a data set are at hand: `"here"`, `"partly here"` or `"not here"`."""
+    """Whether the files of a data set are present: `"here"`, `"partly here"` or `"not here"`."""
     held = COLLECTIONS[name]
     paths = [path for file in held.files for path in (file.path, held.instead.get(file.path, ""))]
     found = {path for path in paths if path and path_of(path) is not None}
@@ -72,16 +72,16 @@ def present(name: str) -> str:
 
 
 def obtain(*files: File, archive: File | None = None) -> list[Path]:
-    """Sound copies of files of one data set, downloaded where they are missing.
+    """Checked files of one data set, downloaded if they are missing.
 
     Args:
-        files: what is wanted; they lie in one folder.
-        archive: where all of them are packed, for files that have no address of their own.
+        files: files of one folder.
+        archive: archive of the files, for files without their own address.
     """
     found = {file: _sound(file) for file in files}
     if None in found.values():
         with writing(files[0].path.partition("/")[0]):
-            # Another process may have brought them while this one waited.
+            # Another process may have downloaded them while this one waited.
             missing = [file for file in files if found[file] is None and _sound(file) is None]
             if archive is not None and missing:
                 _unpack(archive, missing)
@@ -91,7 +91,7 @@ def obtain(*files: File, archive: File | None = None) -> list[Path]:
 
 
 def writing(name: str) -> FolderLock:
-    """Keeps other processes from downloading the same data set at the same time."""
+    """A lock against other processes that download the same data set."""
     return FolderLock(cache() / name, wait=_PATIENCE)
 
 
@@ -103,7 +103,7 @@ def _place(file: File) -> Path:
 
 
 def _sound(file: File) -> Path | None:
-    """The first copy, checked; None where there is none or a bad one was thrown away."""
+    """The first copy, checked; None if there is none or a bad copy was removed."""
     path = path_of(file.path)
     if path is None:
         return None
@@ -112,16 +112,18 @@ def _sound(file: File) -> Path | None:
         return path
     if not in_cache(path):
         advice = f"get {file.addresses[0]}" if file.addresses else "remove it"
-        raise DataError(f"{path} {wrong}; {advice}, or unset SHOAL_DATA to have it downloaded")
+        raise DataError(
+            f"{path} {wrong}; {advice}, or unset SHOAL_DATA, so that Shoal downloads it"
+        )
     notice(f"{path} {wrong}; fetching it again")
     path.unlink(missing_ok=True)
     return None
 
 
 def _unpack(archive: File, wanted: Sequence[File]) -> None:
-    """Take files out of a tar archive by name; nothing else in it is looked at.
+    """Extract files from a tar archive by name; all other content is ignored.
 
-    The archive is kept, for the files in it that are not wanted yet.
+    The archive is kept for its other files.
     """
     packed = _sound(archive)
     if packed is None:
@@ -131,21 +133,21 @@ def _unpack(archive: File, wanted: Sequence[File]) -> None:
     by_name = {file.path.partition("/")[2]: file for file in wanted}
     try:
         with tarfile.open(packed, "r:*") as tar:
-            for entry in tar:
-                file = by_name.get(entry.name)
-                if file is not None and entry.isreg() and entry.size == file.size:
-                    _extract(tar, entry, file)
+            for packed_file in tar:
+                file = by_name.get(packed_file.name)
+                if file is not None and packed_file.isreg() and packed_file.size == file.size:
+                    _extract(tar, packed_file, file)
     except (tarfile.TarError, EOFError) as error:
         raise DataError(f"{packed} is not a sound archive: {error}") from error
-    lost = [file.path for file in wanted if _sound(file) is None]
-    if lost:
-        raise DataError(f"{packed} does not hold {', '.join(lost)}")
+    missing = [file.path for file in wanted if _sound(file) is None]
+    if missing:
+        raise DataError(f"{packed} does not hold {', '.join(missing)}")
 
 
-def _extract(tar: tarfile.TarFile, entry: tarfile.TarInfo, file: File) -> None:
-    source = tar.extractfile(entry)
+def _extract(tar: tarfile.TarFile, packed_file: tarfile.TarInfo, file: File) -> None:
+    source = tar.extractfile(packed_file)
     if source is None:
-        raise StorageError(f"{entry.name} cannot be read out of its archive")
+        raise StorageError(f"{packed_file.name} cannot be read from its archive")
     with replacing(_place(file), file.size) as temporary, temporary.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)
         sink.flush()

@@ -1,7 +1,7 @@
-"""Target densities for plain particles, with exact samples to compare with.
+"""Target densities for plain particles, with exact samples for comparison.
 
 `log_density` takes one particle [D] and gives a scalar, so that `vmap(grad(log_density))` is the
-score of many.
+score of many particles.
 """
 
 import math
@@ -33,7 +33,7 @@ class Target(Protocol):
 
     @property
     def bounds(self) -> tuple[Pair, ...]:
-        """For each coordinate, the range that a figure should show."""
+        """The range of each coordinate in a figure."""
         ...
 
     def log_density(self, x: Tensor) -> Tensor:
@@ -161,14 +161,16 @@ class Mixture:
     def log_density(self, x: Tensor) -> Tensor:
         """Log density of one particle [2]."""
         hills = zip(self.weights, self.means, self.covariances, strict=True)
-        logs = [math.log(weight) + _tilted(x, mean, spread) for weight, mean, spread in hills]
+        logs = [
+            math.log(weight) + _tilted(x, mean, covariance) for weight, mean, covariance in hills
+        ]
         return torch.stack(logs).logsumexp(0)
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """Independent samples [n, 2]."""
         weights = torch.tensor(self.weights)
         hill = torch.multinomial(weights, n, replacement=True, generator=generator)
-        factors = torch.stack([_cholesky(spread) for spread in self.covariances])[hill]
+        factors = torch.stack([_cholesky(covariance) for covariance in self.covariances])[hill]
         noise = torch.randn(n, 2, 1, generator=generator)
         return torch.tensor(self.means)[hill] + (factors @ noise).squeeze(-1)
 
@@ -178,8 +180,8 @@ class Mixture:
 class Funnel:
     """A funnel whose neck is exponentially narrow: v ~ N(0, std²), x_i | v ~ N(0, exp(v)).
 
-    Neal (2003). A particle is (x_1, ..., v): v is the last coordinate, so that the funnel stands
-    upright in a figure.
+    Neal (2003). A particle is (x_1, ..., v), with v last, so that the funnel is upright in a
+    figure.
 
     Attributes:
         dimension: coordinates of a particle, v included.
@@ -196,7 +198,7 @@ class Funnel:
 
     @property
     def bounds(self) -> tuple[Pair, ...]:
-        """Two standard deviations of v, and as wide as the mouth is one of them up."""
+        """Two standard deviations of v, and the width of the funnel at v = std."""
         mouth = 3.0 * math.exp(self.std / 2)
         return ((-mouth, mouth),) * (self.dimension - 1) + ((-2.0 * self.std, 2.0 * self.std),)
 
@@ -231,8 +233,8 @@ def _cholesky(covariance: Square) -> Tensor:
 
 
 def _box(means: Sequence[Pair], covariances: Sequence[Square]) -> tuple[Pair, ...]:
-    centres, spreads = torch.tensor(means), torch.tensor(covariances)
-    reach = 3.0 * spreads.diagonal(dim1=-2, dim2=-1).sqrt()
+    centres, matrices = torch.tensor(means), torch.tensor(covariances)
+    reach = 3.0 * matrices.diagonal(dim1=-2, dim2=-1).sqrt()
     low, high = (centres - reach).amin(0).tolist(), (centres + reach).amax(0).tolist()
     return tuple(zip(low, high, strict=True))
 

@@ -1,4 +1,4 @@
-"""The UCI regression sets: their tables as text, and their standard splits."""
+"""The UCI regression problems: their tables as text, and their standard splits."""
 
 import io
 from typing import Literal
@@ -56,7 +56,7 @@ def _places(address: str, name: str, end: int) -> np.ndarray:
     numbers = _numbers(address + name, 1)
     places = numbers.astype(np.int64)
     if (places != numbers).any() or places.min() < 0 or places.max() >= end:
-        raise DataError(f"{address}{name} lists places outside 0 to {end - 1}")
+        raise DataError(f"{address}{name} lists indices outside 0 to {end - 1}")
     return places
 
 
@@ -84,22 +84,22 @@ PROBLEMS = {
 }
 """The problems, each with the SHA-256 of its inputs, targets and splits."""
 
-_PARTS = ("x", "y", "test")
+_ARRAYS = ("x", "y", "test")
 
 
 @registry.register("uci", cite=("hernandez2015probabilistic", "gal2016dropout"))
 def uci(problem: str = "boston", split: int = 0, validation: int = 0, seed: int = 0) -> Dataset:
     """One of nine regression problems of the UCI repository, in one of its published splits.
 
-    A tenth of the points is kept for the test. Inputs and targets are standardised by the mean
-    and the standard deviation of the training part; `Dataset.scaling` leads back to the units of
-    the targets, in which the field states RMSE and log-likelihood.
+    The test set has a tenth of the points. Inputs and targets are standardised by the mean and the
+    standard deviation of the training data. `Dataset.scaling` converts back to the units of the
+    targets, in which papers report RMSE and log-likelihood.
 
     Args:
         problem: boston, concrete, energy, kin8nm, naval, power, protein, wine or yacht.
-        split: 0 to 19; protein has five, 0 to 4.
-        validation: training points, chosen by the seed, to keep back.
-        seed: chooses them.
+        split: index of the published split, 0 to 19; 0 to 4 for protein.
+        validation: number of training points to hold out.
+        seed: fixes the held-out points.
     """
     if problem not in PROBLEMS:
         raise ConfigError(f"there is no UCI problem '{problem}'; {nearest(problem, PROBLEMS)}")
@@ -116,14 +116,14 @@ def uci(problem: str = "boston", split: int = 0, validation: int = 0, seed: int 
     inputs, _, _ = standardise(torch.from_numpy(x), torch.from_numpy(x)[train])
     targets, mean, std = standardise(torch.from_numpy(y), torch.from_numpy(y)[train])
 
-    def part(rows: torch.Tensor) -> Split:
+    def split_of(rows: torch.Tensor) -> Split:
         return Split(inputs[rows].float(), targets[rows].float())
 
     return Dataset(
         name=f"uci-{problem}",
-        train=part(train),
-        test=part(test.nonzero().squeeze(1)),
-        validation=part(kept) if validation else None,
+        train=split_of(train),
+        test=split_of(test.nonzero().squeeze(1)),
+        validation=split_of(kept) if validation else None,
         scaling=Scaling(float(mean), float(std)),
     )
 
@@ -155,7 +155,7 @@ def _read(problem: str) -> list[np.ndarray] | None:
         return None
     try:
         with path.open("rb") as file:
-            held = read_arrays(file, [f"{problem}_{part}" for part in _PARTS])
+            held = read_arrays(file, [f"{problem}_{name}" for name in _ARRAYS])
         wrong = "" if _is_sound(problem, list(held.values())) else "its content is altered"
     except DataError as error:
         held, wrong = {}, str(error)
@@ -173,13 +173,13 @@ def _is_sound(problem: str, arrays: list[np.ndarray]) -> bool:
 
 
 def _build() -> None:
-    """Every problem from its folder of text, checked, into one file like the shared one."""
+    """Download and check every problem, and write all of them into one file."""
     arrays: dict[str, np.ndarray] = {}
     for problem in PROBLEMS:
         found = fetch_problem(problem)
         if not _is_sound(problem, found):
-            raise DataError(f"the UCI problem '{problem}' is not what it was when it was published")
-        arrays |= {f"{problem}_{part}": array for part, array in zip(_PARTS, found, strict=True)}
+            raise DataError(f"the UCI problem '{problem}' differs from the published version")
+        arrays |= {f"{problem}_{name}": array for name, array in zip(_ARRAYS, found, strict=True)}
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     write_bytes(cache() / UCI_PATH, packed.getvalue())

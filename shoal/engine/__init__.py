@@ -1,1 +1,1 @@
-"""How members run, never what they compute: runner, graphs, streams, fused layers, kernels."""
+"""Execution of members: member runner, graphs, streams, fused layers, kernels; never results."""

@@ -1,4 +1,4 @@
-"""Autotune on the CPU: how many threads, and whether convolutional members run together."""
+"""Autotune on the CPU: number of threads, and member runner of convolutional networks."""
 
 import hashlib
 import os
@@ -17,11 +17,11 @@ from shoal.engine.member_runner import MemberRunner
 __all__ = ["SMALL", "faster_runner", "faster_threads", "set_threads"]
 
 Step = Callable[[MemberRunner], object]
-"""Computes one step and changes nothing."""
+"""Computes one step without changing the members."""
 
 
 def faster_threads(step: Step, mapping: MemberRunner) -> int:
-    """One thread, or as many as torch has now, whichever takes a step sooner."""
+    """One thread, or torch's current number of threads, whichever is faster."""
     most = torch.get_num_threads()
     if most == 1:
         return 1
@@ -36,14 +36,14 @@ def faster_threads(step: Step, mapping: MemberRunner) -> int:
 
 
 def faster_runner(step: Step, groups: Sequence[Group], batch: torch.Size) -> MemberRunner:
-    """`vmap` or `loop`, as remembered or as tried."""
+    """The faster of `vmap` and `loop`, from the stored choice or by timing."""
     name = _signature(groups, batch)
     known = _remembered()
     if known.get(name) not in ("vmap", "loop"):
         times = {kind: _seconds(step, MemberRunner(kind)) for kind in ("vmap", "loop")}
         known[name] = min(times, key=lambda kind: times[kind])
         if not _remember(known):
-            return MemberRunner()  # what cannot be remembered could be chosen otherwise next time
+            return MemberRunner()  # a choice that cannot be stored might differ next time
     return MemberRunner(known[name])
 
 
@@ -89,14 +89,14 @@ def _remember(known: dict[str, str]) -> bool:
 
 
 SMALL = 3e7
-"""Products of a weight and an input in one step, below which one thread is as fast as several."""
+"""Multiplications per step below which one thread is as fast as several."""
 
 
 def set_threads(wanted: int | None, weights: Tree, batch_size: int) -> None:
-    """Take the number that was asked for; else one for small networks, else what torch thinks best.
+    """Set the requested number of threads; by default one for small networks, else torch's choice.
 
-    One thread also sums in one order, so that results do not depend on the number of cores.
-    `OMP_NUM_THREADS` in the environment counts as a number that was asked for.
+    One thread sums in one order, so results do not depend on the number of cores.
+    `OMP_NUM_THREADS` in the environment counts as a request.
     """
     count = sum(tensor.numel() for tensor in weights.values())
     if wanted is not None:

@@ -1,10 +1,9 @@
-"""Whole training steps as CUDA graphs: one launch a step, and nothing waits for the host.
+"""Whole training steps as CUDA graphs: one launch per step, and nothing waits for the host.
 
 A step of a small ensemble is a few dozen kernels of some microseconds each, so launching them from
-Python takes longer than running them. Here a step is captured once for every batch size: picking
-the batch from the data on the device, forward, repulsion, backward, optimiser and history. What
-changes from step to step (the order of the data, learning rate, annealing, the step itself) is read
-from tensors on the device.
+Python takes longer than running them. Here a step is captured once per batch size: selection of the
+batch on the device, forward pass, repulsion, backward pass, optimiser and history. Values that
+change between steps (data order, learning rate, annealing, step number) are tensors on the device.
 """
 
 import gc
@@ -17,16 +16,16 @@ from torch import Tensor
 __all__ = ["CapturedSteps", "DataOnDevice"]
 
 Move = Callable[[Tensor, Tensor, float | Tensor, Tensor], None]
-"""Moves the members: (x, y, annealing, step)."""
+"""One training step: (x, y, annealing, step)."""
 
 
 class DataOnDevice(Protocol):
-    """Data from which a captured step picks its batch; the order of the epochs is theirs.
+    """Data from which a captured step selects its batch; defines the order of each epoch.
 
     Attributes:
         x: inputs [N, ...] on the device.
         y: targets [N, ...] on the device.
-        batch_size: points in a batch; the last of an epoch may have fewer.
+        batch_size: data points per batch; the last batch of an epoch may have fewer.
     """
 
     @property
@@ -54,14 +53,14 @@ class DataOnDevice(Protocol):
 
 
 class CapturedSteps:
-    """Replays captured steps over the epochs of data that lie on the device.
+    """Replays captured steps over the epochs of data on the device.
 
     Args:
-        move: one training step, made of operations on the device alone.
+        move: one training step that uses only operations on the device.
         batches: the data, on the device.
         pace: learning rate and annealing factor of every step of the run.
         rate: the optimiser's learning rate, a scalar on the device.
-        annealed: the annealing factor is not always 1.
+        annealed: whether the annealing factor can differ from 1.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class CapturedSteps:
         self.pace = torch.tensor(pace, device=device, dtype=rate.dtype)
         shape = batches.steps_per_epoch, batches.batch_size
         self.order = torch.zeros(shape, dtype=torch.int64, device=device)
-        # Where the next step finds its batch in `order`, and its place in the run.
+        # Position of the next batch in `order`, and the number of the next step.
         self.places = torch.zeros(2, dtype=torch.int64, device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.warm: dict[int, int] = {}
@@ -99,7 +98,7 @@ class CapturedSteps:
         if size in self.graphs:
             self.graphs[size].replay()
             return
-        # The first steps run as they are: libraries choose their kernels, the optimiser its state.
+        # The first steps run eagerly: libraries choose kernels, the optimiser makes its state.
         if self.warm.get(size, 0) < (3 if not self.graphs else 1):
             self.warm[size] = self.warm.get(size, 0) + 1
             self.side.wait_stream(torch.cuda.current_stream())

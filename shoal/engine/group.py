@@ -1,4 +1,4 @@
-"""Members of one architecture, their tensors stacked."""
+"""Members of one architecture, with stacked tensors."""
 
 import copy
 import functools
@@ -18,7 +18,7 @@ from shoal.engine.precision import lowered, lowered_inputs
 __all__ = ["Group"]
 
 Embedded = tuple[str, torch.Size]
-"""Probe of an embedding, and the shape of what it gives for a batch."""
+"""Probe of an embedding, and the shape of the embedding's output for a batch."""
 
 
 @dataclass
@@ -26,13 +26,13 @@ class Group:
     """Members of one architecture.
 
     Attributes:
-        prototype: an ordinary module, whose copies `Ensemble.member` hands out.
-        skeleton: the module that runs with the members' tensors in place of its own.
+        prototype: an ordinary module; `Ensemble.member` returns copies of it.
+        skeleton: the module that runs with the members' tensors instead of its own.
         weights: trainable tensors [m, ...].
-        buffers: everything else the members carry [m, ...]: running statistics, frozen weights.
+        buffers: all other tensors [m, ...]: running statistics, weights that are not trained.
         keys: names of the dropout keys of the skeleton.
-        prefix: tells the weights of several groups apart.
-        compute: type the networks calculate in, when it is not that of the weights.
+        prefix: prefix of the weights' names, unique among groups.
+        compute: type of the networks' arithmetic; None for the type of the weights.
     """
 
     prototype: nn.Module
@@ -55,7 +55,7 @@ class Group:
         trained = [name for name, p in parameters[0].items() if p.requires_grad]
         frozen = [name for name in parameters[0] if name not in trained]
         if not trained:
-            raise ConfigError("every parameter of the network is frozen: nothing can be trained")
+            raise ConfigError("every parameter of the network is frozen, so nothing can be trained")
         weights = {name: _stack(parameters, name).requires_grad_() for name in trained}
         rest = {name: _stack(parameters, name) for name in frozen}
         rest |= {name: _stack(buffers, name) for name in buffers[0]}
@@ -69,7 +69,7 @@ class Group:
 
     @property
     def members(self) -> int:
-        """How many."""
+        """Number of members."""
         return len(next(iter(self.weights.values())))
 
     @property
@@ -80,7 +80,7 @@ class Group:
 
     @property
     def must_loop(self) -> bool:
-        """`vmap` was tried on this network and could not batch it."""
+        """Whether `vmap` failed on this network."""
         tried = self._proven.items()
         return any(case[0].kind == "vmap" and used.kind == "loop" for case, used in tried)
 
@@ -91,9 +91,9 @@ class Group:
         keys: Tensor | None,
         probe: Tree | None = None,
     ) -> list[Tensor]:
-        """Outputs [m, B, C] for a batch, and for a part of it if that is shown as well.
+        """Outputs [m, B, C] for a batch, and for some of its rows if they are given.
 
-        The first run finds out whether the mapping works for this network.
+        The first run checks that the member runner works for this network.
         """
         shown = [MemberInputs(self.taken(x, own), own) for x, own in shown]
         state = self.weights | self.buffers | (probe or {})
@@ -120,10 +120,9 @@ class Group:
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
 
     def takes_whole(self, x: Tensor) -> bool:
-        """Whether the network takes whole numbers [B, ...] as they are, in an embedding say.
+        """Whether the network takes integers [B, ...], for example in an embedding.
 
-        One member tries them, and real numbers where it fails. What neither works for is left to
-        the run that needs it, and to its sentence.
+        One member tries integers, then real numbers. If both fail, the later run reports the error.
         """
         if not self._whole:
             few = x[:2].to(next(iter(self.weights.values())).device)
@@ -149,13 +148,13 @@ class Group:
         return x.to(next(iter(self.weights.values())).dtype)
 
     def taken(self, x: Tensor, own: bool = False) -> Tensor:
-        """Whole numbers as real ones where the network wants those."""
+        """The inputs; integers become floats if the network needs floats."""
         if x.is_floating_point() or self.takes_whole(x[0] if own else x):
             return x
         return self._real(x)
 
     def _explain(self, error: BaseException, shown: MemberInputs) -> None:
-        """Raise a sentence, if what was shown is the reason that a network failed that has run."""
+        """Raise a clear error, if a network that ran before fails because of its inputs."""
         if isinstance(error, ShoalError):
             error = error.__cause__ or error
         if not self._seen or isinstance(error, ShoalError) or "memory" in str(error):
@@ -164,8 +163,8 @@ class Group:
         known = sorted({tuple(seen) for seen, _ in self._seen})
         if tuple(shape) not in known:
             raise DataError(
-                f"the network does not take inputs of shape {tuple(shape)}; it has taken "
-                f"{known[0] if len(known) == 1 else known}: {reason}"
+                f"the network does not take inputs of shape {tuple(shape)}; it took "
+                f"{known[0] if len(known) == 1 else known} before: {reason}"
             ) from error
         if (shape, dtype) not in self._seen or isinstance(error, IndexError):
             raise DataError(
@@ -174,12 +173,12 @@ class Group:
         alone = shown.x.shape[int(shown.own)] == 1
         if alone and self.skeleton.training and isinstance(error, ValueError):
             raise DataError(
-                f"a batch of a single point came, on which this network cannot train ({reason}); "
+                f"this network cannot train on a batch of one data point ({reason}); "
                 f"give the loader drop_last=True or another batch_size"
             ) from error
 
     def embedded(self, x: Tensor) -> Embedded | None:
-        """The embedding that tokens [B, ...] go through first; None when there is none."""
+        """The first embedding of tokens [B, ...]; None without an embedding."""
         if x.shape not in self._embedded:
             one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
             self._embedded[x.shape] = first_called(self.skeleton, one, x)
@@ -217,8 +216,8 @@ def _name(dtype: torch.dtype) -> str:
 def _computed(module: nn.Module) -> list[tuple[str, str]]:
     """Layers and names of tensors that a hook computes from parameters before every call.
 
-    So do `torch.nn.utils.weight_norm` and pruning. What they have computed so far is cut off from
-    its parameters, since it could not be copied otherwise.
+    `torch.nn.utils.weight_norm` and pruning use such hooks. The tensors computed so far are
+    detached, since they could not be copied otherwise.
     """
     found = []
     for owner, layer in module.named_modules():
@@ -232,14 +231,14 @@ def _computed(module: nn.Module) -> list[tuple[str, str]]:
                 vars(layer)[name] = value.detach()
             elif value.grad_fn is not None:
                 raise ConfigError(
-                    f"the network computed '{name}' from its weights when it was made, so that "
+                    f"the network computed '{name}' from its weights in its constructor, so "
                     f"training would not change it; compute it in forward"
                 )
     return found
 
 
 def _forget(module: nn.Module, computed: list[tuple[str, str]]) -> None:
-    """Let no tensor of a `vmap` stay behind in the module, which could not be copied any more."""
+    """Remove `vmap` tensors from the module, which could not be copied otherwise."""
     for owner, name in computed:
         layer = module.get_submodule(owner)
         vars(layer).pop(name)

@@ -1,4 +1,8 @@
-"""Layers that members need to run together: dropout by keys, linear layers, embeddings."""
+"""Layers that let members run together under `vmap`.
+
+`KeyedDropout` draws masks from keys, one per member. `MemberLinear` batches the members' matrix
+products. Embeddings get probes, at which input gradients of tokens are recorded.
+"""
 
 from typing import Any
 
@@ -22,12 +26,12 @@ __all__ = [
 
 
 class KeyedDropout(nn.Module):
-    """Stands in for `nn.Dropout` (and its 1d, 2d and 3d forms) inside an ensemble.
+    """Replaces `nn.Dropout` (and its 1d, 2d and 3d forms) inside an ensemble.
 
     Attributes:
         p: probability of dropping.
         layer: index of this layer in the network.
-        channels: leading axes that a mask covers one number at a time (None: every element).
+        channels: number of leading axes of the mask (None: a mask of every element).
     """
 
     key: Tensor
@@ -39,7 +43,7 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x / (1 - p) where chance, hashed from the element, keeps it, else 0."""
+        """x / (1 - p) for kept elements, else 0; a hash of the element decides."""
         if not self.training or self.p == 0:
             return x
         if self.p >= 1:
@@ -65,7 +69,7 @@ def install_dropout(module: nn.Module) -> list[str]:
 
 
 def dropout_keys(seed: int, step: int | Tensor, members: Tensor) -> Tensor:
-    """One 64-bit key a member [M] for the masks of one step."""
+    """One 64-bit key per member [M] for the masks of one step."""
     return hashed(key(seed, "dropout", step, members.device) + members)
 
 
@@ -87,7 +91,7 @@ functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
 
 
 class MemberLinear(nn.Linear):
-    """Stands in for `nn.Linear` inside an ensemble; outside of `vmap` it is the same."""
+    """Replaces `nn.Linear` inside an ensemble; the same outside of `vmap`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """x W^T + b."""
@@ -95,7 +99,7 @@ class MemberLinear(nn.Linear):
             return F.linear(input, self.weight, self.bias)
         level = functorch.maybe_current_level()
         weight, at_weight = functorch._unwrap_batched(self.weight, level)
-        if at_weight is None:  # the members belong to a `vmap` further out
+        if at_weight is None:  # the members belong to an outer `vmap`
             return F.linear(input, self.weight, self.bias)
         x, at_x = functorch._unwrap_batched(input, level)
         column = (
@@ -110,7 +114,7 @@ class MemberLinear(nn.Linear):
 
 
 def install_linear(module: nn.Module) -> None:
-    """Let the linear layers of `module` know of members, in place."""
+    """Replace the linear layers of `module` by `MemberLinear`, in place."""
     for layer in module.modules():
         if type(layer) is nn.Linear:
             layer.__class__ = MemberLinear
@@ -124,7 +128,7 @@ def _shared_inputs(x: Tensor, weight: Tensor, column: Tensor | None) -> Tensor:
     members, out, _ = weight.shape
     flat = weight.reshape(members * out, -1)
     wide = None if column is None else column.expand(members, out, 1).reshape(-1, 1)
-    # On a CPU the product takes a fifth longer when it has to turn the few inputs itself.
+    # On a CPU the product takes a fifth longer if it must transpose the few inputs itself.
     columns = x.mT.contiguous() if x.device.type == "cpu" else x.mT
     outputs = flat @ columns if wide is None else torch.addmm(wide, flat, columns)
     return outputs.reshape(members, out, len(x))
@@ -138,7 +142,7 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def install_embeddings(module: nn.Module) -> None:
-    """Let the embeddings of `module` take a probe, in place."""
+    """Add a probe to the embeddings of `module`, in place."""
     for layer in module.modules():
         if isinstance(layer, _EMBEDDINGS):
             layer.register_buffer("probe", torch.zeros(()), persistent=False)
@@ -146,7 +150,7 @@ def install_embeddings(module: nn.Module) -> None:
 
 
 def first_called(module: nn.Module, tensors: Tree, x: Tensor) -> tuple[str, torch.Size] | None:
-    """Probe of the embedding that one member calls first on a batch, and the embedding's shape."""
+    """Probe of the first embedding that a member calls on a batch, and the embedding's shape."""
     found: list[tuple[str, torch.Size]] = []
 
     def note(name: str) -> Any:

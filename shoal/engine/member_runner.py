@@ -1,12 +1,10 @@
-"""How members run: all at once, in chunks, or one after another, with the same result.
+"""The member runner: all members at once, in chunks, or one after another, with the same result.
 
-On a GPU, members that run one after another have streams of their own. These belong to the stream
-from which the work branches off, so that two branches never wait for each other. On a CPU streams
-do nothing.
+On a GPU, members of a loop run on side streams. Side streams belong to the stream that starts the
+work, so two branches never wait for each other. On a CPU streams do nothing.
 """
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -27,35 +25,20 @@ __all__ = [
     "MemberRunner",
     "first_line",
     "lanes",
-    "open_queues",
     "parse_runner",
     "run_or_loop",
     "twice_differentiable",
 ]
 
-QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-
-
-def open_queues(device: torch.device | str | None) -> None:
-    """Before the first work on a GPU, ask its driver for 32 queues instead of 8.
-
-    Members run side by side on several streams, and those that share a queue wait for each other.
-    The driver reads the variable when it starts: afterwards, and where somebody has chosen a
-    number, nothing is changed.
-    """
-    on_gpu = device is not None and str(device).startswith("cuda")
-    if on_gpu and not torch.cuda.is_initialized():
-        os.environ.setdefault(QUEUES, "32")
-
 
 @contextmanager
 def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[list]:
-    """Side streams that start after what has been queued, and that everything later waits for.
+    """Side streams that start after the queued work; all later work waits for them.
 
     Args:
-        count: how many.
-        device: where the work runs.
-        read: what was made here and is read on the side streams, now or in a backward pass.
+        count: number of streams.
+        device: device of the work.
+        read: tensors of this stream that the side streams read, now or in a backward pass.
     """
     if count == 1 or device.type != "cuda":
         yield [None]
@@ -64,8 +47,8 @@ def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[
     sides = _sides(here, count)
     for side in sides:
         side.wait_stream(here)
-        # Backward passes read these after the host has let go of them: without a note of it,
-        # what is made here meanwhile would be given the same memory.
+        # Backward passes read these tensors after the host has freed them: without this record,
+        # new tensors of this stream would get the same memory.
         for tensor in read:
             tensor.record_stream(side)
     yield sides
@@ -79,7 +62,7 @@ def _sides(here: torch.cuda.Stream, count: int) -> list[torch.cuda.Stream]:
 
 
 class MemberInputs(NamedTuple):
-    """Inputs of the members: [B, ...] for all, or [M, B, ...] with `own`, to each its own."""
+    """Inputs of the members: [B, ...] for all, or [M, B, ...] with `own`, one batch per member."""
 
     x: Tensor
     own: bool
@@ -90,12 +73,12 @@ class MemberRunner:
     """A way to run the members of a group.
 
     Attributes:
-        kind: "vmap" runs them together by `torch.func.vmap`, "loop" one after another.
-        chunk: how many run together, forward and back, so that only their activations exist at a
-            time; None for all. A single forward pass by vmap is cut in the same way.
-        streams: on a GPU, how many members of a loop are under way at a time; where there are
-            several, layers of networks that are trained run fused.
-        compiled: the networks go through `torch.compile`.
+        kind: "vmap" runs members together by `torch.func.vmap`, "loop" one after another.
+        chunk: number of members per forward and backward pass, to limit activations; None for all.
+            A single forward pass by vmap is divided in the same way.
+        streams: on a GPU, number of loop members that run at a time; with several streams, layers
+            of trained networks run fused.
+        compiled: whether the networks go through `torch.compile`.
     """
 
     kind: str = "vmap"
@@ -110,14 +93,14 @@ class MemberRunner:
             module: the skeleton whose parameters and buffers are replaced.
             state: weights and buffers of all members, [M, ...]; buffers are updated in place.
             x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
-            own_inputs: every member has inputs of its own.
+            own_inputs: every member has its own inputs.
         """
         return self.outputs(module, state, MemberInputs(x, own_inputs))[0]
 
     def outputs(self, module: nn.Module, state: Tree, *shown: MemberInputs) -> tuple[Tensor, ...]:
-        """Outputs [M, B, C] for a batch, and for a part of it that is shown with it (`with_part`).
+        """Outputs [M, B, C] for a batch, and for some of its rows beside it (`forward_with_rows`).
 
-        They do not share memory, so that what comes back to one does not come back to the other.
+        The two outputs do not share memory, so their gradients stay separate.
         """
         one = functools.partial(_one, module)
         own = tuple(inputs.own for inputs in shown)
@@ -149,9 +132,9 @@ class MemberRunner:
 
 
 def parse_runner(engine: str) -> MemberRunner:
-    """The mapping named by "auto", "vmap", "loop" or "chunk:4".
+    """The member runner named by "auto", "vmap", "loop" or "chunk:4".
 
-    >>> parse("chunk:4").chunk
+    >>> parse_runner("chunk:4").chunk
     4
     """
     if engine in ("auto", "vmap"):
@@ -162,16 +145,15 @@ def parse_runner(engine: str) -> MemberRunner:
     if kind == "chunk" and size.isdecimal() and int(size) > 0:
         return MemberRunner(chunk=int(size))
     raise ConfigError(
-        f"engine is 'auto', 'vmap', 'loop' or 'chunk:SIZE' (as in 'chunk:4'), not '{engine}'"
+        f"engine must be 'auto', 'vmap', 'loop' or 'chunk:SIZE' (as in 'chunk:4'), not '{engine}'"
     )
 
 
 @contextmanager
 def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[MemberRunner]:
-    """How members are to run inside it, so that their input gradients can be differentiated.
+    """A member runner whose input gradients can be differentiated.
 
-    Fused attention has no second derivative, a compiled network has none, and some layers have a
-    slow one.
+    Fused attention and compiled networks have no second derivative; some layers have a slow one.
     """
     fast = fast_second_order() if on_gpu else nullcontext()
     with sdpa_kernel(SDPBackend.MATH), fast:
@@ -181,7 +163,7 @@ def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[Member
 def run_or_loop(
     mapping: MemberRunner, module: nn.Module, state: Tree, *shown: MemberInputs
 ) -> tuple[tuple[Tensor, ...], MemberRunner]:
-    """Outputs, and the mapping that made them: a loop where `vmap` cannot batch the module."""
+    """Outputs, and the member runner that worked: a loop if `vmap` cannot batch the module."""
     before = {name: t.detach().clone() for name, t in state.items() if not t.requires_grad}
     try:
         return mapping.outputs(module, state, *shown), mapping
@@ -203,7 +185,7 @@ def run_or_loop(
             ) from cause
         if mapping.kind != "loop":
             warnings.warn(
-                f"members run one after another, since this network cannot be batched by vmap: "
+                f"members run one after another, since vmap cannot batch this network: "
                 f"{first_line(error)}",
                 ShoalWarning,
                 stacklevel=2,
@@ -212,7 +194,7 @@ def run_or_loop(
 
 
 def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
-    """Outputs [B, C] of one member, and those of the part."""
+    """Outputs [B, C] of one member for the batch, and for the rows if they are given."""
     if not part:
         return (_checked(functional_call(module, tensors, (x,))),)
     return tuple(map(_checked, forward_with_rows(module, tensors, x, *part)))
@@ -233,7 +215,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 class _Kept(dict):
-    """What was compiled for a module; it lives and dies with the module, and copies have none."""
+    """Compiled functions of a module; deleted with the module, and not copied with it."""
 
     def __deepcopy__(self, memo: dict) -> "_Kept":
         return _Kept()
@@ -247,6 +229,6 @@ def _compiled(module: nn.Module, mapping: MemberRunner, own: tuple[bool, ...], r
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its name."""
+    """The first line of an exception's message, or its name."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Memory of a step: fewer members at a time when it runs out, and freed blocks that are kept."""
+"""Memory of a step: smaller chunks when memory runs out, and reuse of freed memory."""
 
 import warnings
 from collections.abc import Callable
@@ -23,17 +23,17 @@ def within_memory(
     device: torch.device,
     mapping: MemberRunner,
 ) -> tuple[T, MemberRunner]:
-    """The step's result, and the mapping that fitted into memory.
+    """The step's result, and the member runner that fitted into memory.
 
-    Each time memory runs out the members go through the networks in chunks of half the size, from
-    the running statistics they had before; everything else of a step is computed anew anyway.
+    Each time memory runs out, the step restarts with chunks of half the size and the previous
+    running statistics.
 
     Args:
         step: computes one step.
-        buffers: running statistics that it changes in place.
-        members: how many there are.
-        device: where they are.
-        mapping: how they are to run.
+        buffers: running statistics that the step changes in place.
+        members: number of members.
+        device: device of the members.
+        mapping: the member runner to start with.
     """
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing:
@@ -55,10 +55,10 @@ def within_memory(
 def _smaller(mapping: MemberRunner, members: int) -> MemberRunner:
     now = members if mapping.chunk is None else min(mapping.chunk, members)
     if now == 1:
-        raise DataError("there is not enough memory for one member; make batch_size smaller")
+        raise DataError("memory is too small for one member; lower batch_size")
     chunk = (now + 1) // 2
     warnings.warn(
-        f"memory ran out with {now} members at a time: they go in chunks of {chunk} from here on",
+        f"memory ran out with {now} members at a time: members now run in chunks of {chunk}",
         ShoalWarning,
         stacklevel=3,
     )
@@ -70,16 +70,15 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
 
 _LARGEST = 2**25 - 2**14
-"""Bytes in the largest block that glibc learns from, less room for its own notes."""
+"""Bytes of the largest block that glibc adapts to, minus its header."""
 
 
 def keep_freed() -> None:
-    """Let the C library keep up to 64 MiB that have been freed, for what is allocated next.
+    """Let the C library keep up to 64 MiB of freed memory for the next allocations.
 
-    Otherwise glibc gives memory back as soon as twice its largest block so far lies free, which is
-    at the end of most steps. In the next step the system has to find and clear it again page by
-    page, which takes longer than a matrix product writes to it. The C library goes by the largest
-    block that it has seen freed: this is one, which costs nothing since nobody touches it. With
-    other C libraries nothing happens.
+    By default glibc returns memory as soon as twice its largest freed block is free, which happens
+    at the end of most steps. The system then clears new pages in the next step, which takes longer
+    than a matrix product. glibc adapts to the largest block it has freed: this function frees one
+    large block, which is never written and costs nothing. Other C libraries ignore it.
     """
     torch.empty(_LARGEST, dtype=torch.uint8, device="cpu")

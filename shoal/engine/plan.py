@@ -1,4 +1,8 @@
-"""Which mapping suits an ensemble where it lies, when nobody has measured."""
+"""The engine plan of a run: member runner, graph and compilation.
+
+`default_runner` chooses a member runner without timing, `parse_engine` reads the `engine` option,
+and `EnginePlan.settled_for` fills in the remaining choices for an ensemble on a device.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +24,13 @@ __all__ = [
 ]
 
 STREAMS = 10
-"""Members with convolutions that are under way at a time on a GPU."""
+"""Number of convolutional members that run at a time on a GPU."""
 
 
 def default_runner(groups: Sequence[Group], device: torch.device) -> MemberRunner:
-    """All members together; on a GPU those with convolutions one after another on several streams.
+    """vmap over all members; on a GPU, convolutional members run in a loop on several streams.
 
-    There a convolution for each member is faster than a grouped one for all.
+    On a GPU one convolution per member is faster than one grouped convolution.
     """
     if device.type == "cuda" and has_convolutions(groups):
         return MemberRunner("loop", streams=STREAMS)
@@ -34,12 +38,12 @@ def default_runner(groups: Sequence[Group], device: torch.device) -> MemberRunne
 
 
 def has_convolutions(groups: Sequence[Group]) -> bool:
-    """Any member convolves."""
+    """Whether any member has convolutions."""
     return _has(groups, nn.modules.conv._ConvNd)
 
 
 def has_batch_norm(groups: Sequence[Group]) -> bool:
-    """Any member couples the points of a batch by their statistics."""
+    """Whether any member has batch normalisation."""
     return _has(groups, nn.modules.batchnorm._BatchNorm)
 
 
@@ -48,10 +52,10 @@ def _has(groups: Sequence[Group], kinds: type[nn.Module]) -> bool:
 
 
 LONG = {True: 20_000, False: 50_000}
-"""Steps after which compiling has paid for itself, with convolutions and without.
+"""Number of steps from which compilation saves time, with convolutions and without.
 
-On an H200 ten ResNet18 in bfloat16 took 19.3 ms a step compiled and 23.6 not; to compile them took
-40 s. With fused layers they take 17.3.
+On an H200 ten ResNet18 in bfloat16 took 19.3 ms per step compiled and 23.6 ms eager; compilation
+took 40 s. With fused layers a step takes 17.3 ms.
 """
 
 
@@ -60,10 +64,9 @@ class EnginePlan:
     """How a run is executed.
 
     Attributes:
-        mapping: how the members run; None to follow the rule.
+        mapping: the member runner; None for the default.
         graph: replay whole steps on a GPU.
-        compiled: compile the arithmetic between the networks, and convolutional networks; None to
-            follow the rule.
+        compiled: compile the arithmetic stages and convolutional networks; None for the default.
     """
 
     mapping: MemberRunner | None = None
@@ -73,13 +76,13 @@ class EnginePlan:
     def settled_for(
         self, groups: Sequence[Group], device: torch.device, steps: int, waits_for_host: bool
     ) -> "EnginePlan":
-        """The plan with nothing left open.
+        """The plan with all defaults filled in.
 
         Args:
             groups: the members, by architecture.
-            device: where they are.
-            steps: how many the run has.
-            waits_for_host: the mathematics of a step does, so that it cannot be captured.
+            device: device of the members.
+            steps: number of steps of the run.
+            waits_for_host: a step waits for the host and cannot be captured.
         """
         on_gpu, convolves = device.type == "cuda", has_convolutions(groups)
         fused = convolves and groups[0].compute == torch.bfloat16
@@ -94,9 +97,9 @@ class EnginePlan:
 
 
 def parse_engine(engine: str) -> EnginePlan:
-    """The plan that an engine's name stands for.
+    """The plan with this name.
 
-    >>> plan = parse("loop+compile")
+    >>> plan = parse_engine("loop+compile")
     >>> plan.mapping.kind, plan.graph, plan.compiled
     ('loop', True, True)
     """
@@ -104,7 +107,7 @@ def parse_engine(engine: str) -> EnginePlan:
     mapping = parse_runner(name)
     for word in words:
         if word not in ("eager", "compile"):
-            raise ConfigError(f"an engine can be '+eager' or '+compile', not '+{word}'")
+            raise ConfigError(f"an engine may end in '+eager' or '+compile', not '+{word}'")
     chosen = None if name == "auto" else mapping
     compiled = True if "compile" in words else False if "eager" in words else None
     return EnginePlan(chosen, graph="eager" not in words, compiled=compiled)

@@ -1,4 +1,4 @@
-"""Precision inside the networks; weights, distances, norms and states keep their own."""
+"""Precision inside the networks; weights, distances, norms and states keep their precision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ __all__ = ["Computes", "calculating_in", "lowered", "lowered_inputs", "rough_pro
 
 
 def lowered(module: nn.Module, state: Tree, dtype: torch.dtype) -> Tree:
-    """Weights and buffers [M, ...] in the type of the calculation."""
+    """Weights and buffers [M, ...] in the type of the arithmetic."""
     kept = _kept(module)
     return {
         name: tensor if name in kept or not tensor.is_floating_point() else _cast(tensor, dtype)
@@ -22,7 +22,7 @@ def lowered(module: nn.Module, state: Tree, dtype: torch.dtype) -> Tree:
 
 
 def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> Tensor:
-    """Real inputs in the type of the calculation, images with their channels last on a GPU."""
+    """Real inputs in the type of the arithmetic; images on a GPU have channels last."""
     if not x.is_floating_point():
         return x
     if x.is_cuda and x.ndim == 4 + own_inputs:
@@ -33,14 +33,14 @@ def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> T
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.is_cuda and tensor.ndim == 5:
-        # Filters [M, out, in, h, w] laid out with channels last, in the one pass that casts them.
+        # The cast also lays out filters [M, out, in, h, w] with channels last, in one pass.
         last = tensor.permute(0, 1, 3, 4, 2).to(dtype, memory_format=torch.contiguous_format)
         return last.permute(0, 1, 4, 2, 3)
     return tensor.to(dtype)
 
 
 def _kept(module: nn.Module) -> frozenset[str]:
-    """Names of what belongs to batch normalisation, found once for each module."""
+    """Names of batch normalisation tensors, found once per module."""
     if "_shoal_kept" not in module.__dict__:
         norms = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
         module.__dict__["_shoal_kept"] = frozenset(
@@ -53,23 +53,23 @@ def _kept(module: nn.Module) -> frozenset[str]:
 
 
 class Computes(Protocol):
-    """Networks whose type of calculation can be chosen."""
+    """Networks with a selectable type of arithmetic."""
 
     @property
     def compute(self) -> torch.dtype | None:
-        """Type the networks calculate in, when it is not that of the weights."""
+        """Type of the networks' arithmetic; None for the type of the weights."""
         ...
 
     def compute_in(self, dtype: torch.dtype | None) -> object:
-        """Calculate the networks in another type than that of the weights; None undoes it."""
+        """Set the type of the networks' arithmetic; None for the type of the weights."""
         ...
 
 
 @contextmanager
 def calculating_in(precision: str | None, networks: Computes) -> Iterator[None]:
-    """Networks in bfloat16, or everything in the type of the weights; TensorFloat only if asked.
+    """Run networks in the given precision; TensorFloat only for "tf32".
 
-    A GPU would otherwise convolve in TensorFloat, with three digits, under the name of float32.
+    By default a GPU would compute float32 convolutions in TensorFloat, with three digits.
     """
     matmul: Any = torch.backends.cuda.matmul
     convolution: Any = torch.backends.cudnn
@@ -85,10 +85,10 @@ def calculating_in(precision: str | None, networks: Computes) -> Iterator[None]:
 
 @contextmanager
 def rough_products(compute: torch.dtype | None) -> Iterator[None]:
-    """A block in which single-precision products go through TensorFloat, if networks are rougher.
+    """A block with TensorFloat matrix products, if networks run in bfloat16.
 
-    TensorFloat keeps eleven bits of a number. What networks calculate in bfloat16 has eight, so
-    that products of their results lose next to nothing by it, and are seven times faster.
+    TensorFloat keeps eleven bits of a number, bfloat16 eight. Products of bfloat16 results lose
+    almost nothing and are seven times faster.
     """
     matmul: Any = torch.backends.cuda.matmul
     before = matmul.allow_tf32

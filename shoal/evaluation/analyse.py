@@ -1,4 +1,4 @@
-"""`shoal.landscape` and `shoal.evidence`: the analyses of the command line, as functions."""
+"""`shoal.landscape` and `shoal.evidence`: the analysis commands as functions."""
 
 import os
 from collections import Counter
@@ -12,7 +12,7 @@ from shoal.analysis.evidence.compute_evidence import Evidence
 from shoal.analysis.evidence.compute_evidence import evidence as compute_evidence
 from shoal.analysis.evidence.store import keep_evidence
 from shoal.analysis.landscape.scene import AnalysisResult, Effort
-from shoal.analysis.landscape.scene import registry as landscape_parts
+from shoal.analysis.landscape.scene import registry as landscape_analyses
 from shoal.analysis.landscape.study import study
 from shoal.core.errors import ConfigError
 from shoal.core.progress import Ticker
@@ -39,46 +39,48 @@ def landscape(
     device: str | torch.device | None = None,
     progress: bool = False,
 ) -> dict[str, AnalysisResult]:
-    """What lies around and between the members of a run, part by part.
+    """Analyse the loss landscape around and between the members of a run.
 
-    Each part is computed once and kept in the folder of the run, or in memory with a run that has
-    none; `shoal.report` shows it. The command `shoal landscape RUN` does the same.
+    Each analysis is computed once. Its result stays in the folder of the run, or in memory for a
+    run without a folder, and `shoal.report` shows it. The command `shoal landscape RUN` does the
+    same.
 
     Args:
         run: a run, or its folder.
-        data: what it was trained on: a `Dataset`, a pair (x, y) or a loader; by default its data
-            set, where that can be loaded by name.
-        test: test data, a pair (x, y) or a loader, for data without any.
-        parts: names of parts, such as "line" and "tunnel"; all by default.
-        quick: coarse, to see whether it works.
-        points: along each side of a plane (41).
-        inputs: how many of the test and of the training data are looked at (2000).
-        steps: of training a curve (300).
-        fresh: compute again what is kept already.
-        seed: decides everything random.
-        device: where to compute; None stays where the members are.
-        progress: show how far it is.
+        data: training data of the run: a `Dataset`, a pair (x, y) or a loader; by default the data
+            set of the run, if it can be loaded by name.
+        test: test set, a pair (x, y) or a loader, if `data` has none.
+        parts: names of analyses, such as "line" and "tunnel"; all by default.
+        quick: coarse and fast, to check that everything runs.
+        points: grid points along each side of a plane (default: 41).
+        inputs: number of test and of training points (default: 2000).
+        steps: number of steps to train a curve (default: 300).
+        fresh: recompute everything.
+        seed: fixes all randomness.
+        device: device to compute on; None keeps the device of the members.
+        progress: show progress.
 
     Returns:
-        Numbers and tensors of each part; `part.scores["missing"]` says why a part has none.
+        Results by name of the analysis; `result.scores["missing"]` is the reason if an analysis
+        could not be computed.
     """
     wanted = {"points": points, "inputs": inputs, "steps": steps}
     effort = _effort(quick, {key: value for key, value in wanted.items() if value is not None})
-    names = _part_names(parts)
+    names = _analysis_names(parts)
     run = placed(opened(run), device)
     advice = f"type: {what_to_type('landscape', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     seen: Counter[str] = Counter()
     with Ticker(len(names), show=progress) as ticker:
 
-        def tell(name: str, kept: bool) -> None:
-            ticker.tick(f"{name} (was there already)" if kept else name)
+        def done(name: str, kept: bool) -> None:
+            ticker.tick(f"{name} (kept from before)" if kept else name)
 
         def tick(name: str, count: int) -> None:
             seen[name] += count
             ticker.note(f"{name}: {seen[name]:,} networks")
 
-        return study(run, known, names, effort=effort, fresh=fresh, seed=seed, tell=tell, tick=tick)
+        return study(run, known, names, effort=effort, fresh=fresh, seed=seed, tell=done, tick=tick)
 
 
 def evidence(
@@ -91,20 +93,20 @@ def evidence(
     flow_steps: int = 200,
     progress: bool = False,
 ) -> Evidence:
-    """In what sense a run is Bayesian: evidence, weights of the members, richer learned priors.
+    """Compute the log evidence, the member weights and learned priors of a run.
 
-    It is kept in the folder of the run, or in memory with a run that has none, for its page and for
-    weighted predictions. The command `shoal evidence RUN` does the same.
+    The result stays in the folder of the run, or in memory for a run without a folder. Reports and
+    weighted predictions use it. The command `shoal evidence RUN` does the same.
 
     Args:
         run: a run, or its folder.
-        data: what it was trained on: a `Dataset`, a pair (x, y) or a loader; by default its data
-            set, where that can be loaded by name.
-        test: test data, a pair (x, y) or a loader, which judge the weights.
-        priors: also fit the richer priors, which takes most of the time.
-        points: training data that the curvature is summed over, scaled up to all of them.
-        flow_steps: of the ascent of the flow prior.
-        progress: show how far it is.
+        data: training data of the run: a `Dataset`, a pair (x, y) or a loader; by default the data
+            set of the run, if it can be loaded by name.
+        test: test set, a pair (x, y) or a loader, to evaluate the weights on.
+        priors: also compare learned priors, which takes most of the time.
+        points: number of training points for the curvature, which is scaled up to all points.
+        flow_steps: number of steps to fit the flow prior.
+        progress: show progress.
     """
     if points < 1 or flow_steps < 0:
         raise ConfigError("points must be 1 or more, and flow_steps 0 or more")
@@ -125,14 +127,14 @@ def _effort(quick: bool, wanted: Mapping[str, int]) -> Effort:
     return replace(Effort.quick() if quick else Effort(), **wanted)
 
 
-def _part_names(parts: Sequence[str] | None) -> list[str]:
-    import shoal.analysis.landscape.analyses  # noqa: F401  # registers them
+def _analysis_names(parts: Sequence[str] | None) -> list[str]:
+    import shoal.analysis.landscape.analyses  # noqa: F401  # registers the analyses
 
-    names = landscape_parts.names() if parts is None else list(parts)
+    names = landscape_analyses.names() if parts is None else list(parts)
     if isinstance(parts, str) or not names:
         raise ConfigError(
-            f"parts is a list of names, not {parts!r}; choose from: {', '.join(landscape_parts)}"
+            f"parts is a list of names, not {parts!r}; choose from: {', '.join(landscape_analyses)}"
         )
     for name in names:
-        landscape_parts[name]
+        landscape_analyses[name]
     return names

@@ -1,4 +1,4 @@
-"""What is known about a run once it has been evaluated: scores, and numbers for every input."""
+"""The evaluation of a run: scores by split, and quantities of every input."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ __all__ = [
     "is_current",
     "keep_evaluation",
     "kept_evaluation",
-    "load_assessment",
+    "load_evaluation",
     "made_from",
 ]
 
@@ -34,17 +34,16 @@ SAMPLES = "samples.safetensors"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """What `shoal.evaluate` finds about a run: scores by split, and what the report draws.
+    """The evaluation of a run: scores by split, and samples for the figures of the report.
 
-    A part of the data is called "test", "shift:NAME" or "ood:NAME".
+    A split is called "test", "shift:NAME" or "ood:NAME".
 
     Attributes:
-        scores: "test" has the metrics, "shifts" and "ood" have them by the name of the part, and
-            "data" says what was judged: name, task, classes, number of inputs and digest of each
-            part, and after how many epochs. Where
-            shifts are corruptions, "corrupted" has the means over "all", over the "standard" ones
-            and over each severity.
-        samples: tensors named "PART/QUANTITY", such as "test/entropy" or "ood:letters/confidence".
+        scores: "test" has the metrics, "shifts" and "ood" have them by name of the split. "data"
+            describes the evaluated data: name, task, classes, number of inputs and digest of each
+            split, and the number of epochs. If shifts are corruptions, "corrupted" has the means
+            over "all", over the "standard" corruptions and over each severity.
+        samples: tensors named "SPLIT/QUANTITY", such as "test/entropy" or "ood:letters/confidence".
     """
 
     scores: dict[str, Any]
@@ -52,9 +51,9 @@ class Evaluation:
 
     def __repr__(self) -> str:
         shown = ("accuracy", "rmse", "nll", "ece", "coverage_90")
-        told = [f"{key} {self.test[key]:.4g}" for key in shown if key in self.test]
+        metrics = [f"{key} {self.test[key]:.4g}" for key in shown if key in self.test]
         sets = [f"{len(sets)} {name}" for name, sets in self._sets() if sets]
-        return f"Evaluation({', '.join([repr(self.scores['data'].get('name')), *told, *sets])})"
+        return f"Evaluation({', '.join([repr(self.scores['data'].get('name')), *metrics, *sets])})"
 
     def _repr_html_(self) -> str:
         title = f"Evaluation on {self.scores['data'].get('name')}"
@@ -73,13 +72,13 @@ class Evaluation:
 
     @property
     def about(self) -> Task:
-        """What the run's likelihood says of its task; of old runs the name alone is kept."""
+        """The task of the run's likelihood; old runs keep its name only."""
         data = self.scores["data"]
         return task_of(data.get("about") or data["task"])
 
     @property
     def test(self) -> dict[str, float]:
-        """Metrics on the test data."""
+        """Metrics on the test set."""
         return self.scores["test"]
 
     @property
@@ -89,16 +88,16 @@ class Evaluation:
 
     @property
     def ood(self) -> dict[str, dict[str, float]]:
-        """How each set of foreign data is told from the test data."""
+        """OOD detection metrics of each OOD set."""
         return self.scores["ood"]
 
     @property
     def corrupted(self) -> dict[str, dict[str, float]]:
-        """Means of the metrics over corruptions; empty where no shift is one."""
+        """Means of the metrics over corruptions; empty if no shift is a corruption."""
         return self.scores.get("corrupted", {})
 
     def split_samples(self, name: str) -> dict[str, Tensor]:
-        """Quantities of one part, by name; empty when there is no such part."""
+        """Quantities of one split, by name; empty if there is no such split."""
         start = name + "/"
         return {
             key.removeprefix(start): tensor
@@ -106,27 +105,27 @@ class Evaluation:
             if key.startswith(start)
         }
 
-    def reliability(self, part: str) -> Reliability | None:
-        """Confidence against accuracy in bins, where the part has labels."""
+    def reliability(self, split: str) -> Reliability | None:
+        """Confidence and accuracy in bins; None for a split without labels."""
         names = ("edges", "count", "confidence", "accuracy")
-        found = [self.samples.get(f"{part}/reliability/{name}") for name in names]
+        found = [self.samples.get(f"{split}/reliability/{name}") for name in names]
         return None if None in found else Reliability(*found)  # pyright: ignore
 
-    def accuracy_confidence(self, part: str) -> AccuracyConfidence | None:
-        """Accuracy and share of the answers above each confidence, where the part has labels."""
+    def accuracy_confidence(self, split: str) -> AccuracyConfidence | None:
+        """Accuracy and share of the predictions above each confidence; None without labels."""
         names = AccuracyConfidence._fields
-        found = [self.samples.get(f"{part}/above/{name}") for name in names]
+        found = [self.samples.get(f"{split}/above/{name}") for name in names]
         return None if None in found else AccuracyConfidence(*found)  # pyright: ignore
 
     def save(self, folder: Path | str) -> None:
-        """Write both files into the folder of the run; the scores come last and complete it."""
+        """Write both files into the folder of the run; the scores last, as a sign of completion."""
         samples = Path(folder) / SAMPLES
         write_tensors(samples, self.samples)
         write_json(Path(folder) / SCORES, sealed({**self.scores, SAMPLES: sha256(samples)}))
 
 
 def keep_evaluation(run: Any, found: Evaluation) -> None:
-    """In the folder of the run; in its `results` where it has none."""
+    """Store an evaluation in the folder of the run, or in its `results` if it has no folder."""
     if getattr(run, "folder", None) is not None:
         found.save(run.folder)
     elif hasattr(run, "results"):
@@ -134,16 +133,16 @@ def keep_evaluation(run: Any, found: Evaluation) -> None:
 
 
 def kept_evaluation(run: Any) -> Evaluation | None:
-    """What `keep_evaluation` kept; None where there is nothing."""
+    """The evaluation that `keep_evaluation` stored; None if there is none."""
     if getattr(run, "folder", None) is not None:
-        return load_assessment(run.folder)
+        return load_evaluation(run.folder)
     return getattr(run, "results", {}).get("evaluation")
 
 
 def made_from(run: Any, dataset: Dataset) -> dict[str, Any]:
-    """What an evaluation follows from: how long the run was trained, and a digest of each split.
+    """The inputs of an evaluation: number of epochs, and a digest of each split.
 
-    Shifts that are made when they are looked at follow from the test data and have an empty one.
+    Shifts that are computed on access depend on the test set and have an empty digest.
     """
     splits = {} if dataset.test is None else {"test": dataset.test}
     splits |= {f"ood:{name}": split for name, split in dataset.ood.items()}
@@ -157,18 +156,18 @@ def made_from(run: Any, dataset: Dataset) -> dict[str, Any]:
 
 
 def is_current(found: Evaluation | None, run: Any, dataset: Dataset) -> bool:
-    """It is about these data and these weights, and complete enough to draw a page from."""
+    """Whether an evaluation belongs to these data and weights, and suffices for a report."""
     if found is None or not found.samples:
         return False
     facts, wanted = found.scores["data"], made_from(run, dataset)
     return all(facts.get(key) == value for key, value in wanted.items())
 
 
-def load_assessment(folder: Path | str) -> Evaluation | None:
-    """What `assess` left in the folder of a run, or None when it has not been there.
+def load_evaluation(folder: Path | str) -> Evaluation | None:
+    """The evaluation in the folder of a run; None if there is none.
 
-    Samples are large: where they have been taken away, or left behind on another machine, the
-    scores remain.
+    Samples are large and may be absent, for example left on another machine; then the evaluation
+    has scores only.
     """
     scores, samples = Path(folder) / SCORES, Path(folder) / SAMPLES
     if not scores.exists():
@@ -202,12 +201,12 @@ def _checked(found: Any, path: Path) -> dict[str, Any]:
     except (AttributeError, OverflowError, TypeError, ValueError):
         sound = False
     if not sound or found.keys() - {*wanted, SAMPLES}:
-        raise CheckpointCorrupt(f"{path} holds other values than scores; evaluate the run again")
+        raise CheckpointCorrupt(f"{path} holds values that are not scores; evaluate the run again")
     return {"data": found["data"], **numbers}
 
 
 def _numbers(value: Any) -> Any:
-    """Numbers as floats; null, which stands for a number that is not finite, as NaN."""
+    """Numbers as floats; null becomes NaN, since it stands for a number that is not finite."""
     if isinstance(value, Mapping):
-        return {key: _numbers(entry) for key, entry in value.items()}
+        return {key: _numbers(inner) for key, inner in value.items()}
     return math.nan if value is None else float(value)

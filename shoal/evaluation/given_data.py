@@ -1,4 +1,4 @@
-"""From what a user hands to a function about a run to a `Dataset` of its splits."""
+"""Data arguments of the functions about a run, turned into a `Dataset`."""
 
 import copy
 import os
@@ -38,11 +38,11 @@ Labelled = tuple[ArrayLike, ArrayLike] | Split | Iterable[Any]
 """A pair (x, y), a `Split`, or a loader of batches (x, y)."""
 
 Shifts = Mapping[str, Inputs | Labelled] | str | Sequence[str]
-"""Changed test data by name, or names of corruptions."""
+"""Changed test inputs by name, or names of corruptions."""
 
 
 def opened(run: Run | str | os.PathLike[str]) -> Run:
-    """The run itself, or the one that a folder holds."""
+    """The run itself, or the run in a folder."""
     if isinstance(run, str | os.PathLike):
         return load(Path(run))
     if not hasattr(run, "ensemble") or not hasattr(run, "likelihood"):
@@ -54,7 +54,7 @@ def opened(run: Run | str | os.PathLike[str]) -> Run:
 
 
 def placed(run: Run, device: torch.device | str | None) -> Run:
-    """The run with its members on a device; those of the user's stay where they are."""
+    """The run with its members on a device; the user's run is not moved."""
     if device is None or torch.device(device) == run.ensemble.device:
         return run
     return replace(run, ensemble=copy.deepcopy(run.ensemble).to(device))
@@ -67,7 +67,7 @@ def evaluation_data(
     shifts: Shifts | None = None,
     severities: Sequence[int] = SEVERITIES,
 ) -> Dataset:
-    """What a run is evaluated on, as a data set; see `shoal.evaluate`."""
+    """The data set on which a run is evaluated; see `shoal.evaluate`."""
     if data is None:
         found = own_data(run, _name(run), f"type: {what_to_type('evaluate', run.config)}")
     elif isinstance(data, Dataset):
@@ -87,14 +87,14 @@ def training_data(
     advice: str = "pass data=(x, y)",
     dtype: torch.dtype = torch.float32,
 ) -> Dataset:
-    """What a run was trained on, as a data set, with test data beside it.
+    """The data set on which a run was trained, with a test set.
 
     Args:
-        run: which run; None where there is none yet, and data are needed.
-        data: a data set, or training data; None loads again what the run was trained on.
-        test: test data, in place of those of the data set.
-        advice: what to do where the data of the run cannot be loaded again.
-        dtype: type of real numbers.
+        run: the run; None if there is no run yet, and `data` is required.
+        data: a data set, or training data; None loads the data set of the run.
+        test: test set, in place of that of the data set.
+        advice: what to do if the data of the run cannot be loaded.
+        dtype: type of floating-point numbers.
     """
     if data is None and run is not None:
         found = own_data(run, _name(run), advice)
@@ -114,7 +114,7 @@ def splits_of(
     ood: Mapping[str, Inputs] | None,
     shifts: Shifts | None,
 ) -> Dataset:
-    """Training data, test data and what else they are to be compared on, as a data set."""
+    """A data set of training data, test set, OOD sets and shifts."""
     found = training_data(None, data, test)
     return _with_shifts(_with_ood(found, ood), shifts, SEVERITIES)
 
@@ -124,7 +124,7 @@ def _name(run: Run) -> str:
 
 
 def _tested(run: Run, test: Split) -> Dataset:
-    """Test data alone: nothing is known of the training data but their kind."""
+    """A data set with a test set only; its training data are empty."""
     if test.y is None:
         raise DataError("a run is evaluated on inputs and targets; pass a pair (x_test, y_test)")
     pixels = run.provenance.get("pixel_range") if hasattr(run, "provenance") else None
@@ -164,8 +164,8 @@ def _with_shifts(
     for name, split in found.items():
         if split.y is None and (targets is None or len(targets) != len(split)):
             raise DataError(
-                f"the shift '{name}' has {len(split)} inputs without targets, and the test data "
-                f"have not as many; pass a pair (x, y)"
+                f"the shift '{name}' has {len(split)} inputs without targets, but the test set "
+                f"has another number of targets; pass a pair (x, y)"
             )
     named = {
         n: split if split.y is not None else Split(split.x, targets) for n, split in found.items()
@@ -188,5 +188,5 @@ def _check_shapes(what: str, found: Mapping[str, Split], data: Dataset) -> None:
         if tuple(split.x.shape[1:]) != wanted:
             raise DataError(
                 f"the inputs of {what} '{name}' have shape {tuple(split.x.shape[1:])}, "
-                f"but those of the test data {wanted}"
+                f"but test inputs have shape {wanted}"
             )

@@ -1,4 +1,4 @@
-"""What members look at: class-activation maps and input gradients, small enough for the page."""
+"""Class-activation maps and input gradients of the members, small enough for the report."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +28,10 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class AttentionMaps:
-    """Maps of all members at several depths.
+    """Class-activation maps of all members at several depths.
 
     Attributes:
-        maps: by size of the map in the order of depth, [M, B, height, width], each at most 1.
+        maps: maps [M, B, height, width] of values up to 1, by their size, in order of depth.
     """
 
     maps: dict[Size, Tensor]
@@ -43,10 +43,10 @@ class AttentionMaps:
 
 
 def attention_maps(ensemble: Ensemble, x: Tensor, y: Tensor) -> AttentionMaps:
-    """Maps of every member for images x [B, C, H, W] and the classes y [B] they are asked about.
+    """Class-activation maps of every member for images x [B, C, H, W] and classes y [B].
 
-    A depth is the last layer at one size of the image; where members are of several architectures,
-    those sizes count that all of them have.
+    A depth is the last layer with one size of the image. Members of several architectures are
+    compared at the sizes that all of them have.
     """
     if x.ndim != 4:
         raise DataError(f"class-activation maps need images [B, C, H, W], not {tuple(x.shape)}")
@@ -55,14 +55,14 @@ def attention_maps(ensemble: Ensemble, x: Tensor, y: Tensor) -> AttentionMaps:
     found = [_maps(ensemble.member(i).eval(), x, y) for i in range(ensemble.members)]
     common = [size for size in found[0] if all(size in maps for maps in found)]
     if not common:
-        raise DataError("the networks have no layer whose outputs are still images")
+        raise DataError("the networks have no layer in common whose outputs are images")
     return AttentionMaps({size: torch.stack([maps[size] for maps in found]) for size in common})
 
 
 def overlap(maps: Tensor) -> Tensor:
     """Mean over images of the cosine between the maps of each pair of members [M, M].
 
-    An empty map points nowhere: images for which one of the two is empty do not count.
+    Images for which one of the two maps is empty do not count.
     """
     flat = maps.flatten(2).double()
     norms = flat.norm(dim=-1)
@@ -113,12 +113,12 @@ def gradient_similarity(
 ) -> Tensor:
     """Mean cosine between the input gradients of each pair of members [M, M].
 
-    1 for members that use the same features everywhere, 0 for gradients at right angles.
+    1 means that the gradients have the same direction everywhere, 0 that they are orthogonal.
 
     Args:
-        ensemble: the members, looked at in evaluation mode.
+        ensemble: the members, evaluated in evaluation mode.
         x: inputs [B, ...].
-        y: their targets, which say whose output is differentiated.
+        y: targets, which select the output to differentiate.
         likelihood: what the outputs mean.
         target: see `InputGradients`.
     """
@@ -131,7 +131,7 @@ def gradient_similarity(
     context = PassContext(mapping=MemberRunner("loop"))
     for batch in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
         look = looked_at(ensemble, batch, likelihood, space, context, live=False)
-        assert look.gradients is not None, "they were asked for"
+        assert look.gradients is not None, "input gradients were requested"
         (unit,) = space({"gradients": look.gradients.detach()})
         total = total + torch.einsum("ibd,jbd->ij", unit.double(), unit.double())
     ensemble.train(training)
@@ -139,14 +139,14 @@ def gradient_similarity(
 
 
 COMPARED = 64
-"""Test inputs on which input gradients are compared."""
+"""Number of test inputs on which input gradients are compared."""
 
 SHOWN = 3
-"""Images whose class-activation maps are kept."""
+"""Number of images whose class-activation maps are kept."""
 
 
 def gradient_samples(run: Any, split: Split) -> dict[str, Tensor]:
-    """Similarity of the members' input gradients, where inputs have gradients."""
+    """Similarity of the members' input gradients; empty if inputs have no gradients."""
     if split.y is None or run.ensemble.members < 2:
         return {}
     x, y = split.x[:COMPARED], split.y[:COMPARED]

@@ -1,4 +1,4 @@
-"""`shoal.predict`: what the members of a run say about new inputs."""
+"""`shoal.predict`: predictions of a run or an ensemble for new inputs."""
 
 import os
 from pathlib import Path
@@ -28,19 +28,19 @@ def predict(
     weights: str | ArrayLike = "uniform",
     data: Dataset | Labelled | None = None,
 ) -> Predictive:
-    """What the members say about new inputs, without gradients and in batches.
+    """Predictions of the members for new inputs, computed in batches and without gradients.
 
     Args:
         source: a run, an ensemble, or the folder of a run.
         x: an array or tensor [B, ...], a pair (x, y), a torch `Dataset` of points x or (x, y), or
             a loader or other iterable of batches x or (x, y).
-        batch_size: how many inputs go through the members at once.
-        device: where to compute; None stays where the members are.
-        likelihood: what the outputs of an ensemble mean; a run knows.
+        batch_size: number of inputs per forward pass.
+        device: device to compute on; None keeps the device of the members.
+        likelihood: likelihood of an ensemble's outputs; a run has its own.
         weights: "uniform"; "posterior", by the likelihood of the training data; "stacking", the
-            best on held-out data; or one number for each member.
-        data: what the weights follow from, where the run's own data cannot be loaded again: its
-            `Dataset`, or the pair (x, y) it was trained on.
+            best weights on held-out data; or one number per member.
+        data: training data for the weights, if the run cannot load its own: a `Dataset`, or a pair
+            (x, y).
     """
     options = {"batch_size": batch_size, "device": device, "likelihood": likelihood}
     if isinstance(weights, str) and weights != "uniform":
@@ -57,6 +57,6 @@ def _named_weights(source: Run | Ensemble, name: str, data: Any) -> Any:
     if not hasattr(source, "likelihood"):
         raise ConfigError(
             f"'{name}' weights need a run, which knows its likelihood and its data; "
-            f"for an ensemble give one number for each member"
+            f"for an ensemble give one number per member"
         )
     return member_weights(source, name, data)

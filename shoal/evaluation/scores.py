@@ -1,4 +1,4 @@
-"""Scores of a run on test set, shifts and OOD sets, computed once for all pages."""
+"""Scores of a run on the test set, shifts and OOD sets, computed once for all reports."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,12 +11,12 @@ from torch import Tensor
 from shoal.core.errors import DataError
 from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
-from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_assessment, made_from
+from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_evaluation, made_from
 from shoal.evaluation.inspection import attention_samples, gradient_samples
 from shoal.prediction import Predictive, evaluate, metrics, predict
 from shoal.prediction.regression import in_units
 
-__all__ = ["Evaluation", "corrupted_means", "evaluate_run", "load_assessment", "recognised"]
+__all__ = ["Evaluation", "corrupted_means", "detected_share", "evaluate_run", "load_evaluation"]
 
 Scores = Mapping[str, float]
 
@@ -24,8 +24,8 @@ Scores = Mapping[str, float]
 def corrupted_means(shifts: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
     """The mean of every metric over the corruptions among the shifts.
 
-    `all` is over every corruption and severity, `standard` over those that published means are
-    taken over (when there are others, too), `severity-3` over the corruptions of that severity.
+    `all` is over every corruption and severity. `standard` is over the corruptions of published
+    means, if there are other corruptions too. `severity-3` is over corruptions of severity 3.
 
     >>> corrupted_means({"fog-1": {"nll": 1.0}, "fog-5": {"nll": 3.0}, "rotated-5": {"nll": 9.0}})
     {'all': {'nll': 2.0}, 'severity-1': {'nll': 1.0}, 'severity-5': {'nll': 3.0}}
@@ -49,17 +49,17 @@ def _mean(group: Sequence[Scores]) -> dict[str, float]:
 
 
 MEASURES = ("disagreement", "entropy", "confidence")
-"""What the images of a gallery are sorted by."""
+"""The quantities by which the images of a gallery are sorted."""
 
 AT_ONCE = {"cuda": 4096}
-"""Inputs that go through the members at a time: enough that a GPU does not wait for launches."""
+"""Inputs per forward pass: enough that a GPU does not wait for launches."""
 
 GRID = 80
 
 SHOWN = 2000
 
 KEPT = 10_000
-"""Inputs of all shifts together whose own numbers are kept; scores and curves are of all inputs."""
+"""Inputs of all shifts together whose quantities are kept; scores and curves use all inputs."""
 
 
 def evaluate_run(
@@ -67,49 +67,49 @@ def evaluate_run(
     dataset: Dataset,
     *,
     gallery: int = 12,
-    after: Callable[[str], None] = lambda part: None,
+    after: Callable[[str], None] = lambda split: None,
     keep: bool = True,
 ) -> Evaluation:
-    """Scores and per-input numbers on the test data, every shift and every foreign set.
+    """Evaluate a run on the test set, every shift and every OOD set.
 
-    They are written into the folder of the run; a run without one has them in its `results`. Shifts
-    are looked at once, one after the other; where they are many, the numbers of every k-th of their
-    inputs are kept.
+    The evaluation is written into the folder of the run, or into its `results` if it has no folder.
+    Shifts are computed once, one after the other. If they are many, the quantities of every k-th
+    input are kept.
 
     Args:
-        run: what `fit` returned, or anything with `ensemble`, `likelihood` and `folder`.
-        dataset: its test part is needed, shifts and foreign data are used when there.
-        gallery: how many images to keep at each end of disagreement, entropy and confidence.
-        after: called with the name of each part that has been judged.
-        keep: False leaves folder and run as they are.
+        run: a run, or an object with `ensemble`, `likelihood` and `folder`.
+        dataset: a data set with a test set; shifts and OOD sets are optional.
+        gallery: number of images to keep at each end of disagreement, entropy and confidence.
+        after: called with the name of each evaluated split.
+        keep: store the evaluation in the folder or the run.
     """
     scaling = dataset.scaling
-    known = None if dataset.test is None else _in_units(dataset.test, scaling)
-    if known is None or known.y is None:
+    labelled = None if dataset.test is None else _in_units(dataset.test, scaling)
+    if labelled is None or labelled.y is None:
         raise DataError(
-            f"the data set '{dataset.name}' has no labelled test part to judge by; "
+            f"the data set '{dataset.name}' has no labelled test set; "
             f"give Dataset(..., test=Split(x, y))"
         )
-    test = _answer(run, known, scaling)
-    scores: dict[str, Any] = {"test": evaluate(test, known.y), "shifts": {}, "ood": {}}
-    samples = _samples("test", test, known, gallery) | _members(test, known.y)
+    test = _predicted(run, labelled, scaling)
+    scores: dict[str, Any] = {"test": evaluate(test, labelled.y), "shifts": {}, "ood": {}}
+    samples = _samples("test", test, labelled, gallery) | _members(test, labelled.y)
     counts = {"test": len(test)}
     for name, split in dataset.shifts.items():
         split = _in_units(split, scaling)
-        part, pred = f"shift:{name}", _answer(run, split, scaling)
-        counts[part] = len(pred)
+        key, pred = f"shift:{name}", _predicted(run, split, scaling)
+        counts[key] = len(pred)
         scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
-        samples |= _thinned(_samples(part, pred, split, 0), KEPT // len(dataset.shifts))
-        after(part)
+        samples |= _thinned(_samples(key, pred, split, 0), KEPT // len(dataset.shifts))
+        after(key)
     for name, split in dataset.ood.items():
-        part, pred = f"ood:{name}", _answer(run, split, scaling)
-        counts[part] = len(pred)
-        scores["ood"][name] = _told(test, pred)
-        samples |= _samples(part, pred, Split(split.x), gallery)
-        samples |= _pooled(name, test, known.y, pred)
-        after(part)
+        key, pred = f"ood:{name}", _predicted(run, split, scaling)
+        counts[key] = len(pred)
+        scores["ood"][name] = _ood_scores(test, pred)
+        samples |= _samples(key, pred, Split(split.x), gallery)
+        samples |= _pooled(name, test, labelled.y, pred)
+        after(key)
     samples |= _training_points(dataset) | _plane(run, dataset)
-    samples |= gradient_samples(run, known) | attention_samples(run, known)
+    samples |= gradient_samples(run, labelled) | attention_samples(run, labelled)
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
     samples = {name: tensor.cpu() for name, tensor in samples.items()}
@@ -120,23 +120,25 @@ def evaluate_run(
     return found
 
 
-def _answer(run: Any, split: Split, scaling: Scaling | None) -> Predictive:
-    """What the run says about a part, in the units of the targets, where it was computed."""
+def _predicted(run: Any, split: Split, scaling: Scaling | None) -> Predictive:
+    """Prediction of a run for a split, in the units of the targets, on the device of the run."""
     at_once = AT_ONCE.get(run.ensemble.device.type, 1024)
     return in_units(predict(run, split, batch_size=at_once, keep=True), scaling)
 
 
 def _in_units(split: Split, scaling: Scaling | None) -> Split:
-    """The part with its targets in their own units."""
+    """The split with its targets in their original units."""
     if scaling is None or split.y is None:
         return split
     return replace(split, y=scaling.original(split.y))
 
 
-def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:
-    """Share of foreign inputs above the uncertainty that only a share `alarms` of the test exceeds.
+def detected_share(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:
+    """Share of OOD inputs detected at a false-positive rate `alarms` on the test set.
 
-    >>> recognised(torch.arange(100.0), torch.tensor([10.0, 94.0, 95.0, 200.0]))
+    An input is detected if its uncertainty exceeds the threshold of that rate.
+
+    >>> detected_share(torch.arange(100.0), torch.tensor([10.0, 94.0, 95.0, 200.0]))
     0.5
     """
     allowed = math.floor(alarms * len(test))
@@ -144,16 +146,16 @@ def recognised(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:
     return float((ood > threshold).double().mean())
 
 
-def _told(test: Predictive, ood: Predictive) -> dict[str, float]:
-    """The metrics of foreign data, their mean uncertainty, and how much of them is recognised."""
+def _ood_scores(test: Predictive, ood: Predictive) -> dict[str, float]:
+    """OOD detection metrics, mean uncertainty and detected share of an OOD set."""
     registry = metrics.registry
     fitting = [name for name in registry if registry[name].fits(test)]
     found = {name: registry[name](test, ood) for name in fitting if registry[name].ood}
     kind = test.likelihood.about.uncertainty
-    known, foreign = (metrics.scores(pred)[kind] for pred in (test, ood))
+    known, unknown = (metrics.scores(pred)[kind] for pred in (test, ood))
     means = {name: float(values.double().mean()) for name, values in _uncertainty(ood).items()}
     means["effective_functions"] = metrics.effective_functions(ood)
-    return {"recognised": recognised(known, foreign), **means, **found}
+    return {"recognised": detected_share(known, unknown), **means, **found}
 
 
 def _uncertainty(pred: Predictive) -> dict[str, Tensor]:
@@ -167,7 +169,7 @@ def _uncertainty(pred: Predictive) -> dict[str, Tensor]:
     }
 
 
-def _samples(part: str, pred: Predictive, split: Split, gallery: int) -> dict[str, Tensor]:
+def _samples(key: str, pred: Predictive, split: Split, gallery: int) -> dict[str, Tensor]:
     found = {name: values.float() for name, values in _uncertainty(pred).items()}
     if not pred.likelihood.about.has_classes:
         found |= _numbers(pred, split)
@@ -176,11 +178,11 @@ def _samples(part: str, pred: Predictive, split: Split, gallery: int) -> dict[st
         if split.y is not None:
             found |= _labelled(pred, pred.check(split.y))
         found |= _gallery(split.x, found, gallery)
-    return {f"{part}/{name}": tensor.contiguous() for name, tensor in found.items()}
+    return {f"{key}/{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
 def _thinned(samples: dict[str, Tensor], room: int) -> dict[str, Tensor]:
-    """Numbers of inputs evenly spaced over the part, at most `room`; curves stay as they are."""
+    """Quantities of at most `room` inputs, evenly spaced over the split; curves stay complete."""
     curves = ("/reliability/", "/above/")
     return {
         name: values if any(curve in name for curve in curves) else _spaced(values, max(room, 1))
@@ -215,7 +217,7 @@ def _labelled(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
 
 
 def _pooled(name: str, test: Predictive, y: Tensor, ood: Predictive) -> dict[str, Tensor]:
-    """Accuracy of the sure answers when foreign data, of which none is right, are among them."""
+    """Accuracy above each confidence, where every OOD prediction counts as wrong."""
     if not test.likelihood.about.has_classes:
         return {}
     above = metrics.accuracy_confidence(test, y, ood=ood)
@@ -223,7 +225,7 @@ def _pooled(name: str, test: Predictive, y: Tensor, ood: Predictive) -> dict[str
 
 
 def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tensor]:
-    """The images at both ends of each measure, as bytes, and where they stand in the part."""
+    """The images at both ends of each quantity, as bytes, with their indices in the split."""
     if count < 1 or x.ndim != 4 or x.shape[1] not in (1, 3):
         return {}
     kept: dict[str, Tensor] = {}
@@ -238,18 +240,18 @@ def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tenso
 
 
 def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
-    """What tells the members apart: accuracy of each, different labels of each pair."""
+    """Differences between members: accuracy of each, disagreement of each pair."""
     if not pred.likelihood.about.has_classes:
         return {"test/affinity": metrics.affinity(pred).float()}
-    right = pred.member_probs().argmax(-1) == pred.check(y)
+    correct = pred.member_probs().argmax(-1) == pred.check(y)
     return {
         "test/pairwise": metrics.pairwise_disagreement(pred).float(),
-        "test/member_accuracy": right.double().mean(-1).float(),
+        "test/member_accuracy": correct.double().mean(-1).float(),
     }
 
 
 def _training_points(dataset: Dataset) -> dict[str, Tensor]:
-    """The training data themselves, when they can be drawn."""
+    """The training data, if they have at most two dimensions."""
     x, y = dataset.train.x, dataset.train.y
     flat = x.ndim <= 2 and x.shape[1:].numel() <= 2
     if not flat or y is None or len(x) == 0 or (y.ndim > 1 and y.shape[-1] > 1):
@@ -261,12 +263,12 @@ def _training_points(dataset: Dataset) -> dict[str, Tensor]:
 
 
 def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:
-    """Entropy on a grid around the data, for classes in the plane."""
+    """Predictive entropy on a grid around the data, for two-dimensional inputs with classes."""
     if not run.likelihood.about.has_classes or dataset.input_shape != (2,):
         return {}
     known, points = dataset.train, {}
     if not len(known) and dataset.test is not None and dataset.test.y is not None:
-        known = dataset.test  # nobody said what was trained on
+        known = dataset.test  # the training data are not given
         points = {"plane/x": known.x[:SHOWN].float(), "plane/y": dataset.test.y[:SHOWN]}
     across, up = _around(known.x)
     grid = torch.stack(torch.meshgrid(across, up, indexing="xy"), -1).reshape(-1, 2)

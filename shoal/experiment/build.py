@@ -1,4 +1,4 @@
-"""From a config to the things it names: data, ensemble, run."""
+"""Data set, ensemble and run of a config."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -13,7 +13,6 @@ from shoal.core.errors import ConfigError
 from shoal.core.values import check_spec, check_value
 from shoal.data import load
 from shoal.data.dataset import Dataset
-from shoal.engine.member_runner import open_queues
 from shoal.experiment.config import Config
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
@@ -41,23 +40,23 @@ def train(
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
     build: Build | None = None,
 ) -> Run:
-    """Train what the config describes.
+    """Train the run that a config describes.
 
     Args:
-        config: every setting.
-        data: what `make_data(config)` gave.
+        config: the settings.
+        data: the result of `make_data(config)`.
         out: folder of the run.
         resume: continue the run in the folder, if there is one.
-        progress: show how far it is.
-        prepare: called with the ensemble before it is trained.
-        build: makes one network, where it is the user's own and the config cannot name it.
+        progress: show progress.
+        prepare: called with the ensemble before training.
+        build: builds one network, for a custom network that a config cannot name.
     """
     check_names(config)
     check_device(config.device)
     if config.frozen and not (resume and out is not None and RunFolder(Path(out)).holds_run):
         raise ConfigError(
-            f"the first {config.frozen} members of this run were trained before it, so a config "
-            f"cannot repeat it; type: shoal grow RUN, with the run that they come from"
+            f"a config cannot repeat this run: its first {config.frozen} members come from another "
+            f"run; type: shoal grow RUN, with that run"
         )
     ensemble = make_ensemble(config, data, build)
     prepare(ensemble)
@@ -72,12 +71,12 @@ def make_data(config: Config) -> Dataset:
         _refuse_custom("model", table)
     _refuse_custom("data", config.data)
     if config.data in ("tuple", "list", "DataLoader", "TensorDataset"):
-        _refuse_custom("data", {"custom": config.data})  # as older runs say it
+        _refuse_custom("data", {"custom": config.data})  # the form in older runs
     return load(config.data)
 
 
 def make_ensemble(config: Config, data: Dataset, build: Build | None = None) -> Ensemble:
-    """Fresh members whose sizes follow from the data and the likelihood."""
+    """New members, with input and output sizes from the data and the likelihood."""
     seed = config.seed if config.init_seed is None else config.init_seed
     if build is not None:
         return Ensemble.init(build, config.members, seed=seed)
@@ -90,18 +89,18 @@ def make_ensemble(config: Config, data: Dataset, build: Build | None = None) -> 
 
 
 def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:
-    """Refuse networks whose weights, gradients and two moments this machine cannot hold."""
+    """Refuse networks whose weights, gradients and two moments exceed the memory."""
     total = sum(build.numbers() * count for build, count in pairs)
     memory = machine_memory()
     if memory is not None and 16 * total > memory:
         raise ConfigError(
             f"{total:.2g} weights need more than {16 * total / 2**30:.0f} GiB to train, but this "
-            f"machine has {memory / 2**30:.0f}; take fewer members or smaller networks"
+            f"machine has {memory / 2**30:.0f}; use fewer members or smaller networks"
         )
 
 
 def check_names(config: Config) -> None:
-    """Refuse names that nothing has and settings of the wrong type, before any work is done."""
+    """Refuse unknown names and settings of the wrong type, before any work."""
     for key, registry in REGISTRIES.items():
         spec = getattr(config, key)
         _refuse_custom(key, spec)
@@ -121,19 +120,18 @@ def check_names(config: Config) -> None:
 def check_device(device: str | None) -> None:
     """Refuse a device that this machine, or this build of torch, does not have."""
     if device is not None:
-        open_queues(device)
         usable_device(device)
 
 
 def default_folder(config: Config) -> Path:
-    """Where a run is kept when nobody says where."""
+    """The default folder of a run."""
     method = config.method if isinstance(config.method, str) else config.method.get("name")
     method = method if methods.known(method) else "custom"
     return Path("runs") / f"{config.name}-{method}-m{config.members}-s{config.seed}"
 
 
 def _method(config: Config) -> str | dict[str, Any]:
-    """The method by name, or its composition with the parts that the config changes."""
+    """The method by name, or its repulsion with the fields that the config changes."""
     if isinstance(config.method, str):
         return config.method
     _refuse_custom("method", config.method)
@@ -141,19 +139,21 @@ def _method(config: Config) -> str | dict[str, Any]:
     if name == "repulsion" or not isinstance(name, str):
         return config.method
     own = {field.name for field in fields(Repulsion)}
-    parts = {key: value for key, value in config.method.items() if key in own}
+    changed = {key: value for key, value in config.method.items() if key in own}
     changes = {key: v for key, v in config.method.items() if key not in own | {"name"}}
     known = methods.get(name, config.legacy, config.calibrated)
     repulsion = methods.changed(known, changes).repulsion
-    if not parts:
+    if not changed:
         return config.method
     if repulsion is None:
-        raise ConfigError(f"method '{name}' has no parts that could be changed; take another one")
-    return repulsions.registry.spec(repulsion) | {**parts, "name": "repulsion"}
+        raise ConfigError(
+            f"method '{name}' has no repulsion that could be changed; choose another method"
+        )
+    return repulsions.registry.spec(repulsion) | {**changed, "name": "repulsion"}
 
 
 def _networks(config: Config) -> list[tuple[dict[str, Any], int]]:
-    """A table for each architecture, and how many members it has."""
+    """A table for each architecture, with its number of members."""
     if isinstance(config.model, str):
         return [({"name": config.model}, config.members)]
     if isinstance(config.model, dict):
@@ -171,7 +171,7 @@ def _blueprint(table: dict[str, Any], data: Dataset, outputs: int) -> Blueprint:
     check_value("model.input_shape", shape, tuple[int, ...])
     if tuple(shape) != data.input_shape:
         raise ConfigError(
-            f"the model takes inputs of shape {tuple(shape)}, but those of the data set "
+            f"the model takes inputs of shape {tuple(shape)}, but inputs of the data set "
             f"'{data.name}' have shape {data.input_shape}; leave out model.input_shape"
         )
     outputs = settings.pop("outputs", outputs)

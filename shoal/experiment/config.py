@@ -1,7 +1,7 @@
-"""Config files: TOML whose keys are the options of `shoal.fit`, and the data and the network.
+"""Config files: TOML with the options of `shoal.fit`, the data set and the network.
 
-A file holds names, numbers and tables of these, and never the path of something to import. Nothing
-here loads torch, so that a mistake is answered at once.
+A file holds names, numbers and tables, and never an import path. This module loads no torch, so
+that an error in a config appears at once.
 """
 
 import tomllib
@@ -38,21 +38,21 @@ def apply_override(
 ) -> dict[str, Any]:
     """The table with one key changed.
 
-    A dotted key reaches into a table, and makes one of a bare name on the way: `prior.std=2` turns
-    "gaussian" into {"name": "gaussian", "std": 2}. The value `none` takes the key out.
+    A dotted key changes a setting inside a table, and turns a bare name into a table: `prior.std=2`
+    turns "gaussian" into {"name": "gaussian", "std": 2}. The value `none` removes the key.
 
     >>> apply_override({"prior": "gaussian"}, "prior.std=2", {})
     {'prior': {'name': 'gaussian', 'std': 2}}
 
     Args:
-        table: what is changed; it stays as it is.
+        table: the table, which is not modified.
         override: "key=value".
-        defaults: the names that hold where the table has none; also the keys there are.
+        defaults: default values by key; they also define the known keys.
     """
     key, equals, text = override.partition("=")
-    path = [part.strip() for part in key.split(".")]
+    path = [word.strip() for word in key.split(".")]
     if not equals or not all(path) or len(path) > MAX_DEPTH:
-        raise ConfigError(f"a change is typed as key=value, as in lr=0.01, not as {override!r}")
+        raise ConfigError(f"a setting is typed as key=value, such as lr=0.01, not {override!r}")
     if defaults and path[0] not in defaults:
         raise ConfigError(f"there is no key {path[0]!r} in a config; {nearest(path[0], defaults)}")
     changed = dict(table)
@@ -84,7 +84,7 @@ def parse_value(text: str, key: str) -> Any:
 
 
 def _number_or_word(text: str) -> float | str:
-    """TOML wants digits on both sides of the point; people do not."""
+    """A number without a digit before or after its point, which TOML refuses; or a word."""
     if text[:1] in set("0123456789+-."):
         try:
             return float(text)
@@ -96,7 +96,7 @@ def _number_or_word(text: str) -> float | str:
 def _changed(table: dict[str, Any], path: list[str], value: Any, key: str) -> dict[str, Any]:
     first, *rest = path
     if not rest:
-        new = {name: entry for name, entry in table.items() if name != first}
+        new = {name: setting for name, setting in table.items() if name != first}
         return new if value is None else new | {first: value}
     inner = table.get(first, {})
     if isinstance(inner, list):
@@ -114,41 +114,41 @@ def _changed(table: dict[str, Any], path: list[str], value: Any, key: str) -> di
 
 @dataclass(frozen=True)
 class Config(Options):
-    """One run, described by plain values: the options of `shoal.fit`, and what is trained on what.
+    """The settings of one run as plain values: the options of `shoal.fit`, the data and the model.
 
     Attributes:
-        name: what the run is called after: the experiment, the file, or the data.
+        name: name of the experiment, the file or the data, from which the run is named.
     """
 
     name: str
     data: Spec = option(MISSING, "name of a data set, or a table with its name and settings.")
     model: Spec | list[dict[str, Any]] = option(
-        "mlp", "name of an architecture, a table, or a list of tables that each have `members`."
+        "mlp", "name of an architecture, a table, or a list of tables, each with its `members`."
     )
-    members: int = option(5, "how many networks train together.")
-    init_seed: int | None = option(None, "what the members are drawn from; by default `seed`.")
-    out: str | None = option(None, "the folder of the run.")
+    members: int = option(5, "ensemble size: number of networks that train together.")
+    init_seed: int | None = option(None, "seed of the initial members; by default `seed`.")
+    out: str | None = option(None, "folder of the run.")
 
     @property
     def table(self) -> dict[str, Any]:
-        """The keys that are set, as a file would hold them."""
+        """The keys that are set, as in a file."""
         values = {key: getattr(self, key) for key in KEYS}
         return {key: value for key, value in values.items() if value is not None}
 
 
-_FIELDS = {entry.name: entry for entry in fields(Config) if entry.name != "name"}
+_FIELDS = {field.name: field for field in fields(Config) if field.name != "name"}
 
 _TYPES = get_type_hints(Config)
 
 KEYS = ("data", "model", "members", *NAMES, "init_seed", "out")
-"""What a config file may hold."""
+"""The keys of a config file."""
 
 DEFAULTS = {key: _FIELDS[key].default for key in KEYS}
-"""What a key means that a file does not hold."""
+"""The default value of each key."""
 
 
 def keys() -> dict[str, str]:
-    """A sentence about every key, by the key and its default as they are typed.
+    """A description of every key, by the key and its default as they are typed.
 
     >>> keys()["lr=0.001"]
     'learning rate.'
@@ -157,15 +157,15 @@ def keys() -> dict[str, str]:
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of a file, or of an experiment that comes with Shoal, changed as asked.
+    """The config of a file or of a built-in experiment, with overrides.
 
     >>> load_config("digits", ["method=kde", "prior.std=0.5"]).prior
     {'name': 'gaussian', 'std': 0.5}
 
     Args:
         source: path of a TOML file, or a name from `shoal list experiments`.
-        overrides: "key=value", where the value is TOML or a bare word; dots reach into tables, and
-            the word `none` takes a key out.
+        overrides: "key=value", where the value is TOML or a bare word. Dots change settings inside
+            tables, and the word `none` removes a key.
     """
     text, name = _read(source)
     table = parse_toml(text, str(source))
@@ -176,20 +176,20 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def make_config(table: Mapping[str, Any], name: str = "config") -> Config:
-    """A config from a table of plain values; the first key or value that is wrong is named."""
+    """A config from a table of plain values; an error names the first wrong key or value."""
     for key, value in table.items():
         if key not in KEYS:
             raise ConfigError(f"there is no key {key!r} in a config; {nearest(key, KEYS)}")
         check_value(key, value, _TYPES[key])
     if "data" not in table:
-        raise ConfigError("a config needs data to train on; write data = 'digits', for example")
+        raise ConfigError("a config needs a data set; write data = 'digits', for example")
     config = Config(**{"name": name, **table})
     _check_members(config.model, config.members, "members" in table)
     return config
 
 
 def experiments() -> dict[str, str]:
-    """The text of every config that comes with Shoal, by name."""
+    """The text of every built-in experiment, by name."""
     folder = resources.files("shoal.experiment") / "experiments"
     files = [file for file in folder.iterdir() if file.name.endswith(".toml")]
     found = {file.name.removesuffix(".toml"): file for file in files}
@@ -197,7 +197,7 @@ def experiments() -> dict[str, str]:
 
 
 def summary(text: str) -> str:
-    """What a config says of itself in its first line."""
+    """The description in the first line of a config."""
     return text.partition("\n")[0].removeprefix("#").strip()
 
 
@@ -223,14 +223,13 @@ def _read(source: str | Path) -> tuple[str, str]:
     if path.suffix or len(path.parts) > 1:
         raise StorageError(f"there is no file called {path}")
     raise ConfigError(
-        f"there is no experiment called {str(source)!r}, nor such a file; "
-        f"{nearest(str(source), known)}"
+        f"there is no experiment and no file called {str(source)!r}; {nearest(str(source), known)}"
     )
 
 
 def _read_file(path: Path) -> str:
     if size_of(path) > MAX_BYTES:
-        raise ConfigError(f"{path} has more than the {MAX_BYTES:,} bytes that a config may have")
+        raise ConfigError(f"{path} has more than {MAX_BYTES:,} bytes, the limit of a config")
     with path.open("rb") as file:
         data = file.read(MAX_BYTES)
     try:
@@ -240,7 +239,7 @@ def _read_file(path: Path) -> str:
 
 
 def _data_name(data: Spec) -> str:
-    """What to call a run whose file has no name of its own, such as that of another run."""
+    """The name of a run whose config file is called `config`, such as that of another run."""
     if isinstance(data, str):
         return data
     name = str(data.get("name", "run"))
@@ -248,7 +247,7 @@ def _data_name(data: Spec) -> str:
 
 
 def _check_members(model: Any, members: int, given: bool) -> None:
-    """A list of networks says how many of each there are; the sum must be what `members` says."""
+    """Check the numbers of members in a list of networks; their sum must equal `members`."""
     if members < 1:
         raise ConfigError(f"members must be 1 or more, not {members}")
     if not isinstance(model, list):

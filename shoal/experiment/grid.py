@@ -1,4 +1,4 @@
-"""A grid of runs, methods by sizes by seeds: resumable, because every run keeps its own folder."""
+"""A grid of runs, methods by ensemble sizes by seeds; each run has its own resumable folder."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, replace
@@ -31,40 +31,40 @@ __all__ = [
     "GridPoint",
     "check_grid",
     "resident",
-    "run_cell",
     "run_grid",
+    "run_point",
 ]
 
 ROOM = {"cpu": 1 << 30, "cuda": 16 << 30}
-"""Bytes of shifts that a process keeps; those beyond are made again for each run."""
+"""Bytes of shifts that a process keeps; further shifts are computed again for each run."""
 
 
 def resident(data: Dataset, device: torch.device | str | None) -> Dataset:
-    """The data set with every part on the device, so that no run has to move or check it again."""
+    """The data set with every split on the device, so that no run moves or checks it again."""
     place = torch.device("cpu" if device is None else device)
-    ood = {name: _settled(split, place) for name, split in data.ood.items()}
+    ood = {name: _placed(split, place) for name, split in data.ood.items()}
     shifts: Any = CachedSplits(data.shifts, place, _room(place))
-    test = None if data.test is None else _settled(data.test, place)
-    return replace(data, train=_settled(data.train, place), test=test, shifts=shifts, ood=ood)
+    test = None if data.test is None else _placed(data.test, place)
+    return replace(data, train=_placed(data.train, place), test=test, shifts=shifts, ood=ood)
 
 
 class CachedSplits(Mapping[str, Split]):
-    """Parts of a data set by name, each moved to the device and kept there while there is room.
+    """Splits by name, each moved to the device and kept there while there is room.
 
     Args:
-        parts: made when asked for, or there already.
-        device: where they are wanted.
-        room: bytes to keep.
+        splits: splits by name, possibly computed on access.
+        device: device of the splits.
+        room: number of bytes to keep.
     """
 
-    def __init__(self, parts: Mapping[str, Split], device: torch.device, room: int) -> None:
-        self.parts, self.device, self.room = parts, device, room
+    def __init__(self, splits: Mapping[str, Split], device: torch.device, room: int) -> None:
+        self.splits, self.device, self.room = splits, device, room
         self._kept: dict[str, Split] = {}
 
     def __getitem__(self, name: str) -> Split:
         if name in self._kept:
             return self._kept[name]
-        split = _settled(self.parts[name], self.device)
+        split = _placed(self.splits[name], self.device)
         size = split.x.numel() * split.x.element_size()
         if size <= self.room:
             self.room -= size
@@ -72,13 +72,13 @@ class CachedSplits(Mapping[str, Split]):
         return split
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
+        return iter(self.splits)
 
     def __len__(self) -> int:
-        return len(self.parts)
+        return len(self.splits)
 
 
-def _settled(split: Split, device: torch.device) -> Split:
+def _placed(split: Split, device: torch.device) -> Split:
     y = None if split.y is None else split.y.to(device)
     moved = replace(split, x=split.x.to(device), y=y)
     mark_constant(moved.x, moved.y)
@@ -97,7 +97,7 @@ _FREE = ("members", "seed", "init_seed", "out", "device", "save_every")
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One run of a grid."""
+    """One run of a grid: method, ensemble size and seed."""
 
     variant: Variant
     members: int
@@ -105,22 +105,22 @@ class GridPoint:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of the run's folder."""
         label = self.variant.label.replace(":", "-x")
         return f"{label}-m{self.members}-s{self.seed}"
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Everything that is to be run.
+    """All runs of a comparison.
 
     Attributes:
-        config: what all runs share.
-        folder: has a folder for each run.
+        config: the settings that all runs share.
+        folder: contains a folder per run.
         variants: the methods.
-        sizes: numbers of members.
-        seeds: how many seeds, from the config's on.
-        build: makes one network, where it is the user's own and the config cannot name it.
+        sizes: ensemble sizes.
+        seeds: number of seeds; the first is that of the config.
+        build: builds one network, for a custom network that a config cannot name.
     """
 
     config: Config
@@ -131,8 +131,8 @@ class Grid:
     build: Build | None = field(default=None, compare=False)
 
     @property
-    def cells(self) -> list[GridPoint]:
-        """All runs, one seed after another, so that a grid that was stopped is balanced."""
+    def points(self) -> list[GridPoint]:
+        """All grid points, seed by seed, so that a stopped grid is balanced."""
         first = self.config.seed
         return [
             GridPoint(variant, size, seed)
@@ -143,90 +143,93 @@ class Grid:
 
     @property
     def queue(self) -> list[GridPoint]:
-        """What is not done, within each seed the longest first, so that jobs end together."""
-        waiting = [cell for cell in self.cells if not self.is_done(cell)]
-        return sorted(waiting, key=lambda cell: (cell.seed, -cell.members, not _slow(cell)))
+        """Unfinished grid points, within each seed the longest first, so that jobs end together."""
+        waiting = [point for point in self.points if not self.is_done(point)]
+        return sorted(waiting, key=lambda point: (point.seed, -point.members, not _slow(point)))
 
-    def place(self, cell: GridPoint) -> Path:
+    def place(self, point: GridPoint) -> Path:
         """Folder of one run."""
-        return self.folder / cell.name
+        return self.folder / point.name
 
-    def is_done(self, cell: GridPoint) -> bool:
-        """It has been trained and judged."""
-        return (self.place(cell) / "scores.json").exists()
+    def is_done(self, point: GridPoint) -> bool:
+        """Whether the run is trained and evaluated."""
+        return (self.place(point) / "scores.json").exists()
 
-    def config_of(self, cell: GridPoint) -> Config:
+    def config_of(self, point: GridPoint) -> Config:
         """The config of one run."""
-        changed: dict[str, Any] = {"members": cell.members, "seed": cell.seed}
-        if cell.variant.method != "custom":
-            changed["method"] = cell.variant.spec
-        if cell.variant.strength is not None:
-            changed["strength"] = cell.variant.strength
+        changed: dict[str, Any] = {"members": point.members, "seed": point.seed}
+        if point.variant.method != "custom":
+            changed["method"] = point.variant.spec
+        if point.variant.strength is not None:
+            changed["strength"] = point.variant.strength
         return make_config(self.config.table | changed, self.config.name)
 
 
 def run_grid(
     grid: Grid,
     data: Dataset,
-    after: Callable[[GridPoint], None] = lambda cell: None,
+    after: Callable[[GridPoint], None] = lambda point: None,
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
 ) -> dict[GridPoint, ShoalError]:
-    """Train and judge what is not done yet; a run that was stopped goes on where it was.
+    """Train and evaluate all unfinished runs; a stopped run continues where it was.
 
     Args:
-        grid: what to run.
-        data: what the config of the grid names.
-        after: called when a run is done.
+        grid: the runs.
+        data: the data set of the config.
+        after: called after each run.
         prepare: called with each ensemble before it is trained.
 
     Returns:
-        The runs that came to nothing, and why; the others have their scores in their folders.
+        The failed runs with their errors; the other runs have scores in their folders.
     """
     check_grid(grid, data)
     failed: dict[GridPoint, ShoalError] = {}
     with FolderLock(grid.folder):
-        for cell in grid.queue:
+        for point in grid.queue:
             try:
-                run_cell(grid, cell, data, prepare)
+                run_point(grid, point, data, prepare)
             except DataError as error:
-                failed[cell] = error
-            after(cell)
+                failed[point] = error
+            after(point)
     return failed
 
 
-def run_cell(
+def run_point(
     grid: Grid,
-    cell: GridPoint,
+    point: GridPoint,
     data: Dataset,
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
 ) -> None:
-    """Train one run, or what is left of it, and judge it; its scores complete it."""
-    config, place = grid.config_of(cell), grid.place(cell)
+    """Train one run, or its remaining epochs, and evaluate it; its scores mark completion."""
+    config, place = grid.config_of(point), grid.place(point)
     how = {"resume": True, "progress": False, "prepare": prepare, "build": grid.build}
     evaluate_run(train(config, data, place, **how), data)
 
 
-def _slow(cell: GridPoint) -> bool:
-    """Its steps need eigenpairs, which take longer than the rest of a small network's step."""
-    method = METHODS.get(cell.variant.method)
+def _slow(point: GridPoint) -> bool:
+    """Whether the method needs eigenpairs, the slowest part of a small network's step."""
+    method = METHODS.get(point.variant.method)
     flow = None if method is None or method.repulsion is None else method.repulsion.flow
     return isinstance(flow, Wasserstein) and needs_eigenpairs(flow.estimator)
 
 
 def check_grid(grid: Grid, data: Dataset) -> None:
-    """Refuse a grid of which some run could not begin, or whose folder holds another grid."""
+    """Refuse a grid with a run that cannot start, or whose folder holds another grid."""
     if data.test is None:
-        raise DataError(f"the data set '{data.name}' has no test part to compare methods by")
+        raise DataError(
+            f"the data set '{data.name}' has no test set to compare methods on; "
+            f"in Python pass test=(x_test, y_test)"
+        )
     custom = any(variant.method == "custom" for variant in grid.variants)
     if custom and isinstance(grid.config.method, str):
-        raise ConfigError("the config composes no repulsion of its own, so 'custom' means nothing")
-    for cell in grid.cells:
-        check_names(grid.config_of(cell))
+        raise ConfigError("the config defines no repulsion, so there is no method 'custom'")
+    for point in grid.points:
+        check_names(grid.config_of(point))
     _check_same(grid)
 
 
 def _check_same(grid: Grid) -> None:
-    """The folder keeps what its runs share; a grid of other settings needs another folder."""
+    """Refuse a folder whose runs have other shared settings."""
     path = grid.folder / "grid.toml"
     shared = _shared(grid.config)
     if not path.exists():
@@ -234,7 +237,7 @@ def _check_same(grid: Grid) -> None:
         return
     with storage_errors("read", path):
         known = parse_toml(path.read_text(encoding="utf-8"), str(path))
-    # settings that are newer than the file had their defaults when it was written
+    # settings that are newer than the file had their default values
     known = {key: DEFAULTS[key] for key in shared if DEFAULTS[key] is not MISSING} | known
     wanted = parse_toml(to_toml(shared), str(path))
     for key in sorted(known.keys() | wanted.keys()):

@@ -1,4 +1,4 @@
-"""The methods of a grid, each at its own strength and settings or at others."""
+"""The methods of a grid, with optional strength and settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,21 +28,21 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def parse_method(word: str, legacy: bool = False) -> Method:
-    """The method that a word stands for.
+    """The method of a word.
 
     >>> parse_method("forde+fraction=0.25").settings
     (('fraction', 0.25),)
 
     Args:
         word: a name, then `+setting=value` for each setting to change.
-        legacy: as published.
+        legacy: the method as published.
     """
     name, settings = parse_word(word)
     return methods.changed(methods.get(name, legacy), settings)
 
 
 def parse_word(word: str) -> tuple[str, dict[str, Setting]]:
-    """A name, and the settings that are added to it.
+    """The name and the settings of a word.
 
     >>> parse_word("f-kde+probabilities=true")
     ('f-kde', {'probabilities': True})
@@ -74,23 +74,23 @@ def _change(text: str) -> tuple[str, Setting]:
         return setting, float(value)
     except ValueError:
         raise ConfigError(
-            f"a setting of a method is a name and a number, or true or false, as in "
+            f"a setting of a method is a name and a number, true or false, such as "
             f"forde+fraction=0.25, not {text!r}"
         ) from None
 
 
 PUBLISHED = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd")
-"""What `all` stands for: the methods that D'Angelo & Fortuin (2021) compare."""
+"""The methods of `all`: those that D'Angelo & Fortuin (2021) compare."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method, at its own strength and settings or at others.
+    """A method with optional strength and settings.
 
     Attributes:
-        method: its name; "custom" for the repulsion that the config composes.
-        strength: factor of the repulsion; None leaves what the config says.
-        settings: what is changed inside its space, by name.
+        method: name; "custom" for the repulsion that the config defines.
+        strength: repulsion factor; None takes that of the config.
+        settings: changed settings of its space, by name.
     """
 
     method: str
@@ -99,23 +99,23 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """What to type for it."""
+        """The word to type for the variant."""
         word = word_of(self.method, dict(self.settings))
         return word if self.strength is None else f"{word}:{self.strength:g}"
 
     @property
     def spec(self) -> str | dict[str, Any]:
-        """What a config says for it."""
+        """The value of `method` in a config."""
         return {"name": self.method, **dict(self.settings)} if self.settings else self.method
 
     @property
     def repels(self) -> bool:
-        """It has a repulsion whose strength could be changed."""
+        """Whether the method has a repulsion."""
         return self.method == "custom" or METHODS[self.method].repulsion is not None
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Methods separated by commas, with settings and a strength after them if wanted; or `all`.
+    """Methods separated by commas, each with optional settings and strength; or `all`.
 
     >>> [(v.method, v.strength, v.settings) for v in parse_variants("kde:300,forde+fraction=0.5")]
     [('kde', 300.0, ()), ('forde', None, (('fraction', 0.5),))]
@@ -124,12 +124,12 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
         return tuple(map(Variant, PUBLISHED))
     found = [_variant(word.strip()) for word in text.split(",") if word.strip()]
     if not found:
-        raise ConfigError("name the methods to compare, as in --methods ensemble,kde, or 'all'")
+        raise ConfigError("name the methods to compare, such as --methods ensemble,kde, or 'all'")
     return tuple(dict.fromkeys(found))
 
 
 def variant_of(method: Any, strength: float | None = None) -> Variant:
-    """The method of a config: by name, if names and words can tell it.
+    """The variant of a config's method; "custom" if no word describes it.
 
     >>> variant_of({"name": "forde", "fraction": 0.25}).label
     'forde+fraction=0.25'
@@ -142,7 +142,7 @@ def variant_of(method: Any, strength: float | None = None) -> Variant:
         return Variant("custom", strength)
     try:
         changed(METHODS[method["name"]], settings)
-    except ConfigError:  # a part of the repulsion, not a setting of its space
+    except ConfigError:  # a field of the repulsion, not a setting of its space
         return Variant("custom", strength)
     return Variant(method["name"], strength, tuple(sorted(settings.items())))
 
@@ -153,7 +153,7 @@ def _variant(word: str) -> Variant:
     if name not in METHODS and name != "custom":
         raise ConfigError(f"there is no method called {name!r}; {nearest(name, METHODS)}")
     if settings and name == "custom":
-        raise ConfigError("settings are added to a method by name; 'custom' has them in the config")
+        raise ConfigError("'custom' takes no settings here; change them in the config")
     if settings:
         changed(METHODS[name], settings)
     variant = Variant(name, settings=tuple(sorted(settings.items())))
@@ -162,7 +162,7 @@ def _variant(word: str) -> Variant:
     try:
         return replace(variant, strength=float(strength))
     except ValueError:
-        raise ConfigError(f"a strength is a number, as in {name}:300, not {strength!r}") from None
+        raise ConfigError(f"a strength is a number, such as {name}:300, not {strength!r}") from None
 
 
 def parse_strengths(text: str) -> tuple[float, ...]:
@@ -177,13 +177,13 @@ def parse_strengths(text: str) -> tuple[float, ...]:
         found = ()
     if not found or not all(0 < strength < float("inf") for strength in found):
         raise ConfigError(
-            f"strengths are positive numbers, as in --strengths 1,10,100, not {text!r}"
+            f"strengths are positive numbers, such as --strengths 1,10,100, not {text!r}"
         )
     return found
 
 
 def swept(variants: tuple[Variant, ...], strengths: tuple[float, ...]) -> tuple[Variant, ...]:
-    """Every method at every strength; what does not repel, or has a strength, stays as it is.
+    """Every method at every strength; plain methods and variants with a strength stay unchanged.
 
     >>> [variant.label for variant in swept(parse_variants("ensemble,kde"), (1.0, 10.0))]
     ['ensemble', 'kde:1', 'kde:10']

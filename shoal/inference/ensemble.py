@@ -23,7 +23,7 @@ __all__ = ["Ensemble", "Group"]
 
 
 class Ensemble(ModuleLike):
-    """M networks that train and predict together; to torch they look like one module.
+    """M networks that train and predict together, with the interface of one torch module.
 
     >>> ensemble = Ensemble.init(lambda: nn.Linear(3, 2), members=4, seed=0)
     >>> ensemble(torch.zeros(5, 3)).shape
@@ -33,10 +33,10 @@ class Ensemble(ModuleLike):
     >>> optimizer = torch.optim.Adam(ensemble.parameters())
 
     Attributes:
-        groups: one for each architecture.
-        builds: what made each of them, as far as it is known.
-        alive: which members have stayed finite [M]; the others are left out of everything.
-        seed: what the members were drawn from, when it is known.
+        groups: one group per architecture.
+        builds: the factory of each group; None if unknown.
+        alive: which members are finite [M]; diverged members are left out everywhere.
+        seed: seed of the members' initial weights; None if unknown.
     """
 
     def __init__(self, groups: Sequence[Group], builds: Sequence[Build | None] = ()) -> None:
@@ -54,16 +54,18 @@ class Ensemble(ModuleLike):
     def init(
         cls, build: Build | Sequence[tuple[Build, int]], members: int | None = None, seed: int = 0
     ) -> "Ensemble":
-        """Members drawn from seeds of their own.
+        """An ensemble of new members, each drawn from its own seed.
 
         Args:
-            build: makes one network, or a list of (build, count) for mixed architectures.
-            members: how many; not given for a list.
-            seed: the same seed makes the same members, whatever their number.
+            build: makes one network; or a list of (build, count) for mixed architectures.
+            members: ensemble size; leave it out for a list.
+            seed: fixes the members; member i does not depend on the ensemble size.
         """
         pairs = [(build, members)] if callable(build) else list(build)
         if not callable(build) and members is not None:
-            raise ConfigError("with a list of (build, count) pairs the counts say how many members")
+            raise ConfigError(
+                "a list of (build, count) pairs already has the counts; leave members out"
+            )
         groups, first = [], 0
         for make, count in pairs:
             if not _is_count(count):
@@ -83,12 +85,12 @@ class Ensemble(ModuleLike):
 
     @property
     def weights(self) -> Tree:
-        """Trainable tensors [M, ...] by parameter name; several groups are told apart by prefix."""
+        """Trainable tensors [M, ...] by parameter name; each of several groups has a prefix."""
         return self._collect("weights")
 
     @property
     def buffers(self) -> Tree:
-        """Tensors that are carried but not trained."""
+        """Tensors that members store but do not train."""
         return self._collect("buffers")
 
     @property
@@ -102,21 +104,21 @@ class Ensemble(ModuleLike):
 
     @property
     def heads(self) -> dict[str, slice]:
-        """Names of the weights of each architecture's last layer, and whose they are."""
+        """Names of the weights of each architecture's last layer, with their members."""
         spans = dict(zip(self.weights, self.spans, strict=True))
         names = [f"{group.prefix}{name}" for group in self.groups for name in group.head]
         return {name: spans[name] for name in names}
 
     @property
     def state(self) -> Tree:
-        """All that has to be saved."""
+        """All tensors to save."""
         weights = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         buffers = {f"buffers/{name}": tensor for name, tensor in self.buffers.items()}
         return {"alive": self.alive, **weights, **buffers}
 
     @property
     def device(self) -> torch.device:
-        """Where the members live."""
+        """Device of the members."""
         return self.alive.device
 
     @property
@@ -125,11 +127,11 @@ class Ensemble(ModuleLike):
         return next(iter(self.weights.values())).dtype
 
     def takes_whole(self, x: Tensor) -> bool:
-        """Whether whole numbers [B, ...] are inputs as they are; else they mean real ones."""
+        """Whether the networks take integers [B, ...]; otherwise integers become floats."""
         return any(group.takes_whole(x) for group in self.groups)
 
     def train(self, mode: bool = True) -> Self:
-        """Batch statistics and dropout on or off."""
+        """Set training mode (batch statistics and dropout on) or evaluation mode."""
         self.training = mode
         for group in self.groups:
             group.skeleton.train(mode)
@@ -147,16 +149,16 @@ class Ensemble(ModuleLike):
         """Outputs of every member [M, B, C].
 
         Args:
-            x: inputs [B, ...] for all, or [M, B, ...] with `own_inputs`.
-            mapping: how the members run.
-            own_inputs: every member has inputs of its own.
-            seed: of the dropout masks in training.
-            step: of the dropout masks in training.
-            probes: for each architecture, what is added to its embeddings.
+            x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
+            mapping: the member runner.
+            own_inputs: every member has its own inputs.
+            seed: seed of the dropout masks in training.
+            step: training step, keys the dropout masks.
+            probes: tensors added to the embeddings, one per architecture.
         """
         return self._run([MemberInputs(x, own_inputs)], mapping, seed, step, probes)[0]
 
-    def with_part(
+    def forward_with_rows(
         self,
         batch: MemberInputs,
         part: Tensor,
@@ -164,7 +166,7 @@ class Ensemble(ModuleLike):
         seed: int = 0,
         step: int | Tensor = 0,
     ) -> list[Tensor]:
-        """Outputs for a batch and, normalised as the batch is, for a part of it [M, P, ...].
+        """Outputs for a batch, and for some of its rows [M, P, ...] with the batch's statistics.
 
         The other arguments are those of a call.
         """
@@ -201,7 +203,7 @@ class Ensemble(ModuleLike):
     def member(self, index: int) -> nn.Module:
         """Member `index` as an ordinary module, a copy in evaluation mode."""
         if not 0 <= index < self.members:
-            raise IndexError(f"there are members 0 to {self.members - 1}, but no {index}")
+            raise IndexError(f"members are numbered 0 to {self.members - 1}, not {index}")
         for group in self.groups:
             if index < group.members:
                 return group.member(index)
@@ -224,20 +226,20 @@ class Ensemble(ModuleLike):
         return part
 
     def aside(self) -> "Ensemble":
-        """The same members with running statistics of their own, so that a look leaves no trace."""
+        """The same members with copied running statistics, so a pass changes nothing."""
         aside = self.slice_members(0, self.members)
         for group, own in zip(aside.groups, self.groups, strict=True):
-            group.weights = own.weights  # the leaves that gradients come back to
+            group.weights = own.weights  # the leaves that collect gradients
             group.buffers = {name: tensor.clone() for name, tensor in group.buffers.items()}
         return aside
 
     @property
     def compute(self) -> torch.dtype | None:
-        """Type the networks calculate in, when it is not that of the weights."""
+        """Type of the networks' arithmetic; None for the type of the weights."""
         return self.groups[0].compute
 
     def compute_in(self, dtype: torch.dtype | None) -> "Ensemble":
-        """Calculate the networks in another type than that of the weights; None undoes it."""
+        """Set the type of the networks' arithmetic; None for the type of the weights."""
         for group in self.groups:
             if group.compute != dtype:
                 group.compute = dtype
@@ -245,11 +247,11 @@ class Ensemble(ModuleLike):
         return self
 
     def load_state(self, state: Tree) -> "Ensemble":
-        """Take over the tensors of `state`, in place."""
+        """Copy the tensors of `state` into the ensemble, in place."""
         mine = self.state
         if mine.keys() != state.keys():
             names = sorted(mine.keys() ^ state.keys())
-            raise ConfigError(f"the saved ensemble is of another architecture; {names[0]} differs")
+            raise ConfigError(f"the saved ensemble has another architecture; {names[0]} differs")
         with torch.no_grad():
             for name, tensor in mine.items():
                 if tensor.shape != state[name].shape:
@@ -274,12 +276,14 @@ class Ensemble(ModuleLike):
         """An ensemble of the networks that `build` makes, with the tensors of `state`."""
         members = len(state["alive"]) if callable(build) and "alive" in state else None
         with warnings.catch_warnings():
-            # How the factory draws does not matter: everything it drew is replaced.
+            # The factory's initial weights do not matter: all are replaced.
             warnings.simplefilter("ignore", ShoalWarning)
             ensemble = cls.init(build, members)
         kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
         if strange := [kind for kind in kinds if not kind.is_floating_point]:
-            raise ConfigError(f"the saved weights are of type {strange[0]}; wanted real numbers")
+            raise ConfigError(
+                f"the saved weights have type {strange[0]}, not a real floating point type"
+            )
         if len(kinds) == 1:
             ensemble.to(dtype=kinds.pop())
         return ensemble.load_state(state)

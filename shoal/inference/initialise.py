@@ -1,4 +1,4 @@
-"""Seeded, independent members from any factory of modules."""
+"""Independent members from a factory of modules, each with its own seed."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ __all__ = ["Build", "build_members"]
 Build = Callable[[], nn.Module]
 
 _COMPARED = 16
-"""Numbers of each parameter that are looked at before two members are compared in full."""
+"""Numbers of each parameter that are compared before two members are compared in full."""
 
 
 def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
-    """One module for each index, member i drawn from a seed of its own; no two are equal.
+    """One module per index; member i has its own seed, and no two members are equal.
 
-    A factory that draws nothing at random, or that seeds itself, makes equal members: each of those
-    is perturbed by a tenth of the size of its weights, and a warning says so.
+    A factory without random draws, or with a fixed seed, makes equal members. These are perturbed
+    by a tenth of the size of their weights, and a warning reports them.
     """
     if isinstance(build, nn.Module):
         raise ConfigError(
@@ -32,7 +32,7 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
         )
     modules = []
     gpus = range(torch.cuda.device_count())
-    # Without a GPU torch would keep, at every call, a trace of who seeded the GPUs.
+    # Without a GPU, torch would store a stack trace at every call that seeds GPUs.
     set_all = torch.manual_seed if _has_gpu() else None
     with torch.random.fork_rng(gpus), generators_restored():
         for index in indices:
@@ -61,8 +61,8 @@ def _checked(module: nn.Module) -> nn.Module:
     tensors = [*parameters, *module.buffers()]
     if any(is_lazy(tensor) for tensor in tensors):
         raise ConfigError(
-            "build() returned a network with lazy layers, whose shapes are not known yet; "
-            "in build, call the network once on a few inputs before you return it"
+            "build() returned a network with lazy layers, whose shapes are unknown; "
+            "in build, call the network once on a few inputs before returning it"
         )
     if any(tensor.is_meta for tensor in tensors):
         raise ConfigError(
@@ -80,8 +80,8 @@ def _check_memory(module: nn.Module, members: int) -> None:
     one = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     if memory is not None and one * members > memory:
         raise ConfigError(
-            f"the members need {one:,} bytes each, and this machine has {memory:,}; "
-            f"take at most {memory // one:,} members"
+            f"each member needs {one:,} bytes, and this machine has {memory:,}; "
+            f"use at most {memory // one:,} members"
         )
 
 
@@ -117,7 +117,7 @@ def _tell_apart(modules: list[nn.Module], indices: range, seed: int) -> None:
 
 
 def _repeated(modules: Sequence[nn.Module]) -> list[int]:
-    """Places of the modules that equal an earlier one; only those that look alike are compared."""
+    """Indices of modules that equal an earlier one; only similar modules are compared in full."""
     known: dict[tuple, list[nn.Module]] = {}
     repeated = []
     for i, module in enumerate(modules):
@@ -130,7 +130,7 @@ def _repeated(modules: Sequence[nn.Module]) -> list[int]:
 
 
 def _glimpse(module: nn.Module) -> tuple:
-    """A few numbers of every parameter: members that differ here differ."""
+    """A few numbers of every parameter; if they differ, the members differ."""
     flat = [parameter.detach().reshape(-1) for parameter in module.parameters()]
     return tuple(tuple(t[:: max(1, len(t) // _COMPARED)].tolist()) for t in flat)
 

@@ -1,4 +1,4 @@
-"""What a likelihood is: the one object that knows what kind of task the targets set."""
+"""The interface of a likelihood, which defines the task of the targets."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,19 +19,19 @@ registry = Registry("likelihood")
 
 @dataclass(frozen=True)
 class Task:
-    """What metrics and the report need to know of a likelihood, as plain data.
+    """Description of a likelihood's task for metrics and the report, as plain data.
 
-    Metrics are named, not imported: they register themselves under a kind, together with the
-    direction that is better. Every likelihood has the kind "any". "classes" has probabilities of
-    classes, "numbers" a mean and a variance, "gaussian" a mixture of Gaussians.
+    Metrics are named, not imported: a metric registers itself with its kind and its better
+    direction. Every likelihood has the kind "any". The kind "classes" has class probabilities,
+    "numbers" a mean and a variance, "gaussian" a mixture of Gaussians.
 
     Attributes:
-        name: of the task, such as "classification".
+        name: name of the task, such as "classification".
         kinds: the kinds of metrics that apply.
-        measures: metrics that the report shows, the most telling first.
-        under_shift: metrics that the report draws against the severity of a shift; the first of
-            them decides which shift is the worst.
-        uncertainty: by which OOD data are detected, such as "entropy".
+        measures: metrics in the report, the most important first.
+        under_shift: metrics that the report plots against corruption severity. The first metric
+            determines the worst shift.
+        uncertainty: the score for OOD detection, such as "entropy".
     """
 
     name: str
@@ -42,17 +42,17 @@ class Task:
 
     @property
     def has_classes(self) -> bool:
-        """The targets are labels, and every class has a probability."""
+        """Whether the targets are labels with class probabilities."""
         return "classes" in self.kinds
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For a file; `task_of` reads it again."""
+        """Plain values for a file; `task_of` reads them."""
         return asdict(self)
 
 
 def task_of(known: str | Mapping[str, Any]) -> Task:
-    """The task that a file describes, or names where it is older than descriptions.
+    """The task that a file describes; older files have only its name.
 
     >>> task_of("classification").measures[0]
     'accuracy'
@@ -64,19 +64,19 @@ def task_of(known: str | Mapping[str, Any]) -> Task:
         try:
             return Task(**fields)
         except TypeError as error:
-            raise ConfigError(f"this is not the description of a task: {error}") from None
+            raise ConfigError(f"the description of the task is not valid: {error}") from None
     for name in registry:
         if registry[name].about.name == known:
             return registry[name].about
-    raise ConfigError(f"no likelihood is for the task '{known}'; import the file that defines it")
+    raise ConfigError(f"no likelihood has the task '{known}'; import the file that defines it")
 
 
 class Likelihood:
-    """log p(y | outputs) of every data point, and all that follows from it.
+    """log p(y | outputs) of every data point, and quantities derived from it.
 
     A new likelihood is one class: write `about`, `log_prob`, `mean` and `variance`, decorate the
-    class with `@dataclass(frozen=True)` and `@registry.register(name)`. The rest has defaults for
-    targets that are numbers. Leading axes of the outputs broadcast everywhere.
+    class with `@dataclass(frozen=True)` and `@registry.register(name)`. The other methods have
+    defaults for real targets. Leading axes of the outputs broadcast everywhere.
     """
 
     about: ClassVar[Task]
@@ -91,7 +91,7 @@ class Likelihood:
         raise NotImplementedError
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """Mean of y under each member [..., B, K]; of a class, its probability."""
+        """Mean of y under each member [..., B, K]; for classes, their probabilities."""
         raise NotImplementedError
 
     def variance(self, outputs: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Likelihood:
         raise NotImplementedError
 
     def width(self, targets: int) -> int:
-        """How many outputs a member needs for this many classes or target columns."""
+        """Number of outputs that a member needs for this many classes or target columns."""
         return targets
 
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,25 +109,25 @@ class Likelihood:
     def entropy(self, mean: Tensor, variance: Callable[[], Tensor]) -> Tensor:
         """Entropy [..., B] of a prediction with this mean and variance [..., B, K], in nats.
 
-        By default that of independent Gaussians, the largest for the variance.
+        By default the entropy of independent Gaussians, the largest for this variance.
         """
         return 0.5 * (2 * math.pi * math.e * variance()).log().sum(-1)
 
     def affinity(self, outputs: Tensor) -> Tensor:
         r"""Bhattacharyya affinity of members [M, M], the mean over the inputs.
 
-        By default that of independent Gaussians with the same means and variances.
+        By default the affinity of independent Gaussians with the same means and variances.
         """
         mean, variance = (moment.double() for moment in self.moments(outputs))
         rows = zip(mean, variance, strict=True)
         return torch.stack([_gaussian_affinity(m, v, mean, variance) for m, v in rows])
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The output of each member that speaks about y [..., B]; input gradients are of it."""
+        """The output of each member for target y [..., B]; input gradients are gradients of it."""
         return outputs[..., : _columns(y)].sum(-1)
 
     def check(self, y: Tensor, outputs: int) -> None:
-        """Refuse targets that networks with so many outputs cannot be trained on."""
+        """Refuse targets that do not fit this number of network outputs."""
         columns = _columns(y)
         if outputs != self.width(columns):
             raise DataError(
@@ -136,7 +136,7 @@ class Likelihood:
             )
 
     def prepared(self, y: Tensor, outputs: int) -> Tensor:
-        """Targets to evaluate by, as `log_prob` and the metrics take them: [B, K]."""
+        """Targets in the form that `log_prob` and the metrics take: [B, K]."""
         y = y.unsqueeze(-1) if y.ndim == 1 else y
         if outputs != self.width(y.shape[-1]):
             raise DataError(
@@ -146,13 +146,13 @@ class Likelihood:
         return y
 
     def in_units(self, scaling: Scaling) -> Self:
-        """The same about targets that had been standardised by `scaling` before training."""
-        raise ConfigError(f"{self} is not about standardised targets; evaluate without a scaling")
+        """The likelihood of the original targets, if training used targets scaled by `scaling`."""
+        raise ConfigError(f"{self} has no standardised targets; evaluate without a scaling")
 
-    # What is learned beside the weights. Most likelihoods learn nothing.
+    # Learned numbers besides the weights. Most likelihoods learn nothing.
 
     def begun(self, y: Tensor) -> Self:
-        """The likelihood that a run on these targets trains with."""
+        """The likelihood at the start of a run on these targets."""
         return self
 
     @property
@@ -161,15 +161,15 @@ class Likelihood:
         return {}
 
     def restored(self, state: Mapping[str, Tensor]) -> Self:
-        """The same with the learned numbers of a checkpoint."""
+        """The likelihood with the learned numbers of a checkpoint."""
         return self
 
     def statistics(self, outputs: Tensor, y: Tensor, alive: Tensor) -> Tensor | None:
-        """What `learn` needs of a batch, from outputs [M, B, C] of the members [M] that count."""
+        """Input of `learn` from a batch: outputs [M, B, C] of the finite members [M]."""
         return None
 
     def learn(self, statistics: Tensor, points: int, n: int) -> None:
-        """Take in a batch of `points` of `n` data points, in place and on the device."""
+        """Learn from a batch of `points` of `n` data points, in place and on the device."""
 
 
 def _columns(y: Tensor) -> int:

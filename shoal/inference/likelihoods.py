@@ -1,4 +1,4 @@
-"""Likelihoods: what the outputs of a member say about the targets."""
+"""Likelihoods: the distribution of the targets, given the outputs of a member."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ LEAST = 1e-6
 """Smallest learned variance, in units of the variance of the targets."""
 
 WINDOW = 10_000
-"""Points over which learned noise is averaged: enough to know it to a per cent."""
+"""Data points in the average of learned noise: enough for a precision of one percent."""
 
 
 @registry.register("categorical")
@@ -51,7 +51,7 @@ class Categorical(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log probability of the labels y [B] (integers)."""
-        # Networks of matrix products hand over the points side by side, and few classes go fast so.
+        # Matrix products put data points next to each other; this layout is fast for few classes.
         labels = y.expand(outputs.shape[:-1]).unsqueeze(-2)
         return F.log_softmax(outputs.mT, -2).gather(-2, labels).squeeze(-2)
 
@@ -82,7 +82,7 @@ class Categorical(Likelihood):
         return outputs.gather(-1, y.expand(len(outputs), -1).unsqueeze(-1)).squeeze(-1)
 
     def check(self, y: Tensor, outputs: int) -> None:
-        """Labels must be whole numbers below the number of outputs."""
+        """Refuse labels that are not integers below the number of outputs."""
         check_labels(y, outputs)
 
     def prepared(self, y: Tensor, outputs: int) -> Tensor:
@@ -113,14 +113,13 @@ class Gaussian(Normal):
 @registry.register("homoscedastic")
 @dataclass(frozen=True, repr=False)
 class HomoscedasticGaussian(Standardising):
-    r"""Real targets with one learned noise a column: y ~ N(a + b f, b² s²).
+    r"""Real targets with one learned noise per column: y ~ N(a + b f, b² s²).
 
-    a and b are mean and standard deviation of the training targets. The noise is the type II
-    maximum of the likelihood by expectation maximisation: with the M members as samples of the
-    posterior, the M-step has the closed form
-    $s^2 = \frac{1}{MN} \sum_{m,n} (z_n - f_m(x_n))^2$, z = (y - a) / b. Each step takes it as a
-    moving average over about the last min(N, 10,000) points. The noise belongs to the data, so all
-    members share it.
+    a and b are mean and standard deviation of the training targets. Expectation maximisation finds
+    the noise of largest type II likelihood. With the M members as samples of the posterior, the
+    M-step has the closed form $s^2 = \frac{1}{MN} \sum_{m,n} (z_n - f_m(x_n))^2$, z = (y - a) / b.
+    Each step updates a moving average over about the last min(N, 10,000) data points. The noise
+    belongs to the data, so all members share it.
     """
 
     learns_noise: ClassVar[bool] = True
@@ -144,13 +143,13 @@ class HomoscedasticGaussian(Standardising):
         return outputs, known.variance.to(outputs).expand_as(outputs)
 
     def statistics(self, outputs: Tensor, y: Tensor, alive: Tensor) -> Tensor | None:
-        """Mean square of z - f over the finite members and the batch [K]; NaN where none is."""
+        """Mean square of z - f over the finite members and the batch [K]; NaN without any."""
         error = (self._standardised(y, outputs) - outputs).detach().square().mean(-2)
         counts = alive.unsqueeze(-1) & error.isfinite()
         return torch.where(counts, error, 0.0).sum(0) / counts.sum(0)
 
     def learn(self, statistics: Tensor, points: int, n: int) -> None:
-        """Move the variance towards that of the batch."""
+        """Move the variance towards the variance of the batch."""
         if self.learned is None or self.learned.variance is None:
             return
         variance = self.learned.variance
@@ -162,9 +161,9 @@ class HomoscedasticGaussian(Standardising):
 @registry.register("heteroscedastic", cite=("lakshminarayanan2017simple",))
 @dataclass(frozen=True)
 class HeteroscedasticGaussian(Standardising):
-    """Real targets with noise learned for every input: y ~ N(a + b mu, b² (softplus(s) + 1e-6)).
+    """Real targets with learned noise per input: y ~ N(a + b mu, b² (softplus(s) + 1e-6)).
 
-    The network gives (mu, s); a and b are mean and standard deviation of the training targets.
+    The network returns (mu, s); a and b are mean and standard deviation of the training targets.
     Lakshminarayanan et al. (2017), arXiv 1612.01474.
     """
 
@@ -173,16 +172,18 @@ class HeteroscedasticGaussian(Standardising):
         return mean, F.softplus(raw) + LEAST
 
     def width(self, targets: int) -> int:
-        """A mean and a raw variance a column."""
+        """A mean and a raw variance per column."""
         return 2 * targets
 
 
 def default_for(y: Tensor, outputs: int | None = None) -> Likelihood:
-    """Classes for whole numbers; for real ones learned noise, by input if there are outputs for it.
+    """Categorical for integers; a Gaussian with learned noise for real targets.
+
+    The noise is learned per input if the network has two outputs per target column.
 
     Args:
         y: targets.
-        outputs: of a network, where there is one already.
+        outputs: number of network outputs; None if unknown.
     """
     if not y.is_floating_point():
         return Categorical()

@@ -1,7 +1,7 @@
-"""What people expect of an `nn.Module`, for an ensemble: its parameters are those of all members.
+"""The interface of `nn.Module` for an ensemble; its parameters are those of all members.
 
-A parameter is one tensor [M, ...] for all members, named like the parameter of one network, so that
-an optimiser of torch and a loop of one's own work as they do on a module.
+A parameter is one tensor [M, ...] for all members, named like the parameter of one network. A torch
+optimiser and the user's own loop work as with a module.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,6 @@ from shoal.core.errors import ConfigError
 from shoal.core.notebook import facts_html
 from shoal.core.types import Tree
 from shoal.engine.group import Group
-from shoal.engine.member_runner import open_queues
 
 if TYPE_CHECKING:
     from shoal.inference.ensemble import Ensemble
@@ -22,28 +21,28 @@ if TYPE_CHECKING:
 __all__ = ["IncompatibleKeys", "ModuleLike"]
 
 FINITE = "ensemble.alive"
-"""Name of the tensor in a state dict that says which members are finite."""
+"""Name of the tensor in a state dict that marks the finite members."""
 
 
 class IncompatibleKeys(NamedTuple):
-    """What `load_state_dict` did not find, and what it had no use for."""
+    """Names that `load_state_dict` did not find, and names that it did not use."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class ModuleLike:
-    """The part of an ensemble that behaves as a module and as a sequence of members.
+    """Base class of an ensemble: the interface of a module and of a sequence of members.
 
     Attributes:
-        groups: one for each architecture.
-        alive: which members have stayed finite [M].
+        groups: one group per architecture.
+        alive: which members are finite [M].
     """
 
     groups: list[Group]
     alive: Tensor
 
-    if TYPE_CHECKING:  # what an ensemble has beside it
+    if TYPE_CHECKING:  # defined by `Ensemble`
 
         @property
         def members(self) -> int: ...
@@ -79,28 +78,28 @@ class ModuleLike:
     def __getitem__(self, index: slice) -> "Ensemble": ...
 
     def __getitem__(self, index: int | slice) -> "nn.Module | Ensemble":
-        """A member as an ordinary module, a copy; or a range of members on the same memory."""
+        """A copy of one member as an ordinary module; or a range of members on the same memory."""
         if isinstance(index, slice):
             start, stop, step = index.indices(self.members)
             if step != 1 or start >= stop:
-                raise IndexError("a range of members goes up in steps of 1 and has at least one")
+                raise IndexError("a range of members has step 1 and at least one member")
             return self.slice_members(start, stop)
         return self.member(index + self.members if index < 0 else index)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors [M, ...] of everything that is trained."""
+        """Names and tensors [M, ...] of all trained parameters."""
         return iter(self.weights.items())
 
     def parameters(self) -> Iterator[Tensor]:
-        """Tensors [M, ...] of everything that is trained, for an optimiser of torch."""
+        """Tensors [M, ...] of all trained parameters, for a torch optimiser."""
         return iter(self.weights.values())
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors [M, ...] of what members carry and do not train."""
+        """Names and tensors [M, ...] that members store but do not train."""
         return iter(self.buffers.items())
 
     def state_dict(self) -> Tree:
-        """Every tensor [M, ...] by the name it has in one network, and which members are finite."""
+        """All tensors [M, ...] by their name in one network, and which members are finite."""
         return {
             **{name: tensor.detach() for name, tensor in self.weights.items()},
             **self.buffers,
@@ -108,11 +107,11 @@ class ModuleLike:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
-        """Take over the tensors of a `state_dict`, in place.
+        """Copy the tensors of a `state_dict` into the ensemble, in place.
 
         Args:
             state: tensors by name.
-            strict: refuse names that are missing or too many.
+            strict: refuse missing and unexpected names.
         """
         mine = self.state_dict()
         keys = IncompatibleKeys(
@@ -121,8 +120,8 @@ class ModuleLike:
         )
         if strict and any(keys):
             raise ConfigError(
-                f"the state dict is of another architecture: it lacks {keys.missing_keys} and has "
-                f"{keys.unexpected_keys} too many; type strict=False to take what fits"
+                f"the state dict has another architecture: missing {keys.missing_keys}, unexpected "
+                f"{keys.unexpected_keys}; type strict=False to load the names that fit"
             )
         shared = {name: tensor for name, tensor in mine.items() if name in state}
         for name, tensor in shared.items():
@@ -137,7 +136,7 @@ class ModuleLike:
         return keys
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters."""
+        """Reset the gradients of all parameters."""
         for tensor in self.weights.values():
             if set_to_none:
                 tensor.grad = None
@@ -145,7 +144,7 @@ class ModuleLike:
                 tensor.grad.zero_()
 
     def eval(self) -> Self:
-        """Batch statistics and dropout off, as `train(False)`."""
+        """Set evaluation mode, as `train(False)`."""
         return self.train(False)
 
     def to(
@@ -153,13 +152,12 @@ class ModuleLike:
         device: torch.device | str | int | torch.dtype | None = None,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Move the members to a device or a floating point type, in place; either may be first."""
+        """Move the members to a device or a floating point type, in place, in either order."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         if dtype is not None and not dtype.is_floating_point:
-            raise ConfigError(f"members calculate in a floating point type, not in {dtype}")
+            raise ConfigError(f"members need a floating point type, not {dtype}")
         device = f"cuda:{device}" if isinstance(device, int) else device
-        open_queues(device)
         for group in self.groups:
             for tree in (group.weights, group.buffers):
                 for name, t in tree.items():
@@ -171,11 +169,11 @@ class ModuleLike:
         return self
 
     def cpu(self) -> Self:
-        """To the memory of the processor, in place."""
+        """Move the members to the CPU, in place."""
         return self.to("cpu")
 
     def cuda(self, device: int | None = None) -> Self:
-        """To a GPU, in place."""
+        """Move the members to a GPU, in place."""
         return self.to("cuda" if device is None else f"cuda:{device}")
 
     def _facts(self) -> dict[str, object]:

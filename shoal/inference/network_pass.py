@@ -1,4 +1,8 @@
-"""One pass of the networks over a batch: outputs, and their derivatives in the inputs."""
+"""One pass of the networks over a batch: outputs, and input gradients of all or some rows.
+
+`TrackedInputs` records gradients at inputs or embeddings, `PassResult` holds the result of a pass,
+and `random_rows` draws the batch fraction on which members are compared.
+"""
 
 import math
 from collections.abc import Sequence
@@ -18,17 +22,17 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
-__all__ = ["BatchRows", "PassContext", "PassResult", "TrackedInputs", "looked_at", "some_of"]
+__all__ = ["BatchRows", "PassContext", "PassResult", "TrackedInputs", "looked_at", "random_rows"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PassContext:
-    """How members go through the networks.
+    """How members run, and the randomness of a step.
 
     Attributes:
-        mapping: how the members run.
-        seed: of dropout, and of whatever else a step draws.
-        step: of training, which with the seed decides what is drawn.
+        mapping: the member runner.
+        seed: seed of dropout and of all other draws of a step.
+        step: training step, keys the draws together with the seed.
     """
 
     mapping: MemberRunner = MemberRunner()
@@ -38,11 +42,11 @@ class PassContext:
 
 @dataclass(frozen=True)
 class TrackedInputs:
-    """A batch for every member, with the tensors at which gradients are recorded.
+    """A batch for every member, with the tensors at which autograd records gradients.
 
     Attributes:
-        x: inputs [M, B, ...], or [B, ...] for all when they are tokens.
-        probes: what is added to the embeddings of each architecture, when they are tokens.
+        x: inputs [M, B, ...]; tokens [B, ...] for all members.
+        probes: tensors added to the embeddings of each architecture, for tokens.
     """
 
     x: Tensor
@@ -50,7 +54,7 @@ class TrackedInputs:
 
     @classmethod
     def of(cls, ensemble: Ensemble, x: Tensor) -> "TrackedInputs":
-        """Real inputs as they are, tokens at the embedding that they go through first."""
+        """Record gradients at real inputs, or at the first embedding of tokens."""
         if x.is_floating_point():
             return cls(x.expand(ensemble.members, *x.shape).detach().requires_grad_())
         probes = []
@@ -58,9 +62,8 @@ class TrackedInputs:
             found = group.embedded(x)
             if found is None:
                 raise DataError(
-                    "the inputs are whole numbers and the network has no nn.Embedding that takes "
-                    "them first, so they have no gradient; convert them to float, or use a method "
-                    "such as 'f-kde'"
+                    "integer inputs have no gradient, and the network has no nn.Embedding as its "
+                    "first layer; convert the inputs to float, or use a method such as 'f-kde'"
                 )
             name, shape = found
             zeros = torch.zeros(group.members, *shape, device=x.device, dtype=ensemble.dtype)
@@ -68,14 +71,14 @@ class TrackedInputs:
         shapes = {next(iter(probe.values())).shape[1:] for probe in probes}
         if len(shapes) > 1:
             raise DataError(
-                "the architectures embed tokens in different shapes, so that their input "
+                "the architectures have embeddings of different shapes, so their input "
                 "gradients cannot be compared; give the embeddings one size"
             )
         return cls(x, probes)
 
     @property
     def leaves(self) -> list[Tensor]:
-        """Where gradients are recorded."""
+        """Tensors at which gradients are recorded."""
         return [self.x] if self.probes is None else [t for p in self.probes for t in p.values()]
 
     def run(self, ensemble: Ensemble, context: PassContext) -> Tensor:
@@ -87,32 +90,32 @@ class TrackedInputs:
     def run_in(
         self, batch: MemberInputs, alone: bool, ensemble: Ensemble, context: PassContext
     ) -> tuple[Tensor, Tensor]:
-        """Outputs for a whole batch, and for the part of it that is watched.
+        """Outputs for a whole batch, and for the rows whose gradients are recorded.
 
         Args:
             batch: the inputs.
-            alone: the part is normalised by its own statistics, and not as the batch is. So are
-                tokens: what is recorded of them is added to their embeddings.
+            alone: batch normalisation of the rows uses their own statistics, not the batch's.
+                Tokens always do, since their gradients are recorded at the embeddings.
             ensemble: the members.
-            context: how they run.
+            context: how the members run.
         """
         seed, step = context.seed, context.step
-        # Without convolutions and statistics there is nothing to share, and a batch that goes for
-        # itself need not be differentiable twice.
+        # Without convolutions and statistics there is nothing to share, and a separate batch needs
+        # no second derivative.
         apart = not (has_convolutions(ensemble.groups) or has_batch_norm(ensemble.groups))
         if alone or apart or self.probes is not None:
             whole = ensemble(batch.x, context.mapping, batch.own, seed, step)
             return whole, self.run(ensemble.aside(), context)
         with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
-            whole, part = ensemble.with_part(batch, self.x, mapping, seed, step)
+            whole, part = ensemble.forward_with_rows(batch, self.x, mapping, seed, step)
         return whole, part
 
     def gradients(self, scores: Tensor, live: bool) -> Tensor:
         """Gradient of each member's scores, summed over the batch [M, B, ...].
 
         Args:
-            scores: [M, B]; member i's depend on member i's inputs alone.
-            live: they will be differentiated again.
+            scores: [M, B]; scores of member i depend on inputs of member i alone.
+            live: the gradients can be differentiated again.
         """
         leaves = self.leaves
         found = torch.autograd.grad(
@@ -121,20 +124,20 @@ class TrackedInputs:
         gradients = [gradient for gradient in found if gradient is not None]
         if len(gradients) < len(leaves):
             raise DataError(
-                "the outputs of the network do not depend on its inputs in a way that can be "
-                "differentiated; use a method such as 'f-kde'"
+                "the outputs of the network have no gradient with respect to its inputs; "
+                "use a method such as 'f-kde'"
             )
         return torch.cat(gradients) if len(gradients) > 1 else gradients[0]
 
 
 class PassResult(NamedTuple):
-    """What came out of the networks for one batch.
+    """Result of a forward pass over one batch.
 
     Attributes:
-        inputs: what was shown, [B, ...] or [M, B, ...].
+        inputs: the inputs, [B, ...] or [M, B, ...].
         outputs: [M, B, C].
-        gradients: of each member's scores with respect to the inputs, or to some of them,
-            [M, B, ...], where wanted.
+        gradients: input gradients of each member's scores [M, B, ...], of all rows or some rows;
+            None if not computed.
     """
 
     inputs: Tensor
@@ -142,24 +145,24 @@ class PassResult(NamedTuple):
     gradients: Tensor | None = None
 
     def still(self) -> "PassResult":
-        """The numbers alone."""
+        """The same tensors, detached."""
         gradients = None if self.gradients is None else self.gradients.detach()
         return PassResult(self.inputs.detach(), self.outputs.detach(), gradients)
 
     @classmethod
     def joined(cls, looks: Sequence["PassResult"]) -> "PassResult":
-        """Of several parts of an ensemble."""
+        """The results of several member ranges as one."""
         gradients = [look.gradients for look in looks if look.gradients is not None]
         outputs = torch.cat([look.outputs for look in looks])
         return cls(looks[0].inputs, outputs, torch.cat(gradients) if gradients else None)
 
 
 class BatchRows(NamedTuple):
-    """Some points of a batch.
+    """Some rows of a batch.
 
     Attributes:
-        batch: as it is shown to the members.
-        rows: which of its points.
+        batch: inputs of the members.
+        rows: indices of the rows.
     """
 
     batch: MemberInputs
@@ -176,16 +179,16 @@ def looked_at(
     live: bool,
     part: BatchRows | None = None,
 ) -> PassResult:
-    """Outputs of every member, and input gradients, all or of a part.
+    """Outputs of every member, and input gradients of all rows or some rows.
 
     Args:
         ensemble: the members.
         batch: inputs [B, ...] and targets.
-        likelihood: what they are scored by.
-        space: of the input gradients.
+        likelihood: gives the scores.
+        space: space of the input gradients.
         context: how the members run.
         live: the gradients can be differentiated again.
-        part: where gradients are wanted, if not everywhere.
+        part: rows whose gradients are computed; None for all rows.
     """
     x, y = batch
     if part is None:
@@ -200,17 +203,17 @@ def looked_at(
     return PassResult(shown, outputs, watched.gradients(scores, live))
 
 
-def some_of(
+def random_rows(
     share: float, batch: int, seed: int, step: int | Tensor, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Rows of a random part of a batch, at least two where there are two, and the other rows."""
+    """Random rows of a batch (at least two, if there are two), and the other rows."""
     count = min(max(math.ceil(share * batch), 2), batch)
     order = uniform(key(seed, "fraction", step, device), (batch,)).argsort(descending=True)
     return order[:count], order[count:]
 
 
 def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """What each member's gradient is taken of, for every point [M, B]."""
+    """The scores whose gradients are taken, for every member and data point [M, B]."""
     if target == "log-probability":
         return likelihood.log_prob(outputs, y)
     return likelihood.score(outputs, y)

@@ -1,4 +1,4 @@
-"""Gaussian columns in any unit: what the outputs mean, and the numbers learned with them."""
+"""Base classes of Gaussian likelihoods: targets in any unit, and learned numbers."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ _TINY = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """Numbers of the targets: y = location + scale * z, and the variance of z's noise; each [K]."""
+    """Learned numbers, each [K]: y = location + scale * z, and the noise variance of z."""
 
     location: Tensor
     scale: Tensor
@@ -38,15 +38,15 @@ class Learned:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are known, by name."""
+        """The known numbers, by name."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 @dataclass(frozen=True)
 class Normal(Likelihood):
-    r"""Independent Gaussian columns, of targets in any unit.
+    r"""Independent Gaussian target columns in any unit.
 
-    Outputs speak of standardised targets: $y = a + b z$, so that
+    Outputs describe standardised targets: $y = a + b z$, so that
     $\log p(y) = \log p_z((y - a) / b) - \sum_k \log b_k$. Without learned numbers a = 0 and b = 1.
     """
 
@@ -87,7 +87,7 @@ class Normal(Likelihood):
         if y.shape[-1] != mean.shape[-1]:
             raise DataError(
                 f"targets have {y.shape[-1]} columns but the members predict {mean.shape[-1]}; "
-                f"give the network one mean a column"
+                f"give the network one mean per column"
             )
         known = self.learned
         if known is not None:
@@ -95,13 +95,13 @@ class Normal(Likelihood):
         return y.to(mean.dtype)
 
     def check(self, y: Tensor, outputs: int) -> None:
-        """Targets must be real numbers, with as many columns as there are outputs for."""
+        """Refuse integer targets, and targets whose columns do not fit the outputs."""
         if not y.is_floating_point():
-            raise DataError("regression needs real targets; convert the whole numbers to float")
+            raise DataError("regression needs real targets, not integers; convert y to float")
         super().check(y, outputs)
 
     def in_units(self, scaling: Scaling) -> Self:
-        """The same about targets that had been standardised by `scaling` before training."""
+        """The likelihood of the original targets, if training used targets scaled by `scaling`."""
         mean, std = torch.tensor([[scaling.mean], [scaling.std]], dtype=torch.float64)
         known = self.learned
         if known is None:
@@ -116,11 +116,11 @@ class Normal(Likelihood):
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """Location, scale and variance, where they are learned."""
+        """Location, scale and variance, if they are learned."""
         return {} if self.learned is None else self.learned.tensors
 
     def restored(self, state: Mapping[str, Tensor]) -> Self:
-        """The same with the numbers of a checkpoint; without any, as runs once were."""
+        """The likelihood with the numbers of a checkpoint; older checkpoints have none."""
         if not state:
             return self
         names = {"location", "scale", *(["variance"] if self.learns_noise else [])}
@@ -129,23 +129,23 @@ class Normal(Likelihood):
         sound &= all(bool((t > 0).all()) for name, t in state.items() if name != "location")
         if state.keys() != names or not sound or len(lengths) > 1 or len(lengths.pop()) != 1:
             raise CheckpointCorrupt(
-                f"the checkpoint holds no numbers of a {type(self).__name__}; use an older one"
+                f"the checkpoint has no numbers for a {type(self).__name__}; use another"
             )
         return self._with(Learned(**state))
 
 
 class Standardising(Normal):
-    """Trains on targets in any unit: it standardises them for itself."""
+    """Gaussian that standardises its training targets, which may have any unit."""
 
     def begun(self, y: Tensor) -> Self:
-        """Standardise by these targets; what has been learned before stays."""
+        """Standardise by these targets; numbers learned before stay."""
         where = y.device, torch.float32 if y.device.type == "mps" else torch.float64
         if self.learned is not None:
             kept = {name: t.to(*where, copy=True) for name, t in self.state.items()}
             return self._with(Learned(**kept))
         real = y.detach().reshape(len(y), -1).cpu().double()
         _, location, scale = standardise(real, real)
-        # Targets that came standardised stay as they are, to the last bit.
+        # Standardised targets stay the same, bit for bit.
         if bool((location.abs() < _TINY).all() and ((scale - 1).abs() < _TINY).all()):
             location, scale = torch.zeros_like(location), torch.ones_like(scale)
         found = {"location": location, "scale": scale}

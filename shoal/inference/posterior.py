@@ -1,12 +1,12 @@
-r"""The posterior: the one place where the scaling by N is decided.
+r"""The posterior: the only place that sets the scaling by N.
 
-Everything that moves a member is measured per data point:
+All forces on a member are measured per data point:
 
 $$ \frac1N \log p(θ | D) = \frac1B \sum_{b} \log p(y_b | x_b, θ) + \frac1N \log p(θ) + const, $$
 
-and the repulsion carries T / N. At T = 1 members settle in the posterior; at T = 0 repulsion
-vanishes and what is left is an ensemble of maximum a posteriori estimates. `docs/scaling.md` tells
-how published code relates to it.
+and the repulsive force has the factor T / N. At T = 1 members sample the posterior. At T = 0 the
+repulsion vanishes, and the members are maximum a posteriori estimates. `docs/scaling.md` compares
+this scaling with published code.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ class Posterior:
     """Likelihood and prior for N data points.
 
     Attributes:
-        likelihood: what the outputs say of the targets.
-        prior: on the weights, or on the outputs (`priors.FunctionalPrior`).
+        likelihood: distribution of the targets, given the outputs.
+        prior: prior on the weights, or on the outputs (`priors.FunctionalPrior`).
         n: number of training data points.
         temperature: T; the members sample p(theta | D)^(1/T).
     """
@@ -57,11 +57,11 @@ class Posterior:
             raise ConfigError(f"temperature must be zero or positive, not {self.temperature}")
 
     def push_scale(self, points: int | None = None) -> float:
-        """T / N, the weight of the repulsion beside log p(theta | D) / N; or T over `points`."""
+        """T / N, the factor of the push beside log p(theta | D) / N; or T / `points`."""
         return self.temperature / (self.n if points is None else points)
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Mean over the batch [M]: an unbiased estimate of the whole data's over N."""
+        """Mean over the batch [M]: an unbiased estimate of the mean over all N data points."""
         return self.likelihood.log_prob(outputs, y).mean(-1)
 
     def add_prior(
@@ -71,15 +71,15 @@ class Posterior:
         factor: Tensor | float,
         spans: Sequence[slice] | None = None,
     ) -> Tree:
-        """drive + factor * gradient of log p(theta) / N; functional and flat priors have none here.
+        """drive + factor * gradient of log p(theta) / N; functional and flat priors add nothing.
 
-        The drive is used up: the result may lie in its memory.
+        The result may reuse the memory of `drive`.
         """
         prior = self.prior
         if isinstance(prior, (Flat, FunctionalPrior)):
             return drive
         if isinstance(prior, (Gaussian, FanIn)) and not isinstance(factor, Tensor):
-            # The score is a multiple of the weights: one pass over them is enough.
+            # The score is a multiple of the weights: one pass over the weights is enough.
             scales = [-factor / (self.n * prior.width(t) ** 2) for t in drive.values()]
             return _add_multiples(drive, weights, scales)
         return add_scaled(drive, prior.score(weights), factor / self.n, spans)
@@ -100,7 +100,7 @@ def functional_score(
     seed: int,
     step: int | Tensor,
 ) -> Tensor | None:
-    """Gradient of log p(f) / N at the outputs [M, B, C]; None when the prior is on the weights."""
+    """Gradient of log p(f) / N at the outputs [M, B, C]; None for a prior on the weights."""
     prior = posterior.prior
     if not isinstance(prior, FunctionalPrior):
         return None
@@ -116,11 +116,11 @@ def functional_score(
 def _places(
     ensemble: Ensemble, prior: FunctionalPrior, outputs: Tensor, start: Tensor
 ) -> Tensor | slice:
-    """Which points of the batch a Gaussian process sees: no more than the weights can fill.
+    """Data points of the batch that the Gaussian process uses: at most D / C.
 
-    A network of D weights with C outputs fills no more than D / C points freely. On more points a
-    process of full rank would count the same weights again and again; on any D / C of them it is
-    the weight prior itself, when the network is linear.
+    A network of D weights with C outputs can fit at most D / C data points freely. With more data
+    points a process of full rank would count the same weights several times. With D / C data points
+    and a linear network, the process equals the weight prior.
     """
     _, B, C = outputs.shape
     weights = [sum(t[0].numel() for t in group.weights.values()) for group in ensemble.groups]
@@ -142,7 +142,7 @@ def _drawn_outputs(
     for index, group in enumerate(ensemble.groups):
         count = group.members if draws is None else draws
         weights = prior.draw(group.weights, count, hashed(start + index))
-        # A drawn network has seen no data: its running statistics are those it was built with.
+        # A drawn network is untrained: its running statistics are the initial ones.
         fresh = dict(group.prototype.named_buffers())
         buffers = {
             name: fresh.get(name, tensor[0]).expand(count, *tensor.shape[1:])

@@ -1,4 +1,4 @@
-"""Priors: what is believed of a member before the data."""
+"""Priors on the weights of a member, and on its outputs."""
 
 import math
 from dataclasses import dataclass
@@ -43,26 +43,26 @@ class WeightPrior(Protocol):
         ...
 
     def score(self, weights: Tree) -> Tree:
-        """Its gradient with respect to the weights."""
+        """Gradient of the log density with respect to the weights."""
         ...
 
     def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
-        """`count` draws [count, ...] shaped like the weights of one member."""
+        """`count` draws [count, ...] with the shapes of one member's weights."""
         ...
 
 
 @runtime_checkable
 class FunctionalPrior(Protocol):
-    """A density on the outputs, known by the outputs of networks drawn from a weight prior."""
+    """A density on the outputs, estimated from networks drawn from a weight prior."""
 
     @property
     def weights(self) -> WeightPrior:
-        """What the networks are drawn from."""
+        """The weight prior of the drawn networks."""
         ...
 
     @property
     def draws(self) -> int | None:
-        """How many at each step; None for as many as there are members."""
+        """Number of draws per step; None for the ensemble size."""
         ...
 
     def score_outputs(self, outputs: Tensor, draws: Tensor, alive: Tensor | None = None) -> Tensor:
@@ -71,7 +71,7 @@ class FunctionalPrior(Protocol):
 
 
 class _Wide(Protocol):
-    """Independent normal weights, each tensor with a width of its own."""
+    """Independent normal weights; each tensor has its own standard deviation."""
 
     def width(self, tensor: Tensor) -> float: ...
 
@@ -92,7 +92,7 @@ def _normal_score(self: _Wide, weights: Tree) -> Tree:
 
 
 def _normal_draw(self: _Wide, weights: Tree, count: int, key: Tensor) -> Tree:
-    """Independent normal numbers [count, ...] shaped like the weights of one member."""
+    """Independent normal numbers [count, ...] with the shapes of one member's weights."""
     return {
         name: many_normal(hashed(key + index), (count, *t.shape[1:]), t.dtype).mul_(self.width(t))
         for index, (name, t) in enumerate(weights.items())
@@ -115,7 +115,7 @@ class Gaussian:
             raise ConfigError(f"a prior's std must be positive, not {self.std}")
 
     def width(self, tensor: Tensor) -> float:
-        """The same for every tensor."""
+        """Standard deviation, the same for every tensor."""
         return self.std
 
     log_prob = _normal_log_prob
@@ -126,7 +126,7 @@ class Gaussian:
 @registry.register("fan-in")
 @dataclass(frozen=True)
 class FanIn:
-    """Normal weights that keep signals of unit size: std = scale / √fan_in, and scale for biases.
+    """Normal weights with std = scale / √fan_in, and std = scale for biases.
 
     Attributes:
         scale: standard deviation of a layer's outputs for inputs of unit size.
@@ -139,7 +139,7 @@ class FanIn:
             raise ConfigError(f"a prior's scale must be positive, not {self.scale}")
 
     def width(self, tensor: Tensor) -> float:
-        """By the number of inputs of each unit, tensors [M, out, in, ...]."""
+        """Standard deviation from the number of inputs per unit, tensors [M, out, in, ...]."""
         fan_in = math.prod(tensor.shape[2:]) if tensor.ndim > 2 else 1
         return self.scale / math.sqrt(fan_in)
 
@@ -151,7 +151,7 @@ class FanIn:
 @registry.register("flat")
 @dataclass(frozen=True)
 class Flat:
-    """No prior: every weight is as likely as any other."""
+    """No prior: a constant density."""
 
     def log_prob(self, weights: Tree) -> Tensor:
         """Zero."""
@@ -163,25 +163,25 @@ class Flat:
         return {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
 
     def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
-        """A flat prior has no draws."""
-        raise ConfigError("a flat prior cannot be drawn from; use a Gaussian or fan-in prior")
+        """Always raises: a flat prior has no draws."""
+        raise ConfigError("a flat prior has no draws; use a Gaussian or fan-in prior")
 
 
 @registry.register("function-space", cite=("dangelo2021repulsive", "shi2018spectral"))
 @dataclass(frozen=True)
 class FunctionSpace:
-    """A prior on the outputs, known by draws: the outputs of networks drawn from a weight prior.
+    """A prior on the outputs, estimated from the outputs of networks drawn from a weight prior.
 
     Its score at the members' outputs f is the spectral Stein estimate of the draws F, evaluated off
-    the sample: K(f, F) U (Λ + eta)^-2 U^T L F. The draws are new at every step. With few draws in
-    many dimensions the estimate all but vanishes, which is what published code computes.
+    the sample: K(f, F) U (Λ + eta)^-2 U^T L F. Every step has new draws. With few draws in many
+    dimensions the estimate almost vanishes, as in published code.
 
     Attributes:
-        weights: the prior the networks are drawn from.
-        draws: how many; None for as many as there are members.
+        weights: the weight prior of the drawn networks.
+        draws: number of draws; None for the ensemble size.
         estimator: the spectral estimator.
-        bandwidth: how the draws' kernel is scaled.
-        legacy: scale the kernel between members and draws by a median of its own.
+        bandwidth: bandwidth of the draws' kernel.
+        legacy: the kernel between members and draws has a median of its own.
     """
 
     weights: WeightPrior = nested_field(registry, Gaussian)
@@ -220,14 +220,14 @@ class FunctionSpace:
 class GaussianProcess:
     """The Gaussian process with the moments of networks drawn from a weight prior.
 
-    The columns of the outputs are independent and alike, as they are for every prior whose last
-    layer is: f_c ~ N(0, S) with S = mean over draws and columns of f_c f_c^T, plus a ridge, and the
-    score is -S^-1 f. Wide networks have this prior in the limit. With B points in a batch there
-    should be several B draws times columns. Wang et al. (2019), arXiv 1902.09754.
+    The output columns are independent and identically distributed, as for every prior whose last
+    layer is: f_c ~ N(0, S) with S = mean over draws and columns of f_c f_c^T, plus a ridge. The
+    score is -S^-1 f. Infinitely wide networks have this prior. For batches of B data points, draws
+    times columns should be several times B. Wang et al. (2019), arXiv 1902.09754.
 
     Attributes:
-        weights: the prior the networks are drawn from.
-        draws: how many at each step.
+        weights: the weight prior of the drawn networks.
+        draws: number of draws per step.
         ridge: added to the diagonal of S, as a share of its mean.
     """
 
@@ -252,6 +252,8 @@ class GaussianProcess:
 
 def _check_draws(prior: "FunctionSpace | GaussianProcess") -> None:
     if isinstance(prior.weights, Flat):
-        raise ConfigError("a functional prior cannot be drawn from a flat one; use 'gaussian'")
+        raise ConfigError(
+            "a functional prior needs draws, and a flat prior has none; use 'gaussian'"
+        )
     if prior.draws is not None and prior.draws < 2:
         raise ConfigError(f"a functional prior needs at least two draws, not {prior.draws}")

@@ -1,1 +1,1 @@
-"""How members act on each other: pure mathematics on tensors, no model and no data loader."""
+"""Interaction of members: pure mathematics on tensors, without models and data loaders."""

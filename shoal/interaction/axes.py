@@ -1,4 +1,8 @@
-"""Orthonormal axes of the inputs, and filling in what a space takes from the training data."""
+"""Axes and units of a space, fitted to the training inputs.
+
+`principal` and `cosines` give orthonormal axes, `variances` the variance along axes. `fitted` puts
+axes and units into a space as tensors; `learned` and `with_learned` save and restore the tensors.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -31,10 +35,10 @@ EXACT, RANK, SPARE, ROUNDS = 4096, 1024, 16, 6
 
 @dataclass(frozen=True)
 class Inputs:
-    """Training inputs, as often as they are needed.
+    """Training inputs that can be read several times.
 
     Attributes:
-        batches: gives the inputs [b, ...], batch by batch, from the beginning at each call.
+        batches: each call returns the inputs [b, ...] batch by batch, from the start.
     """
 
     batches: Callable[[], Iterator[Tensor]]
@@ -46,12 +50,12 @@ class Inputs:
 
     @property
     def size(self) -> int:
-        """D, coordinates of one input."""
+        """D, number of coordinates of one input."""
         return math.prod(self.shape)
 
     @property
     def real(self) -> bool:
-        """They are numbers that can be changed a little, and not tokens."""
+        """Whether the inputs are real numbers, not tokens."""
         return self._first.is_floating_point()
 
     @cached_property
@@ -59,21 +63,21 @@ class Inputs:
         return next(iter(self.batches()))
 
     def check_real(self, wanted: str) -> None:
-        """Tokens have no axes before they are embedded, and their embedding is still learned."""
+        """Refuse tokens: they have no axes, and their embedding is still trained."""
         if not self.real:
             raise DataError(
-                f"'{wanted}' needs real inputs, not whole numbers; "
+                f"'{wanted}' needs real inputs, not integers; "
                 f"for tokens type method='forde-identity'"
             )
 
     def flat(self) -> Iterator[Tensor]:
-        """Matrices [b, D] in double precision, where there is one."""
+        """Matrices [b, D], in double precision if the device has it."""
         for x in self.batches():
             wide = torch.float32 if x.device.type == "mps" else torch.float64
             yield x.flatten(1).to(wide)
 
     def mean(self) -> tuple[Tensor, int]:
-        """Mean input [D], and how many there are."""
+        """Mean input [D], and the number of inputs."""
         totals = [(x.sum(0), len(x)) for x in self.flat()]
         count = sum(size for _, size in totals)
         return torch.stack([total for total, _ in totals]).sum(0) / count, count
@@ -82,12 +86,12 @@ class Inputs:
 def principal(
     inputs: Inputs, centred: bool = True, rank: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Axes U [D, R] of greatest variance in falling order, and the variances [R].
+    """Axes U [D, R] of largest variance in descending order, and the variances [R].
 
     Args:
         inputs: the training data.
-        centred: about the mean input, rather than about zero.
-        rank: how many; by default all, or `RANK` where there are more than `EXACT` coordinates.
+        centred: variance about the mean input, not about zero.
+        rank: number of axes; by default all, or `RANK` for more than `EXACT` coordinates.
     """
     D = inputs.size
     rank = min(rank or (D if D <= EXACT else RANK), D)
@@ -103,7 +107,7 @@ def principal(
 
 
 def variances(inputs: Inputs, basis: Tensor | None, centred: bool = True) -> Tensor:
-    """Variance of the inputs along each column of the basis [R]; None is the identity."""
+    """Variance of the inputs along each column of the basis [R]; None for the identity."""
     mean, count = inputs.mean()
     mean = mean if centred else torch.zeros_like(mean)
     total = torch.zeros((), device=mean.device, dtype=mean.dtype)
@@ -147,7 +151,7 @@ def _covariance_times(inputs: Inputs, mean: Tensor, count: int, Q: Tensor) -> Te
 
 
 def needs_data(space: Any) -> bool:
-    """Something in the space is only a name so far."""
+    """Whether the space has axes or units to fit, known only by name."""
     if not hasattr(space, "space"):
         return False
     basis, factor = getattr(space, "basis", None), getattr(space, "factor", None)
@@ -180,7 +184,7 @@ def weights(spread: Tensor, alpha: float) -> Tensor:
 
 
 def learned(space: Any, depth: int = 0) -> Tree:
-    """The tensors in a space, named by where they are in it, to be kept beside a run."""
+    """The fitted tensors of a space, named by their position, to store with a run."""
     if not hasattr(space, "space"):
         return {}
     own = {name: getattr(space, name, None) for name in ("basis", "factor")}
@@ -189,7 +193,7 @@ def learned(space: Any, depth: int = 0) -> Tree:
 
 
 def with_learned(space: Any, tensors: Tree, depth: int = 0) -> Any:
-    """The space with tensors that `learned` gave before, or on another device."""
+    """The space with the tensors that `learned` returned, on any device."""
     if not hasattr(space, "space"):
         return space
     own = {name: tensors.get(f"{depth}.{name}") for name in ("basis", "factor")}
@@ -209,20 +213,20 @@ def _basis(basis: Any, inputs: Inputs) -> Tensor | str:
 
 
 def _orthonormal(basis: Tensor, inputs: Inputs) -> Tensor:
-    size = inputs.size if inputs.real else len(basis)  # tokens are embedded first
+    size = inputs.size if inputs.real else len(basis)  # for tokens, the basis is of the embedding
     if basis.ndim != 2 or len(basis) != size or basis.shape[1] > size:
         raise ConfigError(
-            f"a basis for inputs of {size} coordinates is a matrix [{size}, R], "
+            f"a basis for inputs of {size} coordinates must be a matrix [{size}, R], "
             f"not of shape {tuple(basis.shape)}"
         )
     product = basis.double().mT @ basis.double()
     if (product - torch.eye(len(product)).to(product)).abs().max() > 1e-4:
-        raise ConfigError("the columns of a basis must be orthonormal; take torch.linalg.qr(A).Q")
+        raise ConfigError("the columns of a basis must be orthonormal; use torch.linalg.qr(A).Q")
     return basis
 
 
 def _spread(named: Any, inner: Any, inputs: Inputs) -> Tensor:
-    """Variance of the inputs along the axes of the space inside, in units of their mean."""
+    """Variance of the inputs along the axes of the inner space, divided by the mean variance."""
     inputs.check_real("eigenvalues")
     while not isinstance(named, Rotated) and hasattr(named, "space"):
         named, inner = named.space, inner.space

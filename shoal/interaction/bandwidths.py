@@ -1,4 +1,4 @@
-"""Bandwidths: how far the members see."""
+"""Bandwidths: the length scale of the kernel."""
 
 import functools
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ registry = Registry("bandwidth")
 
 
 class Bandwidth(Protocol):
-    """Squared bandwidth h2 [S, 1, 1] from the squared distances d2 [S, M, M] of living members.
+    """Squared bandwidth h2 [S, 1, 1] from the squared distances d2 [S, M, M] of finite members.
 
-    [S, 1, M] gives every member that is looked at a bandwidth of its own.
+    A result [S, 1, M] has one bandwidth per column member.
     """
 
     def __call__(self, d2: Tensor, alive: Tensor) -> Tensor:
-        """One squared bandwidth a site; a constant for differentiation."""
+        """One squared bandwidth per site; a constant for differentiation."""
         ...
 
 
@@ -51,14 +51,14 @@ class Fixed:
 class Median:
     """The median heuristic, h² = median(d²) / (2 ln(M + 1)), over pairs of different members.
 
-    With this scale an RBF kernel between typical members is 1 / (M + 1), whatever the dimension.
-    To estimate the score of a given sample a wider kernel is better: `scale="unit"` leaves the
-    logarithm out, h² = median(d²), as in Shi, Sun & Zhu (2018), arXiv 1806.02925.
+    With this scale an RBF kernel between typical members is 1 / (M + 1) in every dimension. A wider
+    kernel estimates the score of a given sample better: `scale="unit"` omits the logarithm,
+    h² = median(d²), as in Shi, Sun & Zhu (2018), arXiv 1806.02925.
 
     Attributes:
         scale: "log" divides by 2 ln(M + 1), "unit" does not.
-        legacy: take the median over all M² entries, the M zeros on the diagonal included, as
-            released code does; for M = 2 that halves the distance.
+        legacy: median over all M² entries, including the M zeros on the diagonal, as in released
+            code; for M = 2 this halves the distance.
     """
 
     scale: str = "log"
@@ -66,10 +66,10 @@ class Median:
 
     def __post_init__(self) -> None:
         if self.scale not in ("log", "unit"):
-            raise ConfigError(f"the median's scale is 'log' or 'unit', not '{self.scale}'")
+            raise ConfigError(f"the median's scale must be 'log' or 'unit', not '{self.scale}'")
 
     def __call__(self, d2: Tensor, alive: Tensor) -> Tensor:
-        """Median of the living pairs of each site; their mean where that is zero."""
+        """Median over pairs of finite members at each site; their mean if the median is 0."""
         i, j = _pairs(len(alive), self.legacy, d2.device)
         values, living = d2[:, i, j], alive[i] & alive[j]
         middle = masked_median(values, living)
@@ -81,14 +81,14 @@ class Median:
 @registry.register("member-median", cite=("trinh2024input",))
 @dataclass(frozen=True)
 class MemberMedian:
-    """A median for each member, h_j² = median_i(d_ij²) / (2 ln M), its own zero among them.
+    """A median per member, h_j² = median_i(d_ij²) / (2 ln M), including its own distance 0.
 
-    So does the released code of Trinh et al. (2024), arXiv 2306.02775. The kernel matrix is then
-    not symmetric; the force on a member is still the gradient of its row.
+    The released code of Trinh et al. (2024), arXiv 2306.02775, does the same. The kernel matrix is
+    then not symmetric; the force on a member is still the gradient of its row.
     """
 
     def __call__(self, d2: Tensor, alive: Tensor) -> Tensor:
-        """One for each site and member [S, 1, M]; the mean of its distances where that is zero."""
+        """One median per site and member [S, 1, M]; the mean distance if the median is 0."""
         columns = d2.mT
         middle = masked_median(columns, alive) / (2 * alive.sum().clamp(min=2).to(d2.dtype).log())
         return _positive(middle, columns, alive).detach().unsqueeze(-2)
@@ -96,7 +96,7 @@ class MemberMedian:
 
 def _pairs(members: int, every: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Rows and columns of the pairs i < j, or of all M² pairs."""
-    # Compiled code keeps them as constants, and the compiler warns of caches that it looks into.
+    # Compiled code stores the pairs as constants; the compiler warns about caches it traces.
     make = _new_pairs if torch.compiler.is_compiling() else _kept_pairs
     return make(members, every, device)
 
@@ -115,7 +115,7 @@ _kept_pairs = functools.lru_cache(maxsize=64)(_new_pairs)
 def masked_median(values: Tensor, keep: Tensor) -> Tensor:
     """Median of the kept columns of each row: the mean of the two middle ones for an even count.
 
-    No size depends on the data, so that nothing waits for the device.
+    No shape depends on the data, so nothing waits for the device.
 
     >>> masked_median(torch.tensor([[4.0, 1.0, 9.0, 2.0]]), torch.tensor([True, True, False, True]))
     tensor([2.])
@@ -130,7 +130,7 @@ def masked_median(values: Tensor, keep: Tensor) -> Tensor:
 
 
 def _positive(middle: Tensor, values: Tensor, living: Tensor) -> Tensor:
-    # When most members coincide the median is 0; the mean is not, unless all of them coincide.
+    # If most members coincide the median is 0; the mean is 0 only if all coincide.
     mean = torch.where(living, values, 0.0).sum(-1) / living.sum().clamp(min=1)
     fallback = torch.where(mean > 0, mean, 1.0)
     return torch.where(middle > 0, middle, fallback)

@@ -1,22 +1,22 @@
-r"""Calibrated repulsion: a push of the size that the posterior asks for, in any dimension.
+r"""Calibrated repulsion: a push of the size that the posterior requires, in any dimension.
 
-With the median bandwidth the estimated score of M points drawn from $N(μ, s² 1)$ in d dimensions is
-about $\ln(M + 1) / 2d$ of the true one, so that repulsion vanishes in the weights of a network.
-Two steps undo it, both with matrices of size M x M alone. For centred coordinates z with Gram
-matrix $G = z z^T$ and covariance $C = z^T z / M$:
+With the median bandwidth, the estimated score of M points drawn from $N(μ, s² 1)$ in d dimensions
+is about $\ln(M + 1) / 2d$ of the true score. The repulsion of network weights then vanishes. Two
+steps correct the size, both with M x M matrices alone. For centred coordinates z with Gram matrix
+$G = z z^T$ and covariance $C = z^T z / M$:
 
-1. The members are compared in coordinates that whiten them, $w = z (C + λ)^{-1/2}$. Their Gram
+1. The members are compared in whitened coordinates, $w = z (C + λ)^{-1/2}$. Their Gram
    matrix is $G_w = G (G / M + λ)^{-1}$, and a score $B w$ there is $B (G / M + λ)^{-1} z$ here.
    Every estimate becomes equivariant under affine maps; wide and narrow directions of the
-   posterior are weighed alike.
+   posterior have equal weight.
 2. The push is scaled by $c = -tr(mix\, G_w) / tr(B\, G_w)$. Integration by parts gives
    $E[∇ \log ρ(w) · w] = -d$ for every density, and c makes the estimate satisfy it: a cloud with
    the covariance of a Gaussian posterior neither grows nor shrinks.
 
-For M up to d + 1 the whitened members form a regular simplex and every estimator becomes the score
-of the Gaussian with the members' moments, $-(z C^+)$: for a Gaussian posterior they settle in its
-M - 1 widest directions, each with its exact variance. The ridge λ keeps directions finite in which
-the members hardly differ.
+For M up to d + 1 the whitened members form a regular simplex, and every estimator becomes the score
+of the Gaussian with the members' moments, $-(z C^+)$. For a Gaussian posterior the members converge
+to its M - 1 widest directions, each with its exact variance. The ridge λ bounds directions in which
+members hardly differ.
 """
 
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ from torch import Tensor
 __all__ = ["Whitening", "stein_factor"]
 
 RIDGE = 1e-3
-"""λ as a share of the members' mean variance in the directions that they span."""
+"""λ as a share of the members' mean variance in the directions they span."""
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """From coordinates to those in which the members have unit covariance, and back.
+    """The map to coordinates in which the members have unit covariance, and back.
 
     Attributes:
         gram: inner products of the whitened members [S, M, M].
-        inverse: (G / M + λ)^-1 between the living members, rows summing to zero [S, M, M].
+        inverse: (G / M + λ)^-1 between the finite members; its rows sum to zero [S, M, M].
     """
 
     gram: Tensor
@@ -60,7 +60,7 @@ class Whitening:
 
 
 def stein_factor(mix: Tensor | None, B: Tensor, gram: Tensor) -> Tensor:
-    """c = -tr(mix G) / tr(B G) of each site [S, 1, 1]; 1 where the estimate does not repel."""
+    """c = -tr(mix G) / tr(B G) of each site [S, 1, 1]; 1 if the estimate does not repel."""
     drive = gram if mix is None else mix @ gram
     driven = drive.diagonal(dim1=-2, dim2=-1).sum(-1)
     pushed = (B @ gram).diagonal(dim1=-2, dim2=-1).sum(-1)

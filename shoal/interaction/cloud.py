@@ -1,9 +1,9 @@
-"""The members as a cloud of points: the two products with the coordinates that repulsion needs.
+"""The members as points in a space: the two products with coordinates that repulsion needs.
 
-Everything else in a step of repulsion is of size M x M. These two read the coordinates, which can
-be all the weights, so they are made to read them once each: the Gram matrix of the centred points,
-and the sum of a drive and B times the points. On a GPU with Triton each is one kernel, on a CPU it
-goes strip by strip through the cache; where neither fits they are products of centred copies.
+All other matrices of the repulsion are M x M. The two products read the coordinates, which can be
+all weights, once each: the Gram matrix of the centred points, and drive + B times the points. On a
+GPU with Triton each is one kernel; on a CPU it runs strip by strip through the cache. Otherwise
+both are matrix products of centred copies.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from shoal.engine.kernels import cloud_blocks
 
 try:
     from shoal.engine.kernels import cloud_kernels
-except Exception:  # no Triton here, or one that does not work
+except Exception:  # Triton is missing or does not work
     cloud_kernels = None
 
 __all__ = ["Cloud"]
@@ -27,13 +27,13 @@ __all__ = ["Cloud"]
 
 @dataclass(frozen=True)
 class Cloud:
-    """Coordinates of the living members, relative to their centre.
+    """Coordinates of the finite members, relative to their centre.
 
     Attributes:
-        leaves: [M, S, D]; of the dead they are any finite number.
-        gram: inner products between members [S, M, M], zero for the dead.
-        alive: who is alive and has finite coordinates [M]; one NaN would make all of K NaN.
-        fused: what centres and multiplies in one go; the leaves are then as they came.
+        leaves: [M, S, D]; diverged members have any finite number.
+        gram: inner products between members [S, M, M], zero for diverged members.
+        alive: members with finite weights and coordinates [M]; one NaN would make all of K NaN.
+        fused: module that centres and multiplies in one pass; the leaves are then not centred.
     """
 
     leaves: Leaves
@@ -43,7 +43,7 @@ class Cloud:
 
     @classmethod
     def of(cls, leaves: Leaves, alive: Tensor, centred: bool = True) -> "Cloud":
-        """From coordinates as they came, of which some may be dead or not finite."""
+        """From raw coordinates; some members may have diverged."""
         leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
         fused = _fused(leaves) if centred else None
         if fused is not None:
@@ -51,7 +51,7 @@ class Cloud:
             return cls(leaves, gram, alive, fused)
         sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
         alive = alive & sums.isfinite().all(0)
-        leaves = [_of_living(leaf, alive, centred) for leaf in leaves]
+        leaves = [_of_finite(leaf, alive, centred) for leaf in leaves]
         grams = [torch.einsum("isd,jsd->sij", leaf, leaf) for leaf in leaves]
         gram = torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
         return cls(leaves, torch.where(alive[:, None] & alive, gram, 0.0), alive)
@@ -60,29 +60,29 @@ class Cloud:
         """B z, leaves [m, S, D] for B [S, m, M]."""
         leaves = self.leaves
         if self.fused is not None:
-            leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
+            leaves = [_of_finite(leaf, self.alive, True) for leaf in leaves]
         return [torch.einsum("sij,jsd->isd", B, leaf) for leaf in leaves]
 
     def added_to(
         self, drives: Sequence[Tensor], B: Tensor, scale: float
     ) -> tuple[list[Tensor], Tensor]:
-        """drive + scale B z for every leaf, and the lengths of the drives; [m, D], at one site.
+        """drive + scale B z for every leaf, and the norms of the drives; [m, D], at one site.
 
-        The drives are used up: the result may lie in their memory.
+        The result may reuse the memory of the drives.
         """
         same = all(drive.dtype == self.gram.dtype for drive in drives)
         if self.fused is not None and same:
             return self.fused.plus_product(drives, B[0], self.leaves, self.alive, scale)
         leaves = self.leaves
         if self.fused is not None:
-            leaves = [_of_living(leaf, self.alive, True) for leaf in leaves]
+            leaves = [_of_finite(leaf, self.alive, True) for leaf in leaves]
         pairs = zip(drives, leaves, strict=True)
         moved = [_plus_product(t, B[0].to(t), leaf[:, 0].to(t), scale) for t, leaf in pairs]
         return moved, member_norms(dict(enumerate(drives)))  # pyright: ignore[reportArgumentType]
 
 
 def _fused(leaves: Leaves) -> ModuleType | None:
-    """What centres and multiplies such leaves in one go, if anything does."""
+    """The module that centres and multiplies these leaves in one pass; None without one."""
     first = leaves[0]
     if first.shape[1] > 1 or not all(leaf.is_contiguous() for leaf in leaves):
         return None
@@ -93,9 +93,9 @@ def _fused(leaves: Leaves) -> ModuleType | None:
     return cloud_blocks if first.device.type == "cpu" and plain else None
 
 
-def _of_living(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
+def _of_finite(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
     cpu = leaf.device.type == "cpu" and not torch.compiler.is_compiling()
-    if not (cpu and bool(alive.all())):  # looking costs nothing there, and saves a pass
+    if not (cpu and bool(alive.all())):  # on a CPU the check is free and saves a pass
         leaf = torch.where(alive[:, None, None], leaf, 0.0)
     if not centred:
         return leaf

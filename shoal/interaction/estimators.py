@@ -1,7 +1,7 @@
 r"""Score estimators: regularised inverses of the kernel matrix.
 
-All estimate $∇ \log ρ$ of the law the members are drawn from, as $R(K) L z$, where $L z$ is the
-summed kernel gradient. They differ only in the regularised inverse $R(K)$.
+All estimate $∇ \log ρ$ of the members' distribution ρ as $R(K) L z$, where $L z$ is the summed
+kernel gradient. They differ only in the regularised inverse $R(K)$.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class KDE:
     """Kernel density estimate, R(K) = diag(K 1)^-1: the gradient of log sum_j k(z_i, z_j)."""
 
     def __call__(self, K: Tensor, L: Tensor) -> Tensor:
-        """Each row of L over its row sum of K; a dead member's rows are all zero."""
+        """Each row of L divided by its row sum of K; rows of diverged members are zero."""
         total = K.sum(-1, keepdim=True)
         return L / torch.where(total > 0, total, 1.0)
 
@@ -46,7 +46,7 @@ class SGE:
     Li & Turner (2018), arXiv 1705.07107.
 
     Attributes:
-        eta: ridge of the inverse; 0 inverts K itself, and a wide kernel wants more, about 1.
+        eta: ridge of the inverse; 0 inverts K itself, a wide kernel needs about 1.
     """
 
     eta: float = 0.01
@@ -56,7 +56,7 @@ class SGE:
             raise ConfigError(f"eta must be zero or positive, not {self.eta}")
 
     def __call__(self, K: Tensor, L: Tensor) -> Tensor:
-        """Solves (K + eta 1) B = L; without a ridge, in the space that K can reach."""
+        """Solve (K + eta 1) B = L; without a ridge, in the range of K."""
         if self.eta == 0:
             eigenvalues, U = eigenpairs(K)
             keep = eigenvalues > _negligible(eigenvalues)
@@ -68,15 +68,15 @@ class SGE:
 @registry.register("ssge", cite=("shi2018spectral", "dangelo2021repulsive"))
 @dataclass(frozen=True)
 class SSGE:
-    """Spectral Stein gradient estimate: the leading eigenpairs of K alone are inverted.
+    """Spectral Stein gradient estimate: inverts only the leading eigenpairs of K.
 
     With K = sum_j lambda_j u_j u_j^T, R(K) = sum_{j <= J} lambda_j / (lambda_j + eta)² u_j u_j^T.
-    Shi, Sun & Zhu (2018), arXiv 1806.02925, have eta = 0 and cut the spectrum off.
+    Shi, Sun & Zhu (2018), arXiv 1806.02925, have eta = 0 and truncate the spectrum.
 
     Attributes:
-        share: keep the fewest leading eigenpairs that carry this share of the trace.
-        pairs: keep this many at most.
-        eta: ridge of the eigenvalues; released code keeps all pairs and has 0.01 here.
+        share: keep the fewest leading eigenpairs with this share of the trace.
+        pairs: largest number of eigenpairs.
+        eta: ridge of the eigenvalues; released code keeps all pairs with eta = 0.01.
     """
 
     share: float = 0.99
@@ -92,7 +92,7 @@ class SSGE:
             raise ConfigError(f"pairs must be at least 1, not {self.pairs}")
 
     def __call__(self, K: Tensor, L: Tensor) -> Tensor:
-        """U Λ (Λ + eta)^-2 U^T L; without a cut-off, K (K + eta 1)^-2 L by solving twice."""
+        """U Λ (Λ + eta)^-2 U^T L; for the full spectrum K (K + eta 1)^-2 L, by two solves."""
         if self.cut_off:
             U, eigenvalues, inverse = self.spectrum(K)
             return (U * (eigenvalues * inverse)) @ (U.mT @ L)
@@ -100,11 +100,11 @@ class SSGE:
 
     @property
     def cut_off(self) -> bool:
-        """Some eigenpairs may be left out, so that they have to be known."""
+        """Whether the spectrum is truncated, which needs the eigenpairs."""
         return self.share < 1 or self.pairs is not None or self.eta == 0
 
     def inverse_square(self, K: Tensor, L: Tensor) -> Tensor:
-        """(K + eta 1)^-2 L, in the space of the eigenpairs that are kept."""
+        """(K + eta 1)^-2 L, in the space of the kept eigenpairs."""
         if self.cut_off:
             U, _, inverse = self.spectrum(K)
             return (U * inverse) @ (U.mT @ L)
@@ -112,7 +112,7 @@ class SSGE:
         return solve(ridged, solve(ridged, L))
 
     def spectrum(self, K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Eigenvectors [M, M], eigenvalues and 1 / (lambda + eta)², zero for those cut off."""
+        """Eigenvectors [M, M], eigenvalues and 1 / (lambda + eta)², zero for omitted pairs."""
         eigenvalues, U = eigenpairs(K)
         eigenvalues = eigenvalues.clamp(min=0)
         before = eigenvalues.cumsum(-1) - eigenvalues
@@ -125,14 +125,14 @@ class SSGE:
 
 
 def needs_eigenpairs(estimator: Estimator) -> bool:
-    """Some eigenpairs of K are left out, so that all of them have to be known."""
+    """Whether the estimator truncates the spectrum of K, which needs all eigenpairs."""
     if isinstance(estimator, SSGE):
         return estimator.cut_off
     return isinstance(estimator, SGE) and estimator.eta == 0
 
 
 def _negligible(eigenvalues: Tensor) -> Tensor:
-    """Below this an eigenvalue of a positive matrix is rounding; the largest comes first."""
+    """Threshold below which an eigenvalue is rounding error; the largest comes first."""
     return torch.finfo(eigenvalues.dtype).eps * len(eigenvalues) * eigenvalues[0]
 
 

@@ -1,4 +1,4 @@
-"""Flows: the small matrices that move the members."""
+"""Flows: the M x M matrices that turn kernel and drives into a velocity."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ class Flow(Protocol):
     """From K [M, M] and L [S, M, M] to `mix` [M, M] (None is the identity) and B [S, M, M]."""
 
     def __call__(self, K: Tensor, L: Tensor, members: Tensor) -> tuple[Tensor | None, Tensor]:
-        """`members` is the number of living members, a tensor so that nothing waits for it."""
+        """`members` is the number of finite members, a tensor, so nothing waits for the device."""
         ...
 
 
@@ -27,8 +27,8 @@ class Flow(Protocol):
 class Wasserstein:
     """Wasserstein gradient flow of KL(rho || posterior): mix = 1, B = R(K) L.
 
-    Every member follows its own drive; an estimate of the score of rho pushes it away from the
-    others. D'Angelo & Fortuin (2021), arXiv 2106.11642.
+    Every member follows its own drive. An estimate of the score of rho repels it from the others.
+    D'Angelo & Fortuin (2021), arXiv 2106.11642.
 
     Attributes:
         estimator: the score estimate.
@@ -46,7 +46,7 @@ class Wasserstein:
 class Stein:
     """Stein variational gradient descent: mix = K / M, B = L / M.
 
-    Members share their drives by similarity. Liu & Wang (2016), arXiv 1608.04471.
+    The kernel mixes the drives of members. Liu & Wang (2016), arXiv 1608.04471.
     """
 
     def __call__(self, K: Tensor, L: Tensor, members: Tensor) -> tuple[Tensor | None, Tensor]:

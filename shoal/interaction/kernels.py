@@ -1,7 +1,7 @@
-"""Kernels between members, and the bandwidths they are used with.
+"""Kernels between members.
 
 A radial kernel is a function of the scaled squared distance alone, $k = φ(u)$ with $u = d² / h²$,
-so that its summed gradient needs no more than $φ'$ (see `shoal.interaction.repulsion`).
+so its summed gradient needs only $φ'$ (see `shoal.interaction.repulsion`).
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ registry = Registry("kernel")
 
 @runtime_checkable
 class RadialKernel(Protocol):
-    """A positive definite kernel that sees only scaled squared distances."""
+    """A positive definite kernel of scaled squared distances."""
 
     def value(self, u: Tensor) -> Tensor:
         """φ(u), with φ(0) = 1."""
         ...
 
     def slope(self, u: Tensor) -> Tensor:
-        """φ'(u); a coincident pair exerts no force, so a singular slope at 0 is given as 0."""
+        """φ'(u); 0 for a singular derivative at 0, since coincident members exert no force."""
         ...
 
 
@@ -60,7 +60,7 @@ class RBF:
 @registry.register("laplace")
 @dataclass(frozen=True)
 class Laplace:
-    """Exponential kernel, k = exp(-d / h), with a force that does not fade at short distance."""
+    """Exponential kernel, k = exp(-d / h); its force does not vanish at short distance."""
 
     def value(self, u: Tensor) -> Tensor:
         """exp(-√u)."""

@@ -1,21 +1,23 @@
 """Methods by name: each a cited composition of space, kernel, bandwidth and flow, not a class.
 
-Every name has three forms. The corrected one, the default, takes the median over pairs of different
-members, cuts the spectrum of the spectral estimator off as its paper does, and takes the prior on
-the weights. `legacy=True` is what the released code of D'Angelo & Fortuin (2021) does: the median
-with the zeros of the diagonal, all eigenpairs, and in function space a functional prior estimated
-from M draws instead of the weight prior. `calibrated=True` compares whitened members and gives the
-push the size that the posterior asks for (`shoal.interaction.calibration`), with the Stein
-estimators as in their own papers, and in function space with the Gaussian process that has the
-moments of the weight prior's functions.
+Every name has three forms:
 
-Repulsion of input gradients (`forde` and its kin) is counted against the B points of a batch, as
-its authors do. Its `legacy=True` is their released code: a bandwidth for each member, with the zero
-on the diagonal, and components of the second moments of the data instead of their covariance.
+- The corrected form, the default, takes the median over pairs of different members. It truncates
+  the spectrum of the spectral estimator as its paper does, and uses the prior on the weights.
+- `legacy=True` follows the released code of D'Angelo & Fortuin (2021): the median includes the
+  zeros of the diagonal, and all eigenpairs are kept. In function space a functional prior,
+  estimated from M draws, replaces the weight prior.
+- `calibrated=True` compares whitened members and rescales the push to the size that the posterior
+  requires (`shoal.interaction.calibration`). The Stein estimators are as in their own papers. In
+  function space the prior is the Gaussian process with the moments of the weight prior's functions.
 
-The Stein estimators have papers of their own, with a wider kernel (`Median(scale="unit")`). It
-estimates the score of a given sample better, but as a flow it lets particles gather in clumps,
-which a smooth score does not see; so the corrected forms keep the narrow kernel.
+Repulsion of input gradients (`forde` and its variants) is scaled by the B points of a batch, as in
+its paper. `legacy=True` follows the authors' released code: a bandwidth per member, which includes
+the zero on the diagonal, and components of the data's second moments instead of the covariance.
+
+The papers of the Stein estimators use a wider kernel (`Median(scale="unit")`). The wider kernel
+estimates the score of a given sample better. As a flow it lets particles form clusters that a
+smooth score does not resolve, so the corrected forms keep the narrow kernel.
 """
 
 from collections.abc import Mapping
@@ -52,14 +54,14 @@ class Method:
     Method('f-kde', Outputs, RBF, Wasserstein by KDE, strength 1)
 
     Attributes:
-        name: what to type.
+        name: name of the method, as users type it.
         summary: one sentence.
-        repulsion: None for the plain ensemble.
+        repulsion: the repulsion; None for the plain ensemble.
         cite: keys of the bibliography.
-        functional_prior: the weight prior is turned into one on the outputs, by draws.
-        legacy: this is the published form.
-        settings: what was changed in the space, by name.
-        calibrated: this is the form whose push has the size that the posterior asks for.
+        functional_prior: a prior on the outputs, from draws, replaces the weight prior.
+        legacy: whether this is the published form.
+        settings: changed settings of the space, by name.
+        calibrated: whether this is the calibrated form.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Method:
         return facts_html(f"Method {self.name}", {"what": self.summary, **self._facts()})
 
     def _facts(self) -> dict[str, object]:
-        """The parts of its repulsion by their names, and what differs from the usual form."""
+        """Components of the repulsion by name, and differences from the default form."""
         form = "legacy" if self.legacy else "calibrated" if self.calibrated else None
         found: dict[str, object] = {} if form is None else {"form": form}
         if self.repulsion is None:
@@ -98,7 +100,7 @@ class Method:
         }
 
     def with_strength(self, strength: float | None) -> "Method":
-        """The same method with another strength; None leaves it."""
+        """The method with another strength; None changes nothing."""
         if strength is None or self.repulsion is None:
             return self
         return replace(self, repulsion=replace(self.repulsion, strength=strength))
@@ -117,32 +119,32 @@ METHODS: dict[str, Method] = {
     for method in (
         Method("ensemble", "Plain deep ensemble: members trained independently.", None,
                ("lakshminarayanan2017simple",)),
-        Method("kde", "Weights repelled by a kernel density estimate.",
+        Method("kde", "Repels weights by a kernel density estimate.",
                Repulsion(Weights(), RBF(), Median(), Wasserstein(KDE())),
                (_RDE, "liu2019understanding")),
-        Method("sge", "Weights repelled by a Stein gradient estimate.",
+        Method("sge", "Repels weights by a Stein gradient estimate.",
                Repulsion(Weights(), RBF(), Median(), Wasserstein(SGE())), (_RDE, "li2018gradient")),
-        Method("ssge", "Weights repelled by a spectral Stein gradient estimate.",
+        Method("ssge", "Repels weights by a spectral Stein gradient estimate.",
                Repulsion(Weights(), RBF(), Median(), Wasserstein(SSGE())),
                (_RDE, "shi2018spectral")),
         Method("svgd", "Stein variational gradient descent on the weights.",
                Repulsion(Weights(), RBF(), Median(), Stein()), ("liu2016stein",)),
-        Method("f-kde", "Functions repelled by a kernel density estimate.",
+        Method("f-kde", "Repels outputs by a kernel density estimate.",
                Repulsion(Outputs(), RBF(), Median(), Wasserstein(KDE())), (_RDE,)),
-        Method("f-sge", "Functions repelled by a Stein gradient estimate.",
+        Method("f-sge", "Repels outputs by a Stein gradient estimate.",
                Repulsion(Outputs(), RBF(), Median(), Wasserstein(SGE())), (_RDE, "li2018gradient")),
-        Method("f-ssge", "Functions repelled by a spectral Stein gradient estimate.",
+        Method("f-ssge", "Repels outputs by a spectral Stein gradient estimate.",
                Repulsion(Outputs(), RBF(), Median(), Wasserstein(SSGE())),
                (_RDE, "shi2018spectral")),
         Method("f-svgd", "Stein variational gradient descent on the outputs.",
                Repulsion(Outputs(), RBF(), Median(), Stein()), ("wang2019function", _RDE)),
-        Method("forde", "Input gradients repelled, most along principal components of the data.",
+        Method("forde", "Repels input gradients, most along principal components of the data.",
                _forde(Scaled(Rotated(_DIRECTIONS, "pca"), "eigenvalues")), (_FORDE,)),
-        Method("forde-identity", "Input gradients repelled, all input coordinates alike.",
+        Method("forde-identity", "Repels input gradients, equally along all input coordinates.",
                _forde(_DIRECTIONS), (_FORDE,)),
-        Method("forde-tuned", "Input gradients repelled, between `forde` and `forde-identity`.",
+        Method("forde-tuned", "Repels input gradients, between `forde` and `forde-identity`.",
                _forde(Scaled(Rotated(_DIRECTIONS, "pca"), "tuned", alpha=0.2)), (_FORDE,)),
-        Method("forde-dct", "Input gradients repelled, most along the cosines in which data vary.",
+        Method("forde-dct", "Repels input gradients, most along cosines of large data variance.",
                _forde(Scaled(Rotated(_DIRECTIONS, "dct"), "eigenvalues")), (_FORDE,)),
     )
 }  # fmt: skip
@@ -156,8 +158,9 @@ def get(name: str, legacy: bool = False, calibrated: bool = False, **settings: A
 
     Args:
         name: one of `METHODS`.
-        legacy: as published.
-        settings: changes inside its space, as fraction=0.25 or alpha=0.4 for input gradients.
+        legacy: the published form.
+        calibrated: the calibrated form.
+        settings: settings of its space, such as fraction=0.25 or alpha=0.4 for input gradients.
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
@@ -177,19 +180,19 @@ def __dir__() -> list[str]:
 
 
 def known(name: object) -> bool:
-    """There is a method called so."""
+    """Whether a method has this name."""
     return isinstance(name, str) and name in METHODS
 
 
 def changed(method: Method, settings: Mapping[str, Any]) -> Method:
-    """The method with other settings inside its space."""
+    """The method with other settings of its space."""
     for setting, value in settings.items():
         method = _changed(method, setting, value)
     return replace(method, settings=tuple(sorted(settings.items())))
 
 
 def _changed(method: Method, setting: str, value: Any) -> Method:
-    """One setting of the space, or of a space inside it, replaced."""
+    """The method with one changed setting of the space or an inner space."""
     if method.repulsion is None:
         raise ConfigError(f"method '{method.name}' has no setting '{setting}': it has no repulsion")
     layers: list[Any] = [method.repulsion.space]
@@ -210,9 +213,9 @@ def _changed(method: Method, setting: str, value: Any) -> Method:
 
 
 def _form(method: Method, legacy: bool, calibrated: bool) -> Method:
-    """Corrected, published or calibrated."""
+    """The corrected, published or calibrated form."""
     if legacy and calibrated:
-        raise ConfigError("a method is as published or calibrated; give legacy or calibrated")
+        raise ConfigError("a method has one form; give legacy or calibrated, not both")
     if calibrated:
         return _calibrated(method)
     if not legacy:
@@ -240,7 +243,7 @@ def _uncentred(space: Space) -> Space:
 
 
 def _calibrated(method: Method) -> Method:
-    """Whitened members, a push of its true size, and the Stein estimators' own settings."""
+    """The calibrated form: whitened members, rescaled push, the Stein papers' settings."""
     repulsion = method.repulsion
     if repulsion is None:
         return replace(method, calibrated=True)

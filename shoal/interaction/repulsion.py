@@ -1,13 +1,13 @@
-r"""The interaction: from coordinates of the members to the matrices that move them.
+r"""The repulsion: from coordinates of the members to the matrices of the push.
 
 With $K_{ij} = \frac1S \sum_s φ(d²_{sij} / h²_s)$ and $W_s = 2 ∂K / ∂d²_s$, the summed gradient of
 the kernel at site s is $L_s z_s$ with $L_s = \mathrm{diag}(W_s 1) - W_s$:
 
 $$ \sum_j ∇_{z_i} k(z_i, z_j) = \sum_j W_{ij} (z_i - z_j) = (L z)_i. $$
 
-Distances come from the Gram matrices of the leaves, summed; nothing is flattened and nothing of
-size M x M x D exists. Coordinates are centred over the members first: exact, since the rows of L
-sum to zero, and without it members that are close to each other drown in rounding.
+Distances come from the summed Gram matrices of the leaves; nothing is flattened, and no tensor has
+size M x M x D. Coordinates are first centred over the members. Centring is exact, since the rows of
+L sum to zero, and it avoids rounding errors for members close to each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,17 +37,17 @@ registry = Registry("repulsion")
 @registry.register("repulsion")
 @dataclass(frozen=True)
 class Repulsion:
-    """What keeps the members apart: five choices, each independent of the others.
+    """The repulsive force between members: five independent choices.
 
     Attributes:
-        space: in which coordinates they are compared.
-        kernel: how similarity falls with distance.
-        bandwidth: the unit of distance.
-        flow: how similarity becomes motion.
-        strength: factor of the push; 1 is what the posterior asks for.
-        per: the push is weighed as one of all N `data`, as the posterior asks for, or as one of the
-            B points of a `batch`, which makes it N / B times stronger.
-        calibrated: compare whitened members and give the push its true size, see `calibration`.
+        space: coordinates in which members are compared.
+        kernel: similarity as a function of distance.
+        bandwidth: length scale of the kernel.
+        flow: from similarity to velocity.
+        strength: factor of the push; 1 for the posterior.
+        per: "data" scales the push by 1 / N, as the posterior requires; "batch" scales it by 1 / B,
+            which makes the push N / B times stronger.
+        calibrated: compare whitened members and rescale the push, see `calibration`.
     """
 
     space: Space = nested_field(spaces.registry, Outputs)
@@ -60,13 +60,13 @@ class Repulsion:
 
     def __post_init__(self) -> None:
         if self.per not in ("data", "batch"):
-            raise ConfigError(f"repulsion is counted per 'data' or per 'batch', not '{self.per}'")
+            raise ConfigError(f"repulsion must be per 'data' or per 'batch', not '{self.per}'")
         if self.per == "batch" and self.space.base == "weights":
-            raise ConfigError("weights do not lie in a batch; count their repulsion per 'data'")
+            raise ConfigError("weights do not depend on a batch; set per='data'")
         if isinstance(self.kernel, LinearKernel) and not isinstance(self.flow, Stein):
-            raise ConfigError("the linear kernel is no density: use it with the Stein flow")
+            raise ConfigError("the linear kernel is not a density; use it with the Stein flow")
         if isinstance(self.kernel, LinearKernel) and self.calibrated:
-            raise ConfigError("the linear kernel needs no calibration: leave calibrated out")
+            raise ConfigError("the linear kernel needs no calibration; leave calibrated out")
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Interaction:
     """The matrices of one step.
 
     Attributes:
-        mix: which drives each member follows [M, M]; None when each follows its own.
+        mix: matrix that mixes the drives [M, M]; None if each member follows its own.
         B: the push is B z at each site [S, M, M].
         K: kernel matrix [M, M].
         h2: squared bandwidth [S, 1, 1] or [S, 1, M].
-        cloud: the coordinates that B acts on, and the members that took part.
+        cloud: the coordinates that B acts on, and the finite members.
     """
 
     mix: Tensor | None
@@ -89,13 +89,13 @@ class Interaction:
 
     @property
     def effective(self) -> Tensor:
-        """How many members the kernel tells apart, M² / sum K: 1 if all agree, M if none do."""
+        """Effective number of members under the kernel, M² / sum K: 1 if all agree, at most M."""
         members = self.K.diagonal().sum()
         return members.square() / self.K.sum()
 
 
 def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction:
-    """Matrices of the repulsion between the living members at the given coordinates."""
+    """Matrices of the repulsion between the finite members at the given coordinates."""
     kernel = repulsion.kernel
     cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, LinearKernel))
     gram, alive = cloud.gram, cloud.alive
@@ -127,10 +127,10 @@ def repel(
 
     Args:
         repulsion: the five choices.
-        base: tensors [M, ...] of the members that live in this process.
-        alive: which of all members count [M].
-        gather: brings the coordinates of the members of every process together.
-        own: which of all members live in this process.
+        base: tensors [M, ...] of the trained members.
+        alive: which of all members are finite [M].
+        gather: adds the coordinates of frozen members.
+        own: which of all members are trained.
     """
     leaves, pull = with_pullback(repulsion.space, base)
     interaction = interact(repulsion, [gather(leaf) for leaf in leaves], alive)
@@ -139,12 +139,12 @@ def repel(
 
 @dataclass(frozen=True)
 class Push:
-    """What separates the members: B z is a constant cotangent at the coordinates.
+    """The repulsive force: B z is a constant cotangent at the coordinates.
 
     Attributes:
         interaction: the matrices.
-        B: their rows for the members that live in this process [S, m, M].
-        pull: J^T, one reverse pass through the space.
+        B: rows of B for the trained members [S, m, M].
+        pull: J^T, one backward pass through the space.
         isometric: J only reorders numbers.
     """
 
@@ -158,7 +158,7 @@ class Push:
         return self.pull(self.interaction.cloud.times(self.B))
 
     def added_to(self, drive: Tree, scale: float) -> tuple[Tree, Tensor, Tensor]:
-        """drive + scale J^T (B z), and the lengths of the drive and of the scaled push [M]."""
+        """drive + scale J^T (B z), and the norms of the drive and of the scaled push [M]."""
         cloud = self.interaction.cloud
         if not self.isometric:
             push = self.tree()
@@ -166,7 +166,7 @@ class Push:
             return add_scaled(drive, push, scale), *lengths
         flat, driven = cloud.added_to([rows(t) for t in drive.values()], self.B, scale)
         moved = {name: m.view_as(t) for (name, t), m in zip(drive.items(), flat, strict=True)}
-        # |B z|² from the Gram matrix of z: no need to look at the coordinates again.
+        # |B z|² from the Gram matrix of z, without reading the coordinates again.
         squares = (self.B @ cloud.gram * self.B).sum((0, 2))
         return moved, driven, abs(scale) * squares.clamp(min=0).sqrt()
 
@@ -175,12 +175,12 @@ def _squared_distances(gram: Tensor) -> Tensor:
     squares = gram.diagonal(dim1=-2, dim2=-1)
     sums = squares.unsqueeze(-1) + squares.unsqueeze(-2)
     d2 = sums.sub(gram, alpha=2).clamp(min=0)
-    d2.diagonal(dim1=-2, dim2=-1).zero_()  # rounding leaves something there
+    d2.diagonal(dim1=-2, dim2=-1).zero_()  # remove rounding errors
     return d2
 
 
 def _laplacian(slope: Tensor, h2: Tensor, pair: Tensor) -> Tensor:
-    """L = diag(W 1) - W with W = 2 φ'(u) / (S h²) for the living pairs."""
+    """L = diag(W 1) - W with W = 2 φ'(u) / (S h²) for pairs of finite members."""
     W = torch.where(pair, slope / (0.5 * len(slope) * h2), 0.0)
     L = -W
     L.diagonal(dim1=-2, dim2=-1).add_(W.sum(-1))

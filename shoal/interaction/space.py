@@ -1,4 +1,4 @@
-"""What a space is, and wrappers: a space with its coordinates in other units or axes."""
+"""The interface of a space, and wrappers that change its units or axes."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -34,12 +34,12 @@ class Space(Protocol):
 
     @property
     def base(self) -> Base:
-        """The tensors the coordinates are made of."""
+        """The tensors that give the coordinates: weights, outputs or gradients."""
         ...
 
     @property
     def isometric(self) -> bool:
-        """The coordinates are the numbers of the base, tensor by tensor, at one site."""
+        """Whether the coordinates are the numbers of the base, tensor by tensor, at one site."""
         ...
 
     def __call__(self, base: Tree) -> Leaves:
@@ -48,10 +48,10 @@ class Space(Protocol):
 
 
 BASES = ("identity", "pca", "pca-uncentred", "dct")
-"""Axes by name: as they are, principal components, those of the second moments, cosines."""
+"""Axes by name: unchanged, principal components, axes of the second moments, cosines."""
 
 FACTORS = ("identity", "eigenvalues", "tuned")
-"""Units by name: as they are, by the spread of the training data, between the two."""
+"""Units by name: unchanged, standard deviation of the training data, between the two."""
 
 
 def _outputs() -> Space:
@@ -74,11 +74,11 @@ def innermost(space: Any) -> Any:
 class Normalised:
     """Coordinates on the unit sphere: z / sqrt(|z|² + eps), with the norm over all leaves.
 
-    A vector of length zero has no direction: it stays where it is, and nothing pushes it.
+    A vector of length zero has no direction: it does not change, and no force acts on it.
 
     Attributes:
-        space: the space inside.
-        eps: keeps a vanishing vector near zero.
+        space: the inner space.
+        eps: avoids division by zero.
     """
 
     space: Space = nested_field(registry, _outputs)
@@ -88,7 +88,7 @@ class Normalised:
 
     @property
     def base(self) -> Base:
-        """That of the space inside."""
+        """The base of the inner space."""
         return self.space.base
 
     def __call__(self, base: Tree) -> Leaves:
@@ -105,10 +105,10 @@ class Rotated:
     """Coordinates along other axes: z U with the columns of U orthonormal, for spaces of one leaf.
 
     Attributes:
-        space: the space inside.
-        basis: U [D, R], as a tensor; or `identity`, `pca` (principal components of the training
-            inputs), `pca-uncentred` (of their second moments, without taking the mean away), or
-            `dct` (cosines of rising frequency along the sides of an image).
+        space: the inner space.
+        basis: U [D, R] as a tensor, or a name: `identity`, `pca` (principal components of the
+            training inputs), `pca-uncentred` (components of their second moments, without
+            subtracting the mean), or `dct` (cosines of rising frequency along the image sides).
     """
 
     space: Space = nested_field(registry, _outputs)
@@ -124,7 +124,7 @@ class Rotated:
 
     @property
     def base(self) -> Base:
-        """That of the space inside."""
+        """The base of the inner space."""
         return self.space.base
 
     def __call__(self, base: Tree) -> Leaves:
@@ -140,15 +140,15 @@ class Rotated:
 class Scaled:
     """Coordinates in other units: z_d multiplied by a factor.
 
-    With λ_d the variance of the training inputs along axis d, in units of their mean over the axes,
-    `eigenvalues` multiplies by √λ_d, so that members are kept apart most where the data vary most;
-    `tuned` by √(λ_d / (alpha + (1 - alpha) λ_d)), squared lengthscales between the two, from
-    `identity` at alpha = 0 to `eigenvalues` at alpha = 1. Trinh et al. (2024), arXiv 2306.02775.
+    λ_d is the variance of the training inputs along axis d, divided by its mean over the axes.
+    `eigenvalues` multiplies by √λ_d: members repel most along axes of large data variance. `tuned`
+    multiplies by √(λ_d / (alpha + (1 - alpha) λ_d)), from `identity` at alpha = 0 to `eigenvalues`
+    at alpha = 1. Trinh et al. (2024), arXiv 2306.02775.
 
     Attributes:
-        space: the space inside.
-        factor: a number, a tensor [D] with one for each coordinate, or a name.
-        alpha: of `tuned`.
+        space: the inner space.
+        factor: a number, a tensor [D] with one number per coordinate, or a name.
+        alpha: parameter of `tuned`.
     """
 
     space: Space = nested_field(registry, _outputs)
@@ -167,7 +167,7 @@ class Scaled:
 
     @property
     def base(self) -> Base:
-        """That of the space inside."""
+        """The base of the inner space."""
         return self.space.base
 
     def __call__(self, base: Tree) -> Leaves:
@@ -182,7 +182,7 @@ class Scaled:
 
 def _unfitted(name: str) -> Leaves:
     raise ConfigError(
-        f"'{name}' comes from the training data: train with shoal.fit, or give the space to "
+        f"'{name}' must be fitted to the training data; train with shoal.fit, or call "
         f"shoal.interaction.axes.fitted first"
     )
 
@@ -190,15 +190,15 @@ def _unfitted(name: str) -> Leaves:
 @registry.register("projected")
 @dataclass(frozen=True)
 class Projected:
-    """A few random directions of a space: z R with R normal and fixed, which keeps distances.
+    """Random projection of a space: z R with R normal and fixed, which preserves distances.
 
     |z R|² is |z|² on average when the entries of R have variance 1 / directions (Johnson &
     Lindenstrauss).
 
     Attributes:
-        space: the space inside.
-        directions: how many.
-        seed: chooses R.
+        space: the inner space.
+        directions: number of directions.
+        seed: fixes R.
     """
 
     space: Space = nested_field(registry, _weights)
@@ -213,7 +213,7 @@ class Projected:
 
     @property
     def base(self) -> Base:
-        """That of the space inside."""
+        """The base of the inner space."""
         return self.space.base
 
     def __call__(self, base: Tree) -> Leaves:

@@ -1,10 +1,9 @@
-"""Spaces: what it means for two members to be near each other.
+"""Spaces: the coordinates in which members are compared.
 
-A space turns the tensors in which it lives, its *base*, into coordinates: leaves [M, S, D]. The
-base is a dict of tensors [M, ...]: the weights, `{"outputs": [M, B, C]}`, or the gradients with
-respect to the inputs, `{"gradients": [M, B, ...]}`. Member i's coordinates depend on member i's
-tensors alone. A wrapper (see `shoal.interaction.space`) is a space around a space, never a new
-kernel.
+A space turns its *base* into coordinates: leaves [M, S, D]. The base is a dict of tensors [M, ...]:
+the weights, `{"outputs": [M, B, C]}`, or the input gradients, `{"gradients": [M, B, ...]}`. The
+coordinates of member i depend on the tensors of member i alone. A wrapper (see
+`shoal.interaction.space`) is a space around another space, never a new kernel.
 """
 
 from dataclasses import dataclass, field
@@ -46,10 +45,10 @@ __all__ = [
 @registry.register("last-layer")
 @dataclass(frozen=True)
 class LastLayer:
-    """The weights of the last layer alone, S = 1: few enough for a score to be estimated.
+    """The weights of the last layer alone, S = 1: few enough to estimate a score.
 
     Attributes:
-        tensors: how many parameter tensors, from the last one on; a weight and a bias are two.
+        tensors: number of parameter tensors, counted from the last; a weight and a bias are two.
     """
 
     tensors: int = 2
@@ -58,7 +57,7 @@ class LastLayer:
 
     def __post_init__(self) -> None:
         if self.tensors < 1:
-            raise ConfigError(f"a last layer has at least one tensor, not {self.tensors}")
+            raise ConfigError(f"a last layer needs at least one tensor, not {self.tensors}")
 
     def __call__(self, base: Tree) -> Leaves:
         """The last tensors, flattened behind their member axis."""
@@ -68,13 +67,13 @@ class LastLayer:
 @registry.register("layerwise")
 @dataclass(frozen=True)
 class Layerwise:
-    """Every parameter tensor by itself: S = the number of tensors, each with its own bandwidth."""
+    """Every parameter tensor separately: S tensors, each with its own bandwidth."""
 
     base: Base = field(default="weights", init=False, repr=False)
     isometric: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, base: Tree) -> Leaves:
-        """One leaf [M, S, D]; tensors smaller than the largest end in zeros."""
+        """One leaf [M, S, D]; smaller tensors are padded with zeros."""
         flat = [rows(tensor) for tensor in base.values()]
         widest = max(matrix.shape[1] for matrix in flat)
         return [torch.stack([F.pad(matrix, (0, widest - matrix.shape[1])) for matrix in flat], 1)]
@@ -86,7 +85,7 @@ _TARGETS = ("logit", "log-probability")
 @registry.register("weights", cite=("dangelo2021repulsive",))
 @dataclass(frozen=True)
 class Weights:
-    """The weights themselves: S = 1, one leaf for each parameter tensor, nothing is copied."""
+    """The weights: S = 1, one leaf per parameter tensor, without copies."""
 
     base: Base = field(default="weights", init=False, repr=False)
     isometric: bool = field(default=True, init=False, repr=False)
@@ -110,7 +109,7 @@ class Outputs:
 
     @property
     def isometric(self) -> bool:
-        """Unless they are turned into probabilities."""
+        """Whether the coordinates are the outputs themselves, not probabilities."""
         return not self.probabilities
 
     def __call__(self, base: Tree) -> Leaves:
@@ -123,20 +122,20 @@ class Outputs:
 @registry.register("input-gradients", cite=("trinh2024input",))
 @dataclass(frozen=True)
 class InputGradients:
-    """What a member looks at: the gradient at each input, S = B sites of D = input coordinates.
+    """Input gradients: one gradient per input, S = B sites of D = input coordinates.
 
-    It tells a function up to a constant, and has far fewer numbers than the weights. For classes it
-    is the gradient of the true class; for real targets, of the predicted means, summed. Trinh et
-    al. (2024), arXiv 2306.02775.
+    Input gradients determine a function up to a constant, with far fewer numbers than the weights.
+    For classes they are gradients of the true class; for real targets, of the summed predicted
+    means. Trinh et al. (2024), arXiv 2306.02775.
 
     Attributes:
-        target: `logit`, the raw output, or `log-probability`, the log likelihood of the target.
-        fraction: share of each batch, drawn anew at every step, on which members are compared. The
-            kernel is a mean over sites, of which the part gives an unbiased estimate; its logarithm
-            is biased, as it is for any batch. Below 1, batch normalisation takes the statistics of
-            the whole batch, in which the points of the part have no say (tokens: of the part).
-        own_statistics: it takes those of the part instead, by which its points act on each other,
-            as those of a whole batch do. On a GPU that costs nearly as much as the whole batch.
+        target: `logit`, the raw output, or `log-probability`, the log-likelihood of the target.
+        fraction: batch fraction on which members are compared, drawn anew at every step. The kernel
+            is a mean over sites, and the fraction gives an unbiased estimate of it. Its logarithm
+            is biased, as for any batch. Below 1, batch normalisation uses the statistics of the
+            whole batch, which ignore the fraction's points (tokens: the fraction's statistics).
+        own_statistics: batch normalisation uses the fraction's own statistics instead, through
+            which its points interact. On a GPU this costs nearly as much as the whole batch.
     """
 
     target: str = "logit"
@@ -152,8 +151,8 @@ class InputGradients:
                 f"{nearest(str(self.target), _TARGETS)}"
             )
         if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction is a share above 0 and up to 1, not {self.fraction}")
+            raise ConfigError(f"fraction must be above 0 and at most 1, not {self.fraction}")
 
     def __call__(self, base: Tree) -> Leaves:
-        """One vector for each member and point."""
+        """One vector per member and data point."""
         return [base["gradients"].flatten(2)]

@@ -1,4 +1,4 @@
-"""Architectures: settings that build a network for a shape of input and a number of outputs."""
+"""Architectures: settings that build a network for an input shape and a number of outputs."""
 
 from shoal.models.blueprint import Blueprint, registry
 from shoal.models.cnn import MediumCNN, SmallCNN

@@ -1,4 +1,4 @@
-"""A blueprint: an architecture with its sizes, a factory that a run folder can remember."""
+"""A blueprint: an architecture with input shape and outputs, a factory that a run can store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class Architecture(Protocol):
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Call it to build the network; `spec` is the table that makes the blueprint again.
+    """A callable that builds the network; `spec` is the table that describes the blueprint.
 
     Attributes:
-        architecture: what to build.
+        architecture: the architecture.
         input_shape: shape of one input.
-        outputs: how many outputs.
+        outputs: number of outputs.
     """
 
     architecture: Architecture
@@ -48,7 +48,7 @@ class Blueprint:
         return registry.spec(self.architecture) | sizes
 
     def numbers(self) -> int:
-        """How many numbers the network holds, found without memory for any of them."""
+        """Count of the network's numbers, computed without allocating them."""
         try:
             with torch.device("meta"):
                 module = self()
@@ -64,4 +64,8 @@ class Blueprint:
         input_shape, outputs = settings.pop("input_shape"), settings.pop("outputs")
         check_value("model.input_shape", input_shape, tuple[int, ...])
         check_value("model.outputs", outputs, int)
+        if min([outputs, *input_shape]) < 1:
+            raise ConfigError(
+                f"a network has inputs and outputs, not shape {input_shape} and {outputs} outputs"
+            )
         return cls(registry.make(settings), tuple(input_shape), outputs)

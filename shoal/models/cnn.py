@@ -15,10 +15,10 @@ __all__ = ["MediumCNN", "SmallCNN"]
 @registry.register("small-cnn")
 @dataclass(frozen=True)
 class SmallCNN:
-    """3 x 3 convolutions, halving the image between them, and a linear layer on top.
+    """3 x 3 convolutions with pooling in between, and a linear layer on top.
 
-    Made for images of 8 x 8 to 32 x 32 pixels. Each block is convolved, normalised, activated;
-    all but the last are followed by a maximum over 2 x 2 pixels.
+    For images of 8 x 8 to 32 x 32 pixels. A block is convolution, normalisation, activation. Every
+    block but the last is followed by 2 x 2 max pooling.
 
     >>> SmallCNN().build((1, 8, 8), 10)[-1].in_features
     128
@@ -27,7 +27,7 @@ class SmallCNN:
         channels: channels of each convolution.
         activation: `relu`, `tanh`, `gelu`, `silu`, `elu` or `softplus`.
         norm: None, `batch` or `layer` (over channels and pixels together).
-        dropout: probability with which a feature below the last layer is dropped in training.
+        dropout: dropout probability of the features before the last layer.
     """
 
     channels: tuple[int, ...] = (16, 32, 32)
@@ -46,9 +46,9 @@ class SmallCNN:
         halvings = len(self.channels) - 1
         if len(input_shape) != 3 or min(input_shape[1:]) < 2**halvings:
             raise ConfigError(
-                f"small-cnn with {len(self.channels)} convolutions wants images (channels, height, "
+                f"small-cnn with {len(self.channels)} convolutions needs images (channels, height, "
                 f"width) of at least {2**halvings} x {2**halvings}, not inputs of shape "
-                f"{tuple(input_shape)}; take 'mlp' for other inputs"
+                f"{tuple(input_shape)}; use 'mlp' for other inputs"
             )
         colours, height, width = input_shape
         layers: list[nn.Module] = []
@@ -66,10 +66,10 @@ class SmallCNN:
 @registry.register("medium-cnn", cite=("fort2019deep",))
 @dataclass(frozen=True)
 class MediumCNN:
-    """The medium network of studies of the loss landscape: convolutions with dropout after each.
+    """The medium network of loss landscape studies: convolutions, each followed by dropout.
 
-    Each 3 x 3 convolution is dropped out, reduced to the maximum over 2 x 2 pixels and, but for the
-    last, rectified; a linear layer on top. Filters are drawn as Glorot & Bengio (2010) do, biases
+    Each 3 x 3 convolution is followed by dropout, 2 x 2 max pooling and, except for the last, a
+    rectifier. A linear layer is on top. Filters follow Glorot & Bengio (2010), biases
     are zero. Fort et al. (2019), arXiv 1912.02757.
 
     >>> sum(p.numel() for p in MediumCNN().build((3, 32, 32), 10).parameters())
@@ -77,7 +77,7 @@ class MediumCNN:
 
     Attributes:
         channels: channels of each convolution.
-        dropout: probability with which a number that a convolution gives is dropped in training.
+        dropout: dropout probability of the convolutions' outputs.
     """
 
     channels: tuple[int, ...] = (64, 128, 256, 256)
@@ -93,8 +93,8 @@ class MediumCNN:
         """A freshly initialised network from images (channels, height, width) to outputs."""
         if len(input_shape) != 3:
             raise ConfigError(
-                f"medium-cnn wants images (channels, height, width), not inputs of shape "
-                f"{tuple(input_shape)}; take 'mlp' for other inputs"
+                f"medium-cnn needs images (channels, height, width), not inputs of shape "
+                f"{tuple(input_shape)}; use 'mlp' for other inputs"
             )
         colours, height, width = input_shape
         layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""The multilayer perceptron, and the linear model whose posterior is exact."""
+"""The multilayer perceptron, and the linear model, whose posterior is known exactly."""
 
 import math
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ __all__ = ["MLP", "LinearModel"]
 class MLP:
     """Fully connected layers on the flattened input.
 
-    Each hidden layer is linear, normalised, activated, dropped out, in this order.
+    Each hidden layer is linear map, normalisation, activation, dropout, in this order.
 
     >>> sum(p.numel() for p in MLP(hidden=(50,)).build((2,), 5).parameters())
     405
 
     Attributes:
-        hidden: widths of the hidden layers; none leaves a linear model.
+        hidden: widths of the hidden layers; an empty tuple gives a linear model.
         activation: `relu`, `tanh`, `gelu`, `silu`, `elu` or `softplus`.
         norm: None, `batch` or `layer`.
-        dropout: probability with which a hidden unit is dropped in training.
+        dropout: dropout probability of hidden units.
     """
 
     hidden: tuple[int, ...] = (100, 100)
@@ -54,11 +54,11 @@ class MLP:
 class LinearModel:
     """One affine map of the flattened input, f(x) = W x + b.
 
-    >>> sum(p.numel() for p in Linear().build((1, 8, 8), 10).parameters())
+    >>> sum(p.numel() for p in LinearModel().build((1, 8, 8), 10).parameters())
     650
 
     Attributes:
-        bias: whether there is a b.
+        bias: whether the map has a bias b.
     """
 
     bias: bool = True

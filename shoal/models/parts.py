@@ -1,4 +1,4 @@
-"""Parts that architectures share: activations, normalisations, residual blocks, layers on top."""
+"""Building blocks of architectures: activations, normalisations, residual blocks, last layers."""
 
 from collections.abc import Callable
 
@@ -38,7 +38,7 @@ _MOST_LAYERS = 1000
 
 
 def check_parts(activation: str, norm: str | None, dropout: float) -> None:
-    """Refuse settings from which no layer can be made."""
+    """Refuse invalid layer settings."""
     if activation not in ACTIVATIONS:
         raise ConfigError(
             f"there is no activation called '{activation}'; {nearest(str(activation), ACTIVATIONS)}"
@@ -46,22 +46,22 @@ def check_parts(activation: str, norm: str | None, dropout: float) -> None:
     if norm is not None and norm not in _NORMS:
         raise ConfigError(f"there is no norm called '{norm}'; {nearest(str(norm), _NORMS)}")
     if not 0 <= dropout < 1:
-        raise ConfigError(f"dropout is a probability below 1, not {dropout}")
+        raise ConfigError(f"dropout must be a probability below 1, not {dropout}")
 
 
 def check_widths(name: str, widths: tuple[int, ...]) -> None:
-    """Refuse widths of layers that are not positive whole numbers."""
+    """Refuse layer widths that are not positive integers."""
     if not isinstance(widths, (tuple, list)):
         raise ConfigError(f"{name} must be a tuple of widths such as ({widths!r},)")
     if len(widths) > _MOST_LAYERS:
-        raise ConfigError(f"{name} has {len(widths):,} layers; at most {_MOST_LAYERS:,} are made")
+        raise ConfigError(f"{name} has {len(widths):,} layers; the limit is {_MOST_LAYERS:,}")
     for width in widths:
         if not isinstance(width, int) or width < 1:
-            raise ConfigError(f"{name} must hold whole numbers from 1 on, not {width!r}")
+            raise ConfigError(f"{name} must hold whole numbers of at least 1, not {width!r}")
 
 
 def normalisation(norm: str | None, width: int, images: bool = False) -> list[nn.Module]:
-    """The layer, if any, that normalises `width` features or channels."""
+    """The normalisation layer of `width` features or channels; an empty list without a norm."""
     if norm is None:
         return []
     if norm == "batch":
@@ -70,14 +70,14 @@ def normalisation(norm: str | None, width: int, images: bool = False) -> list[nn
 
 
 def convolution(before: int, width: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
-    """3 x 3, with the size kept or divided by the stride."""
+    """A 3 x 3 convolution; the stride divides the image size."""
     return nn.Conv2d(before, width, 3, stride, padding=1, bias=bias)
 
 
 def stages(
     block: Callable[[int, int, int], nn.Module], before: int, widths: tuple[int, ...], depth: int
 ) -> list[nn.Module]:
-    """`depth` blocks for each width, the first of every later stage at half the size."""
+    """`depth` blocks per width; every stage after the first halves the image size."""
     layers = []
     for stage, width in enumerate(widths):
         for index in range(depth):
@@ -94,18 +94,18 @@ def head(width: int, outputs: int) -> list[nn.Module]:
 def check_images(input_shape: tuple[int, ...]) -> None:
     """Refuse inputs that are not images."""
     if len(input_shape) != 3:
-        raise ConfigError(f"a residual network wants images [C, H, W], not {input_shape}")
+        raise ConfigError(f"a residual network needs images [C, H, W], not {input_shape}")
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut, rectified after the sum. He et al., arXiv 1512.03385.
+    """Two convolutions and a shortcut, rectified after the sum. He et al., arXiv 1512.03385.
 
     Args:
-        before: channels that come in.
-        width: channels that go out.
-        stride: of the first convolution.
-        norm: None, `batch` or `layer`; without one the convolutions have biases.
-        projected: a shortcut that changes shape is a 1 x 1 convolution, else it is subsampled.
+        before: input channels.
+        width: output channels.
+        stride: stride of the first convolution.
+        norm: None, `batch` or `layer`; without a norm the convolutions have biases.
+        projected: a shortcut that changes shape is a 1 x 1 convolution; otherwise it subsamples.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Block(nn.Module):
 
 
 class PreActivated(nn.Module):
-    """Normalised and rectified before each convolution. He et al., arXiv 1603.05027.
+    """A block that normalises and rectifies before each convolution. He et al., arXiv 1603.05027.
 
     Args:
-        before: channels that come in.
-        width: channels that go out.
-        stride: of the first convolution.
+        before: input channels.
+        width: output channels.
+        stride: stride of the first convolution.
     """
 
     def __init__(self, before: int, width: int, stride: int) -> None:
@@ -161,12 +161,12 @@ class PreActivated(nn.Module):
 
 
 class Subsampled(nn.Module):
-    """A shortcut without weights: every so many pixels, and channels of zeros around the others.
+    """A shortcut without weights: subsamples the pixels and pads the channels with zeros.
 
     Args:
-        before: channels that come in.
-        width: channels that go out.
-        stride: pixels from one that is kept to the next.
+        before: input channels.
+        width: output channels.
+        stride: distance between kept pixels.
     """
 
     def __init__(self, before: int, width: int, stride: int) -> None:

@@ -1,4 +1,4 @@
-"""Residual networks for small images, activated after the sum or before the convolution."""
+"""Residual networks for small images, with post- or pre-activation."""
 
 import functools
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ __all__ = ["PreActResNet18", "ResNet18", "ResNet20", "ResNet32", "WideResNet16x4
 class ResNet18:
     """Residual network of 18 layers whose stem keeps small images at full size.
 
-    A 3 x 3 convolution, then four stages of two blocks, the later three at half the size of the one
-    before, then an average over what is left of the image. He et al. (2016), arXiv 1512.03385.
+    A 3 x 3 convolution, then four stages of two blocks, then an average over the image. Each of the
+    last three stages halves the image size. He et al. (2016), arXiv 1512.03385.
 
     >>> sum(p.numel() for p in ResNet18().build((3, 32, 32), 10).parameters())
     11173962
@@ -48,7 +48,7 @@ class ResNet18:
     def __post_init__(self) -> None:
         check_widths("widths", self.widths)
         if not self.widths:
-            raise ConfigError("a residual network has at least one stage; give it some widths")
+            raise ConfigError("a residual network needs at least one stage, not widths=()")
         check_parts("relu", self.norm, 0.0)
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -77,7 +77,7 @@ class ResNet20(ResNet18):
 
     Attributes:
         widths: channels of the three stages.
-        norm: None, `batch` or `layer`; without one the convolutions have biases.
+        norm: None, `batch` or `layer`; without a norm the convolutions have biases.
     """
 
     widths: tuple[int, ...] = (16, 32, 64)
@@ -89,7 +89,7 @@ class ResNet20(ResNet18):
 @registry.register("resnet32", cite=("he2016deep", "dangelo2021repulsive"))
 @dataclass(frozen=True)
 class ResNet32(ResNet20):
-    """The narrow residual network of 32 layers, without normalisation unless it is asked for.
+    """The narrow residual network of 32 layers, by default without normalisation.
 
     Three stages of five blocks, as in the experiments of D'Angelo & Fortuin (2021), arXiv
     2106.11642: convolutions with biases, shortcuts without weights.
@@ -99,7 +99,7 @@ class ResNet32(ResNet20):
 
     Attributes:
         widths: channels of the three stages.
-        norm: None, `batch` or `layer`; without one the convolutions have biases.
+        norm: None, `batch` or `layer`; without a norm the convolutions have biases.
     """
 
     norm: str | None = None
@@ -112,7 +112,7 @@ class ResNet32(ResNet20):
 class PreActResNet18:
     """Residual network of 18 layers with pre-activated blocks and a stem for small images.
 
-    What is added along the shortcuts is never rectified. He et al. (2016), arXiv 1603.05027.
+    The sums along the shortcuts are never rectified. He et al. (2016), arXiv 1603.05027.
 
     >>> sum(p.numel() for p in PreActResNet18().build((3, 32, 32), 10).parameters())
     11172170
@@ -126,7 +126,7 @@ class PreActResNet18:
     def __post_init__(self) -> None:
         check_widths("widths", self.widths)
         if not self.widths:
-            raise ConfigError("a residual network has at least one stage; give it some widths")
+            raise ConfigError("a residual network needs at least one stage, not widths=()")
 
     @property
     def stem(self) -> int:
@@ -166,5 +166,5 @@ class WideResNet16x4(PreActResNet18):
 
     @property
     def stem(self) -> int:
-        """Channels before the first block, which widening leaves alone."""
+        """Channels before the first block; widening does not change them."""
         return self.narrow

@@ -147,9 +147,9 @@ def _config(source: Any, settings: Mapping[str, Any]) -> Config:
         config = make_config(source, "compare")
     else:
         config = load_config(Path(source))
-    changed = dict(config.table)
-    for key in settings:
-        changed.pop({"epochs": "steps", "steps": "epochs"}.get(key, key), None)
+    length = {"epochs", "steps"}  # one of them takes the place of the other
+    replaced = settings.keys() | (length if length & settings.keys() else set())
+    changed = {key: value for key, value in config.table.items() if key not in replaced}
     changed |= {key: value for key, value in settings.items() if value is not None}
     return make_config(changed, config.name)
 

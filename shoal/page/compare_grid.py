@@ -107,10 +107,10 @@ def compare_grid(
         require(library, extra="report")  # before anything is trained
     data = make_data(grid.config) if data is None else data
     check_grid(grid, data)
-    done = len(grid.cells) - len(grid.queue)
+    done = len(grid.points) - len(grid.queue)
     if progress:
         print(printable(_announcement(grid, done)), file=sys.stderr)
-    with Ticker(len(grid.cells), done, progress) as ticker:
+    with Ticker(len(grid.points), done, progress) as ticker:
 
         def after(point: GridPoint) -> None:
             ticker.tick(_line(grid, point))
@@ -135,7 +135,7 @@ def _written(
         write_text(path, text)
         written[name] = str(path)
     if page is not None:
-        places = [grid.place(point) for point in grid.cells if grid.is_done(point)]
+        places = [grid.place(cell) for cell in grid.points if grid.is_done(cell)]
         written["page"] = str(report(places, Path(page), progress=progress))
     return written
 
@@ -143,8 +143,8 @@ def _written(
 def _announcement(grid: Grid, done: int) -> str:
     parts = {"method": len(grid.variants), "size": len(grid.sizes), "seed": grid.seeds}
     product = ", ".join(counted(count, word) for word, count in parts.items())
-    text = f"{counted(len(grid.cells), 'run')} in {grid.folder}: {product}"
-    return f"{text}; {done} already done" if done else text
+    text = f"{counted(len(grid.points), 'run')} in {grid.folder}: {product}"
+    return f"{text}; {done} done already" if done else text
 
 
 def _line(grid: Grid, point: GridPoint) -> str:

@@ -29,9 +29,9 @@ _SETS = 2
 def groups_of(grid: Grid) -> list[SeedGroup]:
     """The completed runs, grouped by method and ensemble size."""
     found: dict[tuple[str, int], list[GridPoint]] = {}
-    for point in grid.cells:
-        if grid.is_done(point):
-            found.setdefault((point.variant.label, point.members), []).append(point)
+    for cell in grid.points:
+        if grid.is_done(cell):
+            found.setdefault((cell.variant.label, cell.members), []).append(cell)
     return [
         SeedGroup(label, load_report_data([grid.place(point) for point in points]).entries)
         for (label, _), points in found.items()

@@ -17,7 +17,7 @@ from shoal.core.files import write_bytes, write_text
 from shoal.core.optional import require
 from shoal.core.progress import Ticker
 from shoal.data.dataset import Dataset
-from shoal.evaluation.evaluate import parts_ticker
+from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.evaluation import Evaluation, is_current, kept_evaluation
 from shoal.evaluation.given_data import Inputs, Labelled, Shifts, evaluation_data, opened
 from shoal.evaluation.scores import evaluate_run
@@ -144,7 +144,7 @@ def _evaluated(run: Any, data: Any, ood: Any, shifts: Any, progress: bool) -> An
     run = opened(run)
     dataset = evaluation_data(run, data, ood, shifts)
     if not is_current(kept_evaluation(run), run, dataset):
-        with parts_ticker(dataset, not progress) as ticker:
+        with splits_ticker(dataset, not progress) as ticker:
             evaluate_run(run, dataset, after=ticker.tick)
     return run
 

@@ -12,7 +12,7 @@ from shoal.analysis.landscape.scene import AnalysisResult
 from shoal.analysis.landscape.study import kept_study, load_study
 from shoal.core.errors import ConfigError
 from shoal.core.text import flat, plain
-from shoal.evaluation.evaluation import Evaluation, kept_evaluation, load_assessment
+from shoal.evaluation.evaluation import Evaluation, kept_evaluation, load_evaluation
 from shoal.experiment.variants import word_of
 from shoal.training.history_file import read_history
 from shoal.training.own_data import OWN_DATA, data_name, what_to_type
@@ -244,7 +244,7 @@ def _opened(folder: Path) -> RunRecord:
     notes = provenance.pop("notes", [])
     history = read_history(folder / "history.jsonl")
     name = folder.resolve().name
-    found = load_assessment(folder), folder, load_evidence(folder)
+    found = load_evaluation(folder), folder, load_evidence(folder)
     own = name, config, history, notes, provenance, *found
     return RunRecord(*own, landscape=load_study(folder))
 

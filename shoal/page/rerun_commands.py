@@ -99,13 +99,21 @@ def _network(config: Mapping[str, Any]) -> tuple[list[str], str]:
         if isinstance(models, list)
         else []
     )
-    named = [f"your own {table['custom']}" if "custom" in table else f"{table}" for table in tables]
+    named = [
+        f"your own {_last(table['custom'])}" if "custom" in table else f"{table}"
+        for table in tables
+    ]
     if len(tables) <= 1:
         return [f"# build: {named[0] if named else 'a function that makes one network'}"], "build"
     letters = [f"build_{index}" for index in range(len(tables))]
     notes = [f"# {letter}: {what}" for letter, what in zip(letters, named, strict=True)]
     pairs = [f"({letter}, {t.get('members')})" for letter, t in zip(letters, tables, strict=True)]
     return notes, f"[{', '.join(pairs)}]"
+
+
+def _last(name: str) -> str:
+    """A function without where it was written down."""
+    return str(name).rpartition(".")[2]
 
 
 def _settings(config: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What an ensemble says: predictions with their uncertainty, and how good they are."""
+"""Predictions of an ensemble with their uncertainty, and metrics."""
 
 from shoal.prediction import metrics, statistics
 from shoal.prediction.metrics import evaluate

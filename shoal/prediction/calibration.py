@@ -1,4 +1,4 @@
-"""Does it happen as often as it says? Confidence against accuracy."""
+"""Calibration: confidence against accuracy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ __all__ = ["AccuracyConfidence", "Reliability", "accuracy_confidence", "reliabil
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """A reliability diagram in numbers; bin i holds the confidences in (edges[i], edges[i + 1]].
+    """Numbers of a reliability diagram; bin i holds confidences in (edges[i], edges[i + 1]].
 
     Attributes:
-        edges: borders of the bins [bins + 1].
+        edges: edges of the bins [bins + 1].
         count: data points in each bin [bins].
-        confidence: mean confidence in each bin, NaN where it is empty.
-        accuracy: fraction of right labels in each bin, NaN where it is empty.
+        confidence: mean confidence in each bin; NaN for an empty bin.
+        accuracy: accuracy in each bin; NaN for an empty bin.
     """
 
     edges: Tensor
@@ -43,10 +43,10 @@ def reliability(
 
     Args:
         pred: a prediction of classes.
-        y: the right labels [B].
-        bins: how many bins.
-        adaptive: bins with as many points as each other instead of equal widths; points of equal
-            confidence stay in one bin, so ties can leave other bins empty.
+        y: the true labels [B].
+        bins: number of bins.
+        adaptive: bins with equal numbers of data points instead of equal widths. Data points of
+            equal confidence share a bin, so ties can leave other bins empty.
     """
     if bins < 1:
         raise ConfigError(f"a reliability diagram needs at least 1 bin, not {bins}")
@@ -69,7 +69,7 @@ def _equal_mass(values: Tensor, bins: int) -> Tensor:
 
 
 class AccuracyConfidence(NamedTuple):
-    """Accuracy on the points that are at least so sure, and how many those are; all [T]."""
+    """Accuracy of predictions above each confidence, and their number; all [T]."""
 
     threshold: Tensor
     accuracy: Tensor
@@ -82,15 +82,15 @@ def accuracy_confidence(
     thresholds: Sequence[float] | Tensor | None = None,
     ood: Predictive | None = None,
 ) -> AccuracyConfidence:
-    """Accuracy among points whose confidence reaches each threshold, NaN where there are none.
+    """Accuracy of predictions above each confidence; NaN if there are none.
 
     Lakshminarayanan et al. (2017), arXiv 1612.01474.
 
     Args:
         pred: a prediction of classes.
-        y: the right labels [B].
-        thresholds: the confidences to ask for [T]; None for 0, 0.05, ..., 0.95.
-        ood: predictions for data of no known class, pooled with the others and always wrong.
+        y: the true labels [B].
+        thresholds: confidence thresholds [T]; None for 0, 0.05, ..., 0.95.
+        ood: predictions for OOD data, pooled with the others and always counted as wrong.
     """
     sure, right = pred.confidence(), (pred.labels() == pred.check(y)).double()
     if ood is not None:

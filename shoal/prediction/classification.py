@@ -1,4 +1,4 @@
-"""Metrics of predicted classes, and mean uncertainties that need no targets."""
+"""Metrics of class predictions, and mean uncertainties that need no targets."""
 
 import math
 
@@ -25,7 +25,7 @@ __all__ = [
 
 @register("accuracy", CLASSES, "higher")
 def accuracy(pred: Predictive, y: ArrayLike) -> float:
-    """Fraction of inputs whose most probable class is the right one."""
+    """Share of inputs whose most probable class is the label."""
     return average(pred.labels() == pred.check(y))
 
 
@@ -39,7 +39,7 @@ def nll(pred: Predictive, y: ArrayLike) -> float:
 def nll_legacy(pred: Predictive, y: ArrayLike) -> float:
     r"""The released repulsive-ensemble code's "NLL", $-\log \frac1n \sum_n p(y_n | x_n)$.
 
-    Never above `nll` and comparable only with tables made by that code.
+    This number is at most `nll`. Compare it only with tables from that code.
     """
     return math.log(len(pred)) - float(pred.log_prob(y).double().logsumexp(0))
 
@@ -78,23 +78,23 @@ def ece_adaptive(pred: Predictive, y: ArrayLike) -> float:
 
 @register("entropy", CLASSES, "neither")
 def entropy(pred: Predictive, y: ArrayLike | None = None) -> float:
-    """Mean entropy of the predicted probabilities, in nats: 0 to log C."""
+    """Mean predictive entropy, in nats: 0 to log C."""
     return average(pred.entropy())
 
 
 @register("mutual_information", CLASSES, "neither")
 def mutual_information(pred: Predictive, y: ArrayLike | None = None) -> float:
-    """Mean mutual information of label and member, in nats: 0 to log M, 0 when members agree."""
+    """Mean epistemic uncertainty (mutual information of label and member), in nats: 0 to log M."""
     return average(pred.mutual_information())
 
 
 @register("disagreement", ANY, "neither", cite=("dangelo2021repulsive",))
 def disagreement(pred: Predictive, y: ArrayLike | None = None) -> float:
-    """Mean standard deviation over members of what they predict."""
+    """Mean disagreement: standard deviation of the members' predictions."""
     return average(pred.disagreement())
 
 
 @register("confidence", CLASSES, "neither")
 def confidence(pred: Predictive, y: ArrayLike | None = None) -> float:
-    """Mean of the largest class probability: 1/C to 1."""
+    """Mean confidence (largest class probability): 1/C to 1."""
     return average(pred.confidence())

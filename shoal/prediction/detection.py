@@ -1,4 +1,4 @@
-"""Does it know that it does not know? Telling data of another kind by the uncertainty."""
+"""OOD detection: metrics that separate OOD data from the test set by uncertainty."""
 
 from collections.abc import Callable
 
@@ -24,14 +24,14 @@ def auroc(test: Tensor, ood: Tensor) -> float:
 
 
 def aupr(test: Tensor, ood: Tensor) -> float:
-    """Average precision of calling the highest scores OOD: mean precision at each OOD score."""
+    """Average precision of OOD detection: mean precision at the OOD scores."""
     above = len(ood) - torch.searchsorted(ood.sort().values, ood)
     false = len(test) - torch.searchsorted(test.sort().values, ood)
     return average(above.double() / (above + false))
 
 
 def fpr95(test: Tensor, ood: Tensor) -> float:
-    """Fraction of test scores at or above the highest threshold that finds 95 % of the OOD."""
+    """False-positive rate on test data at the highest threshold that detects 95 % of OOD data."""
     needed = -(-95 * len(ood) // 100)
     return average(test >= ood.sort(descending=True).values[needed - 1])
 
@@ -52,19 +52,19 @@ _SCORES: dict[str, tuple[Callable[[Predictive], Tensor], tuple[str, ...], str]] 
 _MEASURES: dict[str, tuple[Callable[[Tensor, Tensor], float], Better, str]] = {
     "auroc": (auroc, "higher", "Area under the ROC curve"),
     "aupr": (aupr, "higher", "Average precision"),
-    "fpr95": (fpr95, "lower", "False alarms when 95 % of the OOD data are found"),
+    "fpr95": (fpr95, "lower", "False-positive rate when 95 % of the OOD data are detected"),
 }
 
 
 def scores(pred: Predictive) -> dict[str, Tensor]:
-    """Every uncertainty that OOD data are told by, each [B], high for the unfamiliar."""
+    """Every uncertainty score for OOD detection, each [B]; OOD data should score high."""
     known = pred.likelihood.about.kinds
     fitting = {name: score for name, (score, kinds, _) in _SCORES.items() if {*kinds} & {*known}}
     return {name: score(pred) for name, score in fitting.items()}
 
 
 def check_pair(test: Predictive, ood: Predictive) -> None:
-    """Refuse to compare predictions of different tasks or widths."""
+    """Refuse test and OOD predictions of different tasks or shapes."""
     if test.likelihood != ood.likelihood or test.members.shape[2] != ood.members.shape[2]:
         raise DataError(
             f"test and OOD predictions must come from the same ensemble, not {test} and {ood}"
@@ -79,7 +79,7 @@ def _register(measure: str, score: str) -> None:
         check_pair(test, ood)
         return separate(uncertainty(test), uncertainty(ood))
 
-    metric.__doc__ = f"{title} with OOD data as the positives, told by {words}."
+    metric.__doc__ = f"{title} of OOD detection by {words}; OOD data are the positives."
     register(f"{measure}_{score}", kinds, better, ood=True)(metric)
 
 
@@ -90,14 +90,14 @@ for _measure in _MEASURES:
 
 @register("entropy_ratio", CLASSES, "higher", ood=True, cite=("dangelo2021repulsive",))
 def entropy_ratio(test: Predictive, ood: Predictive) -> float:
-    """Mean entropy on OOD data over mean entropy on test data; infinite if the test has none."""
+    """Mean predictive entropy on OOD data / on the test set; infinite if the latter is 0."""
     check_pair(test, ood)
     return _ratio(ood.entropy(), test.entropy())
 
 
 @register("disagreement_ratio", ANY, "higher", ood=True, cite=("dangelo2021repulsive",))
 def disagreement_ratio(test: Predictive, ood: Predictive) -> float:
-    """Mean disagreement on OOD data over that on test data; NaN for a single member."""
+    """Mean disagreement on OOD data / on the test set; NaN for a single member."""
     check_pair(test, ood)
     return _ratio(ood.disagreement(), test.disagreement())
 

@@ -1,4 +1,4 @@
-"""The registry of metrics: a function, what it judges, and which direction is better."""
+"""The registry of metrics: a function, the predictions it applies to, the better direction."""
 
 import inspect
 from collections.abc import Callable
@@ -34,13 +34,13 @@ GAUSSIAN = ("gaussian",)
 
 @dataclass(frozen=True)
 class Metric:
-    """One number about a prediction.
+    """A metric: one number for a prediction.
 
     Attributes:
         function: `function(pred, y)`, or `function(pred_test, pred_ood)` when `ood` is set.
-        kinds: of the predictions it judges; `inference.likelihood.Task` says what they are.
-        better: "lower", "higher", or "neither" for numbers that describe and do not judge.
-        ood: whether it compares with a prediction for data of another kind.
+        kinds: kinds of predictions that the metric applies to; see `inference.likelihood.Task`.
+        better: "lower", "higher", or "neither" for descriptive numbers.
+        ood: whether the metric compares test and OOD predictions.
     """
 
     function: Callable[..., float]
@@ -52,7 +52,7 @@ class Metric:
         vars(self)["__doc__"] = inspect.getdoc(self.function)
 
     def fits(self, pred: Any) -> bool:
-        """Whether it can judge a prediction."""
+        """Whether the metric applies to a prediction."""
         return any(kind in pred.likelihood.about.kinds for kind in self.kinds)
 
     def __call__(self, pred: Any, other: Any) -> float:
@@ -67,7 +67,7 @@ def register(
     ood: bool = False,
     cite: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
-    """Decorator that files a function as a metric and leaves the function as it is."""
+    """Decorator that registers a function as a metric; the function itself does not change."""
 
     def file(function: F) -> F:
         registry.register(name, cite=cite)(Metric(function, kinds, better, ood))

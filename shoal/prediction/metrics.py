@@ -1,7 +1,7 @@
-"""Every metric, and `evaluate`, which applies those that fit.
+"""All metrics, and `evaluate`, which applies the metrics that fit the task.
 
-To add one, write a function of `(pred, y)`, or of `(pred_test, pred_ood)`, in the file of its
-family and decorate it with `register`: it appears in `evaluate`, in listings and in the tests.
+To add a metric, write a function of `(pred, y)`, or of `(pred_test, pred_ood)`, in the file of its
+family. Decorate the function with `register`: it appears in `evaluate`, in listings and in tests.
 """
 
 from shoal.prediction.calibration import (
@@ -79,8 +79,8 @@ def evaluate(pred: Predictive, y: ArrayLike, ood: Predictive | None = None) -> d
 
     Args:
         pred: the prediction for labelled data.
-        y: labels [B] for classes, targets [B] or [B, K] for numbers.
-        ood: the same ensemble's prediction for data of another kind; adds how well it is told.
+        y: labels [B] for classes, targets [B] or [B, K] for regression.
+        ood: the same ensemble's prediction for OOD data; adds OOD detection metrics.
 
     >>> import torch
     >>> from shoal.inference.likelihoods import Categorical

@@ -1,4 +1,4 @@
-"""Predictions from trained members: in batches, without gradients, whatever trained them."""
+"""`predict`: predictions of trained members, in batches and without gradients."""
 
 import copy
 import os
@@ -37,25 +37,25 @@ def predict(
     load: Callable[[Path], Any] | None = None,
     keep: bool = False,
 ) -> Predictive:
-    """What the members of `source` say about the inputs `x`.
+    """Predict the targets of inputs `x` with the members of `source`.
 
-    Members that training gave up on, and members whose outputs are not numbers, are left out with
-    a warning that names them. The ensemble comes back in the mode and on the device it was in.
-    On a GPU a run calculates in the precision it was trained in.
+    Diverged members are left out, and a warning names them. The ensemble keeps its mode and its
+    device. On a GPU a run predicts in the precision of its training.
 
     Args:
         source: a run (anything with `ensemble` and `likelihood`) or an ensemble.
         x: an array or tensor [B, ...], a `Split`, a pair (x, y), a torch `Dataset` of points x or
             (x, y), or a loader or other iterable of batches x or (x, y).
-        batch_size: how many inputs go through the members at once; a loader brings its own.
-        device: where to compute; None stays where the ensemble is.
-        likelihood: what the outputs mean; None takes the run's, or `Categorical` for an ensemble.
-        weights: of all members [M], those that are left out included; None weighs all alike.
-        load: how to open a run folder when `source` is a path.
-        keep: leave the prediction on the GPU that made it, where its metrics are computed sooner.
+        batch_size: inputs per forward pass; a loader has its own batch size.
+        device: device of the computation; None for the ensemble's device.
+        likelihood: distribution of the targets, given the outputs. None takes the run's likelihood,
+            or `Categorical` for an ensemble.
+        weights: weights of all members [M], including diverged members; None for equal weights.
+        load: function that opens a run folder, if `source` is a path.
+        keep: leave the prediction on its GPU, where metrics are faster.
 
     Returns:
-        The prediction, its members on the CPU in single or double precision.
+        The prediction; its tensors are on the CPU, in single or double precision.
     """
     checked_size(batch_size)
     source = _opened(source, load)
@@ -81,21 +81,21 @@ def member_outputs(
     precision: str | None = None,
     trained: Sequence[float] | None = None,
 ) -> Tensor:
-    """Outputs of every member [M, B, C], dead ones included, without gradients; see `predict`.
+    """Outputs of every member [M, B, C], diverged members included; see `predict`.
 
-    Inputs are held against `trained`, the range of those that the members were trained on.
+    Inputs are checked against `trained`, the range of the training inputs.
     """
     with torch.no_grad(), _ready(ensemble, device, keep, precision) as call:
         whole = getattr(ensemble, "takes_whole", None)
         batches = input_batches(x, batch_size, None, ensemble.dtype, whole, trained)
         outputs = [call(batch) for batch in batches]
     if not outputs:
-        raise DataError("there is nothing to predict: x holds no inputs")
+        raise DataError("there is nothing to predict: x has no inputs")
     return torch.cat(outputs, dim=1)
 
 
 def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
-    """The weights of the members that take part, as shares of what they have together."""
+    """The weights of the finite members, rescaled to sum 1."""
     if weights is None:
         return None
     given, sound = torch.as_tensor(weights, dtype=torch.float64), sound.cpu()
@@ -108,7 +108,7 @@ def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
         return given
     kept = given[sound]
     if not kept.sum() > 0:
-        raise DataError("all the weight lies on members that are no longer alive; weigh others")
+        raise DataError("only diverged members have weight; give weight to finite members")
     return kept / kept.sum()
 
 
@@ -117,8 +117,7 @@ def _opened(source: Any, load: Callable[[Path], Any] | None) -> Any:
         return source
     if load is None:
         raise ConfigError(
-            f"the folder '{source}' has to be opened before predicting; "
-            f"type: predict(shoal.load('{source}'), x)"
+            f"predict cannot open the folder '{source}'; type: predict(shoal.load('{source}'), x)"
         )
     return load(Path(source))
 
@@ -130,9 +129,9 @@ def _ready(
     keep: bool,
     precision: str | None,
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """The ensemble in evaluation mode, as a function of one batch; its mode comes back after."""
+    """The ensemble in evaluation mode, as a function of one batch; restores its mode."""
     there = torch.device(ensemble.device) if device is None else usable_device(device)
-    # moving in place would cut the tensors off from an optimiser that is still at work
+    # moving in place would detach the tensors from an active optimiser
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training
     on_gpu = _on_gpu(placed, there)
@@ -142,7 +141,7 @@ def _ready(
 
     def call(x: Tensor) -> Tensor:
         outputs = placed(x.to(there), **how)
-        # metrics sum in double precision, which only this kind of GPU has
+        # metrics sum in double precision, which only CUDA devices have
         outputs = outputs if keep and there.type == "cuda" else outputs.cpu()
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
@@ -159,17 +158,17 @@ def _on_gpu(ensemble: Any, device: torch.device) -> bool:
 
 
 def _sound(members: Tensor, alive: Tensor) -> Tensor:
-    """Which members to keep [M]: alive, and with outputs that are numbers (a -inf logit is one)."""
+    """Which members are finite [M]: weights and outputs; a logit of -inf is allowed."""
     sound = alive.to(members.device) & (members < torch.inf).flatten(1).all(-1)
     if not sound.any():
         raise DataError(
-            f"none of the {len(sound)} members is alive, so there is nothing to predict with; "
+            f"all {len(sound)} members diverged, so there is no prediction; "
             f"train again with a smaller learning rate"
         )
     if not sound.all():
         lost = ", ".join(str(i) for i in (~sound).nonzero().flatten().tolist())
         warnings.warn(
-            f"left out of the prediction, no longer alive: members {lost} of {len(sound)}",
+            f"diverged members are left out of the prediction: {lost} of {len(sound)}",
             ShoalWarning,
             stacklevel=3,
         )

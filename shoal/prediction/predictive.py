@@ -1,4 +1,4 @@
-"""What an ensemble says about a batch of inputs, and how sure it is."""
+"""The prediction of an ensemble for a batch of inputs, with its uncertainty."""
 
 import math
 from collections.abc import Sequence
@@ -25,14 +25,15 @@ ArrayLike = Tensor | np.ndarray | Sequence[Any]
 class Predictive:
     r"""The mixture $p(y|x) = \sum_m w_m\, p(y \,|\, f_m(x))$ over the members of an ensemble.
 
-    It follows `torch.distributions`: `mean`, `variance` and `stddev` are properties, `log_prob`
-    and `entropy` are methods. Probabilities are averaged, never logits. All entropies are in nats.
+    The class follows `torch.distributions`: `mean`, `variance` and `stddev` are properties,
+    `log_prob` and `entropy` are methods. Probabilities are averaged, never logits. All entropies
+    are in nats.
 
     Attributes:
         members: outputs of the members [M, B, C], before the likelihood's softmax or softplus.
-        likelihood: what the outputs mean.
-        weights: weights of the members [M], which sum to 1; None weighs all alike, and equal
-            weights become None, so that they give the same bits.
+        likelihood: distribution of the targets, given the outputs.
+        weights: weights of the members [M] with sum 1; None for equal weights. Equal weights become
+            None, so that results are the same bit for bit.
 
     >>> from shoal.inference.likelihoods import Categorical
     >>> pred = Predictive(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]), Categorical())
@@ -51,8 +52,7 @@ class Predictive:
         if not isinstance(outputs, Tensor) or outputs.ndim != 3 or outputs.numel() == 0:
             came = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise DataError(
-                f"members must be a tensor [members, points, outputs] with something in it, "
-                f"not {came}"
+                f"members must be a non-empty tensor [members, points, outputs], not {came}"
             )
         if outputs.dtype not in (torch.float32, torch.float64):
             object.__setattr__(self, "members", outputs.float())
@@ -86,7 +86,7 @@ class Predictive:
 
     @classmethod
     def concat(cls, parts: Sequence["Predictive"]) -> "Predictive":
-        """One prediction for the data points of all parts, in order; the members must be the same.
+        """Join predictions of the same members for several sets of data points, in order.
 
         >>> from shoal.inference.likelihoods import Gaussian
         >>> len(Predictive.concat([Predictive(torch.zeros(5, 3, 1), Gaussian())] * 2))
@@ -99,7 +99,7 @@ class Predictive:
             same = part.size == first.size and part.members.shape[2] == first.members.shape[2]
             if not (same and part.likelihood == first.likelihood and _same_weights(part, first)):
                 raise DataError(
-                    f"only predictions of the same members can be joined, not {first} and {part}"
+                    f"concat needs predictions of the same members, not {first} and {part}"
                 )
         members = torch.cat([part.members for part in parts], dim=1)
         return cls(members, first.likelihood, first.weights)
@@ -111,14 +111,14 @@ class Predictive:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the mixture: `probs` for classes, [B, K] for numbers."""
+        """Mean of the mixture: `probs` for classes, [B, K] for regression."""
         return self.probs if self._has_classes else self.average(self._member_means)
 
     @property
     def variance(self) -> Tensor:
         r"""Variance of the mixture: p(1 - p) of the one-hot label, or the law of total variance.
 
-        For numbers $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$ [B, K].
+        For regression $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$ [B, K].
         """
         if self._has_classes:
             return self.probs * (1 - self.probs)
@@ -138,37 +138,37 @@ class Predictive:
         return (each + self.weights.log().unsqueeze(-1)).logsumexp(0)
 
     def entropy(self) -> Tensor:
-        """Entropy of the prediction [B]: how uncertain, for whatever reason.
+        """Predictive entropy [B]: the total uncertainty.
 
-        For classes of the mean probabilities. The entropy of a Gaussian mixture has no closed
-        form, so for numbers it is that of the Gaussian with the same mean and variance in each
-        column, an upper bound.
+        For classes, the entropy of the mean probabilities. The entropy of a Gaussian mixture has no
+        closed form: for regression the entropy is that of the Gaussian with the same mean and
+        variance in each column, an upper bound.
         """
         return self._entropy
 
     def aleatoric(self) -> Tensor:
-        """Mean entropy of the members [B]: the uncertainty that all members see in the data."""
+        """Aleatoric uncertainty [B]: mean entropy of the members."""
         return self._aleatoric
 
     def mutual_information(self) -> Tensor:
-        """`entropy() - aleatoric()` [B], never negative: what knowing the right member would tell.
+        """Epistemic uncertainty `entropy() - aleatoric()` [B], at least 0.
 
-        For numbers an upper bound, because `entropy` is one.
+        For regression an upper bound, because `entropy` is an upper bound.
         """
         return (self.entropy() - self.aleatoric()).clamp_min(0)
 
     def disagreement(self) -> Tensor:
-        r"""Spread of the members [B]: standard deviation over members, averaged over outputs.
+        r"""Disagreement [B]: standard deviation over members, averaged over outputs.
 
-        Of the probabilities for classes, of the means for numbers. The standard deviation is
-        unbiased, $\sum_m w_m (p_m - p)^2 / (1 - \sum_m w_m^2)$ under the root, which divides by
-        M - 1 when the weights are equal. One member does not disagree with itself: 0.
+        The standard deviation is of the probabilities for classes, of the means for regression. It
+        is unbiased, $\sum_m w_m (p_m - p)^2 / (1 - \sum_m w_m^2)$ under the root, which divides by
+        M - 1 for equal weights. A single member has disagreement 0.
         D'Angelo & Fortuin (2021), arXiv 2106.11642.
         """
         return self._disagreement
 
     def confidence(self) -> Tensor:
-        """Largest class probability [B]."""
+        """Confidence: largest class probability [B]."""
         return self.probs.amax(-1)
 
     def labels(self) -> Tensor:
@@ -227,7 +227,7 @@ class Predictive:
 
     def _only(self, kind: str, what: str, instead: str) -> None:
         if kind not in self.likelihood.about.kinds:
-            raise ConfigError(f"there are no {what} in {self.task}; use {instead} instead")
+            raise ConfigError(f"{self.task} has no {what}; use {instead}")
 
 
 def _checked_weights(weights: Tensor, members: Tensor) -> Tensor | None:
@@ -235,7 +235,7 @@ def _checked_weights(weights: Tensor, members: Tensor) -> Tensor | None:
     fits = weights.shape == members.shape[:1] and bool((weights >= 0).all())
     if not fits or abs(float(weights.sum()) - 1) > 1e-4:
         raise DataError(
-            f"weights must be {len(members)} numbers, none negative, that sum to 1, "
+            f"weights must be {len(members)} numbers of at least 0 with sum 1, "
             f"not {weights.tolist()}; divide them by their sum"
         )
     alike = bool((weights == weights[0]).all())
@@ -249,7 +249,7 @@ def _same_weights(a: Predictive, b: Predictive) -> bool:
 
 
 def _real(y: ArrayLike) -> ArrayLike:
-    """Whole numbers as real ones: where there are no classes they are not labels."""
+    """Integers as floats: without classes, integers are not labels."""
     if isinstance(y, Tensor):
         return y if y.is_floating_point() else y.double()
     array = np.asarray(y)

@@ -1,4 +1,4 @@
-"""Metrics of predicted numbers, each a mixture of Gaussians, in the units of the targets."""
+"""Metrics of regression predictions (mixtures of Gaussians), in the units of the targets."""
 
 import math
 
@@ -15,7 +15,7 @@ __all__ = ["coverage", "crps", "in_units", "pit", "rmse", "sharpness"]
 
 @register("rmse", NUMBERS, "lower")
 def rmse(pred: Predictive, y: ArrayLike) -> float:
-    """Root mean square error of the mean, over inputs and columns."""
+    """Root mean square error of the mean prediction, over inputs and columns."""
     return math.sqrt(average((pred.mean - pred.check(y)).square()))
 
 
@@ -46,19 +46,19 @@ def _expected_distance(shift: Tensor, variance: Tensor) -> Tensor:
 
 
 def pit(pred: Predictive, y: ArrayLike) -> Tensor:
-    """Distribution function of the mixture at the targets [B, K], uniform when calibrated."""
+    """Distribution function of the mixture at the targets [B, K]; uniform if calibrated."""
     mean, variance = (moment.double() for moment in pred.moments())
     return pred.average(torch.special.ndtr((pred.check(y) - mean) / variance.sqrt()))
 
 
 def coverage(pred: Predictive, y: ArrayLike, level: float = 0.9) -> float:
-    """Fraction of targets inside the central interval that should hold `level` of them.
+    """Share of targets inside the central interval of probability `level`.
 
     The interval lies between the quantiles (1 - level)/2 and (1 + level)/2 of the mixture itself,
-    not of a Gaussian fitted to it.
+    not of a fitted Gaussian.
     """
     if not 0 < level < 1:
-        raise ConfigError(f"the level of an interval lies between 0 and 1, not at {level}")
+        raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
     return average((pit(pred, y) - 0.5).abs() <= level / 2)
 
 
@@ -82,18 +82,18 @@ def coverage_95(pred: Predictive, y: ArrayLike) -> float:
 
 @register("sharpness", NUMBERS, "neither")
 def sharpness(pred: Predictive, y: ArrayLike | None = None) -> float:
-    """Mean standard deviation of the prediction; smaller is better only while coverage holds."""
+    """Mean standard deviation of the prediction; smaller is better only at equal coverage."""
     return average(pred.stddev)
 
 
 def in_units(pred: Predictive, scaling: Scaling | None) -> Predictive:
-    """The same members' prediction of the targets themselves; nothing changes without a scaling.
+    """The prediction in the original units of the targets; unchanged without a scaling.
 
     >>> import torch
     >>> from shoal.inference.likelihoods import Gaussian
     >>> pred = Predictive(torch.zeros(3, 1, 1), Gaussian(0.5))
-    >>> told = in_units(pred, Scaling(mean=20.0, std=4.0))
-    >>> told.mean, told.stddev
+    >>> original = in_units(pred, Scaling(mean=20.0, std=4.0))
+    >>> original.mean, original.stddev
     (tensor([[20.]]), tensor([[2.]]))
     """
     if scaling is None:

@@ -1,4 +1,4 @@
-"""How alike the members are: which labels they share, and how many functions they amount to."""
+"""Similarity of members: pairwise disagreement, affinity, effective number of functions."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ __all__ = ["affinity", "effective_functions", "effective_number", "pairwise_disa
 
 
 def pairwise_disagreement(pred: Predictive) -> Tensor:
-    """Fraction of inputs on which members i and j choose different labels [M, M].
+    """Pairwise disagreement [M, M]: share of inputs on which members i and j differ in label.
 
     Fort et al. (2019), arXiv 1912.02757.
     """
@@ -22,20 +22,20 @@ def affinity(pred: Predictive) -> Tensor:
     r"""Bhattacharyya affinity of the members [M, M], averaged over inputs.
 
     $S_{ij} = \frac1B \sum_b \int \sqrt{p_i(y|x_b)\, p_j(y|x_b)}\, dy$, with a sum over classes in
-    place of the integral for labels. It is 1 for members that predict the same and 0 for members
-    whose predictions exclude each other on every input, and positive semidefinite.
+    place of the integral for labels. The affinity is 1 for equal predictions, and 0 for predictions
+    that exclude each other on every input. The matrix is positive semidefinite.
     """
     return pred.likelihood.affinity(pred.members)
 
 
 @register("effective_functions", ANY, "neither")
 def effective_functions(pred: Predictive, y: ArrayLike | None = None) -> float:
-    r"""How many different functions the members amount to, from 1 (all equal) to M (all apart).
+    r"""Effective number of functions, from 1 (all members equal) to M (all different).
 
     $\exp(-\sum_k \lambda_k \log \lambda_k)$ with $\lambda$ the eigenvalues of
     $\sqrt{w_i w_j}\, S_{ij}$, where S is the `affinity` of the members and the weights w are 1/M
-    unless given: the eigenvalues sum to 1, and M members that exclude each other give 1/M each.
-    Friedman & Dieng (2022), arXiv 2210.02410, with that affinity as the similarity.
+    unless given. The eigenvalues sum to 1; M members that exclude each other give 1/M each.
+    Friedman & Dieng (2022), arXiv 2210.02410, with the affinity as the similarity.
     """
     return effective_number(affinity(pred), pred.weights)
 

@@ -1,4 +1,4 @@
-"""Error bars: the mean over seeds, and whether two methods differ by more than the noise."""
+"""Statistics over seeds: mean, standard error, and intervals of differences between methods."""
 
 import math
 from collections.abc import Sequence
@@ -50,19 +50,19 @@ class Difference(NamedTuple):
 def paired_difference(
     a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, level: float = 0.95
 ) -> Difference:
-    """Mean of a - b with Student's interval; a[i] and b[i] share everything but the method.
+    """Mean of a - b with Student's interval; a[i] and b[i] differ only in the method.
 
-    One pair says nothing about the noise: its interval is infinite.
+    A single pair has an infinite interval.
 
     >>> paired_difference([2.0, 4.0], [1.0, 1.0], level=0.5)
     Difference(difference=2.0, low=1.0, high=3.0)
     """
     if not 0 < level < 1:
-        raise ConfigError(f"the level of an interval lies between 0 and 1, not at {level}")
+        raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
     first, second = _numbers(a), _numbers(b)
     if len(first) != len(second):
         raise DataError(
-            f"pairs are needed, but {len(first)} and {len(second)} values came; "
+            f"pairs need equal numbers of values, not {len(first)} and {len(second)}; "
             f"compare the same seeds"
         )
     mean, error = mean_and_error(first - second)
@@ -73,11 +73,11 @@ def paired_difference(
 
 
 def linear_change(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Difference:
-    r"""Change along the line of least squares, from the first value to the last.
+    r"""Change of the least-squares line from the first value to the last.
 
-    The interval is Student's with n - 2 degrees. Values near each other in time err alike, so the
-    standard error is multiplied by $\sqrt{(1 + r) / (1 - r)}$, where r is the correlation of one
-    residual with the next, at least 0: the variance of a mean of an autoregressive series.
+    The interval is Student's with n - 2 degrees of freedom. Neighbouring values are correlated, so
+    the standard error is multiplied by $\sqrt{(1 + r) / (1 - r)}$. Here r is the correlation of
+    successive residuals, at least 0, as for the mean of an autoregressive series.
 
     >>> linear_change([1.0, 2.0, 3.0])
     Difference(difference=2.0, low=2.0, high=2.0)

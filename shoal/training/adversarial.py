@@ -1,9 +1,9 @@
 """Adversarial training by the fast gradient sign method.
 
-x' = x + ε sign(∇_x loss(x, y)); half of the likelihood comes from x and half from x', so that it
-still counts N data points. The input gradient is taken from the backward pass that the clean batch
-needs anyway. Goodfellow et al. (2015), arXiv 1412.6572; for ensembles Lakshminarayanan et al.
-(2017), arXiv 1612.01474.
+x' = x + ε sign(∇_x loss(x, y)). Half of the likelihood comes from x and half from x', so the
+likelihood still counts N data points. The input gradient comes from the backward pass of the clean
+batch. Goodfellow et al. (2015), arXiv 1412.6572; for ensembles Lakshminarayanan et al. (2017),
+arXiv 1612.01474.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ __all__ = ["Adversarial"]
 
 @dataclass(frozen=True)
 class Adversarial:
-    """Worst-case neighbours of the training inputs.
+    """Adversarial neighbours of the training inputs.
 
     Attributes:
-        epsilon: size of the change of every coordinate, in units of x; published: 1 % of its range.
+        epsilon: change of every coordinate, in units of x; the paper uses 1 % of the range of x.
         shared: one neighbour for all members, from the sum of their losses, as in released code for
-            repulsive ensembles; otherwise every member has its own.
+            repulsive ensembles. Otherwise every member has its own neighbour.
     """
 
     epsilon: float = 0.01
@@ -38,7 +38,7 @@ class Adversarial:
             raise ConfigError(f"adversarial epsilon must be positive, not {self.epsilon}")
 
     def watch(self, x: Tensor, members: int) -> Tensor:
-        """A copy of the inputs for each member [M, B, ...] whose gradient is recorded."""
+        """One copy of the inputs per member [M, B, ...]; autograd records its gradient."""
         if not x.is_floating_point():
             raise DataError("adversarial training needs real inputs, not integers")
         return x.expand(members, *x.shape).detach().requires_grad_()
@@ -51,10 +51,10 @@ class Adversarial:
         weights: Tree,
         x: Tensor,
     ) -> tuple[Tree, Tensor]:
-        """J^T cotangents at the weights, and the gradient of the log likelihood at the inputs.
+        """J^T cotangents at the weights, and the gradient of the log-likelihood at the inputs.
 
-        The outputs are the first of the values. `data` is the likelihood's part of their cotangent
-        where there is more in it (repulsion, a functional prior): then the inputs need a reverse
+        The first of the values are the outputs. `data` is the likelihood's share of their
+        cotangent, if repulsion or a functional prior adds to it. The inputs then need a backward
         pass of their own.
         """
         if data is None:

@@ -1,6 +1,6 @@
-"""Annealing: factors of the drive, with which training starts from repulsion alone.
+"""Annealing: factors of the driving force, so that training can start from repulsion alone.
 
-The factor multiplies likelihood and prior and never the push, so it samples p(theta | D)^factor.
+The factor multiplies likelihood and prior, not the push: members sample p(theta | D)^factor.
 The shapes are those of the code released with D'Angelo & Fortuin (2021), arXiv 2106.11642.
 """
 
@@ -17,7 +17,7 @@ registry = Registry("annealing")
 
 
 class Annealing(Protocol):
-    """A factor of the drive for each step."""
+    """A factor of the driving force for each step."""
 
     def __call__(self, step: int, steps: int) -> float:
         """Factor at `step` of `steps`."""
@@ -27,7 +27,7 @@ class Annealing(Protocol):
 @registry.register("constant")
 @dataclass(frozen=True)
 class Constant:
-    """The same factor throughout; below 1 it is a hot posterior.
+    """The same factor at every step; a factor below 1 gives a hot posterior.
 
     Attributes:
         gamma: the factor.
@@ -43,11 +43,11 @@ class Constant:
 @registry.register("linear", cite=("dangelo2021repulsive",))
 @dataclass(frozen=True)
 class LinearAnnealing:
-    """Rises in a straight line from 0 to gamma, then stays.
+    """Rises linearly from 0 to gamma, then stays constant.
 
     Attributes:
         gamma: the factor at the end.
-        share: of the steps that the rise takes.
+        share: share of the steps during which the factor rises.
     """
 
     gamma: float = 1.0
@@ -66,7 +66,7 @@ class Hyperbolic:
 
     Attributes:
         gamma: the factor after the rise.
-        share: of the steps that the rise takes.
+        share: share of the steps during which the factor rises.
     """
 
     gamma: float = 1.0
@@ -81,12 +81,12 @@ class Hyperbolic:
 @registry.register("cyclic", cite=("dangelo2021repulsive",))
 @dataclass(frozen=True)
 class Cyclic:
-    """Five rises one after another, each ((t mod T/5) / (T/5))^10, then gamma.
+    """Five rises in sequence, each ((t mod T/5) / (T/5))^10, then gamma.
 
     Attributes:
         gamma: the factor after the last rise.
-        share: of the steps that the rises take.
-        cycles: how many rises.
+        share: share of the steps during which the factor rises.
+        cycles: number of rises.
     """
 
     gamma: float = 1.0

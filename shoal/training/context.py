@@ -1,4 +1,4 @@
-"""The context of a step: all that it is computed with but the members and the batch."""
+"""The context of a step: all its inputs except the members and the batch."""
 
 from dataclasses import dataclass
 
@@ -19,16 +19,16 @@ __all__ = ["StepContext"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepContext(PassContext):
-    """What a step is computed with.
+    """The inputs of a step.
 
     Attributes:
-        posterior: what drives the members.
-        repulsion: what keeps them apart; None for a plain ensemble.
-        annealing: factor of the drive (likelihood and prior).
-        adversarial: trains on worst-case neighbours of the inputs as well.
-        stages: the arithmetic between the networks, as it is or compiled.
-        own_inputs: every member has inputs of its own [M, B, ...].
-        frozen: members, in evaluation mode, that push the others and stay where they are.
+        posterior: gives the driving force.
+        repulsion: gives the repulsive force; None for a plain ensemble.
+        annealing: factor of the driving force (likelihood and prior).
+        adversarial: adds adversarial neighbours of the inputs.
+        stages: the arithmetic stages, compiled or not.
+        own_inputs: every member has its own inputs [M, B, ...].
+        frozen: frozen members, in evaluation mode.
     """
 
     posterior: Posterior
@@ -44,7 +44,7 @@ class StepContext(PassContext):
     ) -> "StepContext":
         """The context of one step of training.
 
-        As `dataclasses.replace`, which would take one percent of a small step.
+        `dataclasses.replace` does the same but takes one percent of a small step.
         """
         other = object.__new__(StepContext)
         other.__dict__.update(self.__dict__, step=step, annealing=annealing, mapping=mapping)
@@ -52,29 +52,29 @@ class StepContext(PassContext):
 
     @property
     def base(self) -> str | None:
-        """Where the repulsion acts: "weights", "outputs" or "gradients"; None without any."""
+        """What the repulsion acts on: "weights", "outputs" or "gradients"; None without any."""
         return None if self.repulsion is None else self.repulsion.space.base
 
     @property
     def shares_drives(self) -> bool:
-        """Members are driven by each other's gradients, as in a Stein flow."""
+        """Whether the flow mixes the drives of members, as a Stein flow does."""
         return self.repulsion is not None and isinstance(self.repulsion.flow, Stein)
 
     @property
     def weight(self) -> float | Tensor:
-        """Factor of the likelihood's gradient at the inputs that are shown."""
+        """Factor of the likelihood's gradient at the clean inputs."""
         return self.annealing if self.adversarial is None else 0.5 * self.annealing
 
     @property
     def at_outputs(self) -> bool:
-        """More than the likelihood acts on the outputs."""
+        """Whether repulsion or a functional prior acts on the outputs."""
         return self.base == "outputs" or isinstance(self.posterior.prior, FunctionalPrior)
 
     @property
     def in_chunks(self) -> int | None:
-        """How many members go through the networks and back at a time; None for all.
+        """Number of members per forward and backward pass; None for all members.
 
-        Worst-case neighbours that several members make together need all of them.
+        Adversarial neighbours that members share need all members at once.
         """
         adversarial = self.adversarial
         together = adversarial is not None and (adversarial.shared or self.shares_drives)

@@ -1,9 +1,8 @@
-"""The drive: what the data ask of every member, brought back through the networks.
+"""The driving force: forward and backward pass of all members for one batch.
 
-Members go through the networks all together, or in chunks, forward and back, so that the
-activations of one chunk exist at a time. Where the repulsion lives on outputs or input gradients, a
-chunk needs those of all members before it can go back: they are computed first, and each chunk runs
-forward again.
+Members run all together, or in chunks, so that only the activations of one chunk exist at a time.
+If the repulsion acts on outputs or input gradients, the backward pass of a chunk needs those of all
+members. They are then computed first, and each chunk repeats its forward pass.
 """
 
 from collections.abc import Iterable
@@ -22,20 +21,20 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.network_pass import BatchRows, PassResult, looked_at
 from shoal.inference.posterior import functional_score
 from shoal.training.context import StepContext
-from shoal.training.stages import FrozenState, OutputResult, judge
+from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
 
 __all__ = ["Drive"]
 
 
 @dataclass(frozen=True, eq=False)
 class Drive:
-    """One batch, shown to the members; a part of it once more where input gradients need that.
+    """Forward and backward pass for one batch, with input gradients where the method needs them.
 
     Attributes:
-        context: what the step is computed with; its repulsion acts here if its space lives on
-            outputs or on input gradients.
+        context: the settings of the step. Its repulsion acts here if its space is of outputs or of
+            input gradients.
         y: targets of the batch.
-        rows: of the batch, those at which input gradients are compared; None for all.
+        rows: rows of the batch whose input gradients are compared; None for all rows.
     """
 
     context: StepContext
@@ -43,14 +42,14 @@ class Drive:
     rows: Tensor | None = None
 
     def __call__(self, ensemble: Ensemble, x: Tensor) -> tuple[OutputResult, Tree]:
-        """What the outputs ask for, and J^T of it at the weights."""
+        """The cotangents at the outputs, and J^T times them at the weights."""
         chunk = self.context.in_chunks
         if chunk is not None and chunk < ensemble.members:
             return self._in_chunks(ensemble, x, chunk)
-        look = self._forward(ensemble, x)
-        answer = self._answer(ensemble, x, look.still())
-        velocity, head = self._back(ensemble, look, answer)
-        return answer._replace(head=head), velocity
+        passed = self._forward(ensemble, x)
+        result = self._output_result(ensemble, x, passed.still())
+        velocity, head = self._back(ensemble, passed, result)
+        return result._replace(head=head), velocity
 
     def within(self, y: Tensor | None = None, **changes: Any) -> "Drive":
         """The same batch, or other targets, in a context with these changes."""
@@ -63,107 +62,111 @@ class Drive:
         starts = range(0, ensemble.members, chunk)
         parts = [ensemble.slice_members(s, min(s + chunk, ensemble.members)) for s in starts]
         needs_all = context.at_outputs or context.base == "gradients"
-        answer = whole._answer(ensemble, x, whole._peek(parts, x)) if needs_all else None
-        looks, velocities, heads = [], [], []
+        result = (
+            whole._output_result(ensemble, x, whole._forward_all(parts, x)) if needs_all else None
+        )
+        passes, velocities, heads = [], [], []
         for part in parts:
             first = part.first - ensemble.first
             mine = slice(first, first + part.members)
-            look = whole._forward(part, x[mine] if context.own_inputs else x)
-            looks.append(look.still())
-            own = whole._answer(part, x, looks[-1]) if answer is None else _of(answer, mine)
-            velocity, head = whole._back(part, look, own)
+            passed = whole._forward(part, x[mine] if context.own_inputs else x)
+            passes.append(passed.still())
+            own = whole._output_result(part, x, passes[-1]) if result is None else _of(result, mine)
+            velocity, head = whole._back(part, passed, own)
             velocities.append(velocity)
             heads.append(head)
-        if answer is None:
-            answer = whole._answer(ensemble, x, PassResult.joined(looks))
+        if result is None:
+            result = whole._output_result(ensemble, x, PassResult.joined(passes))
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
-        return answer._replace(head=head), _concatenated(velocities, ensemble.weights)
+        return result._replace(head=head), _concatenated(velocities, ensemble.weights)
 
     def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
         context, repulsion = self.context, self.context.repulsion
         if repulsion is None or context.base != "gradients":
-            x, own = self._shown(ensemble, x)
+            x, own = self._member_inputs(ensemble, x)
             return PassResult(x, ensemble(x, context.mapping, own, context.seed, context.step))
-        part = None if self.rows is None else BatchRows(self._shown(ensemble, x), self.rows)
+        part = None if self.rows is None else BatchRows(self._member_inputs(ensemble, x), self.rows)
         likelihood, batch = context.posterior.likelihood, (x, self.y)
         return looked_at(
             ensemble, batch, likelihood, repulsion.space, context, live=live, part=part
         )
 
-    def _shown(self, ensemble: Ensemble, x: Tensor) -> MemberInputs:
+    def _member_inputs(self, ensemble: Ensemble, x: Tensor) -> MemberInputs:
         if self.context.adversarial is None:
             return MemberInputs(x, self.context.own_inputs)
         return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _peek(self, parts: list[Ensemble], x: Tensor) -> PassResult:
-        """What all members say, with running statistics left as they are."""
+    def _forward_all(self, parts: list[Ensemble], x: Tensor) -> PassResult:
+        """Outputs of all members; running statistics do not change."""
         plain = self.within(adversarial=None)
         with torch.set_grad_enabled(self.context.base == "gradients"):
-            looks = [plain._forward(part.aside(), x, live=False).still() for part in parts]
-        return PassResult.joined(looks)
+            passes = [plain._forward(part.aside(), x, live=False).still() for part in parts]
+        return PassResult.joined(passes)
 
-    def _answer(self, ensemble: Ensemble, x: Tensor, look: PassResult) -> OutputResult:
-        """What the outputs ask for, and the input gradients if there are any."""
-        context, outputs = self.context, look.outputs
+    def _output_result(self, ensemble: Ensemble, x: Tensor, passed: PassResult) -> OutputResult:
+        """The cotangents at the outputs, and at the input gradients if there are any."""
+        context, outputs = self.context, passed.outputs
         posterior, repulsion = context.posterior, context.repulsion
         prior = functional_score(ensemble, posterior, outputs, x, context.seed, context.step)
         prior = None if prior is None else context.annealing * prior
-        company = self._company(x)
-        answer = context.stages.output_stage(
-            posterior, repulsion, outputs, self.y, ensemble.alive, context.weight, prior, company
+        frozen = self._frozen_state(x)
+        result = context.stages.output_stage(
+            posterior, repulsion, outputs, self.y, ensemble.alive, context.weight, prior, frozen
         )
-        if look.gradients is None:
-            return answer
+        if passed.gradients is None:
+            return result
         with rough_products(ensemble.compute):
-            apart = context.stages.gradient_stage(
-                posterior, repulsion, answer.alive, answer.cotangent, look.gradients, company
+            pushed = context.stages.gradient_stage(
+                posterior, repulsion, result.alive, result.cotangent, passed.gradients, frozen
             )
-        # A named tuple replaced inside a compiled stage came back too short (torch 2.11).
-        return answer._replace(**apart._asdict())
+        # A named tuple replaced inside a compiled stage lost fields (torch 2.11).
+        return result._replace(**pushed._asdict())
 
-    def _company(self, x: Tensor) -> FrozenState | None:
-        """What the frozen members make of the batch, where this is what repels."""
+    def _frozen_state(self, x: Tensor) -> FrozenState | None:
+        """Outputs or input gradients of the frozen members, if the repulsion acts on them."""
         context, frozen, base = self.context, self.context.frozen, self.context.base
         if frozen is None or base is None or base == "weights":
             return None
         plain = self.within(adversarial=None)
-        if self.rows is not None:  # they are in evaluation mode, and see a part for itself
+        if self.rows is not None:  # evaluation mode: rows do not depend on the rest of the batch
             plain, x = replace(plain, rows=None, y=self.y[self.rows]), x[self.rows]
         with torch.set_grad_enabled(base == "gradients"):
-            look = plain._forward(frozen, x, live=False).still()
-        shown = look.outputs if look.gradients is None else look.gradients
+            passed = plain._forward(frozen, x, live=False).still()
+        repelled = passed.outputs if passed.gradients is None else passed.gradients
         if not context.shares_drives:
-            return FrozenState({base: shown}, frozen.alive, None)
-        _, alive, gradient = judge(context.posterior, look.outputs, self.y, frozen.alive)
-        return FrozenState({base: shown}, alive, {"outputs": context.weight * gradient})
+            return FrozenState({base: repelled}, frozen.alive, None)
+        _, alive, gradient = likelihood_gradient(
+            context.posterior, passed.outputs, self.y, frozen.alive
+        )
+        return FrozenState({base: repelled}, alive, {"outputs": context.weight * gradient})
 
     def _back(
-        self, ensemble: Ensemble, look: PassResult, answer: OutputResult
+        self, ensemble: Ensemble, passed: PassResult, result: OutputResult
     ) -> tuple[Tree, Tree | None]:
-        """J^T at the weights; and where the push comes back with it, the drive's at the head."""
+        """J^T at the weights; for input gradients also the drive alone at the last layer."""
         context, weights, adversarial = self.context, ensemble.weights, self.context.adversarial
-        values, cotangents, head = [look.outputs], [answer.cotangent], None
-        if look.gradients is not None and answer.push is not None:
+        values, cotangents, head = [passed.outputs], [result.cotangent], None
+        if passed.gradients is not None and result.push is not None:
             last = {name: weights[name] for name in ensemble.heads}
-            head = pull_back(look.outputs, answer.cotangent, last, keep_graph=True)
-            values, cotangents = [*values, look.gradients], [*cotangents, answer.push]
+            head = pull_back(passed.outputs, result.cotangent, last, keep_graph=True)
+            values, cotangents = [*values, passed.gradients], [*cotangents, result.push]
         at_inputs = None
         if adversarial is not None:
             more = context.at_outputs or head is not None
-            data = answer.gradient if more else None
+            data = result.gradient if more else None
             velocity, at_inputs = adversarial.pull_back(
-                values, cotangents, data, weights, look.inputs
+                values, cotangents, data, weights, passed.inputs
             )
         else:
             velocity = pull_back(values, cotangents, weights)
         if adversarial is None or at_inputs is None:
             return velocity, head
-        worst = adversarial.neighbours(look.inputs, at_inputs, answer.alive)
+        worst = adversarial.neighbours(passed.inputs, at_inputs, result.alive)
         own = not adversarial.shared
         again = ensemble(worst, context.mapping, own, context.seed, context.step)
-        gradient = judge(context.posterior, again.detach(), self.y, answer.alive)[2]
-        gradient = mixed(answer.mix, {"": gradient})[""]
+        gradient = likelihood_gradient(context.posterior, again.detach(), self.y, result.alive)[2]
+        gradient = mixed(result.mix, {"": gradient})[""]
         more = pull_back(again, gradient, weights)
         head = None if head is None else add_scaled(head, more, context.weight)
         return add_scaled(velocity, more, context.weight), head
@@ -173,7 +176,7 @@ def _concatenated(parts: list, names: Iterable[str]) -> Tree:
     return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
 
-def _of(answer: OutputResult, rows: slice) -> OutputResult:
-    loss, alive, gradient, cotangent = (tensor[rows] for tensor in answer[:4])
-    push = None if answer.push is None else answer.push[rows]
-    return OutputResult(loss, alive, gradient, cotangent, answer.mix, answer.measures, push)
+def _of(result: OutputResult, rows: slice) -> OutputResult:
+    loss, alive, gradient, cotangent = (tensor[rows] for tensor in result[:4])
+    push = None if result.push is None else result.push[rows]
+    return OutputResult(loss, alive, gradient, cotangent, result.mix, result.measures, push)

@@ -1,4 +1,4 @@
-"""Training: one loop around one step."""
+"""`fit` trains an ensemble: it checks the arguments, makes the batches and runs the session."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,13 +43,13 @@ PRECISIONS = {
     "tf32": torch.float32,
     "bfloat16": torch.float32,
 }
-"""Type of the weights; in the last of them the networks alone calculate in lower precision."""
+"""Type of the weights. With "tf32" and "bfloat16" only the networks use lower precision."""
 
 
 def destination(
     ensemble: Any, device: torch.device | str | None, precision: str | None
 ) -> tuple[torch.device, torch.dtype]:
-    """Where and in which type the members are to be trained."""
+    """Device and type in which the members train."""
     if not isinstance(ensemble, Ensemble):
         raise ConfigError(
             f"fit trains an Ensemble, not a {type(ensemble).__name__}; "
@@ -64,15 +64,15 @@ def destination(
 
 
 def check_keeping(out: str | Path | None, callbacks: Sequence[Callable[..., Any]]) -> None:
-    """Refuse a folder or callbacks that would fail in training."""
+    """Refuse a folder or callbacks that would fail during training."""
     if out is not None:
         checked_path(out, "out")
     if not isinstance(callbacks, Sequence) or not all(callable(each) for each in callbacks):
-        raise ConfigError("callbacks must be a list of functions of a run; type callbacks=[mine]")
+        raise ConfigError("callbacks must be a list of functions; type callbacks=[mine]")
 
 
 def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches) -> Likelihood:
-    """What fits the targets and the outputs of the networks."""
+    """The default likelihood for these targets and network outputs."""
     outputs, y, _ = _outputs(ensemble, batches)
     check_columns(batches.y if isinstance(batches, ArrayBatches) else y)
     return default_for(y, outputs)
@@ -81,7 +81,7 @@ def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches
 def check_targets(
     ensemble: Ensemble, likelihood: Likelihood, batches: ArrayBatches | LoaderBatches
 ) -> None:
-    """The outputs of the networks must be what the likelihood of these targets needs."""
+    """Refuse networks whose outputs do not fit the likelihood of these targets."""
     outputs, y, x = _outputs(ensemble, batches)
     _check_last_batch(ensemble, batches, x)
     if isinstance(batches, ArrayBatches):
@@ -97,7 +97,7 @@ def check_targets(
 def _outputs(
     ensemble: Ensemble, batches: ArrayBatches | LoaderBatches
 ) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """How many outputs the networks have, and the targets and inputs of the first batch."""
+    """Number of outputs of the networks, and the targets and inputs of the first batch."""
     x, y = batches.first()
     few = x[:2].to(ensemble.device, ensemble.dtype if x.is_floating_point() else None)
     training = ensemble.training
@@ -105,7 +105,7 @@ def _outputs(
         outputs = ensemble.train(False)(few)
         if not outputs.requires_grad or not _all_depend(ensemble, few):
             raise ConfigError(
-                "the outputs of the network do not depend on its weights, so that nothing can be "
+                "the outputs of the network do not depend on its weights, so nothing can be "
                 "trained; look for detach(), .data or no_grad() in its forward or around fit"
             )
     finally:
@@ -114,14 +114,14 @@ def _outputs(
 
 
 def _all_depend(ensemble: Ensemble, few: torch.Tensor) -> bool:
-    """Of several architectures, the outputs of each depend on its weights."""
+    """Whether the outputs of every architecture depend on its weights."""
     ends = list(accumulate(group.members for group in ensemble.groups))
     spans = zip([0, *ends], ends, strict=False)
     return len(ends) == 1 or all(ensemble.slice_members(*span)(few).requires_grad for span in spans)
 
 
 def _single_point_batch(batches: ArrayBatches | LoaderBatches) -> int | None:
-    """The batch size with which the last batch of an epoch has a single point, if it has."""
+    """The batch size if it leaves a last batch of one data point; None otherwise."""
     size: Any = batches.batch_size if isinstance(batches, ArrayBatches) else None
     if isinstance(batches, LoaderBatches) and isinstance(batches.loader, DataLoader):
         size = None if batches.loader.drop_last else batches.loader.batch_size
@@ -131,7 +131,7 @@ def _single_point_batch(batches: ArrayBatches | LoaderBatches) -> int | None:
 def _check_last_batch(
     ensemble: Ensemble, batches: ArrayBatches | LoaderBatches, x: torch.Tensor
 ) -> None:
-    """A network that normalises over the batch cannot train on a single point."""
+    """Refuse a last batch of one data point if the network normalises over the batch."""
     size = _single_point_batch(batches)
     if size is None:
         return
@@ -145,7 +145,7 @@ def _check_last_batch(
             except ValueError as error:
                 loader = " or drop_last=True" if isinstance(batches, LoaderBatches) else ""
                 raise DataError(
-                    f"with batch_size={size} the last batch of an epoch has a single point, "
+                    f"with batch_size={size} the last batch of an epoch has one data point, "
                     f"on which this network cannot train; choose another batch_size{loader}"
                 ) from error
 
@@ -188,49 +188,50 @@ def fit(
     Main arguments:
         ensemble: the members, changed in place.
         data: a `Dataset`, a pair (x, y) of arrays or tensors, a torch `Dataset` or `DataLoader`, or
-            any iterable of batches (x, y). With `steps` it may be endless. Inputs that are bytes
-            (uint8) are divided by 255; whole numbers stay whole for an embedding only.
+            any iterable of batches (x, y). With `steps` the iterable may be endless. Byte inputs
+            (uint8) are divided by 255. Integer inputs stay integers only for an embedding.
         method: a name from `shoal list methods`, or a `Repulsion` of your own.
-        epochs: how often to go through the data (20), or `steps` instead.
-        out: a folder to keep the run in.
+        epochs: number of passes over the data (20); `steps` replaces it.
+        out: the folder that stores the run.
 
     Other arguments:
         legacy: the method as published, with its known faults.
-        calibrated: the method with a push of the size that the posterior asks for.
-        likelihood: by default Categorical for whole-number targets; for real ones a Gaussian that
-            standardises the targets and learns its noise, one for each column, or one for each
-            input when the network has two outputs for each target.
-        prior: on the weights, or on the outputs.
+        calibrated: rescale the repulsive force to the size that the posterior requires.
+        likelihood: by default Categorical for integer targets. For real targets, a Gaussian that
+            standardises the targets and learns its noise: one noise per target column, or one per
+            input when the network has two outputs per target.
+        prior: prior on the weights, or on the outputs.
         optimizer: any elementwise optimiser of torch: its name, its class, or {"name": ...,
             settings}.
         lr: learning rate.
-        schedule: of the learning rate, as "cosine".
+        schedule: learning rate schedule, such as "cosine".
         steps: number of batches to train on.
-        batch_size: points in a batch; the same batch for every member.
-        temperature: T; 0 is the plain ensemble, 1 the posterior.
-        strength: factor of the repulsion.
-        annealing: of the drive, as "linear".
+        batch_size: data points per batch; all members share a batch.
+        temperature: T; 0 gives the plain ensemble, 1 the posterior.
+        strength: factor of the repulsive force.
+        annealing: schedule of the driving force, such as "linear".
         adversarial: size of adversarial perturbations, or an `Adversarial`.
         augment: "crop-flip", or a function of (x, key).
-        clip: longest velocity of a member.
-        seed: decides everything that is random.
-        device: where to train; by default where the ensemble is.
-        precision: "float32", "float64", or "tf32", or "bfloat16" for the networks with weights,
-            distances and states in float32; by default the ensemble's.
-        engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run, never what they do.
-        frozen: how many of the first members are already trained: they repel the others and stay
-            where they are; see `shoal.grow`.
+        clip: largest norm of a member's velocity.
+        seed: fixes all randomness.
+        device: device to train on; by default the ensemble's.
+        precision: "float32", "float64", "tf32" or "bfloat16"; by default the ensemble's. The last
+            two apply to the networks; weights, distances and states stay in float32.
+        engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run; results
+            stay the same.
+        frozen: number of frozen members, counted from the first; frozen members repel the others
+            and do not move; see `shoal.grow`.
         resume: continue the run in `out`, if there is one.
         save_every: seconds between checkpoints; 0 saves after every step.
-        keep_every: epochs between snapshots of the members along training, which `shoal landscape`
-            looks at; they stay in `out`, thinned to at most 60. None keeps none.
-        callbacks: called with the run after every epoch.
-        progress: show a bar, or a line an epoch.
+        keep_every: epochs between snapshots of the members for `shoal landscape`; `out` keeps at
+            most 60. None keeps no snapshots.
+        callbacks: functions called with the run after every epoch.
+        progress: show a progress bar, or one line per epoch.
 
     Returns:
         The run, with the trained ensemble and its history.
     """
-    options = Options.of(locals())  # every argument that the list of options has
+    options = Options.of(locals())  # the arguments that are options
     where, dtype = destination(ensemble, options.device, options.precision)
     check_keeping(out, callbacks)
     batches = batches_of(

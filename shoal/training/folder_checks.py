@@ -1,22 +1,23 @@
-"""What the files of a run folder must hold before anything is made of them.
+"""Checks of the files in a run folder, before they are used.
 
-A folder may come from anybody: a table is believed only when its keys are known and its values have
-the types that training writes.
+A folder may come from anyone. A table is valid only if its keys are known and its values have the
+types that training writes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import CheckpointCorrupt, StorageError
+from shoal.core.errors import CheckpointCorrupt, ShoalError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import came
 from shoal.engine.member_runner import MemberRunner as MemberMapping
 from shoal.training.settings import Settings
 
-__all__ = ["checked_config", "checked_provenance", "checked_state"]
+__all__ = ["checked_config", "checked_provenance", "checked_state", "continuing"]
 
 Check = tuple[str, Callable[[Any], bool]]
 
@@ -71,7 +72,7 @@ _PROVENANCE: dict[str, Check] = {
 
 _STATE: dict[str, Check] = {
     "step": _WHOLE,
-    "history": ("rows, or where they are", lambda value: isinstance(value, list | dict)),
+    "history": ("rows, or a reference to rows", lambda value: isinstance(value, list | dict)),
     "optimizer": _TABLE,
     "mapping": _TABLE,
 }
@@ -85,7 +86,7 @@ _MAPPING: dict[str, Check] = {
 
 
 def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The settings of a run, all of them known and of the right types."""
+    """The config of a run, if all keys are known and all values have the right types."""
     for key in table:
         if key not in _KEYS:
             raise StorageError(
@@ -96,13 +97,13 @@ def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def checked_provenance(table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What made a run."""
+    """The provenance of a run, if all values have the right types."""
     _check(table, _PROVENANCE, path, CheckpointCorrupt)
     return table
 
 
 def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
-    """What a checkpoint holds beside its tensors."""
+    """The plain values of a checkpoint, if all have the right types."""
     state = checkpoint.state
     for key in _STATE:
         if key not in state:
@@ -113,6 +114,18 @@ def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
     if odd or state["step"] != checkpoint.step:
         raise CheckpointCorrupt(f"a checkpoint in {path} has {odd or 'the state of another step'}")
     return state
+
+
+@contextmanager
+def continuing(path: Path) -> Iterator[None]:
+    """Turns whatever a crafted state does to an optimiser or a generator into one sentence."""
+    try:
+        yield
+    except ShoalError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointCorrupt(f"a checkpoint in {path} cannot be continued: {reason}") from error
 
 
 def _check(

@@ -1,4 +1,4 @@
-"""Growing: more members for an ensemble that is already trained."""
+"""`grow` adds members to a trained ensemble."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from shoal.training.session import Callback
 __all__ = ["grow"]
 
 _TAKES = {name: {other} for name, other in EXCLUDES.items()} | {"method": {"strength", "legacy"}}
-"""What a change takes with it: the run's own number of steps, or the strength of another method."""
+"""Settings that a change discards: another length drops `steps`, another method its strength."""
 
 
 def grow(
@@ -61,23 +61,23 @@ def grow(
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> Run:
-    """Train new members that the old ones repel, in whatever space the method has.
+    """Train new members, which the old members repel.
 
-    The old members stay exactly as they are: their coordinates are in the kernel, and only the new
-    members move, with the velocity that they would have in the whole ensemble. The result is a run
-    of all members, the old ones first. New members are drawn from the run's own seed, as if the
-    ensemble had been larger from the start, and are of its last architecture.
+    The old members are frozen: they enter the kernel, and only the new members move. New members
+    have the velocity that they would have in the whole ensemble. The result is a run of all
+    members, the old members first. New members are drawn from the run's seed, as if the ensemble
+    had been larger from the start. They have the run's last architecture.
 
     Args:
         run: a run or its folder.
         more: how many new members.
-        data: what to train on; by default the run's data set, where it can be loaded again.
-        out: a folder to keep the grown run in.
+        data: the training data; by default the run's data set, if it can be loaded.
+        out: the folder that stores the grown run.
         resume: continue the grown run in `out`, if there is one.
-        callbacks: called with the grown run after every epoch.
-        progress: show a bar, or a line an epoch.
+        callbacks: functions called with the grown run after every epoch.
+        progress: show a progress bar, or one line per epoch.
 
-    Every other argument is a setting of `shoal.fit`; one that is not given stays as the run has it.
+    Every other argument is a setting of `shoal.fit`. By default it keeps the run's value.
     """
     settings = _given(locals())
     if isinstance(more, bool) or not isinstance(more, int) or more < 1:
@@ -104,7 +104,7 @@ def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the run that `fit` takes and a folder can remember, but for the changes."""
+    """The run's arguments of `fit`, with the changes."""
     known = set(KEPT) - {"likelihood", "frozen"} - changes.keys()
     for key in changes:
         known -= _TAKES.get(key, set())
@@ -113,13 +113,13 @@ def _settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and "custom" in value:
             raise ConfigError(
                 f"the {key} of this run was your own '{value['custom']}', which a run cannot "
-                f"remember; type: shoal.grow(run, {key}={value['custom']})"
+                f"store; type: shoal.grow(run, {key}={value['custom']})"
             )
     return {**given, **changes}
 
 
 def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
-    """The same members, bit for bit, and new ones after them."""
+    """The same members, bit for bit, followed by new members."""
     pairs = [
         (build, group.members)
         for build, group in zip(ensemble.builds, ensemble.groups, strict=True)
@@ -127,7 +127,7 @@ def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
     ]
     if len(pairs) < len(ensemble.groups):
         raise ConfigError(
-            "it is not known what made these networks; open the run with shoal.load(folder, build)"
+            "this run has no build for its networks; open the run with shoal.load(folder, build)"
         )
     build, count = pairs.pop()
     whole = Ensemble.init([*pairs, (build, count + more)], seed=seed)

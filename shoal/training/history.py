@@ -1,4 +1,4 @@
-"""History: what every step told, gathered on the device and written once an epoch."""
+"""History: measures of every step, summed on the device and written once per epoch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from shoal.training.step import StepInfo
 __all__ = ["NEGLIGIBLE", "Tracker", "balance_sentence", "divergence_sentence", "has_diverged"]
 
 NEGLIGIBLE = 1e-3
-"""Below this ratio of push to drive, through a whole epoch, members are independent in effect."""
+"""Repulsion is negligible in an epoch whose largest force ratio is below this value."""
 
 
 class Tracker:
-    """Sums over the steps of an epoch, as tensors: nothing waits for the device before `row`.
+    """Sums over the steps of an epoch, as tensors; only `row` waits for the device.
 
     Attributes:
         sums: steps, the four measures, and each member's loss, summed over the epoch [5 + M].
-        ratio_max: the largest ratio of push to drive in the epoch.
-        lived: how many steps of the run each member has been finite [M].
+        ratio_max: the largest force ratio in the epoch.
+        lived: number of steps for which each member has been finite [M].
     """
 
     def __init__(self, members: int, device: torch.device) -> None:
@@ -31,32 +31,32 @@ class Tracker:
         self.one = torch.ones(1, device=device)
 
     def restart(self) -> None:
-        """Begin an epoch."""
+        """Begin a new epoch."""
         self.sums.zero_()
         self.ratio_max.zero_()
 
     def add(self, info: StepInfo) -> None:
-        """Take in one step, in place."""
+        """Add one step, in place."""
         self.sums += torch.cat([self.one, info.measures, info.loss.float()])
         torch.fmax(self.ratio_max, info.ratio, out=self.ratio_max)
         self.lived += info.alive
 
     def loss(self) -> Tensor:
-        """Mean loss over members and the steps of the epoch so far, a scalar of its own."""
+        """Mean loss over members and the steps of the epoch so far, a new scalar."""
         return (self.sums[5:] / self.sums[0]).mean()
 
-    def bury(self, found: Tensor) -> None:
-        """Members that the last step made infinite, found only after it [M]."""
+    def mark_diverged(self, found: Tensor) -> None:
+        """Mark members that diverged in the last step [M]."""
         self.lived -= found.to(self.lived.dtype)
 
     def row(self, step: int) -> dict[str, Any]:
-        """Means over the epoch that ended with `step`; None, as in JSON, where not finite."""
+        """Means over the epoch that ended with `step`; None for values that are not finite."""
         count, *sums = self.sums.tolist()
         drive, push, h2, effective, *losses = (total / max(count, 1) for total in sums)
-        dead = self.deaths(step)
-        living = [loss for i, loss in enumerate(losses) if i not in dead]
+        diverged = self.diverged(step)
+        finite = [loss for i, loss in enumerate(losses) if i not in diverged]
         row = {
-            "loss": sum(living) / len(living) if living else math.nan,
+            "loss": sum(finite) / len(finite) if finite else math.nan,
             "drive": drive,
             "push": push,
             "ratio": push / drive if drive > 0 else (math.inf if push > 0 else 0.0),
@@ -67,16 +67,16 @@ class Tracker:
         return {
             **{name: _finite(value) for name, value in row.items()},
             "member_loss": [_finite(loss) for loss in losses],
-            "alive": len(living),
+            "alive": len(finite),
         }
 
-    def deaths(self, step: int) -> dict[int, int]:
-        """Members that stopped being finite before `step`, and when."""
+    def diverged(self, step: int) -> dict[int, int]:
+        """Diverged members, and the step at which each diverged."""
         return {i: lived for i, lived in enumerate(self.lived.tolist()) if lived < step}
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """Tensors for a checkpoint."""
         return {"sums": self.sums, "ratio_max": self.ratio_max, "lived": self.lived}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -90,24 +90,24 @@ def _finite(value: float) -> float | None:
 
 
 def balance_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """One sentence when repulsion was negligible through an epoch; None when it never was."""
+    """One sentence if repulsion was negligible in at least one epoch; None otherwise."""
     known = [row for row in rows if row["ratio_max"] is not None]
     quiet = [row for row in known if row["ratio_max"] < NEGLIGIBLE]
     if not quiet:
         return None
     if len(quiet) == len(rows):
-        when = "throughout: this is a plain ensemble in effect"
+        when = "in every epoch: the run is in effect a plain ensemble"
     else:
-        when = f"in {len(quiet)} of {len(rows)} epochs: a plain ensemble in effect in those"
+        when = f"in {len(quiet)} of {len(rows)} epochs: there the run is in effect a plain ensemble"
     ratio = max(row["ratio"] for row in quiet)
     return f"The force ratio (push / drive) was at most {ratio:.1g} {when}."
 
 
 def has_diverged(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """The loss ended far above where it began, or is not a finite number any more.
+    """Whether the last loss is far above the first loss, or not finite.
 
-    Far is as much again as it began with, and at least one nat: a loss that begins near 0, as that
-    of trained members, may well double.
+    Far means twice the first loss and at least one nat more. The minimum of one nat is for trained
+    members: their loss begins near 0 and may double.
 
     >>> has_diverged([{"loss": 2.3}, {"loss": 3e19}]), has_diverged([{"loss": 0.1}, {"loss": 0.3}])
     (True, False)
@@ -119,7 +119,7 @@ def has_diverged(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def divergence_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """One sentence for a run that diverged; None for any other."""
+    """One sentence for a diverged run; None otherwise."""
     if not has_diverged(rows):
         return None
     began, ended = _ends(rows)
@@ -128,6 +128,6 @@ def divergence_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Loss before the first step, or of the first epoch in older runs, and of the last epoch."""
+    """Loss before the first step (older runs: of the first epoch), and loss of the last epoch."""
     first = rows[0].get("initial_loss")
     return rows[0].get("loss") if first is None else first, rows[-1]["loss"]

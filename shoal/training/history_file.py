@@ -1,9 +1,9 @@
-"""The history of a run on the disk: one line of JSON an epoch, tied to the checkpoints.
+"""The history file of a run: one line of JSON per epoch, tied to the checkpoints.
 
-Rows are added behind those that are there, and are on the disk before the checkpoint that counts
-them. A checkpoint remembers how many bytes of the file were its own, and their SHA-256: whatever a
-killed process left behind them is cut off by the next save. A damaged file takes no weights with
-it: a warning says so, and rows that cannot be read are there without their numbers.
+New rows are appended, and are on the disk before the checkpoint that refers to them. A checkpoint
+stores the number of bytes of its rows and their SHA-256. The next save removes bytes that a killed
+process wrote after them. A damaged file does not affect the weights: a warning reports it, and
+unreadable rows load without numbers.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ Row = dict[str, Any]
 
 
 class HistoryFile:
-    """The rows that a run has kept so far.
+    """The rows that a run has written so far.
 
     Args:
-        path: where they are.
+        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,10 +41,10 @@ class HistoryFile:
         self._knows(b"", 0)
 
     def keep(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Write the rows that are new; returns what `read` finds the same rows again by.
+        """Write the new rows; returns the reference by which `read` finds all rows.
 
         Args:
-            rows: all rows of the run; those that were kept or read before are still the same.
+            rows: all rows of the run; rows written or read before must be unchanged.
         """
         fresh = _lines(rows[self._rows :])
         if not (self._size and self._add(fresh)):
@@ -56,7 +56,7 @@ class HistoryFile:
         return {"rows": self._rows, "bytes": self._size, "sha256": self._digest.hexdigest()}
 
     def read(self, kept: Mapping[str, Any], step: int) -> list[Row]:
-        """The rows that a checkpoint of this step counted."""
+        """The rows that a checkpoint of this step refers to."""
         count, size = _counted(kept, self.path)
         data, trouble = b"", "it is shorter than it was"
         try:
@@ -74,8 +74,8 @@ class HistoryFile:
         if lost and rows[-1]["step"] is None:
             rows[-1]["step"] = step
         warnings.warn(
-            f"{self.path} is not what was saved ({trouble}): {lost} of {count} epochs have no "
-            f"numbers, those of the others may be wrong; the weights are not affected",
+            f"{self.path} is damaged ({trouble}): {lost} of {count} epochs have no numbers, other "
+            f"epochs may have wrong numbers; the weights are not affected",
             ShoalWarning,
             stacklevel=4,
         )
@@ -85,7 +85,7 @@ class HistoryFile:
         self._digest, self._size, self._rows = hashlib.sha256(data), len(data), rows
 
     def _add(self, fresh: bytes) -> bool:
-        """Put lines behind those that are known; False where these are not there any more."""
+        """Append lines to the known lines; False if the known lines are missing."""
         with storage_errors("write", self.path, len(fresh)):
             try:
                 descriptor = open_plain(self.path, os.O_RDWR)
@@ -103,11 +103,11 @@ class HistoryFile:
 
 
 def read_history(path: Path) -> list[Row]:
-    """All complete rows of a file, none where there is no file; unsound ones have no numbers."""
+    """All complete rows of a file, none without a file; unreadable rows have no numbers."""
     if not path.exists():
         return []
     data = _bytes_of(path, MAX_BYTES)
-    data = data[: data.rfind(b"\n") + 1]  # a writer may be at work on the rest
+    data = data[: data.rfind(b"\n") + 1]  # another process may be writing the rest
     rows, lost = _parsed(data, data.count(b"\n"))
     if lost:
         warnings.warn(
@@ -126,19 +126,19 @@ def _counted(kept: Mapping[str, Any], path: Path) -> tuple[int, int]:
     sound = isinstance(kept, dict) and kept.keys() == {"rows", "bytes", "sha256"}
     counts = [kept["rows"], kept["bytes"]] if sound else []
     if not sound or any(type(n) is not int or not 0 <= n <= MAX_BYTES for n in counts):
-        raise CheckpointCorrupt(f"the checkpoint does not say how much of {path} is its own")
+        raise CheckpointCorrupt(f"the checkpoint has no valid reference to {path}")
     return counts[0], counts[1]
 
 
 def _bytes_of(path: Path, most: int) -> bytes:
     if size_of(path) > MAX_BYTES:
-        raise StorageError(f"{path} has more than the {MAX_BYTES:,} bytes that a history may have")
+        raise StorageError(f"{path} is larger than the limit of {MAX_BYTES:,} bytes for a history")
     with storage_errors("read", path), path.open("rb") as file:
         return file.read(most)
 
 
 def _parsed(data: bytes, count: int) -> tuple[list[Row], int]:
-    """So many rows, and how many of them had to be left without numbers."""
+    """`count` rows, and how many of them have no numbers."""
     lines = data.split(b"\n")[:count]
     found = [_row(line, epoch) for epoch, line in enumerate(lines, 1)]
     lost = count - len(found) + found.count(None)
@@ -157,7 +157,7 @@ def _row(line: bytes, epoch: int) -> Row | None:
 
 
 def is_row(row: Any, epoch: int) -> bool:
-    """Whether this is the history of an epoch, as far as types can tell."""
+    """Whether keys and types are those of the history row of this epoch."""
     if not isinstance(row, dict) or row.get("epoch") != epoch or type(row["epoch"]) is not int:
         return False
     members = row.get(_MEMBERS) or []
@@ -170,7 +170,7 @@ def is_row(row: Any, epoch: int) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    # A whole number may have thousands of digits in JSON, which no float can hold.
+    # A JSON integer may have thousands of digits, which no float can hold.
     return value is None or isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 

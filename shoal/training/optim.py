@@ -1,4 +1,7 @@
-"""Optimisers and their pace: any elementwise optimiser of torch acts on every member alone."""
+"""Optimisers, velocity clipping, learning rate schedules, and the optimiser state to save.
+
+Every elementwise optimiser of torch treats each member alone.
+"""
 
 import functools
 import inspect
@@ -35,12 +38,12 @@ __all__ = [
     "set_learning_rate",
 ]
 
-# Shampoo-like, factored or line-searching optimisers look across a tensor, hence across members.
+# Shampoo-like, factored or line-search optimisers mix entries of a tensor, hence members.
 _ACROSS_MEMBERS = ("Adafactor", "LBFGS", "Muon", "Optimizer", "SparseAdam")
 
 
 def optimizers() -> list[str]:
-    """Names of the optimisers that treat every number alone.
+    """Names of the elementwise optimisers of torch.
 
     >>> "adam" in optimizers(), "lbfgs" in optimizers()
     (True, False)
@@ -55,7 +58,7 @@ def optimizers() -> list[str]:
 
 
 def optimizer_table(spec: Any) -> Any:
-    """The table {"name": ..., settings} that a name, a class of torch or a partial one stands for.
+    """The table {"name": ..., settings} of a name, a class of torch or a `functools.partial`.
 
     >>> optimizer_table(torch.optim.AdamW)
     {'name': 'adamw'}
@@ -79,14 +82,14 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimiser named by "adam" or by {"name": "sgd", "momentum": 0.9, "nesterov": True}.
 
-    It ascends: its gradient is the velocity. Where torch has a fused form that is taken, and on a
-    GPU the learning rate is a tensor, so that a step can be captured in a graph.
+    The optimiser ascends: its gradient is the velocity. It uses torch's fused form where there is
+    one. On a GPU the learning rate is a tensor, so that a graph can capture the step.
     """
     settings = {"name": spec} if isinstance(spec, str) else dict(spec)
     name = str(settings.pop("name", ""))
     if name.lower() not in optimizers():
         across = [entry.lower() for entry in _ACROSS_MEMBERS]
-        why = "it looks across members" if name.lower() in across else "torch has none of that name"
+        why = "it mixes members" if name.lower() in across else "torch has no such optimizer"
         raise ConfigError(
             f"the optimizer '{name}' cannot be used: {why}; {nearest(name, optimizers())}"
         )
@@ -105,9 +108,9 @@ def make_optimizer(
 
 
 def check_optimizer(spec: str | Mapping[str, object], lr: float) -> None:
-    """Refuse what `make_optimizer` cannot make, before there is anything to move.
+    """Refuse what `make_optimizer` cannot make, before the members exist.
 
-    Only torch knows which settings its optimisers take, so that one number is given to it.
+    Only torch knows the settings of its optimisers, so torch makes one for a single number.
     """
     make_optimizer(spec, {"": torch.zeros(1, requires_grad=True)}, lr)
 
@@ -128,7 +131,7 @@ def _fastest(kind: type, weights: Tree, lr: float) -> dict[str, Any]:
 
 @torch.no_grad()
 def clip_members(velocity: Tree, limit: float | None, spans: Sequence[slice] | None = None) -> Tree:
-    """Shorten each member's velocity to `limit`; one member's length never changes another's."""
+    """Shorten each member's velocity to the norm `limit`, each member by itself."""
     if limit is None:
         return velocity
     scale = (limit / member_norms(velocity, spans)).clamp(max=1.0)
@@ -175,7 +178,7 @@ class Cosine:
 @schedules.register("linear")
 @dataclass(frozen=True)
 class LinearDecay:
-    """A straight line from 1 to `floor`.
+    """Falls linearly from 1 to `floor`.
 
     Attributes:
         floor: factor at the end.
@@ -195,7 +198,7 @@ class Steps:
 
     Attributes:
         at: shares of training, in (0, 1).
-        factor: of each fall.
+        factor: factor of each fall.
     """
 
     at: tuple[float, ...] = (0.5, 0.75)
@@ -209,11 +212,11 @@ class Steps:
 @schedules.register("stairs")
 @dataclass(frozen=True)
 class Stairs:
-    """Equal flights: falls by `factor` from each flight to the next, such as every epoch.
+    """Falls by `factor` at equal intervals, such as every epoch.
 
     Attributes:
-        flights: how many.
-        factor: of each fall.
+        flights: number of intervals.
+        factor: factor of each fall.
     """
 
     flights: int = 10
@@ -244,7 +247,9 @@ class Exponential:
 
     def __post_init__(self) -> None:
         if not self.floor > 0:
-            raise ConfigError(f"the floor of an exponential schedule is positive, not {self.floor}")
+            raise ConfigError(
+                f"the floor of an exponential schedule must be positive, not {self.floor}"
+            )
 
     def __call__(self, step: int, steps: int) -> float:
         """floor ** t."""
@@ -269,7 +274,7 @@ class FlatThenLinear:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """The same learning rate for all tensors."""
+    """Set one learning rate for all tensors."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
@@ -278,7 +283,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def flat_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimiser's state as named tensors, and its few plain numbers."""
+    """The optimiser's state: named tensors, and plain numbers."""
     tensors, numbers = {}, {}
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
@@ -289,7 +294,7 @@ def flat_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dic
 def load_flat_state(
     optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], numbers: dict[str, Any]
 ) -> None:
-    """Give the optimiser back what `flat_state` took from it."""
+    """Restore the state that `flat_state` returned."""
     state: dict[int, dict[str, Any]] = {}
     for name, value in {**numbers, **tensors}.items():
         index, _, entry = name.partition(".")
@@ -302,8 +307,8 @@ def load_flat_state(
     try:
         optimizer.load_state_dict({"state": state, "param_groups": whole["param_groups"]})
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"the saved optimiser is of another kind: {error}") from error
-    # torch gives every state the type of the weights, whatever type it had when it was saved.
+        raise ConfigError(f"the checkpoint has the state of another optimiser: {error}") from error
+    # torch converts every state to the type of the weights; the saved type must stay.
     for index, values in state.items():
         own = optimizer.state[weights[index]]
         for name, value in values.items():

@@ -1,7 +1,7 @@
-"""What a run can make again from its config, and what to type where it needs its user for it.
+"""Which networks and data a run can load from its config, and what to type otherwise.
 
-A folder names registered networks and data sets. A network from the user's own function, or data
-from the user's own arrays, it cannot make: then the Python call is told that takes them.
+A folder stores the names of registered networks and data sets. It cannot store a network from the
+user's own function, or data from the user's own arrays. For these, messages name the Python call.
 """
 
 import shlex
@@ -25,10 +25,10 @@ __all__ = [
 ]
 
 OWN_DATA = "own data"
-"""What arrays and loaders are called, which have no name."""
+"""Name of data without a name: arrays and loaders."""
 
 _TYPES = {"tuple", "list", "DataLoader", "TensorDataset"}
-"""What older runs say in place of a name."""
+"""Names of own data in older runs."""
 
 _TAKES = {
     "evaluate": ("(x_test, y_test)", ""),
@@ -37,25 +37,25 @@ _TAKES = {
     "grow": ("", "data=(x, y)"),
     "predict": ("x", ""),
 }
-"""What each function takes after the run: by place, and by name."""
+"""Arguments of each function after the run: positional, and keyword."""
 
 
 def has_own_network(config: Mapping[str, Any]) -> bool:
-    """Its networks were made by a function of the user's."""
+    """Whether the networks come from the user's own function."""
     models = config.get("model")
     tables = models if isinstance(models, list) else [models]
     return any(isinstance(table, Mapping) and "custom" in table for table in tables)
 
 
 def has_own_data(config: Mapping[str, Any]) -> bool:
-    """Its data have no name by which they could be loaded again."""
+    """Whether the data have no registered name."""
     data = config.get("data")
     name = data.get("name") if isinstance(data, Mapping) else data
     return name not in registry
 
 
 def data_name(config: Mapping[str, Any]) -> str:
-    """What the data are called.
+    """Name of the data.
 
     >>> data_name({"data": {"name": "digits"}}), data_name({"data": {"custom": "wine"}})
     ('digits', 'wine')
@@ -67,7 +67,7 @@ def data_name(config: Mapping[str, Any]) -> str:
 
 
 def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None = None) -> str:
-    """The command that does it, or the Python call where the command could not.
+    """The command to type, or the Python call for a run with own networks or data.
 
     >>> what_to_type("evaluate", {"data": "digits"}, "runs/first")
     'shoal evaluate runs/first'
@@ -76,8 +76,8 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
 
     Args:
         verb: a command that is also a function.
-        config: of the run.
-        folder: of the run; None for one that is in memory alone.
+        config: the run's config.
+        folder: the run's folder; None for a run in memory.
     """
     own_network, own = has_own_network(config), has_own_data(config)
     if folder is not None and not own_network and not own:
@@ -92,7 +92,7 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
 
 
 def again(verb: str, folder: Path | str) -> str:
-    """What to type to have a file in the folder of a run made again."""
+    """What to type to recompute a file of a run folder."""
     try:
         return what_to_type(verb, RunFolder(Path(folder)).config(), folder)
     except StorageError:
@@ -103,17 +103,13 @@ def own_data(run: Run, name: str, advice: str) -> Dataset:
     """The data set named in the config.
 
     Args:
-        run: which run.
-        name: what it is called where it cannot be done.
-        advice: what to do then.
+        run: the run.
+        name: name of the run in the error message.
+        advice: what the error message suggests.
     """
     if has_own_data(run.config):
-        raise ConfigError(
-            f"the data of {name} cannot be loaded again: they were your own; {advice}"
-        )
+        raise ConfigError(f"{name} was trained on your own data, which cannot be loaded; {advice}")
     try:
         return load_data(run.config.get("data", ""))
     except ConfigError as error:
-        raise ConfigError(
-            f"the data of {name} cannot be loaded again: {error}; {advice}"
-        ) from error
+        raise ConfigError(f"the data of {name} cannot be loaded: {error}; {advice}") from error

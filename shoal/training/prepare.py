@@ -1,4 +1,8 @@
-"""What a run prepares before its first step: frozen members, weight decay, fitted axes."""
+"""Preparation of a run before its first step.
+
+`divided` separates frozen from trained members. `hand_over` lets the optimiser apply a Gaussian
+prior as weight decay. `prepared` and `keep` fit and store the axes of the repulsion's space.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -31,10 +35,10 @@ def check_count(count: int, members: int) -> None:
 
 
 def divided(ensemble: Ensemble, count: int) -> tuple[Ensemble, Ensemble | None]:
-    """The members that move, and the first `count`, which do not, both on the memory of the whole.
+    """The trained members, and the first `count` members, frozen; both on the ensemble's memory.
 
-    The frozen ones run as in prediction, so that neither batch statistics nor dropout move them;
-    they have networks of their own for it, since the others run as in training.
+    Frozen members run in evaluation mode, so batch statistics and dropout do not change them. They
+    have networks of their own, since the trained members run in training mode.
     """
     if count == 0:
         return ensemble, None
@@ -46,7 +50,7 @@ def divided(ensemble: Ensemble, count: int) -> tuple[Ensemble, Ensemble | None]:
 
 
 _FIRST_OF_ALL = (torch.optim.Adam, torch.optim.SGD)
-"""Optimisers whose weight decay is a part of the gradient."""
+"""Optimisers that add weight decay to the gradient."""
 
 
 def hand_over(
@@ -55,10 +59,10 @@ def hand_over(
     settings: Settings,
     optimizer: torch.optim.Optimizer,
 ) -> Posterior:
-    """Let the optimiser apply the prior, and return the posterior without it.
+    """Let the optimiser apply the prior, and return the posterior without prior.
 
-    Where it cannot, because the prior's part of the velocity changes from step to step or someone
-    looks at it, the posterior is returned as it was.
+    The posterior is returned unchanged if the prior's share of the velocity varies between steps,
+    or if another stage needs it.
     """
     prior = posterior.prior
     if not isinstance(prior, Gaussian) or _is_needed(repulsion, settings):
@@ -73,7 +77,10 @@ def hand_over(
 
 
 def _is_needed(repulsion: Repulsion | None, settings: Settings) -> bool:
-    """Annealing and the Stein flow scale it; clipping and repulsion of weights measure it."""
+    """Whether a stage needs the prior's gradient.
+
+    Annealing and the Stein flow scale it; clipping and repulsion of weights measure it.
+    """
     if settings.annealing is not None or settings.options.clip is not None:
         return True
     if repulsion is None:
@@ -82,7 +89,7 @@ def _is_needed(repulsion: Repulsion | None, settings: Settings) -> bool:
 
 
 AXES = "axes.safetensors"
-"""Principal components, or other axes and units, in the folder of a run."""
+"""File of the fitted axes and units in the folder of a run."""
 
 _ROWS = 4096
 
@@ -93,9 +100,9 @@ def prepared(
     folder: Path | None,
     dtype: torch.dtype,
 ) -> tuple[Repulsion | None, Tree]:
-    """The repulsion with axes and units as tensors where the members are, and those tensors.
+    """The repulsion with axes and units as tensors on the members' device, and these tensors.
 
-    A run that is resumed reads those it began with.
+    A resumed run reads the tensors that it began with.
     """
     repulsion = method.repulsion
     if repulsion is None or repulsion.space.base != "gradients":
@@ -112,7 +119,7 @@ def prepared(
 
 
 def keep(folder: Path, axes: Tree) -> None:
-    """Write the axes, if there are any, before the run is said to have begun."""
+    """Write the axes, if there are any, before the run's config."""
     if axes:
         write_tensors(folder / AXES, axes)
 

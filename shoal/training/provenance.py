@@ -1,4 +1,4 @@
-"""Provenance: what made a run, for whoever wants to make it again."""
+"""Provenance: versions, machine, commit and data digest of a run, to reproduce it."""
 
 import hashlib
 import os
@@ -21,11 +21,11 @@ from shoal.data.sources import ArrayBatches, LoaderBatches
 __all__ = ["COMMAND", "command", "digest", "input_range", "provenance", "tensor_digest"]
 
 COMMAND = "SHOAL_COMMAND"
-"""Tells a process in its environment what the user typed."""
+"""Environment variable with the command that the user typed."""
 
 
 def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> dict[str, Any]:
-    """Versions, machine, commit, a digest of the data, and a name that no other run has."""
+    """Versions, machine, commit, a digest of the data, and a unique name of the run."""
     return {
         "run_id": secrets.token_hex(8),
         "versions": {
@@ -45,13 +45,13 @@ def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> d
 
 
 def command() -> str:
-    """What was typed: for a process that was started by another one, what was typed for that."""
+    """The command that the user typed; a worker process returns its parent's command."""
     own = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return os.environ.get(COMMAND, own)
 
 
 def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
-    """SHA-256 of the training tensors; None for a loader, which may differ at every reading."""
+    """SHA-256 of the training tensors; None for a loader, whose data may change between passes."""
     if isinstance(batches, LoaderBatches):
         return None
     total = _begun(batches.x).copy()
@@ -60,7 +60,7 @@ def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
 
 
 def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
-    """Smallest and largest number of the inputs, for a loader of the first batch that it gave."""
+    """Smallest and largest input value; for a loader, of its first batch."""
     loader = isinstance(batches, LoaderBatches)
     return batches.input_range if loader else value_range(batches.x)
 
@@ -96,7 +96,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _own_version() -> str | None:
-    """None when the package is used from its source without being installed."""
+    """Version of the package; None if it is not installed."""
     try:
         return version("shoal")
     except PackageNotFoundError:
@@ -104,7 +104,7 @@ def _own_version() -> str | None:
 
 
 def _commit() -> str | None:
-    """Commit of the working folder, when it is a repository."""
+    """Commit of the working folder; None outside a repository."""
     try:
         command = ["git", "rev-parse", "--short", "HEAD"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)

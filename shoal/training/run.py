@@ -1,4 +1,4 @@
-"""A run: what `fit` returns, what a folder holds, and what everything after it starts from."""
+"""A run: the result of `fit`, in memory and in its folder, and `load`, which reads the folder."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -34,18 +34,18 @@ _MOST_LAYERS = 5000
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A trained ensemble and its story.
+    """A trained ensemble with its settings and history.
 
     Attributes:
         ensemble: the members.
-        likelihood: what their outputs mean.
+        likelihood: distribution of the targets, given the members' outputs.
         config: every setting, as plain values.
-        history: one line for each epoch.
-        notes: sentences worth reading, such as that repulsion was negligible.
-        provenance: versions, device, data digest, range of pixels, wall time.
-        folder: where it is kept, None when it is not.
-        results: what `shoal.evaluate`, `shoal.landscape` and `shoal.evidence` found, by name, for a
-            run without a folder; a folder keeps them in its files.
+        history: one row per epoch.
+        notes: important sentences, for example that repulsion was negligible.
+        provenance: versions, device, data digest, input range, wall time.
+        folder: the folder of the run; None for a run in memory.
+        results: results of `shoal.evaluate`, `shoal.landscape` and `shoal.evidence`, by name, for a
+            run in memory. A run with a folder stores them in files.
     """
 
     ensemble: Ensemble
@@ -89,43 +89,43 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @cached_property
     def history(self) -> HistoryFile:
-        """The rows of the epochs that are done."""
+        """The rows of the finished epochs."""
         return HistoryFile(self.path / "history.jsonl")
 
     @property
     def holds_run(self) -> bool:
-        """A run has begun here."""
+        """Whether a run has begun in this folder."""
         return (self.path / "config.toml").exists()
 
     def refuse_links(self) -> None:
-        """Refuse folders that lead elsewhere before anything is written or removed in them."""
+        """Refuse symbolic links before files are written or removed."""
         for name in ("checkpoints", "trajectory"):
             if (self.path / name).is_symlink():
                 raise StorageError(
-                    f"{self.path / name} is a link, which is not followed when a run is written; "
-                    f"put the folder itself there"
+                    f"{self.path / name} is a symbolic link, which no run is written through; "
+                    f"replace the link with a folder"
                 )
 
     def begin(self, config: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Write what is known from the start."""
+        """Write config and provenance."""
         path, text = self.path / "config.toml", to_toml(config)
-        parse_toml(text, str(path))  # a config that could not be read again must not be trained
+        parse_toml(text, str(path))  # an unreadable config must stop the run before training
         write_json(self.path / "provenance.json", sealed(provenance))
         write_text(path, text)
 
     def leave(self, made: bool) -> None:
-        """Remove the folder if it was made for a run that never began."""
+        """Remove the folder if it was created for a run that never began."""
         if made:
             with suppress(OSError):
                 self.path.rmdir()
 
     def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
-        """Write the history so far, a checkpoint that counts on it, and the wall time."""
+        """Write the history so far, then a checkpoint that refers to it, and the wall time."""
         state = trainer.state()
         state["history"] = self.history.keep(state["history"])
         tensors = trainer.parts()
@@ -135,21 +135,23 @@ class RunFolder:
     def checkpoint(
         self, expected: Mapping[str, Layout] | None = None, limit: int | None = None
     ) -> Checkpoint:
-        """The last good checkpoint of this run, with the rows of its history."""
+        """The last valid checkpoint of this run, with the rows of its history."""
         found = load_checkpoint(self.checkpoints, expected, self.belongings, limit)
         state = checked_state(found, self.checkpoints)
         rows = state["history"]
         if isinstance(rows, dict):
             rows = self.history.read(rows, found.step)
         elif not all(is_row(row, epoch) for epoch, row in enumerate(rows, 1)):
-            raise CheckpointCorrupt(f"the history in {self.checkpoints} is not one row an epoch")
+            raise CheckpointCorrupt(
+                f"the history in {self.checkpoints} does not have one row per epoch"
+            )
         return replace(found, state=state | {"history": rows})
 
     @cached_property
     def belongings(self) -> dict[str, str]:
-        """Digests of what every checkpoint of this run belongs to, and those of no other run.
+        """Digests that tie every checkpoint to this run and to no other run.
 
-        Runs that began before checkpoints were tied to them have no `run_id`, and nothing here.
+        Older runs have no `run_id`; their dict is empty.
         """
         provenance = self.provenance()
         if provenance.get("run_id") is None:
@@ -162,7 +164,7 @@ class RunFolder:
         return found
 
     def provenance(self) -> dict[str, Any]:
-        """What made the run."""
+        """Versions, device and data of the run."""
         path = self.path / "provenance.json"
         return checked_provenance(read_sealed(path, since="run_id"), path)
 
@@ -172,7 +174,7 @@ class RunFolder:
         if not path.exists():
             raise StorageError(f"{self.path} is not a run: {self._lack()}")
         if size_of(path) > MAX_BYTES:
-            raise StorageError(f"{path} has more than the {MAX_BYTES:,} bytes that it may have")
+            raise StorageError(f"{path} is larger than the limit of {MAX_BYTES:,} bytes")
         with storage_errors("read", path), path.open("rb") as file:
             data = file.read(MAX_BYTES)
         try:
@@ -189,21 +191,23 @@ class RunFolder:
 
 
 def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None = None) -> Run:
-    """The run that a folder holds, at its last good checkpoint.
+    """Load a run from its folder, at its last valid checkpoint.
 
     Args:
-        folder: what `fit(out=...)` wrote.
-        build: makes the networks; not needed when the run was made from a registered model.
+        folder: the folder that `fit(out=...)` wrote.
+        build: makes the networks; not needed for a registered model.
     """
     files = RunFolder(checked_path(folder, "folder"))
     config = files.config()
     if not steps(files.checkpoints):
-        raise StorageError(f"{files.path} holds no checkpoint yet; its run was stopped too early")
+        raise StorageError(
+            f"{files.path} holds no checkpoint yet; its run stopped before the first checkpoint"
+        )
     likelihood, numbers = _likelihood(config), None
     if build is None:
         build = blueprints = _builds(config, files.path)
         numbers = sum(blueprint.numbers() * count for blueprint, count in blueprints)
-    # At most eight numbers of eight bytes are kept for one of the networks, and a little beside.
+    # A checkpoint holds at most eight numbers of eight bytes per weight, and some small tensors.
     checkpoint = files.checkpoint(limit=None if numbers is None else 64 * numbers + _BESIDE)
     likelihood = likelihood.restored(checkpoint.parts.get("likelihood", {}))
     state = checkpoint.parts.get("ensemble", {})
@@ -223,23 +227,23 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
 
 
 def run_id(folder: Path | str) -> str | None:
-    """The name that a run has for itself; None for older runs, and where there is no run."""
+    """The unique name of a run; None for older runs and for folders without a run."""
     files = RunFolder(Path(folder))
     return files.provenance().get("run_id") if (files.path / "provenance.json").exists() else None
 
 
 def _check_size(state: Mapping[str, Tensor], numbers: int, path: Path) -> None:
-    """Refuse networks of another size than the tensors, before memory is taken for them."""
+    """Refuse networks whose size differs from the tensors, before memory is allocated."""
     held = sum(tensor.numel() for name, tensor in state.items() if name != "alive")
     if held != numbers:
         raise ConfigError(
-            f"the networks in the config.toml of {path} hold {numbers:,} numbers together, its "
-            f"checkpoint {held:,}; put the file back as it was"
+            f"the networks in the config.toml of {path} hold {numbers:,} numbers, its "
+            f"checkpoint holds {held:,}; restore the original config.toml"
         )
 
 
 def model_config(ensemble: Ensemble) -> dict[str, Any]:
-    """What a folder remembers of the networks: their blueprints, or the name of the user's own."""
+    """The networks as a folder stores them: their blueprints, or the name of the user's class."""
     tables = []
     for build, group in zip(ensemble.builds, ensemble.groups, strict=True):
         if isinstance(build, Blueprint):
@@ -251,7 +255,7 @@ def model_config(ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _builds(config: dict[str, Any], folder: Path) -> list[tuple[Blueprint, int]]:
-    """What makes the networks again, and how many each makes."""
+    """Blueprints of the networks, each with its number of members."""
     pairs = []
     lists = [v for table in config.get("model", []) for v in table.values() if isinstance(v, list)]
     if sum(map(len, lists)) > _MOST_LAYERS:
@@ -259,8 +263,8 @@ def _builds(config: dict[str, Any], folder: Path) -> list[tuple[Blueprint, int]]
     for table in config.get("model", []):
         if "custom" in table:
             raise ConfigError(
-                f"the network of {folder} was made by your own '{table['custom']}', which only "
-                f"Python has; type: shoal.load({str(folder)!r}, build={_argument(table['custom'])})"
+                f"the network of {folder} was made by your own '{table['custom']}', not stored "
+                f"there; type: shoal.load({str(folder)!r}, build={_argument(table['custom'])})"
             )
         settings = dict(table)
         count = settings.pop("members", None)
@@ -278,7 +282,7 @@ def _builds(config: dict[str, Any], folder: Path) -> list[tuple[Blueprint, int]]
 
 
 def _argument(name: str) -> str:
-    """A function that can be typed by its name, or a word for it."""
+    """The name of a function if users can type it, or a placeholder."""
     return name if name.isidentifier() else "build"
 
 
@@ -286,7 +290,7 @@ def _likelihood(config: dict[str, Any]) -> Likelihood:
     spec = config.get("likelihood", "categorical")
     if isinstance(spec, dict) and "custom" in spec:
         raise ConfigError(
-            f"this run's likelihood is your own '{spec['custom']}', which a folder cannot remake; "
+            f"this run's likelihood is your own '{spec['custom']}', which a folder cannot store; "
             f"register it before training, or use the run that fit returned"
         )
     check_spec("likelihood", spec, likelihoods.registry)

@@ -1,4 +1,4 @@
-"""Sampling without networks: plain particles, moved by the code that trains ensembles."""
+"""`sample` moves particles towards a density, with the code that trains ensembles."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ __all__ = ["sample"]
 
 
 class _Particle(nn.Module):
-    """A point in space whose output is the log density there."""
+    """A particle; its output is the log density at its coordinates."""
 
     def __init__(self, start: Tensor, log_density: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Particle(nn.Module):
 
 @dataclass(frozen=True)
 class _Itself(Likelihood):
-    """The likelihood of a particle is its output."""
+    """The log likelihood of a particle is its output."""
 
     about: ClassVar[Task] = Task("sampling", kinds=())
 
@@ -56,12 +56,12 @@ def sample(
 
     Args:
         log_density: log density of one particle [D], up to a constant.
-        start: where the particles begin [M, D].
-        method: a name, a `Method` or a `Repulsion` in weight space (here, the particles').
-        steps: how many steps.
+        start: initial particles [M, D].
+        method: a name, a `Method` or a `Repulsion` in weight space (the particles' coordinates).
+        steps: number of steps.
         lr: step size.
         optimizer: name of a torch optimiser, or a table with its settings.
-        annealing: factor of the drive at each step, from (step, steps).
+        annealing: function of (step, steps) that returns a factor of the driving force.
 
     Returns:
         The particles after the last step [M, D].
@@ -72,12 +72,14 @@ def sample(
     """
     if start.ndim != 2 or not len(start):
         raise DataError(
-            f"particles are a tensor [M, D] with M of at least 1, not {tuple(start.shape)}"
+            f"start must be a tensor [M, D] with M of at least 1, not {tuple(start.shape)}"
         )
     method = get(method) if isinstance(method, str) else method
     repulsion = method.repulsion if isinstance(method, Method) else method
     if repulsion is not None and repulsion.space.base != "weights":
-        raise ConfigError("particles have coordinates but no outputs; use a method such as 'kde'")
+        raise ConfigError(
+            "particles have coordinates but no outputs; use a weight-space method such as 'kde'"
+        )
     ensemble = Ensemble([Group.of([_Particle(x, log_density) for x in start])])
     posterior = Posterior(_Itself(), Flat(), n=1)
     stepper = make_optimizer(optimizer, ensemble.weights, lr)

@@ -1,4 +1,4 @@
-"""One call of `fit`: the loop around the step, and the folder beside it."""
+"""One call of `fit`: the training loop, its messages and its folder."""
 
 import os
 import time
@@ -21,6 +21,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
+from shoal.training.folder_checks import continuing
 from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.options import DEFAULTS
 from shoal.training.own_data import OWN_DATA, has_own_data
@@ -60,9 +61,7 @@ class Session:
         self.notes: list[str] = []
         self.interruption = Interruption()
         if settings.options.keep_every is not None and self.folder is None:
-            raise ConfigError(
-                "keep_every keeps snapshots in the folder of the run; say where with out='FOLDER'"
-            )
+            raise ConfigError("keep_every stores snapshots in the run's folder; type out='FOLDER'")
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
@@ -82,7 +81,8 @@ class Session:
             if folder is not None and steps(folder.checkpoints):
                 tracker = layout(trainer.tracker.state)
                 expected = {"ensemble": layout(ensemble.state), "tracker": tracker}
-                trainer.restore(folder.checkpoint(expected))
+                with continuing(folder.checkpoints):
+                    trainer.restore(folder.checkpoint(expected))
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = copy_state(ensemble)
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -110,26 +110,28 @@ class Session:
     def _check_same(self, folder: RunFolder) -> None:
         known = {**DEFAULTS, **folder.config()}
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
-        # What the members began from does not matter any more: the checkpoint replaces it.
+        # The initial members do not matter: the checkpoint replaces them.
         for key in {**plain, **known}:
             if key == "init_seed" or (key == "data" and _are_own(known, plain)):
                 continue
             if known.get(key) != plain.get(key):
                 raise ConfigError(
-                    f"the run in {folder.path} has {key} = {known.get(key)!r}, this call "
+                    f"the run in {folder.path} has {key} = {known.get(key)!r}, this call has "
                     f"{plain.get(key)!r}; resume with the same settings or choose another folder"
                 )
         before, data = folder.provenance(), self.provenance["data"]
-        self.provenance["run_id"] = before.get("run_id")  # None: older than such names
+        self.provenance["run_id"] = before.get("run_id")  # None for older runs
         self.provenance["seconds"] = before.get("seconds", 0.0)
         self.notes = before.get("notes", [])
         uncounted = data if self._guess is None else {**(before.get("data") or {}), "sha256": None}
         if before.get("data") != uncounted:
-            raise ConfigError(f"the run in {folder.path} was trained on other data than these")
+            raise ConfigError(
+                f"the run in {folder.path} was trained on other data; resume with the same data"
+            )
 
     @property
     def _guess(self) -> str | None:
-        """How many data points a stream is taken for, in words; None when it is known."""
+        """A sentence with the assumed number of data points of a stream; None if it is known."""
         return self.batches.guess if isinstance(self.batches, LoaderBatches) else None
 
     def _train(self, progress: Progress) -> None:
@@ -155,11 +157,11 @@ class Session:
             self.interruption.stop()
 
     def _begin(self) -> None:
-        """A folder becomes a run once a step has shown that it can be trained."""
+        """Write the run's folder, after the first step has succeeded."""
         if self.folder is not None and not self.begun:
             keep(self.folder.path, self.axes)
             if self.settings.options.keep_every is not None:
-                # Before the config: a folder that holds a run holds its beginning.
+                # Before the config: every folder with a run has its first snapshot.
                 Trajectory(self.folder.path).keep(
                     0, self.settings.options.keep_every, self.beginning
                 )
@@ -172,17 +174,17 @@ class Session:
         progress.epoch(row)
         self._keep_snapshot()
         self._recount(progress)
-        self._warn_of_deaths()
+        self._warn_of_divergence()
         for callback in self.callbacks:
             callback(self._result())
 
     def _recount(self, progress: Progress) -> None:
-        """A stream that has ended for the first time has told how many data points it has."""
+        """After the first pass over a stream, its number of data points is known."""
         data: dict[str, Any] = self.provenance["data"]
         points = self.batches.n
         if points != data["points"]:
             self.provenance["data"] = {**data, "points": points}
-            counted = f"The first pass counted {points:,} data points, which is N from then on."
+            counted = f"The first pass counted {points:,} data points; N is {points:,} from now on."
             self._say(progress, counted)
 
     def _keep_snapshot(self) -> None:
@@ -190,17 +192,17 @@ class Session:
         if self.folder is not None and every is not None and epoch % every == 0:
             Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.state)
 
-    def _warn_of_deaths(self) -> None:
-        deaths = self.trainer.tracker.deaths(self.trainer.step)
-        for member, step in deaths.items():
+    def _warn_of_divergence(self) -> None:
+        diverged = self.trainer.tracker.diverged(self.trainer.step)
+        for member, step in diverged.items():
             member += self.settings.options.frozen
-            note = f"Member {member} stopped being finite at step {step} and is left out."
+            note = f"Member {member} diverged at step {step} and is left out."
             if note not in self.notes:
                 self.notes.append(note)
                 warnings.warn(note, ShoalWarning, stacklevel=6)
-        if len(deaths) == self.trainer.moving.members:
+        if len(diverged) == self.trainer.moving.members:
             raise DataError(
-                f"no member is finite after step {max(deaths.values())}; "
+                f"all members diverged by step {max(diverged.values())}; "
                 f"lower the learning rate or set clip"
             )
 
@@ -216,7 +218,7 @@ class Session:
         self._say(progress, balance_sentence(self.trainer.rows))
 
     def _say(self, progress: Progress, sentence: str | None) -> None:
-        """Note a sentence and show it, once in a run."""
+        """Store a sentence in the notes and show it, once per run."""
         if sentence is not None and sentence not in self.notes:
             self.notes.append(sentence)
             progress.say(sentence)
@@ -240,7 +242,7 @@ class Session:
 
 @contextmanager
 def _own_random(trainer: Trainer) -> Iterator[None]:
-    """What the networks draw from torch's own generators is the run's, and disturbs nobody."""
+    """Seed torch's generators for the networks, and restore their state afterwards."""
     device, seed = trainer.ensemble.device, derive(trainer.settings.options.seed, "run")
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
@@ -252,12 +254,12 @@ def _own_random(trainer: Trainer) -> Iterator[None]:
 
 
 def _are_own(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Both have data of the user's own, which are told apart by their digest, not by a name."""
+    """Whether both have the user's own data, which are compared by digest, not by name."""
     return has_own_data(known) and has_own_data(wanted)
 
 
 def _plain(value: Any) -> Any:
-    """What a value is after it has been written as TOML and read again."""
+    """The value after writing it as TOML and reading it back."""
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items() if v is not None}
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,4 +1,4 @@
-"""Settings: everything that decides how a run goes, made from the options that were given."""
+"""Settings: the options of a run, and the objects that the options describe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -34,12 +34,12 @@ __all__ = ["REGISTRIES", "Settings"]
 
 
 def made_by(registry: Registry, *signs: str, optional: bool = False) -> Any:
-    """A field whose objects a registry makes from the option of that name.
+    """A field whose object a registry makes from the option of the same name.
 
     Args:
-        registry: of such objects.
-        signs: attributes by one of which their kind is known.
-        optional: there may be none.
+        registry: makes the objects.
+        signs: attributes; a valid object has at least one of them.
+        optional: the value may be None.
     """
     return field(metadata={"registry": registry, "signs": signs, "optional": optional})
 
@@ -50,12 +50,12 @@ adversaries.register("fgsm", cite=("goodfellow2015explaining",))(Adversarial)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every choice of a run but the data and the network: options, and the objects they stand for.
+    """All settings of a run except data and network: options, and the objects they describe.
 
     Attributes:
-        options: the plain values; see there for what each means.
-        method: with its strength.
-        optimizer: a table with its name and settings.
+        options: the plain values; `Options` explains each.
+        method: the method with its strength.
+        optimizer: a table with the optimiser's name and settings.
     """
 
     options: Options
@@ -70,7 +70,7 @@ class Settings:
 
     @classmethod
     def resolve(cls, options: Options) -> "Settings":
-        """From names, tables or objects to objects, with a clear sentence for what is wrong."""
+        """Settings from options; raises `ConfigError` for options that do not fit together."""
         method = _method(options.method, options.legacy, options.calibrated)
         method = method.with_strength(options.strength)
         made = {name: _made(name, getattr(options, name)) for name in REGISTRIES}
@@ -98,12 +98,12 @@ class Settings:
         compared = repulsion is not None and repulsion.space.base != "weights"
         if compared or isinstance(self.prior, FunctionalPrior):
             raise ConfigError(
-                "members that see crops of their own cannot be compared by what they make of them; "
-                "leave per_member out, or take a method in weight space such as 'kde'"
+                "with per_member crops the outputs of members cannot be compared; "
+                "leave per_member out, or choose a weight-space method such as 'kde'"
             )
         if self.adversarial is not None:
             raise ConfigError(
-                "adversarial training starts from inputs that members share; leave per_member out"
+                "adversarial training needs inputs that members share; leave per_member out"
             )
 
     def _check_frozen(self) -> None:
@@ -112,23 +112,23 @@ class Settings:
             return
         if self.adversarial is not None:
             raise ConfigError(
-                "in a Stein flow members share their drives, which adversarial training does not "
-                "know of frozen members; grow with a Wasserstein flow such as 'f-kde'"
+                "adversarial training has no driving forces of frozen members, which a Stein flow "
+                "needs; grow with a Wasserstein flow such as 'f-kde'"
             )
         if augmentations.is_per_member(self.augment):
             raise ConfigError(
-                "in a Stein flow members share their drives, which frozen members would take from "
-                "crops that are not theirs; leave per_member out, or grow with a Wasserstein flow"
+                "frozen members have no per_member crops, but a Stein flow needs their driving "
+                "forces; leave per_member out, or grow with a Wasserstein flow"
             )
 
     def total_steps(self, steps_per_epoch: int) -> int:
-        """How many steps the run has."""
+        """Number of steps of the run."""
         if self.options.steps is not None:
             return self.options.steps
         return (self.options.epochs or 20) * steps_per_epoch
 
     def waits_for_host(self, members: int, device: torch.device, dtype: torch.dtype) -> bool:
-        """The mathematics of a step waits for the host, so that it cannot be captured."""
+        """Whether a step waits for the host; such a step cannot be captured in a graph."""
         repulsion, prior = self.method.repulsion, self.prior
         sizes: list[int] = []
         if isinstance(prior, FunctionSpace) and needs_eigenpairs(prior.estimator):
@@ -139,7 +139,7 @@ class Settings:
         return any(waits_for_host(device, dtype, size) for size in sizes)
 
     def config(self) -> dict[str, Any]:
-        """The table that repeats the run, of plain values."""
+        """Plain values that repeat the run."""
         made = {name: _spec(entry, getattr(self, name)) for name, entry in REGISTRIES.items()}
         made |= {"optimizer": dict(self.optimizer), **_told(self.method)}
         options = self.options
@@ -149,7 +149,7 @@ class Settings:
 _MADE = {entry.name: entry.metadata for entry in fields(Settings) if entry.metadata}
 
 REGISTRIES: Mapping[str, Registry] = {name: how["registry"] for name, how in _MADE.items()}
-"""What makes the objects of an option from a name or a table."""
+"""The registry of each option that names an object."""
 
 
 def _method(method: Any, legacy: bool, calibrated: bool) -> Method:
@@ -171,7 +171,7 @@ def _method(method: Any, legacy: bool, calibrated: bool) -> Method:
 
 
 def _told(method: Method) -> dict[str, Any]:
-    """The options that make the method again."""
+    """The options that reproduce the method."""
     repulsion = method.repulsion
     return {
         "method": _named(method) if _is_known(method) else _spec(repulsions.registry, repulsion),
@@ -182,7 +182,7 @@ def _told(method: Method) -> dict[str, Any]:
 
 
 def _is_known(method: Method) -> bool:
-    """Whether the name is enough to make the method again, but for its strength."""
+    """Whether name and strength reproduce the method."""
     if method.name not in methods.METHODS:
         return False
     strength = None if method.repulsion is None else method.repulsion.strength
@@ -191,30 +191,30 @@ def _is_known(method: Method) -> bool:
 
 
 def _named(method: Method) -> str | dict[str, Any]:
-    """The name, with what was changed in the space."""
+    """The name, with the changed settings of the space."""
     return {"name": method.name, **dict(method.settings)} if method.settings else method.name
 
 
 def _functional(prior: WeightPrior, method: Method) -> FunctionalPrior:
-    """A Gaussian process, or that of released code: M draws, all pairs, a median a kernel."""
+    """A Gaussian process; legacy: the released code's M draws, all pairs, one median per kernel."""
     if method.calibrated:
         return GaussianProcess(prior)
     return FunctionSpace(prior, None, SSGE(share=1.0, eta=0.01), Median(legacy=True), legacy=True)
 
 
 def _made(name: str, spec: Any) -> Any:
-    """The object that an option stands for; None where it may be left open."""
+    """The object that an option describes; None for an optional option that is not given."""
     if spec is None and _MADE[name]["optional"]:
         return None
     if name == "adversarial" and isinstance(spec, Real) and not isinstance(spec, bool):
-        return Adversarial(number("adversarial", spec))
+        return Adversarial(number(name, spec))
     if name == "adversarial" and isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
     return _fitting(name, REGISTRIES[name].make(spec), *_MADE[name]["signs"])
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and lists of Python, from those of any library."""
+    """Python numbers and lists, from those of any library."""
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -222,14 +222,14 @@ def _plain(value: Any) -> Any:
 
 
 def _fitting(name: str, value: Any, *signs: str) -> Any:
-    """The value itself, if it has one of the attributes by which its kind is known."""
+    """The value itself, if it has one of the required attributes."""
     if not any(hasattr(value, sign) for sign in signs):
         raise ConfigError(f"{name} must be a name or a table of settings, not {value!r}")
     return value
 
 
 def _spec(registry: Registry, value: object) -> dict[str, Any] | None:
-    """The table of a registered object; a user's own function is named, but cannot be repeated."""
+    """The table of a registered object; for a user's own function, only its name."""
     if value is None:
         return None
     try:
@@ -239,7 +239,7 @@ def _spec(registry: Registry, value: object) -> dict[str, Any] | None:
 
 
 def _in_range(key: str, made: Any) -> Any:
-    """The thing itself, if its numbers are none that arithmetic would overflow with."""
+    """The object itself, if its numbers cannot overflow."""
     if not is_dataclass(made) or isinstance(made, type):
         return made
     for entry in fields(made):

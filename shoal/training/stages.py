@@ -1,10 +1,10 @@
-r"""The stages of a step that are pure arithmetic, between and after the networks.
+r"""The arithmetic stages of a step, between the passes of the networks and after them.
 
-    outputs --respond--> cotangent --backward through the networks--> drive --settle--> velocity
+    outputs --output_stage--> cotangent --backward pass--> drive --weight_stage--> velocity
 
-The interaction acts where its space lives: on cotangents at the outputs in `respond`, at the input
-gradients in `part`, or on the weights in `settle`. No stage waits for the device, and all can be
-compiled.
+The repulsion acts in the base of its space: on outputs in `output_stage`, on input gradients in
+`gradient_stage`, on weights in `weight_stage`. No stage waits for the device, and `torch.compile`
+accepts all of them.
 """
 
 import functools
@@ -28,7 +28,7 @@ __all__ = [
     "WeightResult",
     "compiled_stages",
     "gradient_stage",
-    "judge",
+    "likelihood_gradient",
     "measured",
     "output_stage",
     "weight_stage",
@@ -38,12 +38,12 @@ Factor = float | Tensor
 
 
 class FrozenState(NamedTuple):
-    """Members that push the others and stay where they are, as the repulsion's space sees them.
+    """Frozen members: they repel the others and do not move.
 
     Attributes:
-        base: their tensors where the space lives [F, ...].
-        alive: which of them are finite [F].
-        drive: what would drive them, for flows in which members share drives; None for others.
+        base: their tensors in the base of the space [F, ...].
+        alive: which frozen members are finite [F].
+        drive: their driving forces, for flows in which members share drives; None for others.
     """
 
     base: Tree
@@ -52,20 +52,19 @@ class FrozenState(NamedTuple):
 
 
 class OutputResult(NamedTuple):
-    """What the outputs of the members ask for.
+    """Result of the output stage.
 
     Attributes:
-        loss: mean negative log likelihood [M].
+        loss: mean negative log-likelihood [M].
         alive: which members are finite [M].
-        gradient: of the mean log likelihood with respect to the outputs [M, B, C].
-        cotangent: what is pulled back through the networks [M, B, C].
-        mix: of the drives [M, M]; None is the identity.
-        measures: see `Settled`; None when the space is not here.
-        push: what is pulled back from the input gradients, of all points or of a part
-            [M, B, ...]; None without them.
-        head: of what comes back to the last layers, the part that is drive; None where drive and
-            push have been measured before.
-        statistics: what the likelihood learns from; None where it learns nothing.
+        gradient: gradient of the mean log-likelihood with respect to the outputs [M, B, C].
+        cotangent: input of the backward pass at the outputs [M, B, C].
+        mix: matrix that mixes the drives [M, M]; None is the identity.
+        measures: see `WeightResult`; None if the space is not of outputs.
+        push: input of the backward pass at the input gradients, of all rows or some rows
+            [M, B, ...]; None without input gradients.
+        head: the drive at the last layers; None if drive and push are already measured.
+        statistics: what the likelihood learns from; None if it learns nothing.
     """
 
     loss: Tensor
@@ -80,7 +79,7 @@ class OutputResult(NamedTuple):
 
 
 class GradientResult(NamedTuple):
-    """What an answer becomes where input gradients push each other away; fields as there."""
+    """Result of the gradient stage; the fields are those of `OutputResult`."""
 
     alive: Tensor
     cotangent: Tensor
@@ -90,13 +89,13 @@ class GradientResult(NamedTuple):
 
 
 class WeightResult(NamedTuple):
-    """The velocity of the members.
+    """Result of the weight stage: the velocity of the members.
 
     Attributes:
         velocity: tensors [M, ...] like the weights.
         alive: which members are finite [M].
-        measures: drive, push, squared bandwidth and effective members, where the space lives; None
-            when it is not here.
+        measures: drive, push, squared bandwidth and effective members, in the base of the space;
+            None if the space is not of weights.
     """
 
     velocity: Tree
@@ -104,10 +103,10 @@ class WeightResult(NamedTuple):
     measures: Tensor | None
 
 
-def judge(
+def likelihood_gradient(
     posterior: Posterior, outputs: Tensor, y: Tensor, alive: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss [M], who is still finite [M], and the gradient of the log likelihood [M, B, C]."""
+    """Loss [M], finite members [M], and the gradient of the log-likelihood [M, B, C]."""
     (value,), pull = with_pullback(
         lambda tree: [posterior.log_likelihood(tree["outputs"], y)], {"outputs": outputs}
     )
@@ -124,14 +123,14 @@ def output_stage(
     alive: Tensor,
     weight: Factor,
     prior: Tensor | None,
-    company: FrozenState | None = None,
+    frozen: FrozenState | None = None,
 ) -> OutputResult:
-    """The likelihood's gradient times `weight`, a functional prior's, and the push on outputs."""
-    loss, alive, gradient = judge(posterior, outputs, y, alive)
+    """Gradients of the likelihood (times `weight`) and a functional prior; push on outputs."""
+    loss, alive, gradient = likelihood_gradient(posterior, outputs, y, alive)
     drive = weight * gradient
     drive = drive if prior is None else drive + prior
     here = {"outputs": drive}, {"outputs": outputs}
-    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive, company)
+    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive, frozen)
     if repulsion is None:
         measures = measured(member_norms(here[0]), None, alive)
     statistics = posterior.likelihood.statistics(outputs, y, alive)
@@ -145,17 +144,17 @@ def gradient_stage(
     alive: Tensor,
     cotangent: Tensor,
     gradients: Tensor,
-    company: FrozenState | None = None,
+    frozen: FrozenState | None = None,
 ) -> GradientResult:
-    """The push on input gradients, and the drives at the outputs mixed if the flow mixes them.
+    """The push on input gradients, and the mixed drives at the outputs if the flow mixes drives.
 
-    Of the measures only bandwidth and effective members are known here: drive and push meet at the
-    weights.
+    Of the measures, only bandwidth and effective members are known here. Drive and push meet only
+    at the weights.
     """
-    push, own = _pushed(repulsion, {"gradients": gradients}, alive, company)
+    push, own = _pushed(repulsion, {"gradients": gradients}, alive, frozen)
     interaction = push.interaction
     scale = -_push_scale(posterior, repulsion, gradients.shape[1]) * repulsion.strength
-    drive, mix = _shared(interaction, {"outputs": cotangent}, own, company)
+    drive, mix = _shared(interaction, {"outputs": cotangent}, own, frozen)
     push_back = scale * push.tree()["gradients"]
     alive = interaction.cloud.alive[own]
     return GradientResult(alive, drive["outputs"], mix, _kernel(interaction), push_back)
@@ -170,19 +169,19 @@ def weight_stage(
     annealing: Factor,
     mix: Tensor | None,
     spans: Sequence[slice] | None,
-    company: FrozenState | None = None,
+    frozen: FrozenState | None = None,
 ) -> WeightResult:
-    """The weight prior's gradient and the push on weights, added to what came back."""
-    # A weight prior has no gradient at the outputs to be mixed: it is scaled as the drives are.
+    """Add the weight prior's gradient and the push on weights to the backward pass's result."""
+    # A weight prior has no gradient at the outputs to mix: it is scaled like the drives.
     balance = annealing if mix is None else annealing * mix.sum(-1)
     velocity = posterior.add_prior(velocity, weights, balance, spans)
-    here = velocity, weights, alive, company
+    here = velocity, weights, alive, frozen
     velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here)
     return WeightResult(velocity, alive, measures)
 
 
 class Stages(NamedTuple):
-    """The stages as they are, or compiled."""
+    """The stages, compiled or not."""
 
     output_stage: Callable[..., OutputResult] = output_stage
     weight_stage: Callable[..., WeightResult] = weight_stage
@@ -192,7 +191,7 @@ class Stages(NamedTuple):
 @functools.cache
 def compiled_stages() -> Stages:
     """The stages through `torch.compile`, once for all runs of a process."""
-    # Every method and shape is a version of its own, and a grid has many of them.
+    # Every method and shape compiles to its own version, and a grid has many.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 512)
     # Inductor of torch 2.11 fails on the weight-space stage when it reorders loops.
     compiled: Any = functools.partial(
@@ -208,15 +207,15 @@ def _act(
     drive: Tree,
     base: Tree,
     alive: Tensor,
-    company: FrozenState | None,
+    frozen: FrozenState | None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
-    """Mix the drives and add the push, if the repulsion's space lives here."""
+    """Mix the drives and add the push, if the repulsion's space has this base."""
     if repulsion is None or repulsion.space.base != where:
         return drive, alive, None, None
-    push, own = _pushed(repulsion, base, alive, company)
+    push, own = _pushed(repulsion, base, alive, frozen)
     interaction = push.interaction
     alive = interaction.cloud.alive[own]
-    drive, mix = _shared(interaction, drive, own, company)
+    drive, mix = _shared(interaction, drive, own, frozen)
     points = base["outputs"].shape[1] if where == "outputs" else 1
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale)
@@ -229,52 +228,52 @@ def _push_scale(posterior: Posterior, repulsion: Repulsion, points: int) -> floa
 
 def _kernel(interaction: Interaction) -> Tensor:
     h2, alive = interaction.h2, interaction.cloud.alive
-    if h2.shape[-1] > 1:  # one for each member: those of the living count
+    if h2.shape[-1] > 1:  # one bandwidth per member: finite members count
         h2 = torch.where(alive, h2, 0.0).sum(-1) / alive.sum().clamp(min=1)
     h2 = h2.mean()
     return torch.stack([h2, interaction.effective.to(h2.dtype)])
 
 
 def _pushed(
-    repulsion: Repulsion, base: Tree, alive: Tensor, company: FrozenState | None
+    repulsion: Repulsion, base: Tree, alive: Tensor, frozen: FrozenState | None
 ) -> tuple[Push, slice]:
-    """The push on the members that move, and which of all members they are."""
-    if company is None:
+    """The push on the trained members, and which of all members these are."""
+    if frozen is None:
         return repel(repulsion, base, alive), slice(None)
-    own = slice(len(company.alive), len(company.alive) + len(alive))
-    others = iter(repulsion.space(company.base))
-    everyone = torch.cat([company.alive, alive])
+    own = slice(len(frozen.alive), len(frozen.alive) + len(alive))
+    others = iter(repulsion.space(frozen.base))
+    everyone = torch.cat([frozen.alive, alive])
     gather = lambda leaf: torch.cat([next(others).to(leaf), leaf])  # noqa: E731
     return repel(repulsion, base, everyone, gather, own), own
 
 
 def _shared(
-    interaction: Interaction, drive: Tree, own: slice, company: FrozenState | None
+    interaction: Interaction, drive: Tree, own: slice, frozen: FrozenState | None
 ) -> tuple[Tree, Tensor | None]:
-    """The drives of the members that move, mixed if the flow mixes drives, and by what."""
+    """The drives of the trained members, mixed if the flow mixes drives, and the mixing matrix."""
     if interaction.mix is None:
         return drive, None
-    mix, drive = interaction.mix[own], _joined(drive, company)
+    mix, drive = interaction.mix[own], _joined(drive, frozen)
     living = interaction.cloud.alive & finite(member_norms(drive))
-    return mixed(mix, _of_living(drive, living)), mix
+    return mixed(mix, _of_finite(drive, living)), mix
 
 
-def _joined(drive: Tree, company: FrozenState | None) -> Tree:
-    """The drives of all members, those that stay first."""
-    if company is None or company.drive is None:
+def _joined(drive: Tree, frozen: FrozenState | None) -> Tree:
+    """The drives of all members, frozen members first."""
+    if frozen is None or frozen.drive is None:
         return drive
-    return {name: torch.cat([company.drive[name].to(t), t]) for name, t in drive.items()}
+    return {name: torch.cat([frozen.drive[name].to(t), t]) for name, t in drive.items()}
 
 
-def _of_living(tree: Tree, alive: Tensor) -> Tree:
-    # Zero times NaN is NaN: what a dead member says must not reach the others through the mixing.
+def _of_finite(tree: Tree, alive: Tensor) -> Tree:
+    # Zero times NaN is NaN: a diverged member must not reach the others through the mixing.
     return {name: torch.where(per_member(alive, t), t, 0.0) for name, t in tree.items()}
 
 
 def measured(
     drive: Tensor, push: Tensor | None, alive: Tensor, kernel: Tensor | None = None
 ) -> Tensor:
-    """Root mean square lengths of drive and push over the living, then bandwidth and members."""
+    """Root mean square norms of drive and push over finite members; bandwidth; members."""
     count = alive.sum().clamp(min=1)
     lengths = torch.stack([drive, torch.zeros_like(drive) if push is None else push])
     squares = torch.where(alive & finite(lengths), lengths, 0.0).square().sum(1)

@@ -2,26 +2,25 @@ r"""One step: the velocity of every member, from one batch.
 
 $$ v_i = \sum_j mix_{ij} ∇ \log p(θ_j | D) / N - (T / N) \, strength \, J_i^T \sum_j B_{ij} z_j $$
 
-For a space of outputs, drive and push are both cotangents at the outputs, so that one backward pass
-through the networks carries the two. For input gradients the push is a cotangent at the gradients,
-and one backward pass through the networks and their first backward pass carries both. For the
-weights, the drive comes back first and the push is added to it.
+For a space of outputs, drive and push are both cotangents at the outputs, and one backward pass
+carries both. For input gradients the push is a cotangent at the gradients, and one second-order
+backward pass carries both. For weights, the push is added after the backward pass.
 
-The way of a batch from `fit` to the weights, in the order of the calls:
+The path of a batch from `fit` to the weights, in the order of the calls:
 
 1. `training.fit.fit` checks options and data, and makes the batches.
-2. `training.session.Session.run` opens the folder and loops; it saves between steps.
-3. `training.trainer.Trainer.move` takes the batch; `training.graph` replays it on a GPU.
-4. `training.memory.within_memory` runs fewer members at a time where memory is short.
-5. `training.step.forces_in` makes the velocity, in a `StepContext` that holds all the rest.
-6. `training.drive.Drive` goes forward and back; `training.fraction` lets a part of a batch repel.
-7. `inference.ensemble.Ensemble` is called; for input gradients by `training.look.looked_at`.
-8. `inference.group.Group.run` gathers the tensors of one architecture.
-9. `inference.mapping.Mapping.outputs` calls the networks: vmap, loop or chunks.
-10. `training.stages.respond` finds what the outputs ask for: likelihood and push (`repel`).
-11. `training.backward.pull_back` brings it back to the weights.
-12. `training.stages.settle` adds the weight prior and the push on weights; `Trainer.move` clips the
-    velocity and takes the step of the optimiser.
+2. `training.session.Session.run` opens the folder, runs the loop and saves between steps.
+3. `training.trainer.Trainer.move` takes the batch; on a GPU `engine.graph` replays the step.
+4. `engine.memory.within_memory` runs fewer members at a time when memory is short.
+5. `training.step.forces_in` computes the velocity in a `StepContext`, which holds the settings.
+6. `training.drive.Drive` runs both passes; `forces_on_fraction` compares a batch fraction.
+7. `inference.ensemble.Ensemble` is called; for input gradients by `inference.network_pass`.
+8. `engine.group.Group.run` gathers the tensors of one architecture.
+9. `engine.member_runner.MemberRunner.outputs` calls the networks: vmap, loop or chunks.
+10. `training.stages.output_stage` computes the cotangents: likelihood, and push (`repel`).
+11. `core.differentiate.pull_back` runs the backward pass, from the cotangents to the weights.
+12. `training.stages.weight_stage` adds the weight prior and the push on weights; `Trainer.move`
+    clips the velocity and calls the optimiser.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from shoal.core.types import Tree
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import has_batch_norm
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.network_pass import some_of
+from shoal.inference.network_pass import random_rows
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.flows import Stein
@@ -49,15 +48,15 @@ __all__ = ["Batch", "StepInfo", "forces", "forces_in", "forces_on_fraction", "sh
 
 
 def share_of(repulsion: Repulsion) -> float:
-    """Share of each batch on which the members are compared."""
+    """Batch fraction on which the members are compared."""
     return getattr(innermost(repulsion.space), "fraction", 1.0)
 
 
 def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[OutputResult, Tree]:
-    """The drive of the whole batch, and the push of a part of it."""
+    """The drive of the whole batch, and the push of a batch fraction."""
     context, repulsion = drive.context, drive.context.repulsion
-    assert repulsion is not None, "without repulsion there is no part"
-    rows, rest = some_of(share_of(repulsion), len(x), context.seed, context.step, x.device)
+    assert repulsion is not None, "without repulsion there is no batch fraction"
+    rows, rest = random_rows(share_of(repulsion), len(x), context.seed, context.step, x.device)
     share = len(rows) / len(x)
     counted = share if repulsion.per == "batch" else 1.0
     repulsion = replace(repulsion, strength=counted * repulsion.strength)
@@ -69,20 +68,20 @@ def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[Out
     part = drive.within(y=drive.y[rows], annealing=share * context.annealing)
     left = drive.within(y=drive.y[rest], annealing=(1 - share) * context.annealing, repulsion=None)
     pushed, velocity = part(ensemble, x[rows])
-    answer, driven = left(ensemble, x[rest])
-    loss = share * pushed.loss + (1 - share) * answer.loss
+    result, driven = left(ensemble, x[rest])
+    loss = share * pushed.loss + (1 - share) * result.loss
     head = None if pushed.head is None else {n: t + driven[n] for n, t in pushed.head.items()}
-    pushed = pushed._replace(loss=loss, alive=answer.alive & pushed.alive, head=head)
-    if pushed.statistics is not None and answer.statistics is not None:
-        both = share * pushed.statistics + (1 - share) * answer.statistics
+    pushed = pushed._replace(loss=loss, alive=result.alive & pushed.alive, head=head)
+    if pushed.statistics is not None and result.statistics is not None:
+        both = share * pushed.statistics + (1 - share) * result.statistics
         pushed = pushed._replace(statistics=both)
     return pushed, add_scaled(velocity, driven, 1.0)
 
 
 def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
-    """Every point is driven by itself: no layer and no prior on functions looks at several at once.
+    """Whether the drive of each data point depends on no other: no batch norm, no functional prior.
 
-    Adversarial training and chunks of members take batches whole.
+    Adversarial training and chunks of members need whole batches.
     """
     context = drive.context
     if drive.y.is_cuda or context.adversarial is not None or context.mapping.chunk is not None:
@@ -97,14 +96,14 @@ Batch = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What a step tells about itself; everything stays on the device.
+    """Measures of a step; all tensors stay on the device.
 
     Attributes:
-        loss: mean negative log likelihood of each member [M].
+        loss: mean negative log-likelihood of each member [M].
         alive: which members are finite [M].
-        measures: drive, push, h2 and effective [4]. Drive and push are measured where the space
-            lives; for input gradients, on the weights of the last layer.
-        statistics: what the likelihood learns from; None where it learns nothing.
+        measures: drive, push, h2 and effective [4]. Drive and push are measured in the base of the
+            space; for input gradients, on the weights of the last layer.
+        statistics: what the likelihood learns from; None if it learns nothing.
     """
 
     loss: Tensor
@@ -114,27 +113,27 @@ class StepInfo:
 
     @property
     def drive(self) -> Tensor:
-        """Root mean square, over members, of the length of the drive where the space lives."""
+        """Root mean square, over members, of the driving force's norm in the base of the space."""
         return self.measures[0]
 
     @property
     def push(self) -> Tensor:
-        """The same of the push, scaled as it enters the velocity."""
+        """Root mean square norm of the repulsive force, scaled as it enters the velocity."""
         return self.measures[1]
 
     @property
     def ratio(self) -> Tensor:
-        """Push over drive."""
+        """Force ratio, push / drive."""
         return self.push / self.drive
 
     @property
     def h2(self) -> Tensor:
-        """Mean squared bandwidth over the sites."""
+        """Squared bandwidth, mean over the sites."""
         return self.measures[2]
 
     @property
     def effective(self) -> Tensor:
-        """How many members the kernel tells apart."""
+        """Effective number of members under the kernel, from 1 to M."""
         return self.measures[3]
 
 
@@ -153,22 +152,22 @@ def forces(
     own_inputs: bool = False,
     frozen: Ensemble | None = None,
 ) -> tuple[Tree, StepInfo]:
-    """The velocity of every member, in the direction of ascent, and what there is to know of it.
+    """The velocity of every member, in the direction of ascent, and the measures of the step.
 
     Args:
         ensemble: the members, in training or evaluation mode.
-        posterior: what drives them.
-        repulsion: what keeps them apart; None for a plain ensemble.
+        posterior: gives the driving force.
+        repulsion: gives the repulsive force; None for a plain ensemble.
         batch: inputs [B, ...] and targets [B, ...].
-        annealing: factor of the drive (likelihood and prior).
-        adversarial: trains on worst-case neighbours of the inputs as well.
-        mapping: how the members run.
-        seed: with the step, decides dropout masks and the draws of a functional prior.
+        annealing: factor of the driving force (likelihood and prior).
+        adversarial: adds adversarial neighbours of the inputs.
+        mapping: the member runner.
+        seed: fixes dropout masks and the draws of a functional prior, together with `step`.
         step: number of the training step.
-        stages: the arithmetic between the networks, when it has been compiled.
-        own_inputs: the inputs are [M, B, ...], every member's its own.
-        frozen: members, in evaluation mode, that push those of `ensemble` and stay where they are;
-            the velocity is then that of the last members of the whole.
+        stages: the arithmetic stages, compiled or not.
+        own_inputs: the inputs are [M, B, ...], one batch per member.
+        frozen: frozen members, in evaluation mode. They repel the members of `ensemble` and come
+            first in the kernel.
 
     Returns:
         Tensors [M, ...] named like the module's parameters, and a `StepInfo`.
@@ -181,41 +180,41 @@ def forces(
 
 
 def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[Tree, StepInfo]:
-    """The same in a context that has been put together before, as a trainer has one."""
+    """`forces` with a ready context, as a trainer has one."""
     posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
     _check_space(ensemble, repulsion)
     x, y = batch
     drive = Drive(context, y)
     partial = repulsion is not None and share_of(repulsion) < 1
-    answer, velocity = forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
-    if answer.head is not None:
-        lengths = _head_lengths(ensemble, answer.head, velocity)
-        answer = answer._replace(measures=measured(*lengths, answer.alive, answer.measures))
-    company = _company(context, batch)
+    result, velocity = forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
+    if result.head is not None:
+        lengths = _head_lengths(ensemble, result.head, velocity)
+        result = result._replace(measures=measured(*lengths, result.alive, result.measures))
+    frozen = _frozen_state(context, batch)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
-    settled = context.stages.weight_stage(
-        posterior, repulsion, velocity, weights, answer.alive, annealing, answer.mix, spans, company
+    moved = context.stages.weight_stage(
+        posterior, repulsion, velocity, weights, result.alive, annealing, result.mix, spans, frozen
     )
-    measures = answer.measures if settled.measures is None else settled.measures
-    assert measures is not None, "a space lives at the outputs or at the weights"
-    info = StepInfo(answer.loss, settled.alive, measures, answer.statistics)
-    return settled.velocity, info
+    measures = result.measures if moved.measures is None else moved.measures
+    assert measures is not None, "the base of a space is outputs or weights"
+    info = StepInfo(result.loss, moved.alive, measures, result.statistics)
+    return moved.velocity, info
 
 
 def _head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:
-    """Lengths of the drive, and of the push that came back with it, at the last layers, each [M].
+    """Norms of drive and push at the last layers, each [M].
 
-    Drive and push meet only at the weights. To tell them apart everywhere would take another
-    backward pass; at the last layer it takes next to nothing.
+    Drive and push meet only at the weights. To separate them in all layers needs another backward
+    pass; in the last layer it costs almost nothing.
     """
     spans = list(ensemble.heads.values())
     push = {name: velocity[name].detach() - tensor for name, tensor in drive.items()}
     return member_norms(drive, spans), member_norms(push, spans)
 
 
-def _company(context: StepContext, batch: Batch) -> FrozenState | None:
-    """The frozen members' weights, where these are what repels."""
+def _frozen_state(context: StepContext, batch: Batch) -> FrozenState | None:
+    """The frozen members' weights, if the repulsion acts on weights."""
     frozen = context.frozen
     if frozen is None or context.base != "weights":
         return None
@@ -230,7 +229,7 @@ def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:
     if repulsion is None:
         return
     if share_of(repulsion) < 1 and isinstance(repulsion.flow, Stein):
-        raise ConfigError("the Stein flow mixes drives of whole batches; use it with fraction = 1")
+        raise ConfigError("the Stein flow mixes drives of whole batches; set fraction=1")
     if len(ensemble.groups) > 1 and repulsion.space.base == "weights":
         raise ConfigError(
             "members of different architectures have no common weight space; "

@@ -1,4 +1,4 @@
-"""The trainer: members, optimiser and progress in time, all that a checkpoint has to hold."""
+"""The trainer: members, optimiser and progress, the state that a checkpoint holds."""
 
 import math
 import time
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import CheckpointCorrupt, DataError, ShoalError
+from shoal.core.errors import DataError
 from shoal.core.random import key
 from shoal.core.tree import rows
 from shoal.data.augment import augmented, is_per_member
@@ -42,7 +42,7 @@ from shoal.training.step import forces_in
 __all__ = ["Trainer"]
 
 WORTH_A_TRIAL = 300
-"""Steps below which finding out how to run would take longer than it saves."""
+"""In runs with fewer steps, autotune would take longer than it saves."""
 
 
 class Trainer:
@@ -50,18 +50,18 @@ class Trainer:
 
     Attributes:
         ensemble: the members, changed in place.
-        moving: those that are trained, on the same memory.
-        frozen: those that are not, None when all are.
-        settings: every choice of the run.
+        moving: the trained members, on the same memory.
+        frozen: the frozen members; None without any.
+        settings: the settings of the run.
         batches: the training data.
-        repulsion: that of the method, with what it takes from the training data filled in.
-        context: what every step is computed with; its posterior is that of the data, less what
-            the optimiser has taken over, and its likelihood learns along with the members.
-        steps: how many steps the run has.
-        step: how many are done.
-        rows: one line of history for each epoch done.
-        tracker: what the steps of the epoch under way have told.
-        initial: mean loss of the members before the first step, once it is taken.
+        repulsion: the method's repulsion, with axes and units from the training data.
+        context: the settings of every step. Its posterior omits a prior that the optimiser applies;
+            its likelihood learns together with the members.
+        steps: number of steps of the run.
+        step: number of finished steps.
+        rows: one history row per finished epoch.
+        tracker: sums over the steps of the current epoch.
+        initial: mean loss of the members before the first step; None until that step is done.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Trainer:
 
     @property
     def posterior(self) -> Posterior:
-        """What drives the members."""
+        """What drives the members, less what the optimiser has taken over."""
         return self.context.posterior
 
     @posterior.setter
@@ -116,7 +116,7 @@ class Trainer:
 
     @property
     def likelihood(self) -> Likelihood:
-        """With what it has learned so far; a copy that stays as it is."""
+        """A copy of the likelihood, with its learned numbers so far."""
         state = {
             name: t.detach().cpu().clone() for name, t in self.posterior.likelihood.state.items()
         }
@@ -124,21 +124,21 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """The epoch under way, from 0."""
+        """The current epoch, from 0."""
         return self.step // self.batches.steps_per_epoch
 
     @property
     def done(self) -> bool:
-        """No step is left."""
+        """Whether all steps are done."""
         return self.step >= self.steps
 
     @property
     def at_epoch_end(self) -> bool:
-        """The last step was the last of an epoch, or of the run."""
+        """Whether the last step ended an epoch, or the run."""
         return self.done or self.step % self.batches.steps_per_epoch == 0
 
     def run(self) -> Iterator[None]:
-        """Take the steps that are left; yields after each."""
+        """Take the remaining steps; yields after each."""
         while not self.done:
             before, size = self.step, self.batches.steps_per_epoch
             start = before % size
@@ -150,8 +150,8 @@ class Trainer:
                 yield
             if self.step - before < left:
                 raise DataError(
-                    f"the loader promised {size} batches an epoch but gave "
-                    f"{start + self.step - before}; its length must be what it gives"
+                    f"the loader's length is {size} batches per epoch but it gave "
+                    f"{start + self.step - before}; correct its __len__"
                 )
 
     def _steps(self, start: int, count: int) -> Iterator[None]:
@@ -160,17 +160,17 @@ class Trainer:
             return
         for x, y in islice(self.batches.batches(self.epoch, start), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
-                # All targets of a loader are known at the end; its first batch tells their unit.
+                # A loader's targets are unknown before its end: the first batch sets their unit.
                 begun = self.settings.likelihood.begun(y)
                 self.posterior = replace(self.posterior, likelihood=begun)
-            if self.batches.n != self.posterior.n:  # the first pass over a stream has counted it
+            if self.batches.n != self.posterior.n:  # counted by the first pass over a stream
                 self.posterior = self._posterior(self.posterior.likelihood)
             set_learning_rate(self.optimizer, self._rate(self.step))
             self.move(x, y, self._factor(self.step), self.step)
             yield
 
     def move(self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor) -> None:
-        """Move every member once, without waiting for the device."""
+        """Take one step with every member, without waiting for the device."""
         settings, moving = self.settings, self.moving
         if settings.augment is not None:
             own = key(settings.options.seed, "augment", step, x.device)
@@ -186,14 +186,14 @@ class Trainer:
         for name, weight in moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
-        self.optimizer.zero_grad()  # the next backward pass gets this memory, still in the cache
+        self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
         if info.statistics is not None:
             self.posterior.likelihood.learn(info.statistics, len(y), self.posterior.n)
         moving.alive.copy_(info.alive)
         self.tracker.add(info)
 
     def _posterior(self, likelihood: Likelihood) -> Posterior:
-        """Of as many data points as are known, less what the optimiser takes over."""
+        """The posterior for the known number of data points, without a prior in the optimiser."""
         settings = self.settings
         for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
             if decay is not None:
@@ -203,7 +203,7 @@ class Trainer:
         return hand_over(whole, self.repulsion, settings, self.optimizer)
 
     def try_out(self) -> int:
-        """Choose mapping and threads by a short trial on the CPU; returns the threads."""
+        """Autotune member runner and threads on the CPU; returns the number of threads."""
         ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
         if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
             return torch.get_num_threads()
@@ -239,32 +239,32 @@ class Trainer:
         return CapturedSteps(self.move, self.batches, pace, rate, annealed)
 
     def close_epoch(self, started: float) -> dict[str, Any]:
-        """Write the line of history of the epoch that began at `started`."""
+        """Add the history row of the epoch that began at `started`."""
         if self.done:
-            self._bury()
+            self._mark_diverged()
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
         row |= self._initial()
-        # Only now: to read the row is to wait for the device, which may lag behind the launches.
+        # Stop the clock after the row: reading the row waits for the device.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
         return self.rows[-1]
 
     def _initial(self) -> dict[str, float]:
-        """The loss before the first step, until the first line of history has it."""
+        """The loss before the first step, until the first history row holds it."""
         loss = math.nan if self.initial is None or self.rows else float(self.initial)
         return {"initial_loss": loss} if math.isfinite(loss) else {}
 
-    def _bury(self) -> None:
-        """Members that the last step made infinite have no later step to be found out by."""
+    def _mark_diverged(self) -> None:
+        """Mark members that diverged in the last step; no later step would find them."""
         alive = self.moving.alive
         before = alive.clone()
         for weight, span in zip(self.moving.weights.values(), self.moving.spans, strict=True):
             alive[span] &= rows(weight.detach()).isfinite().all(1)
-        self.tracker.bury(before & ~alive)
+        self.tracker.mark_diverged(before & ~alive)
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
-        """Every tensor that resuming needs."""
+        """All tensors of a checkpoint."""
         tensors, _ = flat_state(self.optimizer)
         random = {"cpu": torch.get_rng_state()}
         if self.ensemble.device.type == "cuda":
@@ -276,7 +276,7 @@ class Trainer:
         return parts | ({"likelihood": learned} if learned else {})
 
     def state(self) -> dict[str, Any]:
-        """Everything else that resuming needs."""
+        """All plain values of a checkpoint."""
         found = self.batches.found if isinstance(self.batches, LoaderBatches) else {}
         return {
             "step": self.step,
@@ -289,16 +289,7 @@ class Trainer:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue where a checkpoint was taken."""
-        try:
-            self._restore(checkpoint.parts, checkpoint.state)
-        except ShoalError:
-            raise
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CheckpointCorrupt(
-                f"the checkpoint of step {checkpoint.step} cannot be continued: {error}"
-            ) from error
-
-    def _restore(self, parts: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+        parts, state = checkpoint.parts, checkpoint.state
         self.ensemble.load_state(parts["ensemble"])
         load_flat_state(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
         self.tracker.load_state(parts["tracker"])
@@ -322,7 +313,7 @@ class Trainer:
 
 
 def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
-    # A fused optimiser goes through memory in order, without looking at strides.
+    # A fused optimiser reads memory in order and ignores strides.
     same = velocity.stride() == weight.stride()
     return velocity if same else torch.empty_like(weight).copy_(velocity)
 

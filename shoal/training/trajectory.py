@@ -1,9 +1,8 @@
-"""Snapshots along training: what the members were after every k-th epoch, thinned as they age.
+"""Snapshots of the members after every k-th epoch; older snapshots are thinned.
 
-The most recent snapshots all stay, since averages within a mode are made of them; of the older ones
-every second, fourth, eighth and so on, so that their number stays bounded however long the run is.
-Which of them stay depends on the epoch alone: a run that was stopped and resumed ends with the same
-files as one that was not.
+The latest snapshots all stay, since averages within a mode use them. Of the older snapshots every
+second, fourth, eighth and so on stays, so their number is bounded for every length of run. The
+choice depends on the epoch alone: a resumed run ends with the same files as an uninterrupted run.
 """
 
 import re
@@ -20,10 +19,10 @@ from shoal.inference.ensemble import Ensemble
 __all__ = ["BOUND", "RECENT", "Trajectory", "copy_state", "wanted"]
 
 BOUND = 60
-"""Most snapshots that a run keeps."""
+"""Largest number of snapshots that a run keeps."""
 
 RECENT = 20
-"""How many of the latest are never thinned."""
+"""Number of latest snapshots that are never thinned."""
 
 _FILE = re.compile(r"epoch-(\d{6,9})\.safetensors", re.ASCII)
 
@@ -47,18 +46,18 @@ class Trajectory:
     """The snapshots in the folder of a run.
 
     Attributes:
-        folder: of the run.
+        folder: the run's folder.
     """
 
     folder: Path
 
     @property
     def path(self) -> Path:
-        """Where the snapshots are."""
+        """Folder of the snapshots."""
         return self.folder / "trajectory"
 
     def keep(self, epoch: int, every: int, state: Tree) -> None:
-        """Write the snapshot of one epoch, and remove those that are not wanted any more."""
+        """Write the snapshot of one epoch, and remove snapshots that are thinned out."""
         write_tensors(self._file(epoch), {name: tensor.detach() for name, tensor in state.items()})
         kept = set(wanted(epoch, every))
         for known in self.epochs():
@@ -66,13 +65,13 @@ class Trajectory:
                 self._file(known).unlink(missing_ok=True)
 
     def epochs(self, until: int | None = None) -> list[int]:
-        """Epochs of which there is a snapshot, none later than `until`."""
+        """Epochs with a snapshot, up to `until`."""
         found = (_FILE.fullmatch(path.name) for path in self.path.glob("epoch-*.safetensors"))
         known = sorted(int(match[1]) for match in found if match)
         return [epoch for epoch in known if until is None or epoch <= until]
 
     def state(self, epoch: int) -> Tree:
-        """What `Ensemble.state` was after an epoch."""
+        """`Ensemble.state` after an epoch."""
         if epoch not in self.epochs():
             raise StorageError(
                 f"{self.path} has no snapshot of epoch {epoch}; it has {self.epochs()}"
@@ -84,6 +83,6 @@ class Trajectory:
 
 
 def copy_state(ensemble: Ensemble) -> Tree:
-    """A copy of all that the ensemble carries, in its own memory."""
+    """A copy of the ensemble's state, in new memory."""
     with torch.no_grad():
         return {name: tensor.detach().clone() for name, tensor in ensemble.state.items()}

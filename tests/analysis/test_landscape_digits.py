@@ -12,7 +12,7 @@ from shoal.analysis.landscape.curves import Tunnel
 from shoal.analysis.landscape.planes import levelled, with_midpoints
 from shoal.analysis.landscape.points import chosen
 from shoal.analysis.landscape.subspace import Mode, sample_mode
-from shoal.analysis.landscape.survey import judged, outputs, survey
+from shoal.analysis.landscape.survey import evaluated, outputs, survey
 from shoal.analysis.landscape.trajectories import embedded, tracks
 from shoal.core.random import generator
 from shoal.models import MLP, Blueprint, SmallCNN
@@ -53,13 +53,13 @@ def paths(run):
 def test_other_initialisations_lie_well_above_every_subspace_at_equal_accuracy(run, data, paths):
     mode, test = Mode(chosen(run.ensemble, [0]), paths[0]), data.test
     reference = outputs(mode.solution, test.x)
-    members = judged(outputs(run.ensemble, test.x)[1:], test, run.likelihood, reference)
+    members = evaluated(outputs(run.ensemble, test.x)[1:], test, run.likelihood, reference)
     usual = float(members.accuracy.mean())
     theirs = float(diversity(members.apart[0], members.accuracy).mean())
     reach = torch.rand(20, generator=generator(0, "reach"))
     for name in subspace.registry:
         pred = sample_mode(subspace.registry.make(name), mode, reach, test.x)
-        found = judged(pred.members, test, run.likelihood, reference)
+        found = evaluated(pred.members, test, run.likelihood, reference)
         near = found.accuracy >= usual - 0.01
         if bool(near.any()):
             mine = diversity(found.apart[0], found.accuracy)[near]

@@ -17,7 +17,7 @@ from shoal.analysis.landscape.points import (
     refresh,
     with_weights,
 )
-from shoal.analysis.landscape.survey import BATCH, apart, judged, outputs, survey
+from shoal.analysis.landscape.survey import BATCH, apart, evaluated, outputs, survey
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
@@ -78,7 +78,7 @@ def test_what_the_chunks_are_does_not_matter(monkeypatch):
 def test_difference_in_regression_is_that_of_the_means():
     a, b = torch.zeros(1, 5, 1), torch.full((2, 5, 1), 3.0)
     torch.testing.assert_close(apart(Gaussian(), b, a), torch.full((1, 2), 3.0).double())
-    found = judged(b, Split(X[:5], torch.zeros(5)), Gaussian(1.0))
+    found = evaluated(b, Split(X[:5], torch.zeros(5)), Gaussian(1.0))
     assert bool(found.accuracy.isnan().all())
     assert float(found.loss[0]) == pytest.approx(4.5 + 0.9189385, abs=1e-5)
 
@@ -152,7 +152,7 @@ def test_points_with_batch_normalisation_need_inputs():
     refresh(pair, X)
     found = survey(pair, line(3), SPLIT, Categorical(), train=X)
     torch.testing.assert_close(
-        found.loss[0], judged(outputs(pair, X), SPLIT, Categorical()).loss[0]
+        found.loss[0], evaluated(outputs(pair, X), SPLIT, Categorical()).loss[0]
     )
 
 

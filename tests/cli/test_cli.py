@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from shoal.core.notices import notice
 
 import shoal
 from shoal.cli.commands.list import KINDS
@@ -73,7 +74,7 @@ def here(work, monkeypatch):
 RUN = "runs/toy-classification-f-kde-m2-s0"
 
 
-# What each verb does
+# What each command does
 
 
 def test_fit_with_json_prints_nothing_else(work):
@@ -81,7 +82,7 @@ def test_fit_with_json_prints_nothing_else(work):
     assert value["folder"] == RUN
     assert value["config"]["members"] == 2
     stored = json.loads((work / RUN / "scores.json").read_text())
-    assert value["scores"] == stored
+    assert stored.items() >= value["scores"].items()
     assert "epoch" in (work / "fit.err").read_text()
 
 
@@ -107,7 +108,7 @@ def test_a_second_fit_does_not_overwrite_the_first(here, capsys):
 def test_evaluate_repeats_the_scores(here, capsys):
     before = (here / RUN / "scores.json").read_text()
     assert main(["evaluate", RUN, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(before)
+    assert json.loads(before).items() >= json.loads(capsys.readouterr().out).items()
     assert (here / RUN / "scores.json").read_text() == before
 
 
@@ -201,7 +202,7 @@ def test_predict_for_regression(here, capsys):
 def test_report_takes_a_folder_of_runs(here, capsys):
     assert main(["report", RUN, "-o", "page.html", "--title", "A title of one's own"]) == 0
     assert "A title of one" in (here / "page.html").read_text()
-    assert "A page about 1 run: page.html" in capsys.readouterr().out
+    assert "1 run: page.html" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,7 +234,7 @@ def test_data(capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["parts"] == {"train": 90, "test": 200}
     assert main(["data", "get", "toy-regression", "toy-classification"]) == 0
     shown = capsys.readouterr().out
-    assert "toy-regression is here" in shown and "toy-classification is here" in shown
+    assert "toy-regression is ready" in shown and "toy-classification is ready" in shown
     monkeypatch.setenv("SHOAL_DATA", "/somewhere")
     assert main(["data", "path"]) == 0
     assert capsys.readouterr().out.strip() == "/somewhere"
@@ -275,20 +276,27 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_quiet_is_for_one_command(capsys):
+    assert main(["list", "kernels", "--quiet"]) == 0
+    capsys.readouterr()
+    notice("said")
+    assert capsys.readouterr().err == "shoal: said\n"
+
+
 # Mistakes
 
 
 @pytest.mark.parametrize(
     "status, sentence, arguments",
     [
-        (2, "there is no verb 'fti'; did you mean 'fit'?", ["fti"]),
-        (2, "options come after the verb", ["--quiet", "fit"]),
+        (2, "there is no command 'fti'; did you mean 'fit'?", ["fti"]),
+        (2, "options come after the command", ["--quiet", "fit"]),
         (2, "the following arguments are required: CONFIG; see shoal fit --help", ["fit"]),
         (2, "there is no option '--nope'; see shoal list --help", ["list", "--nope"]),
         (2, "no option '--otu'; did you mean '--out'?", ["fit", "digits", "--otu", "x"]),
         (2, "are required: list|get|path; see shoal data --help", ["data"]),
         (2, "1 or more, not '0'", ["fit", "digits", "--threads", "0"]),
-        (2, "there is no experiment called 'digit'", ["fit", "digit"]),
+        (2, "there is no experiment and no file called 'digit'", ["fit", "digit"]),
         (74, "there is no file called no.toml", ["fit", "no.toml"]),
         (2, "did you mean 'kde'?", ["fit", *TINY, "method=kdee", "-o", "x"]),
         (
@@ -303,7 +311,7 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (74, "nowhere is not a run", ["evaluate", "nowhere"]),
         (2, "there is no dataset called 'imagenet'", ["evaluate", RUN, "--data", "imagenet"]),
         (74, "there is no file called no.csv", ["predict", RUN, "no.csv"]),
-        (65, "3 numbers a row|inputs of shape", ["predict", RUN, "three.npy"]),
+        (65, "3 numbers per row|inputs of shape", ["predict", RUN, "three.npy"]),
         (65, "Shoal reads", ["predict", RUN, "page.txt"]),
         (2, "written as .csv or .npz", ["predict", RUN, "three.npy", "-o", "a.txt"]),
         (2, "there is no method called 'kdee'", ["compare", *TINY, "--methods", "kdee"]),
@@ -313,8 +321,8 @@ def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
         (2, "at least one seed", ["compare", *TINY, "--seeds", "0"]),
         (74, "nowhere is not a run", ["report", "nowhere"]),
         (2, "there is no kind called 'kernel'", ["list", "kernel"]),
-        (2, "say which data set to get", ["data", "get"]),
-        (2, "'digits' is made of no files", ["data", "path", "digits"]),
+        (2, "name a data set to get", ["data", "get"]),
+        (2, "'digits' has no files", ["data", "path", "digits"]),
         (2, "there is no dataset called 'minst'; did you mean 'mnist'", ["data", "path", "minst"]),
         (2, "there is no dataset called 'imagenet'", ["data", "get", "imagenet"]),
     ],
@@ -343,8 +351,8 @@ def failing(error):
 
 
 def command_that(monkeypatch, module):
-    for verb in ("list", "fit"):
-        monkeypatch.setitem(sys.modules, f"shoal.cli.commands.{verb}", module)
+    for name in ("list", "fit"):
+        monkeypatch.setitem(sys.modules, f"shoal.cli.commands.{name}", module)
 
 
 def test_a_fault_is_owned_up_to(monkeypatch, capsys):
@@ -367,8 +375,8 @@ def test_memory_is_not_a_fault(error, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "error, status, words",
     [
-        (KeyboardInterrupt(), 130, "shoal: stopped; add --resume to go on\n"),
-        (SystemExit(143), 143, "shoal: stopped; add --resume to go on\n"),
+        (KeyboardInterrupt(), 130, "shoal: stopped; add --resume to continue\n"),
+        (SystemExit(143), 143, "shoal: stopped; add --resume to continue\n"),
         (SystemExit(0), 0, ""),
     ],
 )
@@ -427,7 +435,7 @@ def test_ctrl_c_saves_and_resume_finishes_the_same_run(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, err
-    assert err.endswith("shoal: stopped; add --resume to go on\n") and "Traceback" not in err
+    assert err.endswith("shoal: stopped; add --resume to continue\n") and "Traceback" not in err
     assert not (tmp_path / "cut" / "scores.json").exists()
     assert list((tmp_path / "cut" / "checkpoints").iterdir())
     resumed = typed("fit", *TINY, *LONG, "-o", "cut", "--resume", folder=tmp_path)

@@ -30,9 +30,9 @@ def empty(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("count", ["99999999999", "9" * 5000])
-@pytest.mark.parametrize("verb", [["fit", *TINY], ["fidelity"], ["bench"]])
-def test_more_threads_than_there_can_be(verb, count, empty, capsys):
-    status, line = answer(capsys, *verb, "--threads", count)
+@pytest.mark.parametrize("command", [["fit", *TINY], ["fidelity"], ["bench"]])
+def test_more_threads_than_there_can_be(command, count, empty, capsys):
+    status, line = answer(capsys, *command, "--threads", count)
     assert status == 2
     assert "threads" in line
     assert not list(empty.iterdir())
@@ -42,9 +42,9 @@ def test_a_few_threads_more_than_cores_are_fine(empty):
     assert main(["fit", *TINY, "-o", "run", "--threads", "2", "--quiet"]) == 0
 
 
-@pytest.mark.parametrize("verb", [["fit", *TINY], ["compare", *TINY], ["bench", "--quick"]])
-def test_a_device_that_holds_no_numbers(verb, empty, capsys):
-    status, line = answer(capsys, *verb, "--device", "meta", "--quiet")
+@pytest.mark.parametrize("command", [["fit", *TINY], ["compare", *TINY], ["bench", "--quick"]])
+def test_a_device_that_holds_no_numbers(command, empty, capsys):
+    status, line = answer(capsys, *command, "--device", "meta", "--quiet")
     assert status == 2
     assert "'meta' cannot be used" in line and "cpu" in line
     assert not list(empty.rglob("config.toml"))
@@ -54,15 +54,15 @@ def test_a_run_cannot_predict_on_a_device_that_holds_no_numbers(empty, capsys):
     assert main(["fit", *TINY, "-o", "run", "--quiet"]) == 0
     capsys.readouterr()
     np.save("x.npy", np.zeros((2, 2), np.float32))
-    for verb in (["predict", "run", "x.npy"], ["evaluate", "run"]):
-        status, line = answer(capsys, *verb, "--device", "meta")
+    for command in (["predict", "run", "x.npy"], ["evaluate", "run"]):
+        status, line = answer(capsys, *command, "--device", "meta")
         assert status == 2
         assert "'meta' cannot be used" in line
 
 
-@pytest.mark.parametrize("verb", ["fit", "compare"])
-def test_an_empty_folder_name(verb, empty, capsys):
-    status, line = answer(capsys, verb, *TINY, "-o", "")
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_an_empty_folder_name(command, empty, capsys):
+    status, line = answer(capsys, command, *TINY, "-o", "")
     assert status == 2
     assert "--out" in line and "empty" in line
     assert not list(empty.iterdir())
@@ -70,7 +70,7 @@ def test_an_empty_folder_name(verb, empty, capsys):
 
 @pytest.fixture
 def homeless(monkeypatch):
-    """A user without a home, as in a container with a foreign user id."""
+    """A user without a home, as in a container with an unknown user id."""
 
     def unknown(uid):
         raise KeyError(uid)

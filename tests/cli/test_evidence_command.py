@@ -50,33 +50,33 @@ TOLD = Evidence(
 
 def test_sentences_say_what_the_numbers_say():
     text = " ".join(answers(TOLD))
-    assert "−10.93 nats. Its bounds are −11.10 and −10.00" in text
-    assert "is 3 nats (0.03 per data point); a tie needs 0.01" in text
-    assert "1.38 of 3 members" in text and "At temperature 1.5, half" in text
+    assert "−10.93 nats, between −11.10 and −10.00" in text
+    assert "spread over 3 nats (0.03 a data point), where 0.01 would be a tie" in text
+    assert "counts 1.38 of 3 members; half of them would count at temperature 1.5" in text
     assert "0.5000 nats, against 0.6000 with posterior weights and 0.4000 with stacking" in text
-    assert "predictions is 4 %" in text
-    assert "falls by 39.1 nats; the best Gaussian width at the members is 0.02" in text
+    assert "differ by 4 % of probability" in text
+    assert "falls by 39.1 nats, and Gaussians at the members want a width of 0.02" in text
 
 
 def test_duplicates_are_named():
     told = replace(TOLD, in_weights=[[0, 2], [1]], in_function=[[0, 2], [1]])
     assert degenerate(told) == (
         "Members 1 = 3 are the same function (1 copy in weights): "
-        "the ensemble has 2 distinct members, not 3."
+        "the ensemble really has 2 members, not 3."
     )
-    assert "3 distinct members" in degenerate(TOLD)
+    assert "really has 3 members" in degenerate(TOLD)
 
 
 def test_ties_collapse_and_missing_data_have_words_of_their_own():
     equal = {"posterior": Weighting([1 / 3] * 3, 3.0)}
-    assert "At every temperature" in tied(replace(TOLD, half_temperature=0.0, weightings=equal))
-    assert "weight 1" in tied(replace(TOLD, living=[0]))
+    assert "at any temperature" in tied(replace(TOLD, half_temperature=0.0, weightings=equal))
+    assert "single member" in tied(replace(TOLD, living=[0]))
     unjudged = {name: replace(w, nll=float("nan")) for name, w in TOLD.weightings.items()}
     assert "no test data" in exact(replace(TOLD, weightings=unjudged))
     collapsed = [replace(TOLD.rungs[0], scales={"2": 1e-7}), *TOLD.rungs[1:]]
-    assert "width at the members is 0." in widths(replace(TOLD, rungs=collapsed))
+    assert "points are the best prior" in widths(replace(TOLD, rungs=collapsed))
     left = replace(TOLD, missing={"a flow": "no zuko"})
-    assert answers(left)[-1] == "Not computed: a flow (no zuko)."
+    assert answers(left)[-1] == "Left out: a flow (no zuko)."
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_the_page_has_the_section_before_the_training(work):
     assert headings.index("In what sense is it Bayesian?") + 1 == headings.index(
         "Did training go well?"
     )
-    for title in ("Weights of the members", "Log-likelihood of each member", "Learned priors"):
+    for title in ("Weights of the members", "How far members are from a tie", "Learned priors"):
         assert title in page
     assert "From point masses to a Bayesian network" in page
 
@@ -141,7 +141,7 @@ def test_mistakes_are_answered_in_a_line(work, arguments, words, capsys):
 def test_growing_makes_a_run_of_all_members(work, capsys):
     assert main(["grow", str(work), "--more", "1", "-q", "steps=10"]) == 0
     grown = work.with_name("run-grown-3")
-    assert "1 new member beside 2 old ones" in capsys.readouterr().out
+    assert "1 new member added to 2 trained members" in capsys.readouterr().out
     run = shoal.load(grown)
     assert run.ensemble.members == 3 and run.config["frozen"] == 2 and run.config["steps"] == 10
     assert (grown / "scores.json").exists()

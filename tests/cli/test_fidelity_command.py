@@ -89,7 +89,7 @@ def test_the_command_from_end_to_end(tmp_path, capsys, monkeypatch):
     ("arguments", "sentence"),
     [
         (["--problems", "linea"], "did you mean 'linear'"),
-        (["--seeds", "0"], "at least one seed"),
+        (["--seeds", "0"], "--seeds must be 1 or more"),
         (["--methods", "kde:best"], "NAME:legacy or NAME:calibrated"),
     ],
 )

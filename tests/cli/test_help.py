@@ -1,4 +1,4 @@
-"""Help: there at once, for every verb, with an example that parses."""
+"""Help: there at once, for every command, with an example that parses."""
 
 import shlex
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shoal.cli.parser import VERBS, overview, parse
+from shoal.cli.parser import COMMANDS, overview, parse
 from shoal.experiment.config import experiments
 
 WITHOUT_TORCH = """
@@ -25,10 +25,10 @@ def run_python(commands, expected):
 
 
 def test_help_answers_without_loading_anything_heavy():
-    commands = [[], ["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)]
+    commands = [[], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
     done = run_python(commands, 0)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("example:") == len(VERBS)
+    assert done.stdout.count("example:") == len(COMMANDS)
 
 
 def test_mistakes_are_answered_without_loading_anything_heavy():
@@ -39,25 +39,25 @@ def test_mistakes_are_answered_without_loading_anything_heavy():
     assert len(done.stderr.splitlines()) == len(commands)
 
 
-def test_the_overview_names_every_verb():
+def test_the_overview_names_every_command():
     lines = overview().splitlines()
-    for name, verb in VERBS.items():
-        assert any(line.split()[:1] == [name] and verb.summary in line for line in lines)
+    for name, command in COMMANDS.items():
+        assert any(line.split()[:1] == [name] and command.summary in line for line in lines)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_examples_parse(verb):
-    for line in VERBS[verb].example.splitlines():
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_parse(command):
+    for line in COMMANDS[command].example.splitlines():
         program, *arguments = shlex.split(line)
         assert program == "shoal"
-        assert parse(arguments).verb == verb
+        assert parse(arguments).command == command
 
 
 def test_examples_name_experiments_that_exist():
     words = {
         shlex.split(line)[2]
         for name in ("fit", "compare")
-        for line in VERBS[name].example.splitlines()
+        for line in COMMANDS[name].example.splitlines()
     }
     assert {word for word in words if "/" not in word} <= set(experiments())
 
@@ -68,8 +68,8 @@ def test_changes_and_options_may_be_mixed():
     assert options.quiet and options.resume and options.out == "x"
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_fits_a_terminal(verb, capsys):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_terminal(command, capsys):
     with pytest.raises(SystemExit):
-        parse([verb, "--help"])
+        parse([command, "--help"])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100

@@ -21,15 +21,15 @@ def folder(tmp_path_factory):
     return out
 
 
-def test_every_part_is_told_in_a_sentence_then_kept(folder, capsys):
+def test_every_analysis_is_described_in_a_sentence_then_kept(folder, capsys):
     command = ["landscape", str(folder), "--quick", "--points", "4", "--inputs", "60"]
     assert main([*command, "--json", "-q"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert list(value) == registry.names()
-    assert all(part["sentence"].endswith(".") for part in value.values())
+    assert all(result["sentence"].endswith(".") for result in value.values())
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert shown.err.count("was there already") == len(value)
+    assert shown.err.count("kept from before") == len(value)
     assert "shoal report" in shown.out
     assert value["line"]["sentence"] in shown.out
 
@@ -37,7 +37,7 @@ def test_every_part_is_told_in_a_sentence_then_kept(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--parts", "lime"], "did you mean 'line'"),
+        (["--analyses", "lime"], "did you mean 'line'"),
         (["--parts", ","], "choose from"),
         (["--points", "1"], "points must be 2 or more"),
         (["--inputs", "0"], "inputs must be 2 or more"),

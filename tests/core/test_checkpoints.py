@@ -220,7 +220,7 @@ def test_other_things_in_the_folder_are_let_be(tmp_path):
 def test_no_checkpoint(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         assert steps(folder) == []
-        with pytest.raises(StorageError, match="holds no checkpoint") as caught:
+        with pytest.raises(StorageError, match="has no checkpoint") as caught:
             load_checkpoint(folder)
         assert not isinstance(caught.value, CheckpointCorrupt)
 
@@ -252,7 +252,7 @@ def test_expected_tensors(tmp_path):
     wrong = {"weights": {"fc.weight": ((5, 8), torch.float64)}}
     with pytest.raises(ConfigError, match=r"this run has weight fc.weight of shape \(5, 7\)"):
         load_checkpoint(tmp_path, wrong)
-    with pytest.raises(ConfigError, match="no part 'momentum'; it has optimizer, weights"):
+    with pytest.raises(ConfigError, match="no tensors 'momentum'; it has optimizer, weights"):
         load_checkpoint(tmp_path, right | {"momentum": {}})
 
 

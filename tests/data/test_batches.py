@@ -60,7 +60,7 @@ SOURCES = {
     "workers": lambda seed: LoaderBatches(
         DataLoader(Augmented(), 5, shuffle=True, num_workers=1), seed
     ),
-    "foreign": lambda seed: LoaderBatches(Reiterable(), seed),
+    "iterable": lambda seed: LoaderBatches(Reiterable(), seed),
 }
 
 

@@ -65,12 +65,12 @@ def test_shifts_are_test_images_turned_to_either_side(data, angle):
 
 
 def test_photographs_are_grey_patches_without_labels(data):
-    outsiders = data.ood["photographs"]
-    assert outsiders.y is None
-    assert outsiders.x.shape == (500, 1, 8, 8)
-    assert outsiders.x.min() >= 0
-    assert outsiders.x.max() <= 1
-    assert len(outsiders.x.flatten(1).unique(dim=0)) == 500
+    ood = data.ood["photographs"]
+    assert ood.y is None
+    assert ood.x.shape == (500, 1, 8, 8)
+    assert ood.x.min() >= 0
+    assert ood.x.max() <= 1
+    assert len(ood.x.flatten(1).unique(dim=0)) == 500
 
 
 def test_patches_come_half_from_each_photograph():

@@ -11,7 +11,7 @@ from PIL import Image
 
 from shoal.core.errors import DataError
 from shoal.data import load
-from shoal.data.files import class_folders, load_file, read_pictures
+from shoal.data.files import class_folders, load_file, read_images
 
 
 def picture(path, array):
@@ -54,11 +54,11 @@ def test_images_without_folders_have_no_labels(pets):
 def test_images_are_brought_to_a_wanted_shape(pets):
     """A constant image stays constant whatever the size; colours become their brightness."""
     picture(pets / "bird" / "0.png", np.full((9, 9, 3), 120))
-    split = read_pictures(pets / "bird", (1, 4, 5))
+    split = read_images(pets / "bird", (1, 4, 5))
     assert split.x.shape == (1, 1, 4, 5)
     assert (255 * split.x).round().unique().tolist() == [120]
     with pytest.raises(DataError, match=r"holds images, but inputs have shape \(7,\)"):
-        read_pictures(pets / "bird", (7,))
+        read_images(pets / "bird", (7,))
 
 
 def test_a_data_set_of_folders(pets, tmp_path):
@@ -77,7 +77,7 @@ def test_a_data_set_of_folders(pets, tmp_path):
     assert data.ood["noise"].x.shape == (1, 1, 4, 5)
 
 
-def test_as_foreign_data_of_another_set(tmp_path):
+def test_as_ood_set_of_another_data_set(tmp_path):
     picture(tmp_path / "shots" / "a.png", np.full((16, 16, 3), 255))
     data = load({"name": "digits", "ood": [str(tmp_path / "shots")]})
     assert list(data.ood) == ["shots"]
@@ -141,7 +141,7 @@ def deep_images(folder, values):
 @pytest.mark.parametrize("shape", [None, (1, 2, 3), (3, 2, 3)])
 def test_pixels_of_16_bits_are_scaled_and_not_cut_off(tmp_path, shape):
     image = deep_images(tmp_path / "deep", [[0, 255, 256], [32768, 60000, 65535]])
-    found = read_pictures(tmp_path / "deep", shape)
+    found = read_images(tmp_path / "deep", shape)
     assert found.x.shape == (4, *(shape or (1, 2, 3)))
     wanted = torch.from_numpy((image / 65535).astype(np.float32)).expand_as(found.x)
     torch.testing.assert_close(found.x, wanted, rtol=0, atol=0.5 / 255 + 1e-6)
@@ -159,7 +159,7 @@ def test_a_tiff_of_12_bits_is_scaled_by_its_own_range(tmp_path):
     data = data[:at] + bytes([12]) + data[at + 1 :]
     data = data.replace(shades.tobytes(), packed + b"\0\0")
     (tmp_path / "a.tif").write_bytes(data)
-    found = read_pictures(tmp_path).x[0, 0]
+    found = read_images(tmp_path).x[0, 0]
     wanted = torch.from_numpy((shades / 4095).astype(np.float32))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.5 / 255 + 1e-6)
 
@@ -168,7 +168,7 @@ def test_a_tiff_of_12_bits_is_scaled_by_its_own_range(tmp_path):
 def test_pixels_of_32_bits_are_refused(tmp_path, kind):
     Image.fromarray(np.ones((2, 2), kind)).save(tmp_path / "a.tif")
     with pytest.raises(DataError, match=r"a\.tif has pixels of 32 bits") as caught:
-        read_pictures(tmp_path)
+        read_images(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -191,4 +191,4 @@ def test_random_damage_gives_an_error_of_ours_or_an_image(tmp_path, ending):
             data[chance.randrange(len(data))] = chance.randrange(256)
         path.write_bytes(data[: chance.randrange(1, len(data))] if chance.random() < 0.3 else data)
         with contextlib.suppress(DataError):
-            assert read_pictures(tmp_path, (3, 6, 5)).x.shape == (1, 3, 6, 5)
+            assert read_images(tmp_path, (3, 6, 5)).x.shape == (1, 3, 6, 5)

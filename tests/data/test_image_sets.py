@@ -46,14 +46,14 @@ def test_images_are_floats_from_zero_to_one_with_labels(name):
     assert data.validation is None and data.pixel_range == (0.0, 1.0)
 
 
-def test_foreign_sets_as_in_the_field():
+def test_ood_sets_as_in_the_field():
     assert list(load("mnist").ood) == ["notmnist", "fashion-mnist", "kmnist"]
     assert list(load("fashion-mnist").ood) == ["mnist"]
     assert list(load("cifar10").ood) == ["svhn"]
-    foreign = load({"name": "mnist", "ood": "kmnist"}).ood
-    assert list(foreign) == ["kmnist"]
+    ood = load({"name": "mnist", "ood": "kmnist"}).ood
+    assert list(ood) == ["kmnist"]
     expected = torch.from_numpy(images("kmnist", "test")[0]).float() / 255
-    assert torch.equal(foreign["kmnist"].x, expected)
+    assert torch.equal(ood["kmnist"].x, expected)
     assert load({"name": "cifar10", "ood": []}).ood == {}
 
 
@@ -86,7 +86,7 @@ def test_standard_pixels_by_the_images_that_are_trained_on():
 
 
 def test_images_of_one_shade_cannot_be_standard():
-    with pytest.raises(DataError, match="all pixels of the training images are alike"):
+    with pytest.raises(DataError, match="all pixels of the training images are equal"):
         pixel_range("standard", np.full((2, 3, 4, 4), 7, dtype=np.uint8))
 
 
@@ -108,7 +108,7 @@ def test_validation_is_first_and_the_subset_follows():
         ({"subset": 21, "validation": 10}, "subset must be from 1 to 20, not 21"),
         ({"validation": 30}, "validation must be from 0 to 29, not 30"),
         ({"validation": -1}, "validation must be from 0 to 29, not -1"),
-        ({"pixels": "sined"}, "there are no pixels called 'sined'; did you mean 'signed'"),
+        ({"pixels": "sined"}, "there is no pixel range called 'sined'; did you mean 'signed'"),
         ({"subset": "5"}, "data.subset must be a whole number"),
         ({"ood": 3}, "data.ood must be"),
     ],
@@ -161,7 +161,7 @@ def test_flips_mirror_only_what_the_masks_say():
     assert torch.equal(out[3], x[3].flip(1, 2))
 
 
-def test_letters_are_divided_but_foreign_as_a_whole():
+def test_letters_are_split_but_complete_as_ood_set():
     data = load("notmnist")
     assert (len(data.train), len(data.test)) == (100, 2000)
     assert len(load("mnist").ood["notmnist"]) == 2100

@@ -41,13 +41,13 @@ def test_idx(save, pack):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "does not begin with the header of one"),
+        (b"", "does not begin with an IDX header"),
         (b"\0\0\x08", "does not begin with the header"),
         (b"PNG!" + idx(IMAGES)[4:], "does not begin with the header"),
         (idx(IMAGES, kind=13), r"holds type 13 in 3 axes; wanted bytes \(8\) in 3"),
         (idx(IMAGES, axes=1), "holds type 8 in 1 axes"),
         (idx(IMAGES)[:-1], "claims 24 bytes, but it holds 23"),
-        (idx(IMAGES) + b"!", "goes on after the 24 bytes"),
+        (idx(IMAGES) + b"!", "more than the 24 bytes"),
         (idx(IMAGES, shape=(2, 3, 0)), "claims 0 bytes, which it cannot hold"),
         (idx(IMAGES, shape=(2**32 - 1,) * 3), "which it cannot hold"),
         (

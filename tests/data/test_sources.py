@@ -135,7 +135,7 @@ def test_inputs_come_in_batches():
     assert next(input_batches(np.zeros((1, 2)), dtype=torch.float64)).dtype == torch.float64
     with pytest.raises(ConfigError, match="batch_size must be"):
         next(input_batches(X, 0))
-    with pytest.raises(DataError, match="'d' has several parts; pass one, such as data.test"):
+    with pytest.raises(DataError, match="'d' has several splits; pass one, such as data.test"):
         next(input_batches(Dataset("d", train=Split(X, Y))))
 
 

@@ -65,7 +65,7 @@ def test_classes_are_unit_gaussians_on_a_ring_of_radius_five():
         assert (torch.cov(x.T) - torch.eye(2)).abs().max() < 5 * (2 / n) ** 0.5
 
 
-def test_outsiders_are_far_away_and_in_the_middle():
+def test_ood_sets_are_far_away_and_in_the_middle():
     n = 20_000
     ood = toy_classification(ood_points=n).ood
     distance = ood["ring"].x.norm(dim=1)

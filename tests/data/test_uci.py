@@ -8,7 +8,6 @@ import torch
 
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.data import load, uci
-from shoal.data import uci as uci_text
 from shoal.data.dataset import standardise
 from shoal.data.raw import content_digest
 
@@ -109,18 +108,17 @@ def text(array):
 def published(site, cache, made_up, monkeypatch):
     """The folders of text: the target is the second column of four."""
     for name, (x, y, test) in made_up.items():
-        folder = f"{uci_text._FOLDERS[name]}/data/"
+        folder = f"{uci._FOLDERS[name]}/data/"
         table = np.column_stack([x[:, 0], y, x[:, 1:]])
         site.put(folder + "data.txt", text(table))
         site.put(folder + "index_features.txt", text(np.array([0.0, 2.0, 3.0])))
         site.put(folder + "index_target.txt", b"1\n")
         for split, held in enumerate(test):
             site.put(f"{folder}index_test_{split}.txt", text(np.flatnonzero(held)))
-    monkeypatch.setattr(uci_text, "_SPLITS", {})
-    monkeypatch.setattr(uci_text, "UCI_TEXT", site.address)
-    monkeypatch.setattr(
-        uci, "fetch_problem", lambda name: uci_text.fetch_problem(name, site.address)
-    )
+    monkeypatch.setattr(uci, "_SPLITS", {})
+    monkeypatch.setattr(uci, "UCI_TEXT", site.address)
+    fetch = uci.fetch_problem
+    monkeypatch.setattr(uci, "fetch_problem", lambda name, base=site.address: fetch(name, base))
     return site
 
 
@@ -148,22 +146,22 @@ def test_altered_text_is_refused(published, cache):
     [
         ("data.txt", b"1 2\n3 x\n", "is not a table of numbers"),
         ("data.txt", b"", "is empty|is not a table"),
-        ("index_test_3.txt", b"40\n", "lists places outside 0 to 39"),
-        ("index_test_3.txt", b"1.5\n", "lists places outside"),
-        ("index_features.txt", b"-1\n", "lists places outside 0 to 3"),
+        ("index_test_3.txt", b"40\n", "lists indices outside 0 to 39"),
+        ("index_test_3.txt", b"1.5\n", "lists indices outside"),
+        ("index_features.txt", b"-1\n", "lists indices outside 0 to 3"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:loadtxt")
 def test_damaged_text_is_named(published, name, content, sentence):
     published.put(f"yacht/data/{name}", content)
     with pytest.raises(DataError, match=sentence):
-        uci_text.fetch_problem("yacht", published.address)
+        uci.fetch_problem("yacht", published.address)
 
 
 def test_a_missing_page_is_named(published):
     del published.pages["/yacht/data/index_target.txt"]
     with pytest.raises(StorageError, match=r"index_target.txt \(the server answers 404"):
-        uci_text.fetch_problem("yacht", published.address)
+        uci.fetch_problem("yacht", published.address)
 
 
 def test_a_damaged_file_in_the_cache_is_made_again(published, cache, capsys):

@@ -1,4 +1,4 @@
-"""Corruptions from the judgement to the page: complete scores, small folders, one look at each."""
+"""Corruptions from evaluation to report: complete scores, small folders, each computed once."""
 
 import csv
 import io
@@ -17,9 +17,9 @@ from shoal.core.files import read_json, write_json
 from shoal.data import Dataset, Split
 from shoal.data.corruptions import registry, with_corruptions
 from shoal.data.dataset import LazySplits
-from shoal.evaluation.evaluate import parts_ticker
+from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.evaluation import SAMPLES
-from shoal.evaluation.scores import KEPT, corrupted_means, evaluate_run, load_assessment
+from shoal.evaluation.scores import KEPT, corrupted_means, evaluate_run, load_evaluation
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical
 from shoal.page.comparison import headlines, results_csv
@@ -33,7 +33,7 @@ POINTS = 250
 
 
 @dataclass
-class Judged:
+class EvaluatedRun:
     """What a page needs of a run that nobody trained."""
 
     ensemble: Ensemble
@@ -58,7 +58,7 @@ def _pictures():
 
 def _run(method, seed, folder=None):
     config = {"data": "pictures", "method": method, "members": 3, "seed": seed}
-    return Judged(Ensemble.init(_network, 3, seed=seed), config, folder)
+    return EvaluatedRun(Ensemble.init(_network, 3, seed=seed), config, folder)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def folder(data, tmp_path_factory):
 
 
 def test_each_shift_is_made_once_and_in_turn(data):
-    made, judged = [], []
+    made, evaluated = [], []
 
     def maker(name):
         return lambda: (made.append(name), data.shifts[name])[1]
@@ -89,12 +89,12 @@ def test_each_shift_is_made_once_and_in_turn(data):
     spied = LazySplits({n: maker(n) for n in names}, dict.fromkeys(names, POINTS))
 
     def after(part):
-        judged.append(part)
-        assert len(made) == len(judged)
+        evaluated.append(part)
+        assert len(made) == len(evaluated)
 
     evaluate_run(_run("kde", 0), replace(data, shifts=spied), after=after)
     assert made == names
-    assert judged == [f"shift:{name}" for name in names]
+    assert evaluated == [f"shift:{name}" for name in names]
 
 
 def test_scores_of_every_shift_are_of_all_its_inputs(pairs, data):
@@ -125,7 +125,7 @@ def test_a_folder_of_95_shifts_stays_below_a_megabyte(folder):
 
 
 def test_means_come_back_from_the_folder(folder, pairs):
-    found = load_assessment(folder)
+    found = load_evaluation(folder)
     assert found is not None
     for name, scores in pairs[0][1].corrupted.items():
         assert found.corrupted[name] == pytest.approx(scores, nan_ok=True)
@@ -135,7 +135,7 @@ def test_means_that_are_no_table_are_refused(pairs, tmp_path):
     pairs[0][1].save(tmp_path)
     write_json(tmp_path / "scores.json", read_json(tmp_path / "scores.json") | {"corrupted": 1})
     with pytest.raises(CheckpointCorrupt, match="shoal evaluate"):
-        load_assessment(tmp_path)
+        load_evaluation(tmp_path)
 
 
 def test_means_are_over_their_corruptions(pairs):
@@ -207,7 +207,7 @@ def test_the_page_draws_one_figure_a_metric_and_not_one_a_corruption(pairs):
 
 
 def test_runs_without_corruptions_stand_beside_runs_with_them(pairs):
-    """A method that was judged before the corruptions were asked for has only its test point."""
+    """A method evaluated without corruptions has only its point for the test set."""
     run = _run("ensemble", 0)
     accuracy, *_ = corruption_blocks(
         load_report_data([pairs[0], (run, evaluate_run(run, _pictures()))])
@@ -220,10 +220,10 @@ def test_runs_without_corruptions_stand_beside_runs_with_them(pairs):
 def test_many_shifts_are_counted_and_few_are_not(count, shown, capsys):
     x = torch.zeros(1, 1)
     shifts = {f"shift-{i}": Split(x) for i in range(count)}
-    with parts_ticker(Dataset("many", Split(x), shifts=shifts), quiet=False) as ticker:
+    with splits_ticker(Dataset("many", Split(x), shifts=shifts), quiet=False) as ticker:
         ticker.tick("shift:shift-0")
     assert (f"1/{count}  shift:shift-0" in capsys.readouterr().err) == shown
-    assert not parts_ticker(Dataset("many", Split(x), shifts=shifts), quiet=True).show
+    assert not splits_ticker(Dataset("many", Split(x), shifts=shifts), quiet=True).show
 
 
 def test_grid_of_names_the_severities():

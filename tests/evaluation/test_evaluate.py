@@ -1,4 +1,4 @@
-"""What `assess` keeps equals what the metrics say directly."""
+"""The stored evaluation equals the metrics computed directly."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from torch import nn
 from shoal.core.errors import CheckpointCorrupt, DataError
 from shoal.core.files import read_json, write_json
 from shoal.data.dataset import Dataset, Scaling, Split
-from shoal.evaluation.scores import evaluate_run, load_assessment, recognised
+from shoal.evaluation.scores import detected_share, evaluate_run, load_evaluation
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian
 from shoal.prediction import evaluate, metrics, predict
@@ -58,15 +58,15 @@ def classifier():
 
 
 @pytest.fixture(scope="module")
-def judged(classifier, pictures):
+def evaluation(classifier, pictures):
     return evaluate_run(classifier, pictures, gallery=5)
 
 
-def test_scores_are_those_of_the_metrics(classifier, pictures, judged):
+def test_scores_are_those_of_the_metrics(classifier, pictures, evaluation):
     test = predict(classifier, pictures.test)
-    assert judged.test == evaluate(test, pictures.test.y)
+    assert evaluation.test == evaluate(test, pictures.test.y)
     shifted = predict(classifier, pictures.shifts["darker-2"])
-    assert judged.shifts["darker-2"] == evaluate(shifted, labels(40))
+    assert evaluation.shifts["darker-2"] == evaluate(shifted, labels(40))
 
 
 def test_scores_of_standardised_targets_are_told_in_their_units():
@@ -80,56 +80,56 @@ def test_scores_of_standardised_targets_are_told_in_their_units():
     assert told["coverage_90"] == direct["coverage_90"]
 
 
-def test_foreign_scores_are_those_of_the_metrics(classifier, pictures, judged):
+def test_ood_scores_are_those_of_the_metrics(classifier, pictures, evaluation):
     test, ood = predict(classifier, pictures.test), predict(classifier, pictures.ood["noise"])
-    found = judged.ood["noise"]
+    found = evaluation.ood["noise"]
     both = evaluate(test, pictures.test.y, ood)
     told = {name for name in both if metrics.registry[name].ood}
     assert told
     assert {name: found[name] for name in told} == {name: both[name] for name in told}
     assert found["entropy"] == pytest.approx(float(ood.entropy().mean()))
-    assert found["recognised"] == recognised(test.entropy(), ood.entropy())
+    assert found["recognised"] == detected_share(test.entropy(), ood.entropy())
 
 
-def test_samples_are_those_of_the_prediction(classifier, pictures, judged):
-    pred, part = predict(classifier, pictures.test), judged.split_samples("test")
+def test_samples_are_those_of_the_prediction(classifier, pictures, evaluation):
+    pred, split = predict(classifier, pictures.test), evaluation.split_samples("test")
     for name in ("entropy", "mutual_information", "disagreement", "confidence"):
-        torch.testing.assert_close(part[name], getattr(pred, name)().float())
-        assert part[name].dtype == torch.float32
-    assert torch.equal(part["prediction"], pred.labels())
-    assert torch.equal(part["label"], pictures.test.y)
-    torch.testing.assert_close(part["pairwise"], metrics.pairwise_disagreement(pred).float())
+        torch.testing.assert_close(split[name], getattr(pred, name)().float())
+        assert split[name].dtype == torch.float32
+    assert torch.equal(split["prediction"], pred.labels())
+    assert torch.equal(split["label"], pictures.test.y)
+    torch.testing.assert_close(split["pairwise"], metrics.pairwise_disagreement(pred).float())
     right = (pred.member_probs().argmax(-1) == labels(40)).float().mean(-1)
-    torch.testing.assert_close(part["member_accuracy"], right)
-    assert "label" not in judged.split_samples("ood:noise")
+    torch.testing.assert_close(split["member_accuracy"], right)
+    assert "label" not in evaluation.split_samples("ood:noise")
 
 
-def test_curves_come_back_as_they_went(classifier, pictures, judged):
+def test_curves_come_back_as_they_went(classifier, pictures, evaluation):
     pred = predict(classifier, pictures.test)
-    kept, direct = judged.reliability("test"), metrics.reliability(pred, pictures.test.y)
+    kept, direct = evaluation.reliability("test"), metrics.reliability(pred, pictures.test.y)
     assert kept is not None
     assert kept.error == pytest.approx(direct.error)
     torch.testing.assert_close(kept.count, direct.count.float())
-    above = judged.accuracy_confidence("test")
+    above = evaluation.accuracy_confidence("test")
     assert above is not None
     direct = metrics.accuracy_confidence(pred, pictures.test.y)
     torch.testing.assert_close(above.retained, direct.retained.float())
-    assert judged.reliability("ood:noise") is None
-    assert judged.accuracy_confidence("no such part") is None
+    assert evaluation.reliability("ood:noise") is None
+    assert evaluation.accuracy_confidence("no such split") is None
 
 
-@pytest.mark.parametrize("part", ["test", "ood:noise"])
+@pytest.mark.parametrize("split", ["test", "ood:noise"])
 @pytest.mark.parametrize("measure", ["disagreement", "entropy", "confidence"])
-def test_galleries_hold_the_extremes(pictures, judged, part, measure):
-    values = judged.samples[f"{part}/{measure}"]
+def test_galleries_hold_the_extremes(pictures, evaluation, split, measure):
+    values = evaluation.samples[f"{split}/{measure}"]
     ordered = values.sort().values
     for end, wanted in (("low", ordered[:5]), ("high", ordered.flip(0)[:5])):
-        key = f"{part}/gallery/{measure}/{end}"
-        index = judged.samples[f"{key}/index"]
+        key = f"{split}/gallery/{measure}/{end}"
+        index = evaluation.samples[f"{key}/index"]
         torch.testing.assert_close(values[index], wanted)
-        pixels = judged.samples[key]
+        pixels = evaluation.samples[key]
         assert pixels.dtype == torch.uint8
-        x = (pictures.test if part == "test" else pictures.ood["noise"]).x
+        x = (pictures.test if split == "test" else pictures.ood["noise"]).x
         expected = 255 * (x[index] - x.min()) / (x.max() - x.min())
         torch.testing.assert_close(pixels.float(), expected, atol=0.51, rtol=0)
 
@@ -139,9 +139,9 @@ def test_no_gallery_when_none_is_asked_for(classifier, pictures):
     assert not any("gallery" in name for name in found.samples)
 
 
-def test_data_are_described(judged):
-    facts = judged.scores["data"]
-    assert facts["task"] == judged.task == "classification"
+def test_data_are_described(evaluation):
+    facts = evaluation.scores["data"]
+    assert facts["task"] == evaluation.task == "classification"
     assert facts["inputs"] == "images"
     assert facts["classes"] == ["a", "b", "c"]
     assert facts["counts"] == {"test": 40, "shift:darker-2": 40, "ood:noise": 30}
@@ -150,7 +150,7 @@ def test_data_are_described(judged):
 def test_folder_gives_back_what_was_kept(classifier, pictures, tmp_path):
     run = Trained(classifier.ensemble, classifier.likelihood, tmp_path)
     kept = evaluate_run(run, pictures, gallery=2)
-    found = load_assessment(tmp_path)
+    found = load_evaluation(tmp_path)
     assert found is not None
     assert found.scores.keys() == kept.scores.keys()
     for name, value in kept.test.items():
@@ -164,43 +164,43 @@ def test_folder_gives_back_what_was_kept(classifier, pictures, tmp_path):
 def test_numbers_that_are_none_come_back_as_nan(classifier, pictures, tmp_path):
     alone = Trained(Ensemble.init(network, 1, seed=0), Categorical(), tmp_path)
     assert math.isnan(evaluate_run(alone, pictures).ood["noise"]["disagreement_ratio"])
-    found = load_assessment(tmp_path)
+    found = load_evaluation(tmp_path)
     assert found is not None
     assert math.isnan(found.ood["noise"]["disagreement_ratio"])
 
 
 def test_nothing_kept_is_none(tmp_path):
-    assert load_assessment(tmp_path) is None
+    assert load_evaluation(tmp_path) is None
 
 
-def test_scores_remain_where_samples_were_left_behind(judged, tmp_path):
-    judged.save(tmp_path)
+def test_scores_remain_where_samples_were_left_behind(evaluation, tmp_path):
+    evaluation.save(tmp_path)
     (tmp_path / "samples.safetensors").unlink()
-    found = load_assessment(tmp_path)
+    found = load_evaluation(tmp_path)
     assert found is not None
-    assert found.test == judged.test
+    assert found.test == evaluation.test
     assert found.split_samples("test") == {} and found.reliability("test") is None
 
 
 @pytest.mark.parametrize("content", [[], {"test": {}}, {"data": {}, "test": {}, "shifts": 1}])
-def test_another_file_of_that_name_is_refused(judged, tmp_path, content):
-    judged.save(tmp_path)
+def test_another_file_of_that_name_is_refused(evaluation, tmp_path, content):
+    evaluation.save(tmp_path)
     write_json(tmp_path / "scores.json", content)
     with pytest.raises(CheckpointCorrupt, match="shoal evaluate"):
-        load_assessment(tmp_path)
+        load_evaluation(tmp_path)
 
 
 def test_a_labelled_test_part_is_needed(classifier, pictures):
     bare = Dataset("bare", train=pictures.train, test=Split(pictures.test.x))
-    with pytest.raises(DataError, match="no labelled test part"):
+    with pytest.raises(DataError, match="no labelled test set"):
         evaluate_run(classifier, bare)
 
 
 @pytest.mark.parametrize("alarms", [0.05, 0.2])
-def test_recognised_raises_no_more_alarms_than_allowed(alarms):
+def test_detection_keeps_the_false_positive_rate(alarms):
     random = torch.Generator().manual_seed(1)
     test, ood = torch.randn(77, generator=random), 1 + torch.randn(55, generator=random)
-    share = recognised(test, ood, alarms)
+    share = detected_share(test, ood, alarms)
     levels = torch.cat([test, ood]).sort().values
     best = max(
         float((ood > level).double().mean())
@@ -210,9 +210,9 @@ def test_recognised_raises_no_more_alarms_than_allowed(alarms):
     assert share == best
 
 
-def test_recognised_of_equal_scores_is_nothing():
-    assert recognised(torch.zeros(10), torch.zeros(10)) == 0
-    assert recognised(torch.zeros(10), torch.ones(10)) == 1
+def test_equal_scores_are_not_detected():
+    assert detected_share(torch.zeros(10), torch.zeros(10)) == 0
+    assert detected_share(torch.zeros(10), torch.ones(10)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -231,13 +231,13 @@ def test_regression_keeps_curve_and_intervals(line):
     found, pred = evaluate_run(run, line), predict(run, line.test)
     assert found.task == "regression"
     assert found.test == evaluate(pred, line.test.y)
-    part = found.split_samples("test")
-    torch.testing.assert_close(part["mean"], pred.mean.squeeze(-1))
-    torch.testing.assert_close(part["stddev"], pred.stddev.squeeze(-1))
-    torch.testing.assert_close(part["y"], line.test.y)
-    torch.testing.assert_close(part["x"], line.test.x.squeeze(-1))
-    torch.testing.assert_close(part["pit"], metrics.pit(pred, line.test.y).float().squeeze(-1))
-    torch.testing.assert_close(part["affinity"], metrics.affinity(pred).float())
+    split = found.split_samples("test")
+    torch.testing.assert_close(split["mean"], pred.mean.squeeze(-1))
+    torch.testing.assert_close(split["stddev"], pred.stddev.squeeze(-1))
+    torch.testing.assert_close(split["y"], line.test.y)
+    torch.testing.assert_close(split["x"], line.test.x.squeeze(-1))
+    torch.testing.assert_close(split["pit"], metrics.pit(pred, line.test.y).float().squeeze(-1))
+    torch.testing.assert_close(split["affinity"], metrics.affinity(pred).float())
     torch.testing.assert_close(found.samples["train/x"], line.train.x)
     assert "y" not in found.split_samples("ood:far")
 
@@ -246,24 +246,24 @@ def test_several_targets_keep_their_columns():
     x = torch.rand(30, 5, generator=torch.Generator().manual_seed(0))
     data = Dataset("wide", train=Split(x, x[:, :2]), test=Split(x, x[:, :2]))
     run = Trained(Ensemble.init(lambda: nn.Linear(5, 2), MEMBERS, seed=0), Gaussian())
-    part = evaluate_run(run, data).split_samples("test")
-    assert part["mean"].shape == part["stddev"].shape == part["y"].shape == (30, 2)
-    assert "x" not in part
+    split = evaluate_run(run, data).split_samples("test")
+    assert split["mean"].shape == split["stddev"].shape == split["y"].shape == (30, 2)
+    assert "x" not in split
 
 
 def test_classes_in_the_plane_get_a_map_of_their_entropy():
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
     data = Dataset("plane", train=Split(x, labels(30)), test=Split(x, labels(30)))
     run = Trained(Ensemble.init(lambda: nn.Linear(2, CLASSES), MEMBERS, seed=0), Categorical())
-    part = evaluate_run(run, data).split_samples("plane")
-    across, up, entropy = part["across"], part["up"], part["entropy"]
+    split = evaluate_run(run, data).split_samples("plane")
+    across, up, entropy = split["across"], split["up"], split["entropy"]
     assert across[0] < x[:, 0].min()
     assert up[-1] > x[:, 1].max()
     corner = predict(run, torch.stack([across[3], up[7]]).unsqueeze(0)).entropy()
     torch.testing.assert_close(entropy[7, 3], corner[0])
 
 
-def test_standardised_targets_are_judged_in_their_own_units():
+def test_standardised_targets_are_evaluated_in_their_own_units():
     x = torch.linspace(-1, 1, 40).unsqueeze(-1)
     z, scaling = x[:, 0] ** 2, Scaling(mean=100.0, std=7.0)
     plain = Dataset("line", train=Split(x, z), test=Split(x, z), ood={"far": Split(9 + x)})

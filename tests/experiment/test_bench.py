@@ -181,7 +181,7 @@ def test_agreement_notices_an_engine_that_is_wrong(monkeypatch):
         assert (deviation > 1e-5) == (engine == "vmap")
 
 
-# The verb ------------------------------------------------------------------------------------
+# The command ---------------------------------------------------------------------------------
 
 
 def test_the_result_has_every_figure(tmp_path, capsys):

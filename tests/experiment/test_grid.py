@@ -63,9 +63,9 @@ def done(config, data, tmp_path_factory):
 
 def test_cells_come_seed_by_seed(config, tmp_path):
     grid = Grid(replace(config, seed=4), tmp_path, parse_variants("ensemble,kde:300"), (1, 5), 2)
-    names = [cell.name for cell in grid.cells]
+    names = [point.name for point in grid.points]
     assert names[:4] == ["ensemble-m1-s4", "kde-x300-m1-s4", "ensemble-m5-s4", "kde-x300-m5-s4"]
-    assert [cell.seed for cell in grid.cells] == [4] * 4 + [5] * 4
+    assert [point.seed for point in grid.points] == [4] * 4 + [5] * 4
 
 
 def test_a_cell_is_the_config_with_its_own_method_size_and_seed(config, tmp_path):
@@ -96,10 +96,10 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
     assert swept_once == quarter
     config = load_config("digits-forde", [])
     grid = Grid(config, tmp_path, (quarter, Variant("forde")), (2,), 1)
-    first, second = map(grid.config_of, grid.cells)
+    first, second = map(grid.config_of, grid.points)
     assert first.method == {"name": "forde", "fraction": 0.25} and first.strength == 16.0
     assert second.method == "forde"
-    assert len({cell.name for cell in grid.cells}) == 2
+    assert len({point.name for point in grid.points}) == 2
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_strengths_are_positive_numbers(text):
 
 def test_the_longest_runs_come_first_within_a_seed(config, tmp_path):
     grid = Grid(config, tmp_path, parse_variants("ensemble,ssge"), (1, 5), 2)
-    names = [cell.name for cell in grid.queue]
+    names = [point.name for point in grid.queue]
     assert names[:4] == ["ssge-m5-s0", "ensemble-m5-s0", "ssge-m1-s0", "ensemble-m1-s0"]
-    assert sorted(names) == sorted(cell.name for cell in grid.cells)
+    assert sorted(names) == sorted(point.name for point in grid.points)
 
 
 def test_two_cannot_run_one_grid_at_once(done, data):
@@ -164,7 +164,7 @@ def test_a_composition_of_ones_own_can_be_compared(config, data, tmp_path):
     grid = Grid(own, tmp_path, parse_variants("ensemble,custom"), (2,), 1)
     assert run_grid(grid, data) == {}
     assert [group.label for group in groups_of(grid)] == ["ensemble", "custom"]
-    with pytest.raises(ConfigError, match="composes no repulsion of its own"):
+    with pytest.raises(ConfigError, match="defines no repulsion"):
         run_grid(replace(grid, config=config, folder=tmp_path / "b"), data)
 
 
@@ -180,12 +180,12 @@ def test_what_is_done_is_not_done_again(done, data, monkeypatch):
 
 def test_a_grid_grows(done, data, monkeypatch):
     trained = []
-    monkeypatch.setattr(grids, "assess", lambda run, data: trained.append(run.config))
+    monkeypatch.setattr(grids, "evaluate_run", lambda run, data: trained.append(run.config))
     grown = replace(done, variants=(*done.variants, Variant("svgd")), sizes=(2, 3), seeds=4)
     run_grid(grown, data)
-    new = len(grown.cells) - len(done.cells)
+    new = len(grown.points) - len(done.points)
     assert len(trained) == new == 4 * 2 * 4 - 9
-    assert all(not done.is_done(cell) for cell in grown.cells if cell.members == 3)
+    assert all(not done.is_done(point) for point in grown.points if point.members == 3)
 
 
 def test_a_grid_older_than_a_setting_has_its_default(done, data):
@@ -205,7 +205,7 @@ def test_runs_of_other_settings_are_never_mixed(done, data):
 
 
 def test_methods_cannot_be_compared_without_a_test_part(done, data):
-    with pytest.raises(DataError, match="no test part"):
+    with pytest.raises(DataError, match="no test set"):
         run_grid(done, replace(data, test=None))
 
 
@@ -215,7 +215,7 @@ def test_a_run_that_comes_to_nothing_does_not_stop_the_others(config, data, tmp_
     grid = Grid(wild, tmp_path, parse_variants("kde:1e15,ensemble"), (2,), 1)
     failed = run_grid(grid, data)
     assert list(failed) == [GridPoint(Variant("kde", 1e15), 2, 0)]
-    assert "no member is finite" in str(failed[grid.cells[0]])
+    assert "no member is finite" in str(failed[grid.points[0]])
     assert [group.label for group in groups_of(grid)] == ["ensemble"]
 
 
@@ -229,11 +229,11 @@ def column(grid, label, key):
 
 def test_every_run_has_its_row(done):
     rows = list(csv.DictReader(io.StringIO(results_csv(groups_of(done)))))
-    assert len(rows) == len(done.cells)
-    for cell in done.cells:
-        scores = json.loads((done.place(cell) / "scores.json").read_text())
+    assert len(rows) == len(done.points)
+    for point in done.points:
+        scores = json.loads((done.place(point) / "scores.json").read_text())
         (row,) = [
-            r for r in rows if (r["method"], r["seed"]) == (cell.variant.label, str(cell.seed))
+            r for r in rows if (r["method"], r["seed"]) == (point.variant.label, str(point.seed))
         ]
         assert float(row["test.nll"]) == scores["test"]["nll"]
         assert float(row["ood.ring.recognised"]) == scores["ood"]["ring"]["recognised"]

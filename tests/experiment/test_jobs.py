@@ -21,7 +21,7 @@ from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config
 from shoal.experiment.grid import Grid, GridPoint, check_grid, run_grid
 from shoal.experiment.jobs import pool
-from shoal.experiment.jobs.messages import cell_of, cell_order, error_of, first_order, task_of
+from shoal.experiment.jobs.messages import error_of, first_order, point_of, point_order, task_of
 from shoal.experiment.variants import Variant, parse_variants
 
 CHANGES = ["model.hidden=[8]", "members=2", "batch_size=64"]
@@ -37,12 +37,12 @@ def grid_of(folder, *changes, methods="ensemble,kde:100", seeds=2, name="digits"
 
 
 def scores(grid):
-    return {cell.name: (grid.place(cell) / "scores.json").read_text() for cell in grid.cells}
+    return {point.name: (grid.place(point) / "scores.json").read_text() for point in grid.points}
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A grid that two jobs have trained, and the cells in the order they were done."""
+    """A grid that two jobs have trained, and the points in the order they were done."""
     grid, ticks = grid_of(tmp_path_factory.mktemp("shared"), "epochs=2"), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["/usr/bin/shoal", "compare", "digits", "--jobs", "2"])
@@ -54,24 +54,24 @@ def test_two_jobs_give_the_numbers_of_one_bit_for_bit(tmp_path, shared):
     alone, (shared, ticks) = grid_of(tmp_path, "epochs=2"), shared
     assert run_grid(alone, make_data(alone.config)) == {}
     assert scores(alone) == scores(shared)
-    assert sorted(cell.name for cell in ticks) == sorted(cell.name for cell in shared.cells)
-    for cell in alone.cells:
+    assert sorted(point.name for point in ticks) == sorted(point.name for point in shared.points)
+    for point in alone.points:
         weights = "checkpoints/step-*/ensemble.safetensors"
-        (mine,), (theirs,) = (g.place(cell).glob(weights) for g in (alone, shared))
+        (mine,), (theirs,) = (g.place(point).glob(weights) for g in (alone, shared))
         assert mine.read_bytes() == theirs.read_bytes()
 
 
 def test_a_run_of_a_worker_names_what_was_typed(shared):
     grid, _ = shared
-    told = json.loads((grid.place(grid.cells[0]) / "provenance.json").read_text())
+    told = json.loads((grid.place(grid.points[0]) / "provenance.json").read_text())
     assert told["command"] == "shoal compare digits --jobs 2"
 
 
 def test_what_is_done_is_not_done_again(shared):
     grid, _ = shared
-    before = scores(grid), (grid.place(grid.cells[0]) / "scores.json").stat().st_mtime_ns
-    assert jobs.run_jobs(grid, 2, lambda cell: pytest.fail("done again")) == {}
-    assert before == (scores(grid), (grid.place(grid.cells[0]) / "scores.json").stat().st_mtime_ns)
+    before = scores(grid), (grid.place(grid.points[0]) / "scores.json").stat().st_mtime_ns
+    assert jobs.run_jobs(grid, 2, lambda point: pytest.fail("done again")) == {}
+    assert before == (scores(grid), (grid.place(grid.points[0]) / "scores.json").stat().st_mtime_ns)
 
 
 def test_a_run_that_comes_to_nothing_does_not_stop_the_others(tmp_path):
@@ -87,7 +87,7 @@ def test_a_run_that_comes_to_nothing_does_not_stop_the_others(tmp_path):
 
 def test_an_error_of_a_worker_is_the_same_here(tmp_path):
     grid = grid_of(tmp_path, "steps=5", methods="ensemble", seeds=1)
-    grid.place(grid.cells[0]).write_text("a file where the folder should be")
+    grid.place(grid.points[0]).write_text("a file where the folder should be")
     with pytest.raises(StorageError) as error:
         jobs.run_jobs(grid, 2)
     assert_one_sentence(error.value, "ensemble-m2-s0")
@@ -98,15 +98,15 @@ def test_a_worker_that_cannot_begin_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")
     with pytest.raises(PeerLost) as error:
         jobs.run_jobs(grid, 2)
-    assert_one_sentence(error.value, "could not begin", "status 1", "--debug")
+    assert_one_sentence(error.value, "could not start", "status 1", "--debug")
 
 
 def test_orders_come_back_as_they_went(tmp_path):
     grid = grid_of(tmp_path, "steps=5")
     task = task_of(first_order(grid, 3))
     assert (task.grid.config, task.grid.folder, task.threads) == (grid.config, tmp_path, 3)
-    for cell in grid.cells:
-        assert cell_of(cell_order(cell)) == cell
+    for point in grid.points:
+        assert point_of(point_order(point)) == point
     told = error_of({"kind": "StorageError", "text": "full"})
     assert isinstance(told, StorageError) and str(told) == "full"
 
@@ -114,7 +114,7 @@ def test_orders_come_back_as_they_went(tmp_path):
 @pytest.mark.parametrize("wrong", ["0", "-1", "two", "1.5", ""])
 def test_jobs_are_counted(wrong, capsys):
     assert main(["compare", "digits", f"--jobs={wrong}"]) == 2
-    assert "a number of jobs is 1 or more" in capsys.readouterr().err
+    assert "the number of jobs is 1 or more" in capsys.readouterr().err
 
 
 # Deaths
@@ -217,7 +217,7 @@ def test_a_dead_worker_is_told_and_its_run_goes_on(tmp_path, left_alone):
     os.kill(workers_of(process)[0], signal.SIGKILL)
     err = finished(process)
     (told,) = [line for line in err.splitlines() if "was ended by SIGKILL" in line]
-    assert told.startswith("shoal: note: a worker") and "another one goes on with" in told
+    assert told.startswith("shoal: note: a worker") and "another worker continues" in told
     assert numbers(tmp_path) == left_alone
 
 
@@ -230,7 +230,7 @@ def test_a_signal_stops_every_worker_and_loses_nothing(tmp_path, left_alone, num
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == status
-    assert "stopped; type the same again to go on" in err
+    assert "stopped; type the same command again" in err
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
     finish_in(tmp_path)
     assert numbers(tmp_path) == left_alone

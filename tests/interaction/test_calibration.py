@@ -183,6 +183,6 @@ def test_a_method_has_one_form():
 def test_the_linear_kernel_is_exact_already():
     with pytest.raises(ConfigError, match="needs no calibration"):
         shoal.Repulsion(
-            shoal.spaces.Weights(), shoal.kernels.Linear(), flow=shoal.flows.Stein(),
+            shoal.spaces.Weights(), shoal.kernels.LinearKernel(), flow=shoal.flows.Stein(),
             calibrated=True,
         )  # fmt: skip

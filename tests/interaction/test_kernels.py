@@ -136,7 +136,7 @@ def test_every_radial_kernel_has_a_literal_twin():
 
 def test_linear_kernel():
     z = cloud(4, 3)
-    K, push = acted(shoal.kernels.Linear(), z)
+    K, push = acted(shoal.kernels.LinearKernel(), z)
     torch.testing.assert_close(K, reference.kernel_matrix(z, reference.linear, None))
     # The Stein flow adds sum_j dk(z_j, z_i)/dz_j = M z_i; the push is what it subtracts.
     torch.testing.assert_close(push, -4 * z)
@@ -146,7 +146,7 @@ def test_linear_kernel_is_for_the_stein_flow_only():
     """Its L holds the gradient of the second argument, of which no score can be made."""
     with pytest.raises(ConfigError):
         flow = shoal.flows.Wasserstein()
-        repulsion = shoal.Repulsion(shoal.spaces.Weights(), shoal.kernels.Linear(), flow=flow)
+        repulsion = shoal.Repulsion(shoal.spaces.Weights(), shoal.kernels.LinearKernel(), flow=flow)
         interact(repulsion, [cloud(4, 3).unsqueeze(1)], torch.ones(4, dtype=torch.bool))
 
 

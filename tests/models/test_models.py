@@ -193,7 +193,7 @@ def test_the_medium_network_is_drawn_as_published():
             assert layer.bias.abs().sum() == 0
     kinds = [type(layer).__name__ for layer in model]
     assert kinds[:4] == ["Conv2d", "Dropout", "MaxPool2d", "ReLU"]
-    assert kinds[-3:] == ["MaxPool2d", "Flatten", "LinearModel"]
+    assert kinds[-3:] == ["MaxPool2d", "Flatten", "Linear"]
 
 
 @pytest.mark.parametrize(

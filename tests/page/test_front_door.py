@@ -14,7 +14,7 @@ import shoal
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.types import UNSET
-from shoal.evaluation.evaluation import kept_evaluation, load_assessment
+from shoal.evaluation.evaluation import kept_evaluation, load_evaluation
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data
 from shoal.training.grow import grow
@@ -175,6 +175,7 @@ def test_report_evaluates_what_was_not_evaluated_on_these_data(
 
     calls = []
     assess = page.assess
+    monkeypatch.setattr(page, "_told", lambda story: {})  # what is drawn is not the question
     monkeypatch.setattr(page, "assess", lambda *a, **k: calls.append(1) or assess(*a, **k))
     run = replace(readme[1]["run"], folder=None, results={})
     test = (arrays["x_test"], arrays["y_test"])
@@ -196,7 +197,7 @@ def test_report_evaluates_what_was_not_evaluated_on_these_data(
 def test_what_is_found_is_kept_in_the_folder(readme, here, arrays):
     run = readme[1]["run"]
     found = shoal.evaluate(run, (arrays["x_test"], arrays["y_test"]), ood={"a": arrays["x_ood"]})
-    kept = load_assessment("runs/first")
+    kept = load_evaluation("runs/first")
     assert kept.scores == found.scores and kept.samples.keys() == found.samples.keys()
     other = shoal.evaluate(run, (arrays["x_test"] + 1, arrays["y_test"]), keep=False)
     assert other.scores != kept.scores

@@ -76,7 +76,7 @@ def test_the_first_five_lines(tmp_path):
 
 def test_digits_with_nothing_but_defaults_are_known_and_photographs_are_not():
     pytest.importorskip("sklearn")
-    data = shoal.data.dataset["digits"]()
+    data = shoal.data.registry["digits"]()
     ensemble = shoal.Ensemble.init(Blueprint(MLP(), data.input_shape, data.outputs), members=5)
     run = shoal.fit(ensemble, data, epochs=60, progress=False)
     seen = shoal.predict(run, data.test.x)

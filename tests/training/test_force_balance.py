@@ -11,7 +11,7 @@ from shoal.training.history import NEGLIGIBLE, balance_sentence, has_diverged
 @pytest.fixture(scope="module")
 def digits():
     pytest.importorskip("sklearn")
-    return shoal.data.dataset["digits"]()
+    return shoal.data.registry["digits"]()
 
 
 def trained(digits, **options):

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.engine.member_runner import MemberRunner
-from shoal.inference.network_pass import some_of
+from shoal.inference.network_pass import random_rows
 from shoal.interaction.axes import cosines
 from shoal.interaction.repulsion import interact
 from shoal.models import MLP, SmallCNN
@@ -170,7 +170,7 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(
         ensemble, posterior(), prepared(method, x), batch,
         annealing=GAMMA, mapping=ENGINES[engine], seed=5, step=9,
     )  # fmt: skip
-    rows, rest = some_of(0.5, BATCH, 5, 9, x.device)
+    rows, rest = random_rows(0.5, BATCH, 5, 9, x.device)
     assert sorted([*rows.tolist(), *rest.tolist()]) == list(range(BATCH))
     assert len(set(rows.tolist())) == 3
     axes = by_numpy("forde", False, x)
@@ -259,13 +259,13 @@ def test_a_network_that_cannot_be_shown_a_part_is_answered():
 
 def test_the_part_is_drawn_anew_at_each_step_and_evenly():
     device = torch.device("cpu")
-    draws = torch.stack([some_of(0.25, 16, 0, step, device)[0] for step in range(400)])
+    draws = torch.stack([random_rows(0.25, 16, 0, step, device)[0] for step in range(400)])
     assert draws.shape == (400, 4)
     assert (draws.sort(1).values.diff(dim=1) > 0).all()
     counts = torch.bincount(draws.flatten(), minlength=16)
     assert (counts - 100).abs().max() < 45  # about five standard deviations of a binomial
-    same = some_of(0.25, 16, 0, torch.tensor(7), device)[0]
-    assert torch.equal(same, some_of(0.25, 16, 0, 7, device)[0])
+    same = random_rows(0.25, 16, 0, torch.tensor(7), device)[0]
+    assert torch.equal(same, random_rows(0.25, 16, 0, 7, device)[0])
 
 
 @pytest.mark.parametrize("target", ["logit", "log-probability"])
@@ -576,7 +576,7 @@ def test_tokens_are_compared_at_their_embedding(monkeypatch, engine, place, shar
     y = torch.randint(CLASSES, (BATCH,), generator=generator)
     ensemble, modules = ensemble_and_members(Reader)
     repulsion = shoal.methods.get("forde-identity", fraction=share).repulsion
-    rows = torch.arange(BATCH) if share == 1 else some_of(share, BATCH, 0, 0, x.device)[0]
+    rows = torch.arange(BATCH) if share == 1 else random_rows(share, BATCH, 0, 0, x.device)[0]
     pushed, _ = shoal.forces(ensemble, posterior(), repulsion, (x, y), mapping=ENGINES[engine])
     z = []
     with sdpa_kernel(SDPBackend.MATH):

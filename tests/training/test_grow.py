@@ -107,7 +107,7 @@ def test_old_members_stay_bit_for_bit_and_new_ones_learn(method, build):
 
 def test_new_members_begin_as_those_of_a_larger_ensemble():
     run = quick(shoal_of(seed=7))
-    grown = grow(run, NEW, data=points(), lr=1e-30, progress=False)
+    grown = grow(run, NEW, data=points(), lr=1e-15, progress=False)
     fresh = frozen(shoal_of(members=OLD + NEW, seed=7))
     assert_equal_trees(
         rows_of(frozen(grown.ensemble), OLD, OLD + NEW), rows_of(fresh, OLD, OLD + NEW)

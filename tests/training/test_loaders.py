@@ -241,7 +241,7 @@ class TestEndless:
 
         with pytest.raises(DataError) as caught:
             quick(data=Spent("finite"), steps=9)
-        assert_one_sentence(caught.value, "pass 2", "begin anew")
+        assert_one_sentence(caught.value, "pass 2", "start again")
 
     @pytest.mark.parametrize("wrong", ["a", 0, 2.5])
     def test_wrong_steps_are_refused_as_ever(self, wrong):
@@ -263,16 +263,15 @@ class TestCounting:
 
     def test_from_then_on_the_posterior_has_it(self):
         """Weight decay of the prior, 1 / N, after the first pass is that of the arrays."""
+        from shoal.training.options import Options
         from shoal.training.settings import Settings
         from shoal.training.trainer import Trainer
 
         def trainer(data):
-            settings = Settings.resolve(
-                "ensemble", False, None, "gaussian", likelihood="categorical", optimizer="adam",
-                lr=1e-3, schedule=None, epochs=None, steps=12, batch_size=BATCH, temperature=1.0,
-                annealing=None, adversarial=None, augment=None, clip=None, seed=0, precision=None,
-                engine="auto",
-            )  # fmt: skip
+            options = Options(
+                method="ensemble", likelihood="categorical", steps=12, batch_size=BATCH
+            )
+            settings = Settings.resolve(options)
             return Trainer(shoal_of(), settings, batches_of(data, BATCH, steps=12))
 
         stream, arrays = trainer(Stream(1)), trainer((X, Y))

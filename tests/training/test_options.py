@@ -92,7 +92,7 @@ def test_what_a_run_remembers_is_what_decides_its_numbers():
 
 
 @pytest.mark.parametrize("name", CHECKED)
-@pytest.mark.parametrize("value", [object(), float("nan"), [1, 2], {}])
+@pytest.mark.parametrize("value", [object(), float("nan"), "1", [1, 2], {}, 10**400])
 def test_what_is_no_value_of_an_option_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"^{name} must be"):
         Options(**{name: value})
@@ -107,7 +107,8 @@ def test_what_is_no_value_of_an_option_is_refused(name, value):
         ({"seed": -(2**63)}, -(2**63)),
         ({"legacy": np.bool_(True)}, True),
         ({"clip": None}, None),
-        ({"frozen": 0}, 0),
+        ({"frozen": np.int64(0)}, 0),
+        ({"save_every": float("inf")}, float("inf")),
     ],
 )
 def test_numbers_of_any_library_become_plain_ones(given, taken):
@@ -117,7 +118,7 @@ def test_numbers_of_any_library_become_plain_ones(given, taken):
 
 
 def test_a_text_that_only_looks_true_is_not_true():
-    with pytest.raises(ConfigError, match="legacy must be True or False, not 'false'"):
+    with pytest.raises(ConfigError, match="legacy must be True or False, not the text 'false'"):
         shoal.fit(shoal_of(), (torch.zeros(4, 3), torch.arange(4)), legacy="false")
 
 

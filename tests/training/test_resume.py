@@ -160,7 +160,7 @@ def test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now(
     monkeypatch.setattr("shoal.training.trainer.WORTH_A_TRIAL", 0)
 
     def found_faster(kind):
-        monkeypatch.setattr("shoal.training.trainer.faster_mapping", lambda *_: MemberRunner(kind))
+        monkeypatch.setattr("shoal.training.trainer.faster_runner", lambda *_: MemberRunner(kind))
 
     found_faster(first)
     one = whole(None, build, **options)

@@ -206,7 +206,7 @@ def test_svgd_with_a_linear_kernel_has_the_moments_of_a_gaussian(members, dimens
     root = cloud(dimensions, dimensions, seed=5) * 0.4 + torch.eye(dimensions)
     covariance, mean = root @ root.mT, torch.linspace(0.5, -0.5, dimensions)
     precision = torch.linalg.inv(covariance)
-    method = repulsion(Stein(), Fixed(1.0), shoal.kernels.Linear())
+    method = repulsion(Stein(), Fixed(1.0), shoal.kernels.LinearKernel())
     x = shoal.sample(
         lambda x: -(x - mean) @ precision @ (x - mean) / 2,
         cloud(members, dimensions, seed=2),

@@ -167,7 +167,10 @@ def test_linear_kernel_in_the_stein_flow():
     ensemble, modules = ensemble_and_members()
     batch = classes()
     repulsion = shoal.Repulsion(
-        shoal.spaces.Weights(), shoal.kernels.Linear(), flow=shoal.flows.Stein(), strength=STRENGTH
+        shoal.spaces.Weights(),
+        shoal.kernels.LinearKernel(),
+        flow=shoal.flows.Stein(),
+        strength=STRENGTH,
     )
     velocity, _ = shoal.forces(ensemble, posterior(), repulsion, batch, annealing=GAMMA)
     W = reference.flat_weights(modules)

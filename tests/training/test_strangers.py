@@ -188,6 +188,9 @@ class TestUnknownAndWrong:
             {"model": model(dropout="x")},
             {"model": model(input_shape=3)},
             {"model": model(outputs="many")},
+            {"model": model(outputs=0)},
+            {"model": model(input_shape=[0])},
+            {"model": model(input_shape=[-3])},
             {"model": model(members="two")},
             {"model": model(members=0)},
         ],
@@ -348,7 +351,7 @@ class TestFilesThatAreNone:
         table = json.loads(manifest.read_text())
         table["files"][path.name]["size"] = 1 << 40
         manifest.write_text(json.dumps(sealed(table)))
-        refuse(folder, "larger than it can be", kind=CheckpointCorrupt)
+        refuse(folder, "larger than the limit", kind=CheckpointCorrupt)
 
 
 class TestHistory:

@@ -30,7 +30,7 @@ from shoal.experiment.bench.measure import machine, versions
 from shoal.experiment.bench.plan import find_device
 from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config
-from shoal.experiment.grid import Grid, check_grid, resident, run_cell
+from shoal.experiment.grid import Grid, check_grid, resident, run_point
 from shoal.experiment.variants import parse_variants
 from shoal.page.comparison import comparison_value, groups_of, results_csv, summary_csv
 from shoal.page.measures import Measure, against_baseline
@@ -93,14 +93,14 @@ def trained(grid: Grid, data: Any, within: float | None, after: Any) -> None:
     """Train every missing run, while there is time for one as long as the longest."""
     begun, longest, queue = time.monotonic(), 0.0, grid.queue
     with FolderLock(grid.folder):
-        for place, cell in enumerate(queue):
+        for place, point in enumerate(queue):
             started = time.monotonic()
             if within is not None and started - begun + longest > within:
                 return say(f"{len(queue) - place} runs remain for the next call")
-            run_cell(grid, cell, data)
+            run_point(grid, point, data)
             seconds = time.monotonic() - started
             longest = max(longest, seconds)
-            say(f"{place + 1}/{len(queue)}  {cell.name}: {seconds:.0f} s")
+            say(f"{place + 1}/{len(queue)}  {point.name}: {seconds:.0f} s")
             after()
 
 
@@ -153,7 +153,7 @@ def tables(
     header = ["method", "seeds", *(title for title, _, _ in _columns(groups).values())]
     names = [group.label.partition(":")[0] for group in groups]
     first = [_means(g, groups, known.get(name, {})) for g, name in zip(groups, names, strict=True)]
-    second = [cells for group in groups if (cells := _differences(group, groups))]
+    second = [points for group in groups if (points := _differences(group, groups))]
     plain = next((group for group in groups if group.label == "ensemble"), None)
     kinds = ["mean accuracy over severities, %", *(group.label for group in groups)]
     third = [_one_corruption(name, groups) for name in _corruptions(groups)]
@@ -169,27 +169,27 @@ def _columns(groups: list[SeedGroup]) -> dict[str, tuple[str, Measure, int]]:
 
 
 def _means(group: SeedGroup, groups: list[SeedGroup], known: dict[str, str]) -> list[str]:
-    cells = [group.label, str(len(group.entries))]
+    points = [group.label, str(len(group.entries))]
     for key, (_, measure, digits) in _columns(groups).items():
         scale = 100 if key.endswith("accuracy") else 1
         mean, error = (scale * value for value in measure.summary(group))
         beside = f" ({known[key]})" if key in known else ""
         plus_minus = f" ± {error:.{digits}f}" if error == error else ""
-        cells.append(f"{mean:.{digits}f}{plus_minus}{beside}")
-    return cells
+        points.append(f"{mean:.{digits}f}{plus_minus}{beside}")
+    return points
 
 
 def _differences(group: SeedGroup, groups: list[SeedGroup]) -> list[str]:
     """Differences from the plain ensemble, paired by seed, with their 95 % intervals."""
-    cells = [f"{group.label} − ensemble", str(len(group.entries))]
+    points = [f"{group.label} − ensemble", str(len(group.entries))]
     for key, (_, measure, digits) in _columns(groups).items():
         found = against_baseline(measure, group, groups)
         if found is None:
             return []
         scale = 100 if key.endswith("accuracy") else 1
         middle, ends = _interval(found[0], scale, digits)
-        cells.append(f"{middle} ({ends})" if ends else middle)
-    return cells
+        points.append(f"{middle} ({ends})" if ends else middle)
+    return points
 
 
 def _interval(found: Sequence[float], scale: int, digits: int) -> tuple[str, str]:
@@ -201,14 +201,14 @@ def _interval(found: Sequence[float], scale: int, digits: int) -> tuple[str, str
 def _one_corruption(name: str, groups: list[SeedGroup]) -> list[str]:
     """The mean of each method, with the difference from the plain ensemble."""
     measure = functools.partial(_over_severities, name)
-    cells = [name.replace("-", " ")]
+    points = [name.replace("-", " ")]
     for group in groups:
         mean = statistics.fmean(group.values(measure).values())
         found = against_baseline(measure, group, groups)
         difference = [] if found is None else filter(None, _interval(found[0], 1, 2))
         words = "; ".join(difference)
-        cells.append(f"{mean:.2f} ({words})" if words else f"{mean:.2f}")
-    return cells
+        points.append(f"{mean:.2f} ({words})" if words else f"{mean:.2f}")
+    return points
 
 
 def _corruptions(groups: list[SeedGroup]) -> list[str]:
@@ -230,8 +230,8 @@ def _cost(group: SeedGroup, plain: SeedGroup | None, costs: dict[str, dict[str, 
     spent, ratio = costs[group.label], "-"
     if plain is not None and _commands(group) == _commands(plain):
         ratio = f"{spent['ms_a_step'] / costs[plain.label]['ms_a_step']:.2f}"
-    cells = [f"{spent['seconds_an_epoch']:.2f}", f"{spent['ms_a_step']:.1f}", ratio]
-    return [group.label, *cells, f"{spent['training_seconds']:.0f}"]
+    points = [f"{spent['seconds_an_epoch']:.2f}", f"{spent['ms_a_step']:.1f}", ratio]
+    return [group.label, *points, f"{spent['training_seconds']:.0f}"]
 
 
 def _commands(group: SeedGroup) -> set[str]:

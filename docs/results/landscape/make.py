@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import shoal
-from shoal.analysis.landscape.analyses import along  # noqa: F401  # registers the parts
+from shoal.analysis.landscape.analyses import along  # noqa: F401  # registers the analyses
 from shoal.analysis.landscape.scene import Effort, registry
 from shoal.analysis.landscape.study import study
 from shoal.core.files import read_json, write_bytes, write_json, write_text
@@ -120,7 +120,7 @@ def main():
     parser.add_argument("--precision", default=None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=300, help="training steps of a curve (300)")
-    parser.add_argument("--parts", help="analyses, such as line,tunnel (all)")
+    parser.add_argument("--analyses", help="such as line,tunnel (default: all)")
     options = parser.parse_args()
     if options.quick:
         options.data = "digits"
@@ -132,7 +132,7 @@ def main():
     run = trained(options, data, blueprint)
     seconds = {"training": round(time.monotonic() - start, 2)}
     effort = Effort.quick() if options.quick else Effort(inputs=3000, steps=options.steps)
-    names = options.parts.split(",") if options.parts else registry.names()
+    names = options.analyses.split(",") if options.analyses else registry.names()
     kept = options.out / "parts.json"
     found = read_json(kept)["parts"] if kept.exists() else {}
     for name, row in analysed(run, data, effort, names):

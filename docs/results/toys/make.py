@@ -40,7 +40,7 @@ def train(data, method, strength, likelihood, epochs, batch_size):
 
 def regression(strength):
     """Mean and two standard deviations over the input range."""
-    data = shoal.data.dataset["toy-regression"]()
+    data = shoal.data.registry["toy-regression"]()
     x = torch.linspace(0, 7, 200)[:, None]
     for method in METHODS:
         run = train(data, method, strength, shoal.likelihoods.Gaussian(0.25), 300, 30)
@@ -57,7 +57,7 @@ def regression(strength):
 
 def classification(strength):
     """Predictive entropy over the plane."""
-    data = shoal.data.dataset["toy-classification"]()
+    data = shoal.data.registry["toy-classification"]()
     side = torch.linspace(-12, 12, 80)
     up, across = torch.meshgrid(side, side, indexing="ij")
     grid = torch.stack([across.flatten(), up.flatten()], -1)

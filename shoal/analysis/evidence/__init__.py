@@ -1,4 +1,4 @@
-"""In what sense an ensemble is Bayesian: the empirical-Bayes view of trained members.
+"""Evidence of an ensemble: the empirical-Bayes view of trained members.
 
 found = evidence(run, data)
 found.log_evidence, found.weightings["posterior"].effective, found.rungs

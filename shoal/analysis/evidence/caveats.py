@@ -1,4 +1,4 @@
-"""Where theory and members part: members that coincide, weightings that differ, missed optima."""
+"""Caveats of the evidence: coinciding members, other weightings, members not at an optimum."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,11 +28,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Degeneracy:
-    """Which members coincide.
+    """Groups of members that coincide; every member is in one group.
 
     Attributes:
-        in_weights: groups of members with the same weights, every member in one.
-        in_function: groups of members with the same predictions, every member in one.
+        in_weights: groups of members with the same weights.
+        in_function: groups of members with the same predictions.
     """
 
     in_weights: list[list[int]]
@@ -40,18 +40,18 @@ class Degeneracy:
 
     @property
     def effective(self) -> int:
-        """The number of different functions."""
+        """Number of groups with different predictions."""
         return len(self.in_function)
 
 
 def degeneracy(
     pred: Predictive, weights: Tree | None = None, tolerance: float = 1e-3
 ) -> Degeneracy:
-    """Members that are the same, in weights (equal architectures) or in what they predict.
+    """Members with the same weights (equal architectures) or the same predictions.
 
     Args:
-        pred: what the members say about some inputs.
-        weights: their tensors [M, ...]; None when they are of different architectures.
+        pred: prediction of the members for some inputs.
+        weights: their tensors [M, ...]; None for different architectures.
         tolerance: relative distance of weights, and Hellinger distance of predictions.
     """
     apart = (1 - affinity(pred)).clamp_min(0).sqrt()
@@ -61,7 +61,7 @@ def degeneracy(
 
 
 def merged(weights: Tensor, groups: list[list[int]]) -> Tensor:
-    """Weights of the point masses that are left when each group is one, in the order of groups."""
+    """Weights of the point masses after merging each group, in the order of the groups."""
     return torch.stack([weights[group].sum() for group in groups])
 
 
@@ -92,12 +92,12 @@ REACH = 8.0
 
 @dataclass(frozen=True)
 class Weighted:
-    """A weighting of the members, judged.
+    """A weighting of the members and its scores.
 
     Attributes:
-        weights: of the members [M].
-        nll: mean negative log likelihood of the targets, in nats.
-        total_variation: from the uniform average, the mean over the inputs.
+        weights: weights of the members [M].
+        nll: NLL of the targets, in nats per point.
+        total_variation: total variation from the uniform average, mean over the inputs.
     """
 
     weights: Tensor
@@ -106,14 +106,14 @@ class Weighted:
 
 
 def compare(pred: Predictive, y: ArrayLike, weights: Tensor) -> Weighted:
-    """Judge a weighting beside the uniform average of the same members."""
+    """Evaluate a weighting and compare it with the uniform average."""
     uniform, other = replace(pred, weights=None), replace(pred, weights=weights)
     nll = -float(other.log_prob(y).double().mean())
     return Weighted(weights, nll, float(total_variation(uniform, other).mean()))
 
 
 def total_variation(p: Predictive, q: Predictive) -> Tensor:
-    """Distance of two predictions for the same inputs [B]."""
+    """Total variation distance of two predictions for the same inputs [B]."""
     if p.likelihood.about.has_classes:
         return 0.5 * (p.probs.double() - q.probs.double()).abs().sum(-1)
     return torch.stack([_integrated(p, q, point) for point in range(len(p))])
@@ -137,13 +137,13 @@ def _integrated(p: Predictive, q: Predictive, point: int) -> Tensor:
 def gradient_norms(
     ensemble: Ensemble, posterior: Posterior, data: Split, batch_size: int = 1024
 ) -> Tensor:
-    """Length of the gradient of log p(theta | D) / N for each member [M], over all the data.
+    """Norm of the gradient of log p(theta | D) / N for each member [M], over all data.
 
     Args:
-        ensemble: the members; they run as in prediction, and come back in the mode they were in.
+        ensemble: the members; they run in evaluation mode and keep their mode.
         posterior: likelihood and prior, with N = len(data).
-        data: what the members were trained on, with targets.
-        batch_size: points that go through the members at once.
+        data: the training data, with targets.
+        batch_size: data points per forward pass.
     """
     training = ensemble.training
     ensemble.train(False)
@@ -151,7 +151,7 @@ def gradient_norms(
     try:
         for x, y in _batches(ensemble, data, batch_size):
             drive, _ = forces(ensemble, posterior, None, (x, y))
-            # each batch has the whole prior in it, and these shares sum to one
+            # each batch includes the whole prior, and the shares sum to one
             share = len(x) / len(data)
             total = add_scaled(
                 {n: torch.zeros_like(t) for n, t in drive.items()} if total is None else total,
@@ -160,12 +160,12 @@ def gradient_norms(
             )
     finally:
         ensemble.train(training)
-    assert total is not None, "a split has at least one point"
+    assert total is not None, "a split has at least one data point"
     return member_norms(total, ensemble.spans).cpu()
 
 
 def _batches(ensemble: Ensemble, data: Split, batch_size: int) -> Iterator[Batch]:
-    assert data.y is not None, "the evidence of data without targets is not asked for"
+    assert data.y is not None, "the evidence needs targets"
     for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
         x = x.to(ensemble.device, ensemble.dtype if x.is_floating_point() else None)
         yield x, y.to(ensemble.device)

@@ -1,4 +1,4 @@
-"""The empirical-Bayes view of a trained ensemble, whole."""
+"""`evidence` computes the whole empirical-Bayes view of a trained ensemble."""
 
 import math
 from collections.abc import Callable
@@ -32,13 +32,13 @@ __all__ = ["Evidence", "Weighting", "evidence"]
 
 @dataclass(frozen=True)
 class Weighting:
-    """One way to weigh the members.
+    """Weights of the members and their scores.
 
     Attributes:
-        weights: of all members, 0 for those that are dead [M].
-        effective: how many members that amounts to, 1 / sum w².
-        nll: of judged data, in nats a point; NaN without them.
-        total_variation: from uniform averaging, on the same data.
+        weights: weights of all members, 0 for diverged members [M].
+        effective: effective number of members, 1 / sum w².
+        nll: NLL on the evaluation data, in nats per point; NaN without data.
+        total_variation: total variation from uniform averaging, on the same data.
     """
 
     weights: list[float]
@@ -49,28 +49,28 @@ class Weighting:
 
 @dataclass(frozen=True)
 class Evidence:
-    """In what sense an ensemble is Bayesian.
+    """The empirical-Bayes view of an ensemble.
 
     Attributes:
-        members: how many there are.
-        living: which of them are finite.
-        points: N, of the training data.
-        step: of the run when this was computed.
-        log_likelihoods: log L of each living member.
-        log_priors: log density of the weight prior there; empty without one.
+        members: number of members.
+        living: indices of the finite members.
+        points: N, number of training data points.
+        step: step of the run at the time of computation.
+        log_likelihoods: log L of each finite member.
+        log_priors: log density of the weight prior at each finite member; empty without a prior.
         log_evidence: log (1/M) sum_m L_m.
-        lower, upper: the bounds that hold for any ensemble.
-        spread: largest less smallest log likelihood, in nats.
-        ties: members within a nat of the best.
-        half_temperature: at which half of the members count.
-        gradient_norms: of log p(theta | D) / N at each living member.
+        lower, upper: bounds of the log evidence for any ensemble.
+        spread: largest minus smallest log-likelihood, in nats.
+        ties: number of members within one nat of the best.
+        half_temperature: temperature at which the effective number of members is M / 2.
+        gradient_norms: norm of the gradient of log p(theta | D) / N at each finite member.
         in_weights, in_function: groups of members that coincide.
-        distinct: effective number of functions that uniform weights amount to, merged.
+        distinct: effective number of functions under uniform weights, coinciding members merged.
         weightings: uniform, posterior, penalised (with the weight prior), implied (the prior under
-            which uniform is exact) and stacking, as far as there are.
+            which uniform weights are exact) and stacking, if available.
         rungs: learned priors, the largest evidence first.
-        missing: priors that could not be had, and why.
-        held_out, judged: which data fitted the stacking weights, and which judged.
+        missing: priors that could not be computed, and the reasons.
+        held_out, judged: data that fitted the stacking weights, and data of the NLL.
     """
 
     members: int
@@ -97,7 +97,7 @@ class Evidence:
 
     @property
     def tolerance(self) -> float:
-        """The gap in loss, in nats a data point, that is a factor of e in weight: 1 / N."""
+        """The difference in loss, in nats per point, that changes a weight by e: 1 / N."""
         return 1 / self.points
 
 
@@ -110,15 +110,15 @@ def evidence(
     flow_steps: int = 200,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Evidence:
-    """Evidence, weights, exactness, optimality, degeneracy, and richer learned priors.
+    """Log evidence, member weights, optimality, degeneracy, and a prior comparison.
 
     Args:
-        run: what `fit` returned or `load` opened.
-        data: the `Dataset` it was trained on, or its pair (x, y).
-        priors: also fit the richer priors, which takes most of the time.
-        points: training data that the curvature is summed over, scaled up to all of them.
-        flow_steps: of the ascent of the flow prior.
-        tell: called with a word after each part of the work.
+        run: a run from `fit` or `load`.
+        data: the training `Dataset`, or its pair (x, y).
+        priors: also compare learned priors, which takes most of the time.
+        points: number of training data points for the curvature, scaled to all data.
+        flow_steps: training steps of the flow prior.
+        tell: called with the name of each finished step of the work.
     """
     parts = parts_of(data)
     each = log_likelihoods(run, parts.train)
@@ -148,7 +148,7 @@ def evidence(
 
 
 def step_of(run: Any) -> int:
-    """How far the training of a run had come; evidence of another step is stale."""
+    """Training step of a run; evidence of another step is out of date."""
     return int(run.history[-1].get("step") or 0) if run.history else 0
 
 
@@ -165,7 +165,7 @@ def _point_masses(found: Tensor) -> dict[str, Any]:
 
 
 def _same(run: Any, parts: EvidenceSplits, living: list[int]) -> dict[str, Any]:
-    """Groups of members that coincide, named by their place among all."""
+    """Groups of members that coincide, as indices among all members."""
     split = parts.train if parts.judged is None else parts.judged
     pred = Predictive(member_outputs(run.ensemble, split)[living], run.likelihood)
     one = len(run.ensemble.groups) == 1

@@ -1,11 +1,11 @@
-r"""The likelihood around a member, to second order.
+r"""Second-order expansion of the log-likelihood around a member.
 
 $$ \log L(θ + δ) ≈ \log L(θ) + g^T δ - \tfrac12 δ^T H δ $$
 
 with the generalised Gauss-Newton curvature $H = \sum_n J_n^T Λ_n J_n$, where $J_n$ is the Jacobian
 of the outputs and $Λ_n = -∂^2 \log p(y_n | f) / ∂f^2$, its negative eigenvalues set to zero. It is
-kept as numbers in a basis where it is diagonal: the weights themselves for `diagonal`, which leaves
-out how weights interact, or the eigenvectors of the exact H of the last layer for `last_layer`.
+stored in a basis in which it is diagonal: the weights themselves for `diagonal`, which ignores
+interactions of weights, or the eigenvectors of the exact H of the last layer for `last_layer`.
 Immer, Korzepa & Bauer (2021), arXiv 2008.08171.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["Expansion", "diagonal", "features_of", "last_layer", "last_linear"]
 
 
 def last_linear(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
-    """Name and module of the linear layer whose outputs are those of the network."""
+    """Name and module of the linear layer that gives the outputs of the network."""
     made: dict[str, Any] = {}
     hooks = [
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out}))
@@ -45,8 +45,8 @@ def last_linear(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
             assert isinstance(layer, nn.Linear)
             return name or "outputs", layer
     raise ConfigError(
-        "a prior on the last layer needs a network that ends with a linear layer, "
-        "which this one does not; leave such priors out"
+        "a prior on the last layer needs a network that ends with a linear layer; "
+        "leave priors on the last layer out"
     )
 
 
@@ -68,19 +68,19 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Expansion:
-    """A quadratic log likelihood around a member, in a basis where its curvature is diagonal.
+    """A quadratic log-likelihood around a member, in a basis of diagonal curvature.
 
     Attributes:
         module: the member, in double precision.
-        log_likelihood: of all data at the member.
-        theta: where the member is [d].
+        log_likelihood: log-likelihood of all data at the member.
+        theta: weights of the member [d].
         gradient: g [d].
-        curvature: diagonal of H [d], none negative.
-        layer: which layer each coordinate belongs to [d].
+        curvature: diagonal of H [d], at least 0.
+        layer: layer of each coordinate [d].
         layers: names of the layers.
-        basis: eigenvectors [d, d] of the last layer; None when coordinates are the weights.
-        at_mode: take the member for the maximum of its posterior, whatever the gradient is. A
-            diagonal curvature has no valid Newton step: every weight would take the whole of it.
+        basis: eigenvectors [d, d] of the last layer; None if coordinates are the weights.
+        at_mode: treat the member as the maximum of its posterior and ignore the gradient. A
+            diagonal curvature has no valid Newton step: every weight would take the whole step.
     """
 
     module: nn.Module
@@ -112,7 +112,7 @@ def diagonal(
     log_likelihood: float,
     factor: float = 1.0,
 ) -> Expansion:
-    """All weights of a member, each on its own; the data stand for `factor` times as many."""
+    """Expansion in all weights of a member, without interactions; `factor` scales the data."""
     weights = {name: p.detach() for name, p in module.named_parameters()}
     gradient, curvature = _summed_rows(module, weights, likelihood, data)
     names = [name.rpartition(".")[0] or name for name in weights]
@@ -130,7 +130,7 @@ def last_layer(
     log_likelihood: float,
     factor: float = 1.0,
 ) -> Expansion:
-    """The last layer of a member, with every covariance: H = sum_n Λ_n ⊗ φ_n φ_n^T."""
+    """Expansion in the last layer of a member with its full H = sum_n Λ_n ⊗ φ_n φ_n^T."""
     name, layer = last_linear(module, data.x[:1])
     assert data.y is not None, "there is no likelihood of data without targets"
     phi, f = features_of(module, data.x)
@@ -155,7 +155,7 @@ def _weights_then_biases(C: int, F: int, biased: bool) -> Tensor:
 
 
 def _at_outputs(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient [B, C] and curvature [B, C, C] of the log likelihood at the outputs."""
+    """Gradient [B, C] and curvature [B, C, C] of the log-likelihood at the outputs."""
 
     def log_prob(outputs: Tensor, target: Tensor) -> Tensor:
         return likelihood.log_prob(outputs[None], target[None])[0]

@@ -1,14 +1,14 @@
-r"""A prior on the last layer that is a normalising flow, learned by the evidence lower bound.
+r"""A normalising flow as prior on the last layer, learned by the evidence lower bound.
 
-For each member, with its features fixed, over weights c of the last layer,
+For each member, with fixed features and weights c of the last layer,
 
 $$ \log p(D | π) \ge E_{q(c)} [ \log L(c) + \log π(c) - \log q(c) ], $$
 
-and both π and q are flows that ascend this bound. They begin at the Gaussian prior and the Laplace
-posterior of a Bayesian last layer. Left to itself the ascent ends at a point mass at the maximum of
-the likelihood, the ensemble (any π loses to it); where it stands after a number of steps is a prior
-between the two. The flows are affine couplings (Dinh, Sohl-Dickstein & Bengio 2017), of the library
-zuko, conditioned on the member. Villecroze et al. (2025), arXiv 2505.15888.
+and both π and q are flows that maximise this bound. They start at the Gaussian prior and the
+Laplace posterior of a Bayesian last layer. At convergence π is a point mass at the maximum of the
+likelihood, the ensemble, which has the largest bound. After a finite number of steps π lies between
+the two. The flows are affine couplings (Dinh, Sohl-Dickstein & Bengio 2017) of the library zuko,
+conditioned on the member. Villecroze et al. (2025), arXiv 2505.15888.
 """
 
 import math
@@ -30,16 +30,16 @@ __all__ = ["FlowFit", "LastLayerLikelihood", "fit_flow"]
 
 @dataclass(frozen=True)
 class LastLayerLikelihood:
-    """log L of weights of the last layer, given in the eigenbasis of each member.
+    """log L of weights of the last layer, in the eigenbasis of each member.
 
     Attributes:
         features: inputs of the last layer [M, N, F].
         y: targets.
         bases: eigenvectors [M, d, d].
-        likelihood: what the outputs mean.
+        likelihood: likelihood of the outputs.
         outputs: C.
-        batch: points in a step of training, scaled up to all.
-        seed: of the batches.
+        batch: data points per training step, scaled to all data.
+        seed: seed of the batches.
     """
 
     features: Tensor
@@ -54,7 +54,7 @@ class LastLayerLikelihood:
     def of(
         cls, expansions: Sequence[Expansion], likelihood: Likelihood, data: Split, seed: int
     ) -> "LastLayerLikelihood":
-        """In single precision, with the features of every member computed once."""
+        """The likelihood in single precision; features of every member are computed once."""
         found = [features_of(e.module, data.x) for e in expansions]
         bases = torch.stack([e.basis for e in expansions if e.basis is not None])
         features = torch.stack([phi for phi, _ in found]).float()
@@ -80,10 +80,10 @@ class LastLayerLikelihood:
 
 
 LogLikelihood = Callable[[Tensor, int | None], Tensor]
-"""From weights [S, M, d] and a step, None for all data, to log likelihoods [S, M]."""
+"""From weights [S, M, d] and a step (None for all data) to log-likelihoods [S, M]."""
 
 HIDDEN = 32
-"""Units between the halves of a coupling."""
+"""Hidden units of a coupling."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class FlowFit:
     """The posterior of the last layer of each member, and its bound.
 
     Attributes:
-        elbo: bound on the log evidence of each member [M], a mean over draws.
-        error: standard error of that mean [M].
+        elbo: bound on the log evidence of each member [M], mean over draws.
+        error: standard error of the bound [M].
         draw: draws of the weights from q [count, M, d].
     """
 
@@ -103,7 +103,7 @@ class FlowFit:
 
 @dataclass(frozen=True)
 class _Affine:
-    """A flow of numbers of unit size, moved and scaled for each member."""
+    """A flow of standardised numbers, with location and scale per member."""
 
     flow: Any
     loc: Tensor
@@ -132,20 +132,20 @@ def fit_flow(
     couplings: int = 2,
     seed: int = 0,
 ) -> FlowFit:
-    """Ascend the bound over the posterior flow and, unless told otherwise, the prior flow.
+    """Maximise the bound over the posterior flow and, by default, the prior flow.
 
     Args:
-        log_likelihood: of the last layer's weights [S, M, d] at a step; see `LogLikelihood`.
-        loc: where q begins [M, d].
-        scale: how wide it begins [M, d].
-        prior_scale: standard deviation of the prior that π begins at, or stays at.
-        learn_prior: let π ascend the bound too.
-        steps: of Adam.
-        draws: from q in each step.
+        log_likelihood: log-likelihood of the last layer's weights [S, M, d]; see `LogLikelihood`.
+        loc: initial mean of q [M, d].
+        scale: initial standard deviation of q [M, d].
+        prior_scale: initial standard deviation of π.
+        learn_prior: also train π.
+        steps: number of Adam steps.
+        draws: draws from q per step.
         lr: learning rate.
-        final_draws: with which the bound is measured in the end.
-        couplings: of each flow.
-        seed: of everything random.
+        final_draws: draws for the final value of the bound.
+        couplings: couplings per flow.
+        seed: fixes all randomness.
     """
     with seeded(derive(seed, "flow")):
         at_zero = torch.zeros_like(loc), torch.full_like(loc, prior_scale)
@@ -167,13 +167,13 @@ def fit_flow(
 def _bound(
     log_likelihood: LogLikelihood, q: _Affine, prior: _Affine, draws: int, step: int | None
 ) -> Tensor:
-    """One term of the bound for each draw and member [draws, M]."""
+    """One term of the bound per draw and member [draws, M]."""
     c, log_q = q.draw(draws)
     return log_likelihood(c, step) + prior.log_prob(c) - log_q
 
 
 def _made(loc: Tensor, scale: Tensor, couplings: int) -> _Affine:
-    """A flow that begins as the identity."""
+    """A flow that is initially the identity."""
     members, size = loc.shape
     flows = require("zuko.flows", extra="evidence")
     flow = flows.NICE(size, members, transforms=couplings, hidden_features=(HIDDEN,)).to(loc)

@@ -1,19 +1,19 @@
 r"""Gaussian priors on the weights and their evidence, by Laplace's method.
 
-For a quadratic log likelihood and a prior $N(μ, σ_l^2)$ with one scale a layer the integral over
-the weights is known. With $a = θ - μ$, $P = H + σ^{-2}$ and $b = g - σ^{-2} a$,
+For a quadratic log-likelihood and a prior $N(μ, σ_l^2)$ with one scale per layer, the integral over
+the weights has a closed form. With $a = θ - μ$, $P = H + σ^{-2}$ and $b = g - σ^{-2} a$,
 
 $$ \log Z = \log L(θ) - \tfrac12 \log|1 + σ^2 H| + \tfrac12 b^T P^{-1} b - \tfrac12 a^T σ^{-2} a, $$
 
-and the posterior is $N(θ + P^{-1} b, P^{-1})$. The expansion point need not be the maximum where H
-is whole; with a diagonal H it is taken for one, b = 0. Two places for the prior: at the member
-itself, $μ = θ$, which is a point mass at scale zero, and at zero, the usual prior of a Bayesian
-network. The members are the components of a mixture of equal masses, so that
-$Z = \frac1M \sum_m Z_m$; for the prior at zero, where every member is one mode of the same
-integral, this counts one mode's worth and is at most log M below the sum of all found.
+and the posterior is $N(θ + P^{-1} b, P^{-1})$. With a full H the expansion point need not be the
+maximum. With a diagonal H it is treated as the maximum, b = 0. The centre of the prior is the
+member itself, $μ = θ$ (a point mass at scale zero), or zero, the usual prior of a Bayesian network.
+The members are the components of a mixture with equal masses, so $Z = \frac1M \sum_m Z_m$. For the
+prior at zero, every member is one mode of the same integral: Z is the mean over modes, at most
+log M below the sum over modes.
 
-Libraries for it expand around the maximum under a prior at zero, one network at a time; here the
-prior may sit at the members, its scales are shared by all of them, and the gradient counts.
+Other libraries expand around the maximum under a prior at zero, one network at a time. Here the
+prior can be centred at the members, all members share its scales, and the gradient counts.
 MacKay (1992); Daxberger et al. (2021), arXiv 2106.14806.
 """
 
@@ -41,8 +41,8 @@ class Laplace:
 
     Attributes:
         expansions: the likelihood around each member.
-        log_scales: of the prior, one for each layer [L].
-        centre: where the prior is.
+        log_scales: log standard deviations of the prior, one per layer [L].
+        centre: centre of the prior.
     """
 
     expansions: Sequence[Expansion]
@@ -88,7 +88,7 @@ def log_evidences(expansions: Sequence[Expansion], log_scales: Tensor, centre: C
 
 
 def fit_laplace(expansions: Sequence[Expansion], centre: Centre) -> Laplace:
-    """The prior scales, one a layer, that maximise the evidence of the mixture."""
+    """The prior scales, one per layer, that maximise the evidence of the mixture."""
     optimize = require("scipy.optimize", extra="evidence")
 
     def loss(values: np.ndarray) -> tuple[float, np.ndarray]:

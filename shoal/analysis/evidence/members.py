@@ -1,4 +1,4 @@
-"""What each member makes of the data, which data are used for what, and stacking weights."""
+"""Log-likelihoods and log priors of the members, the splits for evidence, stacking weights."""
 
 import math
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EvidenceSplits:
-    """A data set, divided by what each part is for.
+    """The splits of a data set by their purpose.
 
     Attributes:
-        train: what the evidence is the probability of.
-        held_out: what stacking weights are fitted on; None when there is nothing.
-        judged: what predictions are judged on, never the same points; None when there is nothing.
-        held_out_words: what the held-out part is.
-        judged_words: what the judged part is.
+        train: data of the evidence.
+        held_out: data that fit the stacking weights; None without any.
+        judged: data that evaluate predictions, disjoint from `held_out`; None without any.
+        held_out_words: description of `held_out`.
+        judged_words: description of `judged`.
     """
 
     train: Split
@@ -50,10 +50,10 @@ class EvidenceSplits:
 
 
 def parts_of(data: Any) -> EvidenceSplits:
-    """The parts of a `Dataset`, or of a pair (x, y) that is all training data.
+    """The splits of a `Dataset`, or of a pair (x, y), which is training data only.
 
-    Stacking weights are fitted on the validation part. Where there is none they are fitted on every
-    second test point, and the points between judge.
+    Stacking weights are fitted on the validation split. Without a validation split they are fitted
+    on every second test point, and the other test points evaluate.
     """
     train = as_split(data)
     if train.y is None:
@@ -79,7 +79,7 @@ def _every_second(split: Split, start: int) -> Split:
 
 
 def stacking_weights(log_probs: Tensor) -> Tensor:
-    """The weights [M] that maximise the mean log score of held-out data.
+    """The weights [M] that maximise the mean log score on held-out data.
 
     Args:
         log_probs: log density of each held-out target under each member [M, B].
@@ -90,10 +90,10 @@ def stacking_weights(log_probs: Tensor) -> Tensor:
             f"stacking needs log probabilities [members, points], not of shape {list(table.shape)}"
         )
     best = table.amax(0)
-    possible = best > -torch.inf  # a point that no member allows says nothing about their weights
+    possible = best > -torch.inf  # points of zero probability give no weights
     if not bool(possible.any()):
-        raise DataError("every member finds every held-out point impossible; nothing can be fitted")
-    # in units of the best member at each point, so that nothing underflows
+        raise DataError("all members give held-out data probability 0; stacking is not possible")
+    # relative to the best member at each data point, to avoid underflow
     return _solved((table - best)[:, possible].exp().numpy())
 
 
@@ -120,14 +120,14 @@ def _solved(p: np.ndarray) -> Tensor:
 
 
 def log_probs(run: Any, data: Split) -> Tensor:
-    """log p(y_b | x_b, theta_m) [M, B] in evaluation mode; -inf for members that are dead."""
+    """log p(y_b | x_b, theta_m) [M, B] in evaluation mode; -inf for diverged members."""
     outputs = member_outputs(run.ensemble, data).double()
     y = data.y if data.y is None or not data.y.is_floating_point() else data.y.double()
     assert y is not None, "there is no likelihood of data without targets"
     found = run.likelihood.log_prob(outputs, y)
     living = run.ensemble.alive.cpu() & outputs.isfinite().flatten(1).all(1)
     if not bool(living.any()):
-        raise DataError("no member of this ensemble is alive, so there is no evidence; train again")
+        raise DataError("all members diverged, so there is no evidence; train again")
     return torch.where(living[:, None], found, -math.inf)
 
 
@@ -137,7 +137,7 @@ def log_likelihoods(run: Any, data: Split) -> Tensor:
 
 
 def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionalPrior | None:
-    """The prior that a run was trained with; None when it was the user's own."""
+    """The prior of a run's training; None for the user's own prior."""
     try:
         return priors.registry.make(config.get("prior", "gaussian"))
     except ConfigError:
@@ -145,7 +145,7 @@ def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionalPrior | None:
 
 
 def log_priors(run: Any) -> Tensor | None:
-    """log density of the weight prior at each member [M], of one architecture; None without one."""
+    """Log density of the weight prior at each member [M]; None for several architectures."""
     prior = prior_of(run.config)
     if prior is None or isinstance(prior, FunctionalPrior) or len(run.ensemble.groups) > 1:
         return None

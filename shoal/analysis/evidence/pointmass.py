@@ -1,4 +1,4 @@
-r"""The learned prior as point masses at the members: closed forms in their log likelihoods.
+r"""The learned prior as point masses at the members: closed forms in their log-likelihoods.
 
 For members $θ_m$ with likelihoods $L_m = p(D | θ_m)$ and a prior $π = \sum_m a_m δ_{θ_m}$ the
 marginal likelihood is $\sum_m a_m L_m$ and the posterior weights are $w_m ∝ a_m L_m$, exactly. With
@@ -41,7 +41,7 @@ def log_evidence(log_likelihoods: Tensor, prior: Tensor | None = None) -> float:
 
 
 def bounds(log_likelihoods: Tensor) -> tuple[float, float]:
-    """Between which two numbers the evidence of equal masses lies, whatever the members are."""
+    """Lower and upper bound of the log evidence with equal masses, for any members."""
     best = float(_checked(log_likelihoods).max())
     return best - math.log(len(log_likelihoods)), best
 
@@ -70,18 +70,18 @@ def implied_prior(log_likelihoods: Tensor) -> Tensor:
 
 
 def effective_number(weights: Tensor) -> float:
-    """1 / sum_m w_m²: M for equal weights, 1 when one member has all of it."""
+    """1 / sum_m w_m²: M for equal weights, 1 if one member has weight 1."""
     return 1 / float(weights.double().square().sum())
 
 
 def spread(log_likelihoods: Tensor) -> float:
-    """Largest less smallest log likelihood, in nats for all data together."""
+    """Largest minus smallest log-likelihood, in nats for all data."""
     found = _checked(log_likelihoods)
     return float(found.max() - found.min())
 
 
 def ties(log_likelihoods: Tensor, tolerance: float = 1.0) -> int:
-    """How many members are within `tolerance` nats of the best, which is tied with itself."""
+    """Number of members within `tolerance` nats of the best member, the best included."""
     found = _checked(log_likelihoods)
     return int((found >= found.max() - tolerance).sum())
 
@@ -90,7 +90,7 @@ def half_temperature(log_likelihoods: Tensor, share: float = 0.5) -> float:
     """The lowest T at which the weights L^(1/T) have an effective number of `share` M.
 
     The effective number grows with T, since d log sum w² / dT has the sign of a difference of mean
-    log likelihoods at T and at T / 2; so it is bisected. 0 when it is reached at any T.
+    log-likelihoods at T and at T / 2. Bisection finds T; the result is 0 if every T suffices.
     """
     found = _checked(log_likelihoods)
     wanted = share * len(found)
@@ -107,12 +107,10 @@ def half_temperature(log_likelihoods: Tensor, share: float = 0.5) -> float:
 def _checked(log_likelihoods: Tensor) -> Tensor:
     found = log_likelihoods.double()
     if found.ndim != 1 or len(found) == 0 or not bool((found < math.inf).all()):
-        raise DataError(
-            f"evidence needs one log likelihood a member, numbers [M], not {log_likelihoods}"
-        )
+        raise DataError(f"evidence needs one log-likelihood per member, [M], not {log_likelihoods}")
     if not bool((found > -math.inf).any()):
         raise DataError(
-            "every member finds the data impossible, so no member has any weight; "
-            "check that the labels are those of the training"
+            "all members give the data probability 0, so no member has weight; "
+            "check that the labels match the training"
         )
     return found

@@ -1,8 +1,8 @@
-"""Learned priors from point masses to a Bayesian network, each with evidence and held-out loss.
+"""Prior comparison: log evidence and NLL of learned priors, from point masses to Gaussians at zero.
 
-Point masses are the most flexible prior and have the largest evidence. Below them stand Gaussians
-at the members, whose best width shows whether anything wider than a point is wanted; a flow on the
-last layer; and Gaussians at zero, the usual prior, with one scale a layer chosen by the evidence.
+Point masses are the most flexible prior and have the largest evidence. The other priors are
+Gaussians at the members, whose best width shows whether point masses are too narrow; a flow on the
+last layer; and Gaussians at zero, the usual prior. The evidence chooses one scale per layer.
 """
 
 import math
@@ -31,12 +31,12 @@ class PriorResult:
     """One learned prior.
 
     Attributes:
-        name: what the prior is.
-        log_evidence: log p(D) under it, or a lower bound.
-        nll: mean negative log likelihood of judged data, members weighed alike; NaN without data.
-        nll_posterior: the same with members weighed by their evidence.
-        scales: standard deviation of the prior in each layer, where it has one.
-        centre: of Gaussians, "members" or "zero"; empty for other priors.
+        name: name of the prior.
+        log_evidence: log p(D) under the prior, or a lower bound.
+        nll: NLL of the evaluation data with equal member weights; NaN without data.
+        nll_posterior: NLL with members weighted by their evidence.
+        scales: standard deviation of the prior in each layer, for Gaussians.
+        centre: centre of Gaussians, "members" or "zero"; empty for other priors.
     """
 
     name: str
@@ -52,15 +52,15 @@ class PriorComparison:
     """The members and the data that priors are compared on.
 
     Attributes:
-        modules: living members as ordinary modules, in double precision.
-        likelihood: what their outputs mean.
-        train: the data of the evidence.
-        judged: the data of the loss, None when there are none.
-        log_likelihoods: of the members [M].
-        points: of the training data that the curvature is summed over, scaled up to all.
-        draws: from each component when predicting.
-        flow_steps: of the flow's ascent.
-        seed: of everything random.
+        modules: finite members as ordinary modules, in double precision.
+        likelihood: likelihood of the outputs.
+        train: data of the evidence.
+        judged: data of the NLL; None without any.
+        log_likelihoods: log-likelihoods of the members [M].
+        points: number of training data points for the curvature, scaled to all data.
+        draws: draws per component for predictions.
+        flow_steps: training steps of the flow.
+        seed: fixes all randomness.
     """
 
     modules: Sequence[nn.Module]
@@ -74,21 +74,21 @@ class PriorComparison:
     seed: int = 0
 
     def point_masses(self) -> list[PriorResult]:
-        """Every member as it is."""
+        """Point masses at the members."""
         x = None if self.judged is None else self.judged.x
         outputs = None if x is None else _stacked(self.modules, x)
         return [self._rung("point masses", self.log_likelihoods, outputs)]
 
     def last_layer(self) -> list[PriorResult]:
-        """The last layer as a Gaussian with all covariances, at the members and at zero."""
+        """Gaussians on the last layer with full covariance, at the members and at zero."""
         return self._gaussians("last layer", self._last)
 
     def diagonal(self) -> list[PriorResult]:
-        """All layers as Gaussians of independent weights, at the members and at zero."""
+        """Gaussians on all layers with independent weights, at the members and at zero."""
         return self._gaussians("all layers, diagonal", self._expanded(diagonal))
 
     def flow(self) -> list[PriorResult]:
-        """The last layer with a learned flow as prior."""
+        """A learned flow as prior on the last layer."""
         expansions = self._last
         zero = fit_laplace(expansions, "zero")
         target = LastLayerLikelihood.of(expansions, self.likelihood, self.train, self.seed)
@@ -139,7 +139,7 @@ class PriorComparison:
         outputs: Tensor | None,
         scales: dict[str, float] | None = None,
     ) -> PriorResult:
-        """A rung from the evidence of each component [M] and its draws [M * S, B, C]."""
+        """Result from the log evidence of each component [M] and its draws [M * S, B, C]."""
         losses = (math.nan, math.nan)
         if outputs is not None and self.judged is not None:
             share = len(outputs) // len(each)
@@ -156,7 +156,7 @@ class PriorComparison:
 def compare_priors(
     ladder: PriorComparison, tell: Callable[[str], None]
 ) -> tuple[list[PriorResult], dict[str, str]]:
-    """Every rung that can be had, from the largest evidence down, and why others cannot."""
+    """Results of all available priors, largest evidence first, and reasons for missing priors."""
     rungs, missing = [], {}
     steps: dict[str, Callable[[], list[PriorResult]]] = {
         "point masses": ladder.point_masses,

@@ -1,4 +1,4 @@
-"""Evidence beside the run it is about, and the weights that predictions take from it."""
+"""Storage of the evidence with its run, and the member weights for predictions."""
 
 import math
 from dataclasses import asdict
@@ -31,12 +31,12 @@ NAMED = ("uniform", "posterior", "stacking")
 
 
 def save_evidence(found: Evidence, folder: Path | str) -> None:
-    """Write it into the folder of the run."""
+    """Write the evidence to the folder of the run."""
     write_json(Path(folder) / FILE, sealed({**asdict(found), "run_id": run_id(folder)}))
 
 
 def keep_evidence(run: Any, found: Evidence) -> None:
-    """In the folder of the run; in its `results` where it has none."""
+    """Store the evidence in the run's folder, or in its `results` without a folder."""
     if run.folder is None:
         run.results["evidence"] = found
     else:
@@ -44,20 +44,22 @@ def keep_evidence(run: Any, found: Evidence) -> None:
 
 
 def kept_evidence(run: Any) -> Evidence | None:
-    """What `keep_evidence` kept; None where there is nothing."""
+    """The evidence that `keep_evidence` stored; None without any."""
     if getattr(run, "folder", None) is not None:
         return load_evidence(run.folder)
     return getattr(run, "results", {}).get("evidence")
 
 
 def load_evidence(folder: Path | str) -> Evidence | None:
-    """What `shoal evidence` left in the folder of a run; None when it has not been there."""
+    """The evidence that `shoal evidence` stored in the folder of a run; None without any."""
     path = Path(folder) / FILE
     if not path.exists():
         return None
     value = read_sealed(path)
     if value.pop("run_id", None) != run_id(folder):
-        raise CheckpointCorrupt(f"{path} is about another run; type: shoal evidence {path.parent}")
+        raise CheckpointCorrupt(
+            f"{path} belongs to another run; type: shoal evidence {path.parent}"
+        )
     try:
         rungs = [PriorResult(**_known(_numbers(rung))) for rung in value.pop("rungs")]
         weightings = {k: Weighting(**_numbers(w)) for k, w in value.pop("weightings").items()}
@@ -67,16 +69,15 @@ def load_evidence(folder: Path | str) -> Evidence | None:
         return found
     except (TypeError, KeyError, AttributeError) as error:
         raise CheckpointCorrupt(
-            f"{path} is not what `shoal evidence` writes ({error}); "
-            f"type: {again('evidence', path.parent)}"
+            f"{path} is not valid evidence ({error}); type: {again('evidence', path.parent)}"
         ) from None
 
 
 def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
-    """The weights [M] that a name stands for; None for uniform ones.
+    """The weights [M] with this name; None for uniform weights.
 
-    They come from the run's folder when `shoal evidence` has been there since the last step of the
-    training; else from `data`, or from the run's data set when it can be loaded again.
+    The weights come from the run's folder, if its evidence belongs to the last training step.
+    Otherwise they are computed from `data`, or from the run's data set if it can be loaded.
     """
     if kind not in NAMED:
         raise ConfigError(f"there are no weights called '{kind}'; {nearest(str(kind), NAMED)}")
@@ -88,7 +89,7 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
         kept = evidence(run, known, priors=False)
     if kind not in kept.weightings:
         raise DataError(
-            "stacking weights are fitted on held-out data, and there are none; "
+            "stacking weights need held-out data, and this data set has none; "
             "pass data=Dataset(..., test=Split(x, y))"
         )
     weights = [math.nan if w is None else w for w in kept.weightings[kind].weights]
@@ -96,7 +97,7 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
 
 
 def _known(rung: dict[str, Any]) -> dict[str, Any]:
-    """With the centre of Gaussians, which files of older runs have in the name alone."""
+    """A stored result with the centre of Gaussians; older files have it only in the name."""
     old = {f"Gaussians {words}": centre for words, centre in _CENTRES.items()}
     centre = next((c for name, c in old.items() if str(rung["name"]).startswith(name)), "")
     return {"centre": centre, **rung}
@@ -106,12 +107,12 @@ _CENTRES = {"at the members": "members", "at zero": "zero"}
 
 
 def _numbers(table: dict[str, Any]) -> dict[str, Any]:
-    """Null, which stands for a number that is not finite, as NaN."""
+    """The table with null (a number that is not finite) as NaN."""
     return {name: float("nan") if value is None else value for name, value in table.items()}
 
 
 def _check_types(found: Any) -> None:
-    """Refuse values that are not of the types of their fields."""
+    """Refuse values of wrong types."""
     for name, annotation in get_type_hints(type(found)).items():
         if not _fits(getattr(found, name), annotation):
             raise TypeError(f"{name} is {came(getattr(found, name))}")
@@ -123,6 +124,6 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, list) and all(_fits(each, inner[0]) for each in value)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(each, inner[1]) for each in value.values())
-    if annotation is float:  # None is a number that is not finite
+    if annotation is float:  # None means a number that is not finite
         return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     return isinstance(value, annotation)

@@ -1,5 +1,5 @@
-"""Distance to the true posterior: problems where it is known, and how far every method is from it.
+"""Distance of every method to the true posterior, on problems where the posterior is known.
 
-`problems` are small enough for long Markov chains, `reference` keeps what these found, and
-`weight_space`, `function_space` and `stein` measure. `study` trains every method and fills a table.
+`problems` are small enough for long Markov chains, `reference` stores their posteriors, and
+`distances` measures. `study` trains every method and fills a table.
 """

@@ -1,6 +1,7 @@
-"""The methods that are compared: each as published, and calibrated; and how they are trained.
+"""The compared methods, published and calibrated, and their training.
 
-All are trained alike, by `shoal.fit`, with all data in one batch: what differs is the repulsion.
+`shoal.fit` trains all methods in the same way, with all data in one batch; only the repulsion
+differs.
 """
 
 import warnings
@@ -27,21 +28,21 @@ EVERY = (
     *(f"{name}:{form}" for form in _FORMS for name in METHODS if METHODS[name].repulsion),
     *(f"kde:calibrated:{space}" for space in _SPACES),
 )
-"""What is compared when nobody says: `NAME:FORM`, and calibrated ones in other spaces."""
+"""Default methods of the comparison: `NAME:FORM`, and calibrated methods in other spaces."""
 
 QUICK = ("ensemble", "svgd:legacy", "kde:legacy", "f-kde:legacy", "kde:calibrated",
          "f-kde:calibrated")  # fmt: skip
-"""What `--quick` compares."""
+"""Methods that `--quick` compares."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how large.
+    """Ensemble size and length of training.
 
     Attributes:
         members: M.
-        steps: of the optimiser.
-        lr: its learning rate at the start; it falls to zero by a cosine.
+        steps: number of steps.
+        lr: initial learning rate; a cosine schedule lowers it to zero.
     """
 
     members: int = 20
@@ -50,7 +51,7 @@ class Budget:
 
 
 def contestant(label: str) -> Method:
-    """The method behind `NAME`, `NAME:legacy`, `NAME:calibrated` or `NAME:calibrated:SPACE`.
+    """The method with label `NAME`, `NAME:legacy`, `NAME:calibrated` or `NAME:calibrated:SPACE`.
 
     >>> contestant("f-kde:calibrated").repulsion.calibrated
     True
@@ -59,14 +60,14 @@ def contestant(label: str) -> Method:
     form = words[0] if words else ""
     if form not in ("", *_FORMS) or len(words) > 2 or (len(words) == 2 and words[1] not in _SPACES):
         raise ConfigError(
-            f"a method is NAME, NAME:legacy or NAME:calibrated, and after these a space of "
-            f"{', '.join(_SPACES)}; not {label!r}"
+            f"a method must be NAME, NAME:legacy or NAME:calibrated, optionally with a space "
+            f"({', '.join(_SPACES)}), not {label!r}"
         )
     method = get(name, form == "legacy", form == "calibrated")
     if len(words) < 2:
         return method
     if method.repulsion is None or method.repulsion.space.base != "weights":
-        raise ConfigError(f"only a method on weights has another space of weights; not {label!r}")
+        raise ConfigError(f"only weight-space methods can have another space, not {label!r}")
     return replace(method, repulsion=replace(method.repulsion, space=_SPACES[words[1]]))
 
 
@@ -74,7 +75,7 @@ def train(problem: Problem, label: str, budget: Budget, seed: int) -> Tensor:
     """Flat weights [M, D] of the members after training."""
     ensemble = Ensemble.init(problem.build, budget.members, seed=seed)
     with warnings.catch_warnings():
-        # A negligible push is what the table is there to show.
+        # The table shows negligible pushes, so the warning is not needed.
         warnings.simplefilter("ignore", ShoalWarning)
         fit(
             ensemble,

@@ -31,14 +31,14 @@ _LEVELS = tuple(step / 10 for step in range(1, 10))
 
 
 def function_distances(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
-    """Every distance, `NAME/on` at inputs like the data and `NAME/off` at others.
+    """Every distance: `NAME/on` at inputs like the training data, `NAME/off` at other inputs.
 
     `tv`: total variation of the predictive distributions. `agreement`: share of inputs with the
     same most probable class, or whose predicted mean lies within the posterior's own standard
     deviation. `mean` and `std`: error of mean and standard deviation over members, as a share of
-    the posterior's standard deviation. `frechet`: both together, √(mean² + std²), which is the
-    Wasserstein distance of the Gaussians with these moments. `calibration`: mean error of the share
-    of the posterior that the members' central intervals hold (regression alone).
+    the posterior's standard deviation. `frechet`: √(mean² + std²), the Wasserstein distance of the
+    Gaussians with these moments. `calibration`: mean error of the posterior's share inside the
+    members' central intervals (regression only).
     """
     found = {}
     places = {"on": slice(0, len(problem.on)), "off": slice(len(problem.on), None)}
@@ -109,7 +109,7 @@ def _miscalibration(f: Tensor, g: Tensor) -> float:
 
 
 def mean_error(x: Tensor, mean: Tensor, covariance: Tensor) -> float:
-    """Length of the error of the mean, in units of the posterior's own spread, √tr S."""
+    """Norm of the error of the mean, in units of the posterior's standard deviation, √tr S."""
     return float((x.mean(0) - mean.to(x)).norm() / covariance.to(x).trace().sqrt())
 
 
@@ -120,7 +120,7 @@ def covariance_error(x: Tensor, covariance: Tensor) -> float:
 
 
 def sliced_wasserstein(x: Tensor, y: Tensor, directions: int = 200, seed: int = 0) -> float:
-    r"""Root mean square, over random directions, of the Wasserstein-2 distance of the shadows.
+    r"""Root mean square, over random directions, of the Wasserstein-2 distance of the projections.
 
     In one dimension $W_2² = ∫ (F^{-1} - G^{-1})²$, by the quantiles of both.
     """
@@ -128,7 +128,7 @@ def sliced_wasserstein(x: Tensor, y: Tensor, directions: int = 200, seed: int = 
     axes = torch.randn(x.shape[1], directions, generator=random).to(x)
     axes = axes / axes.norm(dim=0)
     levels = (torch.arange(512, dtype=x.dtype) + 0.5) / 512
-    # The quantile function of M points is a staircase, with steps of height 1 / M.
+    # The quantile function of M points is a step function with steps of 1 / M.
     stairs = [_staircase(z @ axes, levels) for z in (x, y.to(x))]
     return float((stairs[0] - stairs[1]).square().mean().sqrt())
 
@@ -165,17 +165,17 @@ def stein_kernel(x: Tensor, scores: Tensor, h2: float) -> Tensor:
 
 
 def ksd(x: Tensor, scores: Tensor, h2: float | None = None, unbiased: bool = False) -> float:
-    """The discrepancy; unbiased, its square without the diagonal, of mean 0 for exact draws.
+    """Kernel Stein discrepancy; unbiased: its square without the diagonal, mean 0 for exact draws.
 
     Args:
         x: particles [M, D].
-        scores: gradients of the log density there [M, D].
+        scores: gradients of the log density at the particles [M, D].
         h2: squared width of the kernel; by default the median of the squared distances.
         unbiased: the U-statistic of KSD², which can be negative.
     """
     if len(x) < 2 or x.shape != scores.shape:
         raise DataError(
-            f"a Stein discrepancy needs two particles or more, each with a score; there came "
+            f"a Stein discrepancy needs at least two particles, each with a score, not shapes "
             f"{tuple(x.shape)} and {tuple(scores.shape)}"
         )
     x, scores = x.double(), scores.double()
@@ -189,7 +189,7 @@ def ksd(x: Tensor, scores: Tensor, h2: float | None = None, unbiased: bool = Fal
 
 
 def ksd_of_ensemble(ensemble: Ensemble, posterior: Posterior, batch: Batch) -> float:
-    """The discrepancy of a trained ensemble from its posterior, with all data in one batch."""
+    """Kernel Stein discrepancy of a trained ensemble, with all data in one batch."""
     velocity, _ = forces(ensemble, posterior, None, batch)
     weights = [rows(tensor.detach()) for tensor in ensemble.weights.values()]
     scores = [posterior.n * rows(velocity[name]) for name in ensemble.weights]

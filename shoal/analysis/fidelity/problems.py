@@ -1,8 +1,8 @@
-"""Problems whose posterior is known: in closed form, or by long Markov chains.
+"""Problems whose posterior is known in closed form, or from long Markov chains.
 
-Each is small enough for Hamiltonian Monte Carlo and large enough to be a neural network. Inputs
-*on* the data are new ones like those of the training, inputs *off* the data lie where nothing was
-seen: between and beyond the training inputs, or on images that show no digit.
+Each network is small enough for Hamiltonian Monte Carlo. Inputs *on* the data are new inputs like
+the training inputs. Inputs *off* the data lie between and beyond the training inputs, or are images
+without a digit.
 """
 
 import math
@@ -26,18 +26,18 @@ registry = Registry("problem")
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, network, likelihood and prior: everything that makes a posterior.
+    """Data, network, likelihood and prior, which define a posterior.
 
     Attributes:
-        name: what to type.
+        name: name of the problem, as users type it.
         x: training inputs [N, D].
         y: training targets [N].
-        on: inputs where there is data [A, D].
-        off: inputs where there is none [B, D].
+        on: inputs like the training inputs [A, D].
+        off: inputs away from the training data [B, D].
         network: layers of every member.
-        likelihood: of the targets.
-        prior: on the weights.
-        outputs: how many outputs a member has.
+        likelihood: likelihood of the targets.
+        prior: prior on the weights.
+        outputs: number of outputs of a member.
         truth: targets at `on`, for the accuracy of predictions [A].
     """
 
@@ -54,7 +54,7 @@ class Problem:
 
     @property
     def classes(self) -> bool:
-        """Whether it is a classification."""
+        """Whether the problem is a classification."""
         return self.likelihood.about.has_classes
 
     @property
@@ -64,7 +64,7 @@ class Problem:
             return [tuple(p.shape) for p in self.build().parameters()]
 
     def build(self) -> nn.Module:
-        """A fresh member."""
+        """A new member."""
         return self.network.build((self.x.shape[1],), self.outputs)
 
     def apply(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Problem:
 
 
 def make(name: str) -> Problem:
-    """The problem of that name.
+    """The problem with this name.
 
     >>> make("linear").shapes
     [(1, 4), (1,)]
@@ -124,7 +124,7 @@ def linear() -> Problem:
 
 @registry.register("regression")
 def regression() -> Problem:
-    """A curve seen in two intervals, by networks of sixteen units."""
+    """A curve with training data in two intervals; networks of sixteen units."""
     random = generator(0, "fidelity", "regression")
 
     def curve(x: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def regression() -> Problem:
 
 @registry.register("classification")
 def classification() -> Problem:
-    """Two interlocking arcs in the plane, by networks of sixteen units."""
+    """Two interlocking arcs in the plane; networks of sixteen units."""
     random = generator(0, "fidelity", "classification")
 
     def arcs(count: int) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ def classification() -> Problem:
 
 @registry.register("digits")
 def digits() -> Problem:
-    """Handwritten digits by eight principal components, by networks of eight units."""
+    """Handwritten digits as eight principal components; networks of eight units."""
     data = load_digits()
     pixels = data.train.x.flatten(1)
     centre = pixels.mean(0)

@@ -1,7 +1,7 @@
-"""The true posterior of each problem, kept small: what it predicts, and a few of its draws.
+"""The true posterior of each problem: its predictions, and some of its draws.
 
-The linear problem has it in closed form. For the others it comes from several Markov chains, and is
-refused where these disagree: where R-hat of any predicted value reaches 1.01.
+The posterior of the linear problem has a closed form. For the other problems it comes from several
+Markov chains. It is refused if the chains disagree: if R-hat of any predicted value reaches 1.01.
 """
 
 import math
@@ -77,11 +77,11 @@ def _rhat(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Chains:
-    """What the sampler found.
+    """Result of the sampler.
 
     Attributes:
         draws: flat weights [chains, draws, D].
-        divergences: trajectories whose energy went astray.
+        divergences: number of divergent trajectories.
         sampler: name and version.
     """
 
@@ -91,7 +91,7 @@ class Chains:
 
 
 def sample_chains(problem: Problem, warmup: int, draws: int, chains: int, seed: int = 0) -> Chains:
-    """Run the chains from overdispersed starts, drawn from the prior."""
+    """Run the chains from overdispersed initial weights, drawn from the prior."""
     jax, numpyro = require("jax", "fidelity"), require("numpyro", "fidelity")
     infer = require("numpyro.infer", "fidelity")
     with jax.enable_x64(True):
@@ -144,7 +144,7 @@ def _widths(problem: Problem) -> np.ndarray:
 
 
 LIMIT = 1.01
-"""Largest R-hat of a predicted value that is believed."""
+"""Limit of R-hat of a predicted value; chains must stay below it."""
 
 _QUANTILES, _KEPT = 64, 300
 
@@ -154,11 +154,11 @@ class Reference:
     """The posterior of one problem.
 
     Attributes:
-        draws: some of its flat weights [R, D].
-        mean: of the outputs, or of the probabilities, at the inputs on and off the data [A + B, C].
-        std: their standard deviation over the posterior [A + B, C].
-        quantiles: evenly spaced ones of the outputs, for a regression [Q, A + B, C].
-        diagnostics: how it was found, and how well.
+        draws: some draws of the flat weights [R, D].
+        mean: mean outputs, or probabilities, at the inputs on and off the data [A + B, C].
+        std: standard deviation of the outputs, or probabilities, over the posterior [A + B, C].
+        quantiles: evenly spaced quantiles of the outputs, for regression [Q, A + B, C].
+        diagnostics: method and quality of the reference.
     """
 
     draws: Tensor
@@ -185,7 +185,7 @@ def moments(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def closed_form(problem: Problem, draws: int = 20000) -> Reference:
-    """The linear problem's posterior, from independent draws of its exact law."""
+    """The linear problem's posterior, from independent exact draws."""
     mean, covariance = moments(problem)
     random = torch.Generator().manual_seed(0)
     noise = torch.randn(draws, len(mean), generator=random, dtype=torch.float64)
@@ -196,7 +196,7 @@ def closed_form(problem: Problem, draws: int = 20000) -> Reference:
 def make(
     problem: Problem, warmup: int = 600, draws: int = 1500, chains: int = 4, seed: int = 0
 ) -> Reference:
-    """The posterior by the exact law where there is one, else by Markov chains that agree."""
+    """The posterior in closed form if there is one, otherwise from Markov chains that agree."""
     if not problem.network.hidden:
         return closed_form(problem)
     found = sample_chains(problem, warmup, draws, chains, seed)
@@ -206,7 +206,7 @@ def make(
     if not rhat < LIMIT:
         raise DataError(
             f"the chains on '{problem.name}' disagree: R-hat is {rhat:.3f} and must be below "
-            f"{LIMIT}; take more draws than {draws} in each of the {chains} chains"
+            f"{LIMIT}; use more than {draws} draws in each of the {chains} chains"
         )
     diagnostics = {
         "method": found.sampler, "chains": chains, "warmup": warmup, "draws": draws,
@@ -230,7 +230,7 @@ def _summary(problem: Problem, flat: Tensor, diagnostics: dict[str, Any]) -> Ref
 
 
 def save(reference: Reference, path: Path) -> None:
-    """Two files, of tensors and of diagnostics; the draws of the weights in half precision."""
+    """Write two files, tensors and diagnostics; draws of the weights are in half precision."""
     tensors = {"draws": reference.draws.half(), "mean": reference.mean, "std": reference.std}
     if reference.quantiles is not None:
         tensors["quantiles"] = reference.quantiles
@@ -239,12 +239,12 @@ def save(reference: Reference, path: Path) -> None:
 
 
 def home() -> Path:
-    """The folder of the references that come with Shoal."""
+    """The folder of the references in the package."""
     return Path(str(resources.files("shoal.analysis.fidelity") / "references"))
 
 
 def load(problem: Problem) -> Reference:
-    """The reference that comes with Shoal; the linear one is computed."""
+    """The reference in the package; the linear problem's reference is computed."""
     if not problem.network.hidden:
         return closed_form(problem)
     path = home() / f"{problem.name}.safetensors"
@@ -257,7 +257,7 @@ def load(problem: Problem) -> Reference:
 
 
 def read(path: Path) -> Reference:
-    """What `save` wrote."""
+    """Read the files that `save` wrote."""
     tensors, diagnostics = read_tensors(path), read_json(path.with_suffix(".json"))
     draws = tensors["draws"].float()
     return Reference(draws, tensors["mean"], tensors["std"], tensors.get("quantiles"), diagnostics)

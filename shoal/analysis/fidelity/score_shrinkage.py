@@ -1,9 +1,9 @@
-r"""The law of the score that is too small, and its measurement.
+r"""Shrinkage of the estimated score: its formula and its measurement.
 
-For M members drawn from $N(μ, s² 1)$ in d dimensions, and the median bandwidth, the estimated score
-is a share of the true one: $\ln(M + 1) / 2d$ for KDE, $\ln(M + 1) / d$ for the Stein estimates. A
-calibrated estimate is right in the directions that the members span, min(d, M - 1) of d, but for
-the factor M / (M - 1) by which M points look narrower than their law.
+For M members drawn from $N(μ, s² 1)$ in d dimensions and the median bandwidth, the estimated score
+is a share of the true score: $\ln(M + 1) / 2d$ for KDE, $\ln(M + 1) / d$ for the Stein estimates. A
+calibrated estimate is correct in the directions that the members span, min(d, M - 1) of d, up to
+the factor M / (M - 1) of the sample variance.
 """
 
 import math
@@ -21,14 +21,14 @@ _FACTOR = {"kde": 0.5, "sge": 1.0, "ssge": 1.0}
 
 
 class Measurement(NamedTuple):
-    """One point of the law.
+    """One measured share.
 
     Attributes:
         label: method and form.
         members: M.
         dimension: d.
-        share: estimated score over the true one, by projection on the true one.
-        predicted: the share by the law.
+        share: estimated score / true score, by projection on the true score.
+        predicted: the share by the formula.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Measurement(NamedTuple):
 
 
 def predicted(name: str, form: str, members: int, dimension: int) -> float:
-    """What the law says of the share."""
+    """The share by the formula."""
     if form == "calibrated":
         return members / (members - 1) * min(1.0, (members - 1) / dimension)
     return _FACTOR[name] * math.log(members + 1) / dimension
@@ -50,7 +50,7 @@ def measure(
     dimensions: Sequence[int] = (10, 30, 100, 300, 1000, 3000, 10000),
     seed: int = 0,
 ) -> list[Measurement]:
-    """Shares of KDE, SGE and SSGE, as published and calibrated, at growing dimension."""
+    """Shares of KDE, SGE and SSGE, published and calibrated, for growing dimension."""
     found = []
     for dimension in dimensions:
         random = torch.Generator().manual_seed(seed)

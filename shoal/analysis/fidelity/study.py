@@ -1,4 +1,4 @@
-"""The study: every method on every problem, with several seeds, and its distance to the truth."""
+"""The study: distance to the true posterior of every method on every problem, several seeds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import Reference
 from shoal.prediction.statistics import mean_and_error
 
-__all__ = ["Row", "Study", "discrepancy", "judge", "summarise"]
+__all__ = ["Row", "Study", "discrepancy", "distances_of", "summarise"]
 
 ALWAYS = "posterior draws"
-"""The yardstick: as many exact draws as there are members, a new handful for each seed."""
+"""The baseline: M exact draws from the posterior, new draws for each seed."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Row:
     Attributes:
         problem: its name.
         method: label of the contestant.
-        seed: of initialisation and training.
+        seed: seed of initialisation and training.
         distances: by name.
     """
 
@@ -48,13 +48,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be done.
+    """Plan of a study.
 
     Attributes:
-        problems: names.
-        methods: labels of contestants.
-        seeds: how many.
-        budget: of every training.
+        problems: names of the problems.
+        methods: labels of the methods.
+        seeds: number of seeds.
+        budget: ensemble size and length of every training.
     """
 
     problems: Sequence[str]
@@ -64,13 +64,13 @@ class Study:
 
     @property
     def size(self) -> int:
-        """How many rows there will be."""
+        """Number of rows."""
         return len(self.problems) * (len(self.methods) + 1) * self.seeds
 
     def run(
         self, tell: Callable[[Row], None] = lambda row: None, done: Sequence[Row] = ()
     ) -> list[Row]:
-        """All rows; `tell` hears of each new one, and those in `done` are not made again."""
+        """All rows; `tell` is called with each new row, and rows in `done` are reused."""
         known = {(row.problem, row.method, row.seed): row for row in done}
         rows = []
         for name in self.problems:
@@ -80,7 +80,7 @@ class Study:
                 row = known.get((name, method, seed))
                 if row is None:
                     flat = self._members(problem, reference, method, seed)
-                    row = Row(name, method, seed, judge(problem, reference, flat))
+                    row = Row(name, method, seed, distances_of(problem, reference, flat))
                     tell(row)
                 rows.append(row)
         return rows
@@ -93,7 +93,7 @@ class Study:
         return reference.draws[order[: self.budget.members]]
 
 
-def judge(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
+def distances_of(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
     """Every distance of members given as flat weights [M, D]."""
     found = function_distances(problem, reference, flat)
     for name in ("frechet", "tv"):
@@ -112,10 +112,10 @@ def judge(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, flo
 
 
 def discrepancy(problem: Problem, flat: Tensor, unbiased: bool = False) -> float:
-    """Kernel Stein discrepancy of members from the problem's posterior, a dimension.
+    """Kernel Stein discrepancy of members from the problem's posterior, per dimension.
 
-    The biased form is small wherever scores are, at modes too; the unbiased square is about 0 for
-    exact draws alone, and is large for members that have gathered at modes.
+    The biased form is small wherever scores are small, also at modes. The unbiased square is about
+    0 only for exact draws, and large for members that have collapsed to modes.
     """
     live = flat.double().requires_grad_()
     (scores,) = torch.autograd.grad(problem.log_density(live).sum(), live)
@@ -124,7 +124,7 @@ def discrepancy(problem: Problem, flat: Tensor, unbiased: bool = False) -> float
 
 
 def _quality(problem: Problem, flat: Tensor) -> dict[str, float]:
-    """Accuracy, or root mean square error, on new data: fidelity must not cost it."""
+    """Accuracy, or root mean square error, on new data."""
     outputs = problem.apply(flat, problem.on)
     if problem.classes:
         right = outputs.softmax(-1).mean(0).argmax(-1) == problem.truth

@@ -1,4 +1,4 @@
-"""Averages within a mode, dropout at test time, and samples within a mode beside more modes."""
+"""Weight averages within a mode, MC dropout, and samples within modes against more modes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ __all__ = ["Combination", "averaged", "combine", "ema", "mc_dropout", "multiswag
 
 
 def swa(path: Ensemble) -> Ensemble:
-    """The mean of the snapshots, an ensemble of one.
+    """The mean of the snapshots, an ensemble of one member.
 
     Stochastic weight averaging, Izmailov et al. (2018), arXiv 1803.05407.
     """
@@ -30,12 +30,12 @@ def swa(path: Ensemble) -> Ensemble:
 
 
 def ema(path: Ensemble, decay: float = 0.8) -> Ensemble:
-    r"""The exponential moving average of the snapshots, the last one counting most.
+    r"""The exponential moving average of the snapshots; the last snapshot has most weight.
 
     $a_k = \beta a_{k-1} + (1 - \beta) \theta_k$ from the first snapshot on.
     """
     if not 0 <= decay < 1:
-        raise ConfigError(f"decay is at least 0 and less than 1, not {decay}")
+        raise ConfigError(f"decay must be at least 0 and below 1, not {decay}")
     powers = decay ** torch.arange(path.members - 1, -1, -1, dtype=torch.float64)
     weights = (1 - decay) * powers
     weights[0] = powers[0]
@@ -43,7 +43,7 @@ def ema(path: Ensemble, decay: float = 0.8) -> Ensemble:
 
 
 def averaged(paths: Sequence[Ensemble], train: Tensor | None = None) -> Ensemble:
-    """An ensemble of weight-averaged members, one for each path."""
+    """An ensemble of weight-averaged members, one per path."""
     found = joined([swa(path) for path in paths])
     return found if train is None else refresh(found, train)
 
@@ -57,7 +57,7 @@ def multiswag(
     train: Tensor | None = None,
     seed: int = 0,
 ) -> Predictive:
-    """SWAG within each of several modes, all samples weighed alike, mode after mode.
+    """SWAG within each of several modes; all samples have equal weight, ordered by mode.
 
     Wilson & Izmailov (2020), arXiv 2002.08791.
     """
@@ -80,7 +80,7 @@ def mc_dropout(
     seed: int = 0,
     batch_size: int = 500,
 ) -> Predictive:
-    """The prediction with the network's own dropout left on, `samples` masks for each member.
+    """MC dropout: the prediction with the networks' dropout on, `samples` masks per member.
 
     Gal & Ghahramani (2016), arXiv 1506.02142.
     """
@@ -98,7 +98,7 @@ def mc_dropout(
 def _dropping(ensemble: Ensemble) -> Iterator[None]:
     layers = [m for m in only_group(ensemble).skeleton.modules() if isinstance(m, KeyedDropout)]
     if not any(layer.p > 0 for layer in layers):
-        raise ConfigError("these networks have no dropout to leave on; train with model.dropout")
+        raise ConfigError("these networks have no dropout; train with model.dropout")
     before = [layer.training for layer in layers]
     for layer in layers:
         layer.train()
@@ -110,13 +110,13 @@ def _dropping(ensemble: Ensemble) -> Iterator[None]:
 
 
 class Combination(NamedTuple):
-    """Scores of one way to treat each mode, against the number of modes.
+    """Scores of one treatment of the modes, for a number of modes.
 
     Attributes:
-        treatment: what stands for a mode, such as "swag x 5".
-        modes: how many modes are averaged.
-        accuracy: mean over the subsets of that size.
-        nll: likewise.
+        treatment: what represents a mode, such as "swag x 5".
+        modes: number of averaged modes.
+        accuracy: accuracy, mean over the subsets of that size.
+        nll: NLL, mean over the subsets of that size.
     """
 
     treatment: str
@@ -128,15 +128,14 @@ class Combination(NamedTuple):
 def combine(
     outputs: Mapping[str, Tensor], y: Tensor, likelihood: Likelihood, subsets: int = 50
 ) -> list[Combination]:
-    """Score every treatment with 1 to all of the modes.
+    """Scores of every treatment for 1 mode up to all modes.
 
     Args:
-        outputs: for each treatment [modes, samples, B, C]; all samples of the chosen modes are
-            averaged as probabilities.
+        outputs: outputs per treatment [modes, samples, B, C]. The prediction averages the
+            probabilities of all samples of the chosen modes.
         y: targets.
-        likelihood: what the outputs mean.
-        subsets: scores are means over all subsets of the modes, or so many random ones where there
-            are more.
+        likelihood: likelihood of the outputs.
+        subsets: largest number of subsets of the modes per score; random subsets if there are more.
     """
     found = []
     for treatment, values in outputs.items():

@@ -1,4 +1,4 @@
-"""Train a curve between two members, after the hidden units of one are matched to the other's."""
+"""Curves of low loss between two members: matching of hidden units, and training of the curve."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ _NORMS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm)
 
 @dataclass(frozen=True)
 class Layer:
-    """One hidden layer of a chain, and everything that knows the order of its units.
+    """One hidden layer of a chain, and all tensors that depend on the order of its units.
 
     Attributes:
-        units: how many.
-        inner: names of the tensors whose first axis counts the units.
-        outer: the weight of the next map, whose second axis counts them, perhaps once a pixel.
+        units: number of units.
+        inner: names of the tensors whose first axis runs over the units.
+        outer: the weight of the next layer; its second axis runs over the units (times pixels).
     """
 
     units: int
@@ -51,8 +51,8 @@ def hidden_layers(module: nn.Module) -> list[Layer]:
     """The hidden layers of an MLP or a plain convolutional network, in order."""
     if not isinstance(module, nn.Sequential):
         raise ConfigError(
-            f"units are matched in networks that are one chain of layers (nn.Sequential), such as "
-            f"mlp and small-cnn, not in {type(module).__name__}"
+            f"matching of units needs a network that is one nn.Sequential, such as mlp and "
+            f"small-cnn, not {type(module).__name__}"
         )
     found: list[tuple[str, nn.Module, list[str]]] = []
     for name, layer in module.named_children():
@@ -70,7 +70,7 @@ def hidden_layers(module: nn.Module) -> list[Layer]:
 
 
 def permuted(network: Tree, layer: Layer, order: Tensor) -> Tree:
-    """One network [...] with the units of one layer in another order: the same function."""
+    """One network [...] with the units of one layer permuted; the function is the same."""
     changed = {name: network[name][order] for name in layer.inner if name in network}
     outer = network[layer.outer]
     blocks = outer.reshape(len(outer), layer.units, -1)[:, order]
@@ -78,15 +78,15 @@ def permuted(network: Tree, layer: Layer, order: Tensor) -> Tree:
 
 
 def align(pair: Ensemble, rounds: int = 20, seed: int = 0) -> Ensemble:
-    r"""The two networks, the units of the second in the order that fits the first best.
+    r"""The two networks, with the units of the second permuted to match the first best.
 
     Maximises $\langle\theta_1, P\theta_2\rangle$ layer by layer, each an assignment problem with
     the other layers fixed, in random order until none changes.
 
     Args:
         pair: two members of one architecture.
-        rounds: most sweeps over the layers.
-        seed: decides the order of the layers.
+        rounds: largest number of sweeps over the layers.
+        seed: fixes the order of the layers.
     """
     solve = require("scipy.optimize", extra="report").linear_sum_assignment
     group = only_group(pair)
@@ -114,7 +114,7 @@ def align(pair: Ensemble, rounds: int = 20, seed: int = 0) -> Ensemble:
 
 
 def _gain(layer: Layer, first: Tree, second: Tree, trained: set[str]) -> Tensor:
-    """What unit j of the second adds to the inner product in the place of unit i of the first."""
+    """Inner product of unit i of the first network and unit j of the second."""
     total = torch.zeros(layer.units, layer.units, dtype=torch.float64)
     for name in layer.inner:
         if name in trained:
@@ -140,33 +140,33 @@ def connect(
     seed: int = 0,
     tick: Callable[[int], None] = lambda count: None,
 ) -> Ensemble:
-    """The pivots of a curve of low loss between two solutions, ends included.
+    """The pivots of a curve of low loss between two members, ends included.
 
-    Minimises by Adam the mean of the loss over t; on a constrained curve every pivot is put back
-    after each step into the hyperplane where it began. Garipov et al. (2018), arXiv 1802.10026;
-    Fort & Jastrzebski (2019), arXiv 1906.04724.
+    Adam minimises the mean of the loss over t. On a constrained curve every pivot is projected back
+    to its initial hyperplane after each step. Garipov et al. (2018), arXiv 1802.10026; Fort &
+    Jastrzebski (2019), arXiv 1906.04724.
 
     Args:
-        pair: the two solutions.
-        curve: how positions depend on pivots.
-        train: what the loss is measured on.
-        likelihood: what the outputs mean; Categorical by default.
-        steps: of the optimiser.
-        lr: learning rate, lowered along a cosine.
-        places: points of the curve in every step, one at random in each of so many equal parts.
-        batch_size: inputs in every step.
-        seed: decides places and batches.
-        tick: told how many networks a step looked at.
+        pair: the two members.
+        curve: the type of curve.
+        train: data of the loss.
+        likelihood: likelihood of the outputs; Categorical by default.
+        steps: number of steps.
+        lr: initial learning rate of a cosine schedule.
+        places: points of the curve per step, one random point in each of `places` equal intervals.
+        batch_size: inputs per step.
+        seed: fixes points and batches.
+        tick: called with the number of networks evaluated in a step.
     """
     if pair.members != 2:
         raise ConfigError(f"a curve connects two members, not {pair.members}")
     if train.y is None:
-        raise DataError("a curve is trained on labelled data, but these have no targets")
+        raise DataError("a curve needs labelled data, but these data have no targets")
     t = torch.linspace(0, 1, curve.pivots + 2, dtype=torch.float64)
     pivots = combined(pair, line(curve.pivots + 2)).weights
     inner = {name: tensor[1:-1].clone().requires_grad_() for name, tensor in pivots.items()}
     ends = {name: tensor.detach() for name, tensor in only_group(pair).weights.items()}
-    # A short memory for the size of gradients, which fall by orders of magnitude on the way.
+    # A short moving average of gradient size, which falls by orders of magnitude in training.
     optimizer = torch.optim.Adam(list(inner.values()), lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     random = generator(seed, "connect")
@@ -193,7 +193,7 @@ def _losses(
     batch: Tensor,
     likelihood: Likelihood | None,
 ) -> Tensor:
-    """Mean negative log likelihood at the points coefficients @ pivots."""
+    """NLL at the points coefficients @ pivots."""
     points = with_weights(pair, mixed(coefficients, pivots))
     x = train.x[batch].to(pair.device, pair.dtype)
     y = train.y[batch].to(pair.device) if train.y is not None else batch
@@ -207,7 +207,7 @@ def _whole(ends: Tree, inner: Tree) -> Tree:
 
 
 def _project(inner: Tree, ends: Tree, t: Tensor) -> None:
-    """Put pivots back into their hyperplanes, (theta - theta_1) . e = t |e|², e the segment."""
+    """Project pivots to their hyperplanes, (theta - theta_1) . e = t |e|², e the segment."""
     with torch.no_grad():
         along = {name: rows(tensor[1:] - tensor[:1])[0] for name, tensor in ends.items()}
         square = sum(float(e.double().square().sum()) for e in along.values())

@@ -1,7 +1,7 @@
-"""Curves between two solutions whose inner points are trained until the loss stays low.
+"""Curves of low loss between two members.
 
-A curve is a sum of fixed functions of t times pivots, theta(t) = sum_r c_r(t) P_r; the first and
-the last pivot are the solutions, those between them are trained on the loss at random t.
+A curve is a sum of fixed functions of t times pivots, theta(t) = sum_r c_r(t) P_r. The first and
+the last pivot are the members; the pivots between them are trained on the loss at random t.
 """
 
 import math
@@ -19,20 +19,20 @@ registry = Registry("curve")
 
 
 class Curve(Protocol):
-    """How positions depend on the pivots."""
+    """A curve as a function of its pivots."""
 
     @property
     def pivots(self) -> int:
-        """How many pivots lie between the ends."""
+        """Number of pivots between the ends."""
         ...
 
     @property
     def constrained(self) -> bool:
-        """Pivots stay in the hyperplanes where they began."""
+        """Whether pivots stay in their initial hyperplanes."""
         ...
 
     def coefficients(self, t: Tensor) -> Tensor:
-        """c [K, pivots + 2] at places t [K] in [0, 1]."""
+        """c [K, pivots + 2] at t [K] in [0, 1]."""
         ...
 
 
@@ -42,7 +42,7 @@ class Bezier:
     r"""A Bezier curve, $c_r(t) = {n \choose r} t^r (1 - t)^{n - r}$.
 
     Attributes:
-        pivots: between the ends; one makes a parabola.
+        pivots: number of pivots between the ends; one pivot gives a parabola.
     """
 
     pivots: int = 1
@@ -57,10 +57,10 @@ class Bezier:
 @registry.register("polygon", cite=("garipov2018loss",))
 @dataclass(frozen=True)
 class Polygon:
-    """Straight pieces between neighbouring pivots, c_r(t) = max(0, 1 - |n t - r|).
+    """Line segments between neighbouring pivots, c_r(t) = max(0, 1 - |n t - r|).
 
     Attributes:
-        pivots: between the ends.
+        pivots: number of pivots between the ends.
     """
 
     pivots: int = 3
@@ -75,11 +75,11 @@ class Polygon:
 @registry.register("tunnel", cite=("fort2019large",))
 @dataclass(frozen=True)
 class Tunnel(Bezier):
-    """A Bezier curve whose pivots move only across the straight line, and slide to no end.
+    """A Bezier curve whose pivots move only orthogonally to the straight line.
 
-    Each pivot moves in its own hyperplane, theta . (theta_2 - theta_1) fixed, so that t remains the
-    share of the way from one solution to the other. What is found is a valley; `levelled` raises
-    it to the loss of the ends.
+    Each pivot moves in its own hyperplane, theta . (theta_2 - theta_1) fixed, so t remains the
+    share of the distance between the members. The result is a valley; `levelled` raises it to the
+    loss of the ends.
     """
 
     constrained: bool = True

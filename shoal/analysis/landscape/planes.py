@@ -28,8 +28,8 @@ class Plane(NamedTuple):
     Attributes:
         across: distances along the first axis [W], in units of weight.
         up: distances along the second axis [H].
-        coefficients: of the basis at the points [H W, R], row after row.
-        marks: where the members of the basis lie [R, 2].
+        coefficients: coefficients of the basis at the points [H W, R], row by row.
+        marks: positions of the members of the basis [R, 2].
     """
 
     across: Tensor
@@ -43,7 +43,7 @@ class Plane(NamedTuple):
 
 
 def line(count: int = 21, beyond: float = 0.0) -> Tensor:
-    """Coefficients [count, 2] of points from one solution to another, and a share beyond both.
+    """Coefficients [count, 2] of points from one member to another, and a share beyond both.
 
     >>> line(3)
     tensor([[1.0000, 0.0000],
@@ -55,24 +55,24 @@ def line(count: int = 21, beyond: float = 0.0) -> Tensor:
 
 
 def plane_through_origin(pair: Ensemble, points: int = 41, margin: float = 0.25) -> Plane:
-    """The plane that holds the origin and two solutions; the first axis points at the first.
+    """The plane through the origin and two members; the first axis points to the first.
 
     Fort et al. (2019), arXiv 1912.02757.
 
     Args:
-        pair: two solutions.
-        points: along each side.
-        margin: how far the plane goes beyond what it is spanned by.
+        pair: two members.
+        points: points along each side.
+        margin: margin around the origin and the members, as a share of their extent.
     """
     _check(pair, 2)
     return _plane(gram(only_group(pair).weights).cpu(), torch.zeros(2).double(), points, margin)
 
 
 def plane_through_three(three: Ensemble, points: int = 41, margin: float = 0.25) -> Plane:
-    """The plane through three solutions; the first axis points from the first to the second."""
+    """The plane through three members; the first axis points from the first to the second."""
     _check(three, 3)
     products = gram(only_group(three).weights).cpu()
-    # Inner products of the two edges that leave the first solution.
+    # Inner products of the two edges that start at the first member.
     edges = torch.tensor([[-1.0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
     found = _plane(edges @ products @ edges.T, torch.zeros(2).double(), points, margin)
     first = torch.tensor([1.0, 0, 0], dtype=torch.float64)
@@ -88,7 +88,7 @@ def _plane(products: Tensor, start: Tensor, points: int, margin: float) -> Plane
     """
     factor = torch.linalg.cholesky_ex(products)
     if int(factor.info):
-        raise ConfigError("the solutions lie on one line, so that there is no plane through them")
+        raise ConfigError("the members lie on one line, so they span no plane")
     corners = torch.cat([start[None], factor.L])
     low, high = corners.amin(0), corners.amax(0)
     reach = margin * (high - low).max()
@@ -103,7 +103,7 @@ def _plane(products: Tensor, start: Tensor, points: int, margin: float) -> Plane
 
 def _check(ensemble: Ensemble, wanted: int) -> None:
     if ensemble.members != wanted:
-        raise ConfigError(f"this plane goes through {wanted} members, not {ensemble.members}")
+        raise ConfigError(f"this plane needs {wanted} members, not {ensemble.members}")
 
 
 _HALVINGS = 12
@@ -117,19 +117,19 @@ def levelled(
     train: Tensor | None = None,
     tick: Tick = lambda count: None,
 ) -> Tensor:
-    r"""Coefficients [K, R] of the path raised from a valley to the level of its ends.
+    r"""Coefficients [K, R] of the low-loss tunnel: the valley raised to the loss of its ends.
 
-    Below the level lies the valley $v(t)$, above it as a rule the straight line $l(t)$ through the
-    same ends. Between them, on $(1 - s) v(t) + s l(t)$, bisection finds where the loss crosses
-    $(1 - t) L(v(0)) + t L(v(1))$. A place where the valley is not below the level stays as it is.
+    The loss of the valley $v(t)$ is below the level, the loss of the straight line $l(t)$ through
+    the same ends usually above it. On $(1 - s) v(t) + s l(t)$ bisection finds the point with loss
+    $(1 - t) L(v(0)) + t L(v(1))$. Points of the valley above the level do not change.
 
     Args:
         basis: R networks; the first and the last are the ends.
-        coefficients: of the valley at K even places from one end to the other [K, R].
-        split: labelled data on which the loss is measured.
-        likelihood: what the outputs mean.
-        train: inputs from which points with batch normalisation take their statistics.
-        tick: told of progress.
+        coefficients: coefficients of the valley at K evenly spaced points [K, R].
+        split: labelled data of the loss.
+        likelihood: likelihood of the outputs.
+        train: inputs for the statistics of batch normalisation at each point.
+        tick: called with the number of points evaluated.
     """
     valley, along = coefficients.double(), line(len(coefficients))
     straight = torch.zeros_like(valley)
@@ -150,7 +150,7 @@ def levelled(
 
 
 def with_midpoints(coefficients: Tensor) -> Tensor:
-    """The places of a path and those half way between neighbours [2 K - 1, R].
+    """The points of a path and the midpoints of neighbours [2 K - 1, R].
 
     >>> with_midpoints(torch.tensor([[0.0], [1.0], [4.0]])).flatten().tolist()
     [0.0, 0.5, 1.0, 2.5, 4.0]

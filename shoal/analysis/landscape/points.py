@@ -1,7 +1,10 @@
-"""Points of weight space as members of an ensemble, so that one batched forward runs them all.
+"""Points of weight space as members of an ensemble, for one batched forward pass.
 
-Lines, planes, curves, averages and samples around a solution are all combinations of a few known
-networks: coefficients [K, R] times a basis of R members are K new members.
+Lines, planes, curves, averages and samples around a member are combinations of a few known
+networks: coefficients [K, R] times a basis of R members give K new members. This file makes,
+selects and joins such members (`with_weights`, `chosen`, `joined`, `combined`), and refreshes their
+batch normalisation statistics (`refresh`). `gram` and `cosines` compare their weights, and
+`install_pooling` makes their pooling layers faster.
 """
 
 import copy
@@ -26,10 +29,10 @@ __all__ = [
     "chosen",
     "combined",
     "cosines",
+    "finite_members",
     "gram",
     "install_pooling",
     "joined",
-    "living",
     "only_group",
     "refresh",
     "using_batch_statistics",
@@ -40,10 +43,10 @@ _PLAIN = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": Fal
 
 
 class Halving(nn.MaxPool2d):
-    """Stands in for `nn.MaxPool2d(2)`; with gradients, or on a GPU, it is the same."""
+    """Replaces `nn.MaxPool2d(2)`; faster on a CPU without gradients, otherwise the same."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The largest of four neighbours; a last odd row or column is left out."""
+        """The largest of four neighbours; an odd last row or column is omitted."""
         if torch.is_grad_enabled() or input.device.type != "cpu":
             return F.max_pool2d(input, 2)
         height, width = (size // 2 * 2 for size in input.shape[-2:])
@@ -53,7 +56,7 @@ class Halving(nn.MaxPool2d):
 
 
 def install_pooling(module: nn.Module) -> None:
-    """Let the layers of `module` that halve an image do so by comparisons, in place."""
+    """Replace the 2 x 2 max pooling layers of `module` by comparisons, in place."""
     for layer in module.modules():
         if type(layer) is not nn.MaxPool2d:
             continue
@@ -64,14 +67,14 @@ def install_pooling(module: nn.Module) -> None:
 
 
 def batch_norms(ensemble: Ensemble) -> list[nn.Module]:
-    """The layers that carry running statistics."""
+    """The layers with running statistics."""
     layers = only_group(ensemble).skeleton.modules()
     return [m for m in layers if isinstance(m, _BatchNorm) and m.track_running_stats]
 
 
 @contextmanager
 def using_batch_statistics(ensemble: Ensemble) -> Iterator[list[nn.Module]]:
-    """Batch normalisation as in training, and everything else, such as dropout, as in use."""
+    """Batch normalisation in training mode; all other layers, such as dropout, in evaluation."""
     layers = batch_norms(ensemble)
     before = [(layer.training, layer.momentum) for layer in layers]
     for layer in layers:
@@ -85,16 +88,16 @@ def using_batch_statistics(ensemble: Ensemble) -> Iterator[list[nn.Module]]:
 
 
 def refresh(ensemble: Ensemble, x: Tensor, batch_size: int = 256) -> Ensemble:
-    r"""Give every member the statistics of its own activations on `x`, in place.
+    r"""Compute the running statistics of every member from its activations on `x`, in place.
 
-    Means and variances of the batches are averaged as they come, $m_k = m_{k-1} + (b_k -
-    m_{k-1})/k$, so that nothing but the statistics is stored. Without batch normalisation nothing
-    happens.
+    Means and variances of the batches are averaged one by one, $m_k = m_{k-1} + (b_k -
+    m_{k-1})/k$, so only the statistics are stored. Networks without batch normalisation do not
+    change.
     """
     with torch.no_grad(), using_batch_statistics(ensemble) as layers:
         if not layers:
             return ensemble
-        # A last batch of one or two inputs would count as much as a whole one.
+        # A last batch of one or two inputs would count as much as a full batch.
         full = max(len(x) // batch_size, 1) * batch_size
         for count, batch in enumerate(x[:full].split(batch_size), start=1):
             for layer in layers:
@@ -104,11 +107,11 @@ def refresh(ensemble: Ensemble, x: Tensor, batch_size: int = 256) -> Ensemble:
 
 
 def only_group(ensemble: Ensemble) -> Group:
-    """The members' one architecture; between different ones there is nothing to look at."""
+    """The group of an ensemble with one architecture; raises an error for several."""
     if len(ensemble.groups) != 1:
         raise ConfigError(
-            f"the landscape lies between networks of one architecture, but this ensemble has "
-            f"{len(ensemble.groups)}; train one ensemble for each"
+            f"the landscape needs networks of one architecture, but this ensemble has "
+            f"{len(ensemble.groups)}; train one ensemble per architecture"
         )
     return ensemble.groups[0]
 
@@ -117,15 +120,15 @@ def with_weights(ensemble: Ensemble, weights: Tree, buffers: Tree | None = None)
     """An ensemble of the same architecture with other weights [K, ...].
 
     Args:
-        ensemble: gives the architecture, and the buffers of its first member where none are given.
-        weights: what the new members are.
+        ensemble: gives the architecture; its first member gives the default buffers.
+        weights: weights of the new members.
         buffers: running statistics and frozen weights [K, ...].
     """
     group = only_group(ensemble)
     count = len(next(iter(weights.values())))
     if buffers is None:
         buffers = {n: t[:1].expand(count, *t.shape[1:]).clone() for n, t in group.buffers.items()}
-    # A skeleton of its own, so that the mode of an ensemble in training stays what it is.
+    # A separate skeleton, so that the mode of an ensemble in training does not change.
     skeleton = copy.deepcopy(group.skeleton)
     install_pooling(skeleton)
     made = replace(group, weights=weights, buffers=buffers, skeleton=skeleton, prefix="")
@@ -135,7 +138,7 @@ def with_weights(ensemble: Ensemble, weights: Tree, buffers: Tree | None = None)
 
 
 def chosen(ensemble: Ensemble, indices: Sequence[int]) -> Ensemble:
-    """Copies of some members, in the order given.
+    """Copies of some members, in the given order.
 
     >>> from torch import nn
     >>> chosen(Ensemble.init(lambda: nn.Linear(2, 1), members=3), [2, 0, 2]).members
@@ -158,7 +161,7 @@ def joined(parts: Sequence[Ensemble]) -> Ensemble:
 
 
 def combined(basis: Ensemble, coefficients: Tensor) -> Ensemble:
-    """The members sum_r coefficients_kr basis_r, coefficients [K, R], buffers of the first."""
+    """Members sum_r coefficients_kr basis_r, coefficients [K, R]; buffers of the first member."""
     weights = {name: tensor.detach() for name, tensor in only_group(basis).weights.items()}
     return with_weights(basis, mixed(coefficients.to(basis.device), weights))
 
@@ -184,6 +187,6 @@ def cosines(ensemble: Ensemble) -> Tensor:
     return (products / norms / norms[:, None]).clamp(-1, 1).cpu()
 
 
-def living(ensemble: Ensemble) -> list[int]:
-    """Members that training has not given up on."""
+def finite_members(ensemble: Ensemble) -> list[int]:
+    """Indices of the finite members."""
     return ensemble.alive.nonzero().flatten().tolist()

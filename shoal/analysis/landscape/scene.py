@@ -1,4 +1,4 @@
-"""What an analysis of the landscape is given: a run, its data, and how much effort to spend."""
+"""Input and result of a landscape analysis: a run, its data and the effort; scores and tensors."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.analysis.landscape.points import batch_norms, chosen, living
+from shoal.analysis.landscape.points import batch_norms, chosen, finite_members
 from shoal.analysis.landscape.subspace import Mode
 from shoal.analysis.landscape.survey import Tick, outputs
 from shoal.analysis.landscape.trajectories import tracks
@@ -24,16 +24,16 @@ registry = Registry("part of the landscape")
 
 @dataclass(frozen=True)
 class Effort:
-    """How closely to look.
+    """Resolution of the analyses.
 
     Attributes:
-        inputs: of the test data and of the training data that are looked at.
-        points: along each side of a plane.
-        samples: of every sampler on the plane of diversity and accuracy.
-        steps: of training a curve.
-        products: with the Hessian, for eigenvalues.
-        snapshots: of each member on the maps of trajectories.
-        shifts: sets of shifted data, spread over those there are.
+        inputs: number of test inputs, and of training inputs.
+        points: points along each side of a plane.
+        samples: samples per sampler for diversity against accuracy.
+        steps: training steps of a curve.
+        products: products with the Hessian, for eigenvalues.
+        snapshots: snapshots per member on the maps of trajectories.
+        shifts: number of shift sets, evenly chosen from all.
     """
 
     inputs: int = 2000
@@ -46,17 +46,17 @@ class Effort:
 
     @classmethod
     def quick(cls) -> "Effort":
-        """Coarse, to see whether it works."""
+        """A coarse resolution for a quick check."""
         return cls(inputs=500, points=11, samples=10, steps=80, products=12, snapshots=8, shifts=2)
 
 
 @dataclass(frozen=True, eq=False)
 class AnalysisResult:
-    """One part of the landscape.
+    """Result of one landscape analysis.
 
     Attributes:
-        scores: numbers and words, as JSON has them; "missing" says why there is nothing else.
-        tensors: what figures are drawn from.
+        scores: numbers and text for JSON; "missing" is the reason for an empty result.
+        tensors: data of the figures.
     """
 
     scores: dict[str, Any]
@@ -65,14 +65,14 @@ class AnalysisResult:
 
 @dataclass(eq=False)
 class Scene:
-    """A run, its data, and how closely to look.
+    """A run, its data, and the resolution of the analyses.
 
     Attributes:
-        run: what `fit` returned or `load` opened.
-        data: what it was trained and is judged on.
-        effort: how closely to look.
-        seed: decides everything random.
-        tick: told of progress, in networks looked at.
+        run: a run from `fit` or `load`.
+        data: training and test data.
+        effort: resolution of the analyses.
+        seed: fixes all randomness.
+        tick: called with the number of networks evaluated.
     """
 
     run: Any
@@ -83,35 +83,35 @@ class Scene:
 
     @cached_property
     def ensemble(self) -> Ensemble:
-        """The living members."""
-        return chosen(self.run.ensemble, living(self.run.ensemble))
+        """The finite members."""
+        return chosen(self.run.ensemble, finite_members(self.run.ensemble))
 
     @cached_property
     def test(self) -> Split:
-        """Test data, as many as are looked at."""
+        """Test data, limited by the effort."""
         if self.data.test is None or self.data.test.y is None:
-            raise DataError(f"the data set '{self.data.name}' has no labelled test part")
+            raise DataError(f"the data set '{self.data.name}' has no labelled test set")
         return self._some(self.data.test)
 
     @cached_property
     def train(self) -> Split:
-        """Training data, as many as are looked at."""
+        """Training data, limited by the effort."""
         return self._some(self.data.train)
 
     @property
     def statistics(self) -> Tensor | None:
-        """Inputs for the statistics of batch normalisation, where there is any."""
+        """Inputs for the statistics of batch normalisation; None without batch normalisation."""
         return self.train.x if batch_norms(self.ensemble) else None
 
     @cached_property
     def outputs(self) -> Tensor:
-        """What the members say about the test data [M, B, C]."""
+        """Outputs of the members on the test set [M, B, C]."""
         return outputs(self.ensemble, self.test.x).cpu()
 
     @cached_property
     def modes(self) -> list[Mode]:
-        """Every member, with the last snapshots of its training where they were kept."""
-        members = living(self.run.ensemble)
+        """Every member, with the last snapshots of its training if the run kept snapshots."""
+        members = finite_members(self.run.ensemble)
         alone = [chosen(self.run.ensemble, [member]) for member in members]
         try:
             paths = [track.last(10) for track in tracks(self.run, members)]
@@ -121,16 +121,16 @@ class Scene:
 
     @property
     def shifts(self) -> dict[str, Split]:
-        """Shifted test data, as many sets as are looked at, spread over those there are."""
+        """Shift sets, limited by the effort and evenly chosen from all."""
         names = [name for name, split in self.data.shifts.items() if split.y is not None]
         places = torch.linspace(0, len(names) - 1, min(self.effort.shifts, len(names))).round()
         return {names[int(p)]: self._some(self.data.shifts[names[int(p)]]) for p in places}
 
     def first(self, count: int) -> Ensemble:
-        """The first living members."""
+        """The first finite members."""
         if self.ensemble.members < count:
             raise ConfigError(
-                f"this needs {count} members, but the run has {self.ensemble.members}"
+                f"this analysis needs {count} members, but the run has {self.ensemble.members}"
             )
         return chosen(self.ensemble, range(count))
 

@@ -1,4 +1,4 @@
-"""The whole landscape of a run, part by part, each computed once and kept in the run's folder."""
+"""All landscape analyses of a run; each is computed once and stored in the run's folder."""
 
 import functools
 import warnings
@@ -32,21 +32,21 @@ def study(
     tell: Callable[[str, bool], None] = lambda name, kept: None,
     tick: Callable[[str, int], None] = lambda name, count: None,
 ) -> dict[str, AnalysisResult]:
-    """Look at the landscape around the members of a run.
+    """Analyse the loss landscape around the members of a run.
 
-    What the folder of the run already holds, at this effort, is not computed again. A part that
-    this run has nothing for says why and does not stop the others.
+    Analyses that the run's folder already holds at this effort are reused. An analysis that this
+    run does not support reports the reason and does not stop the others.
 
     Args:
-        run: what `fit` returned or `load` opened.
-        data: what it was trained and is judged on.
-        parts: names from the registry of parts; all by default.
-        effort: how closely to look.
-        fresh: compute everything again.
-        seed: decides everything random.
-        tell: called with the name of each part done, and whether it was there already.
-        tick: called with the name of the part under way and how many networks were looked at since
-            the last call.
+        run: a run from `fit` or `load`.
+        data: training and test data.
+        parts: names of analyses; all by default.
+        effort: resolution of the analyses.
+        fresh: recompute everything.
+        seed: fixes all randomness.
+        tell: called with the name of each finished analysis, and whether it was reused.
+        tick: called with the name of the current analysis and the number of networks evaluated
+            since the last call.
     """
     import shoal.analysis.landscape.analyses  # noqa: F401  # registers them
 
@@ -72,7 +72,7 @@ def study(
 
 
 def kept_study(run: Any) -> dict[str, AnalysisResult]:
-    """Every part that `study` left in the folder of a run, or in its `results`."""
+    """Every analysis that `study` stored in the run's folder, or in its `results`."""
     if getattr(run, "folder", None) is not None:
         return load_study(run.folder)
     return getattr(run, "results", {}).get("landscape", {})
@@ -86,7 +86,7 @@ def _attempt(build: Callable[[Scene], AnalysisResult], scene: Scene) -> Analysis
 
 
 def load_part(folder: Path | str, name: str) -> AnalysisResult | None:
-    """One part, as the folder of a run holds it, or None where it does not."""
+    """One analysis from the folder of a run; None if it is missing."""
     scores, tensors = _files(folder, name)
     if not scores.exists() or not tensors.exists():
         return None
@@ -104,7 +104,7 @@ def load_part(folder: Path | str, name: str) -> AnalysisResult | None:
 
 
 def load_study(folder: Path | str) -> dict[str, AnalysisResult]:
-    """Every part that `study` left in the folder of a run."""
+    """Every analysis that `study` stored in the folder of a run."""
     import shoal.analysis.landscape.analyses  # noqa: F401  # registers them
 
     found = {name: load_part(folder, name) for name in registry}
@@ -119,7 +119,7 @@ def _kept(folder: Path, name: str, key: dict[str, Any]) -> AnalysisResult | None
 
 def _keep(folder: Path, name: str, part: AnalysisResult, key: dict[str, Any]) -> None:
     scores, tensors = _files(folder, name)
-    # The scores come last and complete the part.
+    # The scores are written last and complete the analysis.
     write_tensors(tensors, {"format": torch.tensor(FORMAT), **part.tensors})
     write_json(scores, {"key": key, "scores": part.scores})
 

@@ -1,8 +1,8 @@
-"""Functions near one solution: samplers of the weights around it, each a prediction like any other.
+"""Functions near one member: samplers of the weights around it.
 
-A mode is one solution and the last snapshots on the way to it. A sampler turns a mode into weights;
-`reach` [K] says how far each sample goes, as a share of the sampler's own scale, so that one call
-covers the range from the solution itself to functions that have lost their accuracy.
+A mode is one member and the last snapshots of its training. A sampler turns a mode into weights.
+`reach` [K] is the distance of each sample, as a share of the sampler's scale. One call covers the
+range from the member itself to functions of low accuracy.
 """
 
 import math
@@ -40,11 +40,11 @@ registry = Registry("sampler")
 
 
 class Mode(NamedTuple):
-    """One solution and its neighbourhood.
+    """One member and its neighbourhood.
 
     Attributes:
         solution: an ensemble of one member.
-        path: the last snapshots of its training, where they were kept.
+        path: the last snapshots of its training; None if the run kept no snapshots.
     """
 
     solution: Ensemble
@@ -52,11 +52,11 @@ class Mode(NamedTuple):
 
     @property
     def centre(self) -> Tree:
-        """The solution's weights [1, ...]."""
+        """The member's weights [1, ...]."""
         return _weights(self.solution)
 
     def deviations(self) -> tuple[Tree, Tree]:
-        """Mean of the path [1, ...] and the differences of its snapshots from it [n, ...]."""
+        """Mean of the snapshots [1, ...], and their deviations from the mean [n, ...]."""
         if self.path is None or self.path.members < 2:
             raise ConfigError(
                 "this sampler needs at least two snapshots along training; train the run with "
@@ -71,12 +71,12 @@ class Sampler(Protocol):
     """Weights around a mode."""
 
     def __call__(self, mode: Mode, reach: Tensor, keys: Tensor) -> Tree:
-        """Weights [K, ...], one sample for each reach and key [K]."""
+        """Weights [K, ...], one sample per reach and key [K]."""
         ...
 
 
 def draw(sampler: Sampler, mode: Mode, reach: Tensor, seed: int = 0, first: int = 0) -> Ensemble:
-    """Samples `first`, `first + 1` and so on, one for each reach; their number changes none."""
+    """Samples `first`, `first + 1` and so on, one per reach, independent of their number."""
     device = mode.solution.device
     index = torch.arange(first, first + len(reach), device=device)
     keys = key(seed, type(sampler).__name__, index)
@@ -95,16 +95,16 @@ def sample_mode(
     train: Tensor | None = None,
     seed: int = 0,
 ) -> Predictive:
-    """What samples of a mode say about `x`; their weights are drawn, used and forgotten in turn.
+    """The prediction of samples of a mode for `x`; weights are drawn and discarded in chunks.
 
     Args:
         sampler: draws the weights.
-        mode: what they are drawn around.
-        reach: how far each sample goes [K], 1 for the sampler's own scale.
+        mode: centre of the samples.
+        reach: distance of each sample [K]; 1 is the sampler's scale.
         x: inputs [B, ...].
-        likelihood: what the outputs mean; Categorical by default.
-        train: inputs from which batch normalisation takes the statistics of each sample.
-        seed: decides the samples.
+        likelihood: likelihood of the outputs; Categorical by default.
+        train: inputs for the batch normalisation statistics of each sample.
+        seed: fixes the samples.
     """
     found, first = [], 0
     for part in reach.split(chunk_size(mode.solution, x)):
@@ -122,13 +122,13 @@ class RandomDirections:
     r"""A random direction: $\theta_0 + t\, \hat u\, |\theta_0|$, with u a unit Gaussian direction.
 
     Attributes:
-        radius: largest t, in units of the solution's own length.
+        radius: largest t, in units of the norm of the member's weights.
     """
 
     radius: float = 1.0
 
     def __call__(self, mode: Mode, reach: Tensor, keys: Tensor) -> Tree:
-        """One direction a sample."""
+        """One direction per sample."""
         noise = _noise(mode.centre, keys)
         length = self.radius * member_norms(mode.centre) * reach / member_norms(noise)
         return {n: t + per_member(length, noise[n]) * noise[n] for n, t in mode.centre.items()}
@@ -137,7 +137,7 @@ class RandomDirections:
 @registry.register("dropout", cite=("gal2016dropout", "fort2019deep"))
 @dataclass(frozen=True)
 class Dropout:
-    """Weights and biases dropped with probability p, the others divided by 1 - p.
+    """Drop weights and biases with probability p, and divide the others by 1 - p.
 
     Attributes:
         rate: largest p.
@@ -146,7 +146,7 @@ class Dropout:
     rate: float = 0.1
 
     def __call__(self, mode: Mode, reach: Tensor, keys: Tensor) -> Tree:
-        """One mask a sample."""
+        """One mask per sample."""
         found = {}
         for place, (name, tensor) in enumerate(mode.centre.items()):
             drops = [uniform(k + place, tensor.shape[1:]) for k in keys]
@@ -158,7 +158,7 @@ class Dropout:
 @registry.register("diagonal", cite=("fort2019deep",))
 @dataclass(frozen=True)
 class DiagonalGaussian:
-    r"""Independent weights, $N(\mu, c^2 \sigma^2)$ with mean and deviation of the last snapshots.
+    r"""Independent weights, $N(\mu, c^2 \sigma^2)$ with the last snapshots' mean and deviation.
 
     Attributes:
         scale: c.
@@ -167,7 +167,7 @@ class DiagonalGaussian:
     scale: float = 10.0
 
     def __call__(self, mode: Mode, reach: Tensor, keys: Tensor) -> Tree:
-        """One normal number a weight."""
+        """One normal number per weight."""
         mean, deviations = mode.deviations()
         noise = _noise(mean, keys)
         return {
@@ -182,9 +182,9 @@ class LowRankGaussian:
     r"""Along the principal components of the last snapshots, $\mu + \sum_r z_r s_r v_r$.
 
     Attributes:
-        rank: how many components, at most one less than there are snapshots.
-        scale: deviation of z.
-        scaled: s_r is the deviation of the snapshots along v_r; else 1, as published.
+        rank: number of components, at most the number of snapshots - 1.
+        scale: standard deviation of z.
+        scaled: s_r is the snapshots' standard deviation along v_r; otherwise 1, as published.
     """
 
     rank: int = 5
@@ -192,10 +192,10 @@ class LowRankGaussian:
     scaled: bool = False
 
     def __call__(self, mode: Mode, reach: Tensor, keys: Tensor) -> Tree:
-        """A few normal numbers a sample."""
+        """`rank` normal numbers per sample."""
         mean, deviations = mode.deviations()
         values, vectors = torch.linalg.eigh(gram(deviations))
-        # Centred snapshots span one dimension less than there are, or fewer still.
+        # n centred snapshots span at most n - 1 dimensions.
         rank = min(self.rank, int((values > 1e-10 * values[-1]).sum()))
         values, vectors = values[len(values) - rank :], vectors[:, len(values) - rank :]
         z = torch.stack([normal(k, (rank,), torch.float64) for k in keys])
@@ -208,7 +208,7 @@ class LowRankGaussian:
 
 @registry.register("low-rank-scaled", cite=("fort2019deep",))
 def _scaled_low_rank(rank: int = 5, scale: float = 6.0) -> LowRankGaussian:
-    """Low-rank Gaussian whose components are as long as the snapshots spread along them."""
+    """Low-rank Gaussian with the snapshots' standard deviation along each component."""
     return LowRankGaussian(rank, scale, scaled=True)
 
 
@@ -218,7 +218,7 @@ class SWAG:
     r"""Half the variance from each weight alone, half along the snapshots.
 
     $\theta = \mu + c\,(\sigma z_1 / \sqrt 2 + \sum_i z_{2i} (\theta_i - \mu) / \sqrt{2 (n - 1)})$,
-    with the final mean in place of the running one. Maddox et al. (2019), arXiv 1902.02476.
+    with the final mean instead of the running mean. Maddox et al. (2019), arXiv 1902.02476.
 
     Attributes:
         scale: c.

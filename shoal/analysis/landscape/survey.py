@@ -1,4 +1,4 @@
-"""How good and how different many points of weight space are, in one batched forward."""
+"""Loss, accuracy and disagreement at many points of weight space, in one batched forward pass."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,28 +14,28 @@ from shoal.engine.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 
-__all__ = ["Survey", "Tick", "apart", "chunk_size", "judged", "outputs", "survey"]
+__all__ = ["Survey", "Tick", "apart", "chunk_size", "evaluated", "outputs", "survey"]
 
 Tick = Callable[[int], None]
-"""Told how many points have been looked at."""
+"""Called with the number of points evaluated."""
 
 BATCH = {"cpu": 100, "cuda": 500}
-"""Inputs that go through the networks at once, by kind of device."""
+"""Inputs per forward pass, by type of device."""
 
 ROOM = {"cpu": 1 << 24, "cuda": 1 << 31}
-"""Numbers that the widest layer of a chunk of points may take, by kind of device."""
+"""Largest number of activations in a layer of a chunk of points, by type of device."""
 
 _WIDENING = 32
-"""A guess of how many times wider than its input a network is."""
+"""Assumed ratio of a network's widest layer to its input."""
 
 
 class Survey(NamedTuple):
-    """What K points of weight space do on one set of data.
+    """Scores of K points of weight space on one data set.
 
     Attributes:
-        loss: mean negative log likelihood [K].
-        accuracy: share of right labels [K]; NaN in regression.
-        apart: difference from R references [R, K]; see `apart`.
+        loss: mean negative log-likelihood [K].
+        accuracy: accuracy [K]; NaN in regression.
+        apart: disagreement with R references [R, K]; see `apart`.
     """
 
     loss: Tensor
@@ -52,16 +52,16 @@ def survey(
     train: Tensor | None = None,
     tick: Tick = lambda count: None,
 ) -> Survey:
-    """Loss, accuracy and difference from the references at the points coefficients @ basis.
+    """Loss, accuracy and disagreement with the references at the points coefficients @ basis.
 
     Args:
         basis: R networks.
-        coefficients: of the points [K, R].
-        split: labelled data to judge by.
-        likelihood: what the outputs mean.
+        coefficients: coefficients of the points [K, R].
+        split: labelled data.
+        likelihood: likelihood of the outputs.
         references: outputs [Q, B, C] on the inputs of `split`; by default those of the basis.
-        train: inputs from which points with batch normalisation take their statistics.
-        tick: told of progress.
+        train: inputs for the statistics of batch normalisation at each point.
+        tick: called with the number of points evaluated.
     """
     if references is None:
         references = outputs(basis, split.x)
@@ -72,12 +72,12 @@ def survey(
             if train is None:
                 raise DataError("batch normalisation needs training inputs; give train=x")
             refresh(found, train)
-        parts.append(judged(outputs(found, split.x), split, likelihood, references))
+        parts.append(evaluated(outputs(found, split.x), split, likelihood, references))
         tick(len(part))
     return Survey(*(torch.cat(tensors, -1) for tensors in zip(*parts, strict=True)))
 
 
-def judged(
+def evaluated(
     found: Tensor, split: Split, likelihood: Likelihood, references: Tensor | None = None
 ) -> Survey:
     """The survey of networks whose outputs [K, B, C] are known."""
@@ -92,10 +92,10 @@ def judged(
 
 
 def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
-    """How different functions are [R, K] that give outputs [K, B, C] and [R, B, C].
+    """Pairwise disagreement [R, K] of functions with outputs [K, B, C] and [R, B, C].
 
-    The share of inputs on which the labels differ; in regression the root mean square difference
-    of the predicted means.
+    This is the share of inputs with different labels; in regression, the root mean square
+    difference of the predicted means.
     """
     references = references.to(found.device)
     if likelihood.about.has_classes:
@@ -117,7 +117,7 @@ def outputs(ensemble: Ensemble, x: Tensor, mapping: MemberRunner | None = None) 
 
 
 def chunk_size(ensemble: Ensemble, x: Tensor) -> int:
-    """Points that run together: enough to keep the device busy without filling its memory."""
+    """Points per chunk: enough to keep the device busy, within its memory."""
     kind = _kind(ensemble)
     numbers = min(len(x), BATCH[kind]) * _WIDENING * x[0].numel()
     return max(4, min(ROOM[kind] // max(numbers, 1), 256))
@@ -134,5 +134,5 @@ def _kind(ensemble: Ensemble) -> str:
 
 def _targets(split: Split) -> Tensor:
     if split.y is None:
-        raise DataError("the landscape is judged by labelled data, but these have no targets")
+        raise DataError("the landscape needs labelled data, but these data have no targets")
     return split.y

@@ -1,4 +1,4 @@
-"""Where training led: the snapshots that `fit(keep_every=k)` left, as points of weight space."""
+"""Trajectories of members: the snapshots of `fit(keep_every=k)` as points of weight space."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ class Track(NamedTuple):
     """One member along training.
 
     Attributes:
-        member: which.
-        epochs: when the snapshots were taken; 0 is the initialisation.
+        member: index of the member.
+        epochs: epochs of the snapshots; 0 is the initialisation.
         points: the snapshots as members of an ensemble.
     """
 
@@ -31,7 +31,7 @@ class Track(NamedTuple):
     points: Ensemble
 
     def last(self, count: int) -> Ensemble:
-        """The last snapshots alone."""
+        """The last `count` snapshots."""
         return self.points.slice_members(max(len(self.epochs) - count, 0), len(self.epochs))
 
 
@@ -39,16 +39,14 @@ def tracks(run: Any, members: Sequence[int], most: int | None = None) -> list[Tr
     """The trajectories of some members of a run.
 
     Args:
-        run: with a folder, trained with `keep_every`.
-        members: which.
-        most: at most so many snapshots of each, evenly spread, the first and the last among them.
+        run: a run with a folder, trained with `keep_every`.
+        members: indices of the members.
+        most: largest number of snapshots per member, evenly spaced, with the first and the last.
     """
     kept = None if run.folder is None else Trajectory(run.folder)
     known = [] if kept is None else kept.epochs(until=len(run.history))
     if kept is None or not known:
-        raise ConfigError(
-            "this run kept no snapshots along training; train it with keep_every=1 and out=FOLDER"
-        )
+        raise ConfigError("this run has no snapshots; train it with keep_every=1 and out=FOLDER")
     epochs = _spread(known, most)
     only_group(run.ensemble)
     states = [kept.state(epoch) for epoch in epochs]
@@ -81,13 +79,13 @@ def _spread(known: list[int], most: int | None) -> list[int]:
 
 
 def embedded(pred: Predictive, seed: int = 0) -> Tensor:
-    """Functions as points in the plane [K, 2], alike ones near each other.
+    """Functions as points in the plane [K, 2]; similar functions are close.
 
-    t-SNE of the predicted probabilities (of the means, in regression) on all inputs. Van der Maaten
+    t-SNE of the predicted probabilities (in regression, of the means) on all inputs. Van der Maaten
     & Hinton (2008); Fort et al. (2019), arXiv 1912.02757.
     """
     if pred.size < 4:
-        raise ConfigError(f"a map of functions needs at least 4 of them, not {pred.size}")
+        raise ConfigError(f"a map of functions needs at least 4 functions, not {pred.size}")
     values = pred.likelihood.mean(pred.members)
     manifold = require("sklearn.manifold", extra="report")
     perplexity = min(30.0, (pred.size - 1) / 3)

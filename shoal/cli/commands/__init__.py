@@ -1,1 +1,1 @@
-"""The verbs of the command line, one a file, imported when they are typed."""
+"""The commands of the command line, one per file, imported on use."""

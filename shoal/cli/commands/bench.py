@@ -1,4 +1,4 @@
-"""`shoal bench`: how fast this machine trains, and whether every engine computes the same."""
+"""`shoal bench`: training speed on this machine, and agreement of all engines."""
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from shoal.experiment.bench.plan import BenchPlan
 __all__ = ["report", "run"]
 
 _HEADER = (
-    "", "ms a step", "±", "members x samples/s", "MiB", "x loop", "x products", "warm-up",
+    "", "ms per step", "±", "members x samples/s", "MiB", "x loop", "x products", "warm-up",
 )  # fmt: skip
 
 
 def report(value: Mapping[str, Any]) -> str:
-    """Every part of the result that there is."""
+    """The text of a benchmark result."""
     return "\n\n".join(
         [
             _title(value["machine"], value["versions"]),
@@ -38,7 +38,7 @@ def report(value: Mapping[str, Any]) -> str:
 def _title(machine: Mapping[str, Any], versions: Mapping[str, Any]) -> str:
     where = machine.get("gpu") or machine["processor"]
     busy = machine.get("load")
-    noise = f", load {busy[0]:g} when it began" if busy else ""
+    noise = f", load {busy[0]:g} at the start" if busy else ""
     threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
     return f"{where}, {machine['cores']} cores, {threads}{noise}; torch {versions['torch']}"
 
@@ -47,7 +47,7 @@ def _tables(rows: Sequence[Row]) -> list[str]:
     blocks = []
     for heading, group in groupby(rows, _heading):
         lines = list(group)
-        # What others are held against may have been timed with each engine: shown once.
+        # Each baseline may have been timed with every engine, and is shown once.
         cells: dict[str, list[str]] = {}
         for row in lines:
             if "ms" in row:
@@ -92,7 +92,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _agreement(rows: Sequence[Row]) -> list[str]:
-    """The worst deviation of every engine and precision, over networks and methods."""
+    """The largest deviation of every engine and precision, over networks and methods."""
     if not rows:
         return []
     keys = dict.fromkeys((row["engine"], row["precision"]) for row in rows)
@@ -103,15 +103,17 @@ def _agreement(rows: Sequence[Row]) -> list[str]:
         if found:
             cells.append([*key, f"{max(found):.1e}", str(len(found))])
     header = ("engine", "precision", "largest deviation", "cases")
-    title = "Ten steps of each engine beside ten in float64, one member after another on the CPU"
+    title = (
+        "Deviation of each engine after ten steps from ten steps in float64 by a loop on the CPU"
+    )
     return ["\n".join([title, *([table(cells, header)] if cells else []), *_remarks(rows)])]
 
 
 def _remarks(rows: Sequence[Row]) -> list[str]:
-    """Each reason once, with how often it was met."""
-    said = [f"cannot run: {row['error']}" for row in rows if "error" in row]
-    said += [f"note: {row['note']}" for row in rows if row.get("note")]
-    return [f"{said.count(line)} of {len(rows)} {line}" for line in dict.fromkeys(said)]
+    """Each reason once, with its count."""
+    lines = [f"cannot run: {row['error']}" for row in rows if "error" in row]
+    lines += [f"note: {row['note']}" for row in rows if row.get("note")]
+    return [f"{lines.count(line)} of {len(rows)} {line}" for line in dict.fromkeys(lines)]
 
 
 def _trainings_table(rows: Sequence[Row]) -> list[str]:
@@ -124,13 +126,13 @@ def _trainings_table(rows: Sequence[Row]) -> list[str]:
             lines.append(f"{what}: {size} cannot be trained: {row['error']}")
         else:
             lines.append(
-                f"{what}: {size} in {seconds(row['seconds'])} ({number(row['ms'])} ms a step)"
+                f"{what}: {size} in {seconds(row['seconds'])} ({number(row['ms'])} ms per step)"
             )
-    return ["\n".join(["A whole training by fit", *lines])] if lines else []
+    return ["\n".join(["Complete trainings with fit", *lines])] if lines else []
 
 
 def run(options: Namespace) -> Outcome:
-    """Measure what was asked for, write it down, and show it."""
+    """Run the requested benchmarks, and write and show the results."""
     plan, show = BenchPlan.of(options), not options.quiet
     device = torch.device(plan.device)
     if options.threads is not None:
@@ -165,5 +167,5 @@ def _trainings(plan: BenchPlan, methods_given: bool, show: bool) -> list[dict[st
     with Ticker(len(wanted), 0, show) as ticker:
         for case, method in wanted:
             rows.append(train_once(case, method, plan.engines[0], 1 if plan.quick else EPOCHS))
-            ticker.tick(f"{method}, {case.precision}: a whole training")
+            ticker.tick(f"{method}, {case.precision}: complete training")
     return rows

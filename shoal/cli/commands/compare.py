@@ -1,4 +1,4 @@
-"""`shoal compare`: a grid of methods, sizes and seeds, and one table."""
+"""`shoal compare`: a grid of methods, ensemble sizes and seeds, and one table."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -20,7 +20,7 @@ __all__ = ["compare", "run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """Run what is missing of the grid that the options describe, and tell the result."""
+    """Run the unfinished runs of the grid, and show the comparison."""
     config: Config = options.config
     if options.device is not None:
         config = replace(config, device=options.device)
@@ -34,7 +34,7 @@ def run(options: Namespace) -> Outcome:
 
 
 def compare(grid: Grid, options: Namespace, page: str | Path | None) -> Outcome:
-    """Run what is missing, write the numbers beside the runs and, if wanted, a page."""
+    """Run the unfinished runs, write the results next to them and, if asked for, a report."""
 
     def prepare(ensemble: Ensemble) -> None:
         set_threads(options.threads, ensemble.weights, grid.config.batch_size)
@@ -45,7 +45,7 @@ def compare(grid: Grid, options: Namespace, page: str | Path | None) -> Outcome:
 
 
 def _usual(config: Config) -> str:
-    """What to compare when nobody says: the config's method with the plain ensemble."""
+    """The default comparison: the config's method with the plain ensemble."""
     return f"ensemble,{variant_of(config.method).label}"
 
 
@@ -53,7 +53,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     try:
         sizes = tuple(int(word) for word in text.split(",")) if text is not None else ()
     except ValueError:
-        raise ConfigError(f"sizes are whole numbers, as in --sizes 1,5, not {text!r}") from None
+        raise ConfigError(f"sizes are whole numbers, such as --sizes 1,5, not {text!r}") from None
     return tuple(dict.fromkeys(sizes))
 
 
@@ -66,15 +66,13 @@ def _outcome(found: Comparison) -> Outcome:
     if notes:
         text.append("\n".join(f"{label}: {note}" for label, note in notes.items()))
     if failed:
-        text.append(
-            "\n".join(f"{cell.name} came to nothing: {why}" for cell, why in failed.items())
-        )
+        text.append("\n".join(f"{point.name} failed: {why}" for point, why in failed.items()))
     text.append("\n".join(f"{what:8}{path}" for what, path in written.items()))
     value = {
         "groups": found.scores,
         "answers": answers,
         "notes": notes,
-        "failed": {cell.name: str(why) for cell, why in failed.items()},
+        "failed": {point.name: str(why) for point, why in failed.items()},
         **written,
     }
     status = max((why.exit_status for why in failed.values()), default=0)
@@ -82,10 +80,10 @@ def _outcome(found: Comparison) -> Outcome:
 
 
 def _notes(groups: list[SeedGroup]) -> dict[str, str]:
-    """The first thing worth knowing about each method and size."""
+    """The first note about each method and ensemble size."""
     first = {}
     for group in groups:
-        notes = [note for entry in group.entries for note in entry.notes]
+        notes = [note for record in group.entries for note in record.notes]
         if notes:
             first[f"{group.label}, {counted(group.members, 'member')}"] = notes[0]
     return first

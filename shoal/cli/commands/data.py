@@ -1,4 +1,4 @@
-"""`shoal data`: which data sets there are, whether they are here, and getting them."""
+"""`shoal data`: list, download and locate data sets."""
 
 from argparse import Namespace
 from typing import Any
@@ -20,13 +20,13 @@ _BUILT_IN = "built in"
 
 
 def run(options: Namespace) -> Outcome:
-    """List the data sets, say where files are kept, or get some and describe them."""
+    """List data sets, print the paths of their files, or download and describe them."""
     if options.action == "list":
         return _list()
     if options.action == "path":
         return _path(options.names)
     if not options.names:
-        raise ConfigError("say which data set to get, as in: shoal data get digits")
+        raise ConfigError("name a data set to get, such as: shoal data get digits")
     specs = [parse_value(name, "the data set") for name in options.names]
     found = [_got(load(spec)) for spec in specs]
     texts, values = zip(*found, strict=True)
@@ -34,19 +34,19 @@ def run(options: Namespace) -> Outcome:
 
 
 def _list() -> Outcome:
-    rows = [_known(entry) for entry in entries("datasets")]
+    rows = [_known(listed) for listed in entries("datasets")]
     shown = [ListedName(row["name"], f"{row['summary']} ({_remark(row)})") for row in rows]
     return Outcome(listing_text(shown), rows)
 
 
-def _known(entry: ListedName) -> dict[str, Any]:
-    held = COLLECTIONS.get(entry.name)
+def _known(listed: ListedName) -> dict[str, Any]:
+    held = COLLECTIONS.get(listed.name)
     return {
-        "name": entry.name,
-        "summary": entry.summary,
+        "name": listed.name,
+        "summary": listed.summary,
         "bytes": 0 if held is None else held.download,
         "licence": None if held is None else held.licence,
-        "state": _BUILT_IN if held is None else present(entry.name),
+        "state": _BUILT_IN if held is None else present(listed.name),
     }
 
 
@@ -69,10 +69,10 @@ def _path(names: list[str]) -> Outcome:
 
 
 def _files(name: str) -> list[str]:
-    """Where the files of a data set are, or will be."""
+    """Present or future paths of the files of a data set."""
     registry[name]
     if name not in COLLECTIONS:
-        raise ConfigError(f"'{name}' is made of no files; {nearest(name, COLLECTIONS)}")
+        raise ConfigError(f"'{name}' has no files; {nearest(name, COLLECTIONS)}")
     held = COLLECTIONS[name]
     found = []
     for file in held.files:
@@ -82,17 +82,17 @@ def _files(name: str) -> list[str]:
 
 
 def _got(data: Dataset) -> tuple[str, dict[str, Any]]:
-    return _described(data), {"name": data.name, "spec": data.spec, "parts": _parts(data)}
+    return _described(data), {"name": data.name, "spec": data.spec, "parts": _split_sizes(data)}
 
 
-def _parts(data: Dataset) -> dict[str, int]:
-    own = {"train": data.train, "validation": data.validation, "test": data.test}
-    known = {name: len(split) for name, split in own.items() if split is not None}
+def _split_sizes(data: Dataset) -> dict[str, int]:
+    splits = {"train": data.train, "validation": data.validation, "test": data.test}
+    known = {name: len(split) for name, split in splits.items() if split is not None}
     return known | sizes(data.shifts) | sizes(data.ood)
 
 
 def _described(data: Dataset) -> str:
     shape = " x ".join(map(str, data.input_shape))
     what = f"{data.outputs} classes" if data.has_classes else "real targets"
-    rows = [[name, f"{count:,}"] for name, count in _parts(data).items()]
-    return f"{data.name} is here: inputs of {shape}, {what}\n\n{table(rows, ['part', 'points'])}"
+    rows = [[name, f"{count:,}"] for name, count in _split_sizes(data).items()]
+    return f"{data.name} is ready: inputs of {shape}, {what}\n\n{table(rows, ['split', 'points'])}"

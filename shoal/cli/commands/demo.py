@@ -1,4 +1,4 @@
-"""`shoal demo`: the whole way from data to a page, with nothing to download."""
+"""`shoal demo`: from data to a report, without a download."""
 
 import sys
 import webbrowser
@@ -14,12 +14,12 @@ from shoal.experiment.variants import parse_variants
 __all__ = ["METHODS", "run"]
 
 METHODS = "ensemble,kde,kde:300,f-kde,f-kde:100"
-"""At strength 1 the force ratio is below 0.001 with this many data; at the larger strengths it is
-about 0.1. They were chosen by the force ratio alone, without a look at test data."""
+"""At strength 1 the force ratio is below 0.001 on this data set. At the larger strengths the force
+ratio is about 0.1. The strengths were chosen by the force ratio alone, without test data."""
 
 
 def run(options: Namespace) -> Outcome:
-    """Compare repulsive ensembles with the plain one on handwritten digits."""
+    """Compare repulsive ensembles with the plain ensemble on handwritten digits."""
     folder = Path(options.out or "runs/demo")
     grid = Grid(load_config("digits"), folder, parse_variants(METHODS), (5,), options.seeds)
     page = folder / "report.html"

@@ -1,8 +1,8 @@
-"""`shoal evaluate`: judge a run on its test data, or on others."""
+"""`shoal evaluate`: evaluate a run on its own or on another data set."""
 
 from argparse import Namespace
 
-from shoal.cli.outcome import Outcome, judged_data, opened_for, scores_text
+from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for, scores_text
 from shoal.core.files import write_json
 from shoal.engine.autotune import set_threads
 from shoal.evaluation.evaluate import evaluate
@@ -13,11 +13,11 @@ __all__ = ["run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """Scores; its folder keeps those on the run's own data, or on any where it can load none."""
+    """Evaluate a run; its folder keeps scores on its own data, or on any if it cannot load them."""
     check_device(options.device)
     found = opened_for("evaluate", options.run)
     set_threads(options.threads, found.ensemble.weights, 1024)
-    data = judged_data(found, options.run, options.data, "evaluate")
+    data = evaluation_dataset(found, options.run, options.data, "evaluate")
     keep = options.data is None or has_own_data(found.config)
     how = {"device": options.device, "keep": keep, "progress": not options.quiet}
     scores = evaluate(found, data, **how).scores

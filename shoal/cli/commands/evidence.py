@@ -1,10 +1,11 @@
-"""`shoal evidence`: in what sense is a run Bayesian?"""
+"""`shoal evidence`: log evidence, member weights and learned priors of a run."""
 
 from argparse import Namespace
 from dataclasses import asdict
+from shlex import quote
 
 from shoal.analysis.evidence.compute_evidence import Evidence
-from shoal.cli.outcome import Outcome, judged_data, opened_for
+from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
 from shoal.core.errors import ConfigError
 from shoal.core.text import number, table
 from shoal.engine.autotune import set_threads
@@ -15,13 +16,13 @@ __all__ = ["run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """Compute everything, keep it in the folder of the run, and tell it in sentences."""
+    """Compute the evidence, keep it in the folder of the run, and describe it."""
     if options.points < 1 or options.flow_steps < 0:
         raise ConfigError("--points must be 1 or more, and --flow-steps 0 or more")
     found = opened_for("evidence", options.run)
-    data = judged_data(found, options.run, options.data, "evidence")
+    data = evaluation_dataset(found, options.run, options.data, "evidence")
     set_threads(options.threads, found.ensemble.weights, 1024)
-    told = evidence(
+    result = evidence(
         found,
         data,
         priors=not options.no_priors,
@@ -30,26 +31,31 @@ def run(options: Namespace) -> Outcome:
         progress=not options.quiet,
     )
     text = [
-        f"{options.run}: {told.members} members, {told.points:,} training points",
-        "\n".join(answers(told)),
-        _weightings(told),
-        *([_rungs(told)] if told.rungs else []),
-        f"Kept in {options.run}/evidence.json; `shoal report {options.run}` shows it",
+        f"{options.run}: {result.members} members, {result.points:,} training points",
+        "\n".join(answers(result)),
+        _weightings(result),
+        *([_learned_priors(result)] if result.rungs else []),
+        f"Kept in {options.run}/evidence.json; `shoal report {quote(options.run)}` shows it",
     ]
-    return Outcome("\n\n".join(text), asdict(told))
+    return Outcome("\n\n".join(text), asdict(result))
 
 
-def _weightings(told: Evidence) -> str:
+def _weightings(result: Evidence) -> str:
     rows = [
         [name, number(w.effective, 0.005), number(w.nll), number(w.total_variation)]
-        for name, w in told.weightings.items()
+        for name, w in result.weightings.items()
     ]
-    return table(rows, ["weights", "members that count", "nll", "distance from uniform"])
+    return table(rows, ["weights", "effective members", "NLL", "total variation from uniform"])
 
 
-def _rungs(told: Evidence) -> str:
+def _learned_priors(result: Evidence) -> str:
     rows = [
-        [rung.name, number(rung.log_evidence, 0.05), number(rung.nll), number(rung.nll_posterior)]
-        for rung in told.rungs
+        [
+            prior.name,
+            number(prior.log_evidence, 0.05),
+            number(prior.nll),
+            number(prior.nll_posterior),
+        ]
+        for prior in result.rungs
     ]
-    return table(rows, ["learned prior", "log evidence", "nll", "nll by evidence"])
+    return table(rows, ["learned prior", "log evidence", "NLL", "NLL by evidence"])

@@ -1,4 +1,4 @@
-"""`shoal fidelity`: how far each method is from the true posterior of problems that have one."""
+"""`shoal fidelity`: distance of each method from the true posterior of small problems."""
 
 import sys
 from argparse import Namespace
@@ -31,13 +31,13 @@ _QUICK = ("linear", "regression")
 
 
 def run(options: Namespace) -> Outcome:
-    """Recompute the references, or fill the table and draw its figures."""
+    """Recompute the references, or run the study and draw its figures."""
     torch.set_num_threads(options.threads or 1)
     names = _names(options.problems, tuple(known.registry), _QUICK if options.quick else ())
     if options.reference:
         return _references(names, Path(options.out) if options.out else references.home(), options)
     if options.seeds is not None and options.seeds < 1:
-        raise ConfigError(f"there must be at least one seed, not {options.seeds}")
+        raise ConfigError(f"--seeds must be 1 or more, not {options.seeds}")
     labels = tuple(options.methods.split(",")) if options.methods else ()
     methods = labels or (QUICK if options.quick else EVERY)
     for label in methods:
@@ -86,33 +86,33 @@ def _study(study: Study, folder: Path, options: Namespace) -> Outcome:
         print(printable(f"{counted(study.size, 'ensemble')} in {folder}"), file=sys.stderr)
     with Ticker(study.size, min(wanted, study.size), not options.quiet) as ticker:
 
-        def tell(row: Row) -> None:
+        def record(row: Row) -> None:
             rows.append(row)
             write_rows(folder, study.budget, rows)
             distance = f"distance {row.distances['frechet']:.3f}"
             ticker.tick(f"{row.problem}, {row.method}, seed {row.seed}: {distance}")
 
-        found = study.run(tell, done)
+        found = study.run(record, done)
     write_text(folder / "results.csv", results_csv(found))
     figures = [] if options.no_figures else write_figures(found, folder, study.budget)
     best = closest(found)
     text = [
-        "Fréchet distance of the members' predictions to the posterior's, on and off the data, in\n"
-        "standard deviations of the posterior",
+        "Fréchet distance between the predictions of the members and of the posterior, on and off\n"
+        "the data, in standard deviations of the posterior",
         results_text(found),
         "Total variation between the predictive distributions",
         results_text(found, "tv"),
-        "\n".join(_verdict(problem, facts) for problem, facts in best.items()),
+        "\n".join(_closest_sentence(problem, facts) for problem, facts in best.items()),
         f"results  {folder / 'results.csv'}",
     ]
     value = {"closest": best, "folder": str(folder), "figures": [str(path) for path in figures]}
-    return Outcome("\n\n".join(part for part in text if part), value)
+    return Outcome("\n\n".join(block for block in text if block), value)
 
 
-def _verdict(problem: str, facts: dict) -> str:
+def _closest_sentence(problem: str, facts: dict) -> str:
     nearer = facts["distance"] < facts["other_distance"]
     return (
         f"{problem}: {facts['calibrated']} is {'closer' if nearer else 'no closer'} "
-        f"({facts['distance']:.3f}) than the closest other, {facts['other']} "
+        f"({facts['distance']:.3f}) than the closest other method, {facts['other']} "
         f"({facts['other_distance']:.3f})"
     )

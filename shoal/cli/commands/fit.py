@@ -1,14 +1,15 @@
-"""`shoal fit`: train one ensemble and judge it."""
+"""`shoal fit`: train one ensemble and evaluate it."""
 
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from shoal.cli.outcome import Outcome, scores_text
 from shoal.core.errors import ConfigError
 from shoal.core.text import counted, seconds
 from shoal.engine.autotune import set_threads
-from shoal.evaluation.evaluate import parts_ticker
+from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import default_folder, make_data, train
 from shoal.experiment.config import Config
@@ -20,7 +21,7 @@ __all__ = ["run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """Train, judge where there is something to judge by, and say where the run is kept."""
+    """Train, evaluate if the data set has a test set, and print the folder of the run."""
     config: Config = options.config
     if options.device is not None:
         config = replace(config, device=options.device)
@@ -28,7 +29,7 @@ def run(options: Namespace) -> Outcome:
     if RunFolder(folder).holds_run and not options.resume:
         raise ConfigError(
             f"{folder} already holds a run; add --resume to continue it, "
-            f"or -o FOLDER to keep this one elsewhere"
+            f"or -o FOLDER to choose another folder"
         )
     data = make_data(config)
 
@@ -40,7 +41,7 @@ def run(options: Namespace) -> Outcome:
     )
     scores = None
     if data.test is not None:
-        with parts_ticker(data, options.quiet) as ticker:
+        with splits_ticker(data, options.quiet) as ticker:
             scores = evaluate_run(trained, data, after=ticker.tick).scores
     return _outcome(config, trained, scores)
 
@@ -50,11 +51,11 @@ def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
     method = variant_of(config.method, config.strength).label
     members, epochs = run.ensemble.members, len(run.history)
     title = f"{config.name}, {method}, {counted(members, 'member')}, seed {config.seed}"
-    table = scores_text(scores) if scores else "The data have no test part to judge it by."
+    table = scores_text(scores) if scores else "No scores: the data set has no test set."
     text = [
         f"{title}: {counted(epochs, 'epoch')} in {seconds(spent)}",
         table,
-        f"Kept in {run.folder}; for a page about it type: shoal report {run.folder}",
+        f"Kept in {run.folder}; for a report type: shoal report {quote(str(run.folder))}",
     ]
     value = {
         "folder": str(run.folder),

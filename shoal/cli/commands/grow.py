@@ -1,10 +1,11 @@
-"""`shoal grow`: more members for a run that is already trained."""
+"""`shoal grow`: more members for a trained run."""
 
 from argparse import Namespace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
-from shoal.cli.outcome import Outcome, judged_data, opened_for, scores_text
+from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for, scores_text
 from shoal.core.errors import ConfigError
 from shoal.core.text import counted, seconds
 from shoal.engine.autotune import set_threads
@@ -19,16 +20,16 @@ __all__ = ["run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """Train the new members, judge the whole, and say where it is kept."""
+    """Train the new members, evaluate the grown run, and print its folder."""
     check_device(options.device)
     source = opened_for("grow", options.run)
     folder = Path(options.out or f"{options.run.rstrip('/')}-grown-{_size(source, options.more)}")
     if RunFolder(folder).holds_run and not options.resume:
         raise ConfigError(
             f"{folder} already holds a run; add --resume to continue it, "
-            f"or -o FOLDER to keep this one elsewhere"
+            f"or -o FOLDER to choose another folder"
         )
-    data = judged_data(source, options.run, options.data, "grow")
+    data = evaluation_dataset(source, options.run, options.data, "grow")
     changes = _changes(options.changes)
     if options.device is not None:
         changes["device"] = options.device
@@ -55,10 +56,10 @@ def _outcome(source: Run, grown: Run, scores: dict[str, Any] | None) -> Outcome:
     old, new = source.ensemble.members, grown.ensemble.members - source.ensemble.members
     spent = float(grown.provenance.get("seconds", 0.0))
     text = [
-        f"{counted(new, 'new member')} beside {counted(old, 'old one')}: "
+        f"{counted(new, 'new member')} added to {counted(old, 'trained member')}: "
         f"{counted(len(grown.history), 'epoch')} in {seconds(spent)}",
-        scores_text(scores) if scores else "The data have no test part to judge it by.",
-        f"Kept in {grown.folder}; for a page about it type: shoal report {grown.folder}",
+        scores_text(scores) if scores else "No scores: the data set has no test set.",
+        f"Kept in {grown.folder}; for a report type: shoal report {quote(str(grown.folder))}",
     ]
     value = {"folder": str(grown.folder), "config": grown.config, "scores": scores}
     return Outcome("\n\n".join(text), value | {"notes": grown.notes, "seconds": spent})

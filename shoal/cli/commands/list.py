@@ -1,4 +1,4 @@
-"""`shoal list`: everything that has a name."""
+"""`shoal list`: the names of methods, kernels, models and everything else."""
 
 import importlib
 import re
@@ -40,17 +40,17 @@ _REGISTRIES = {
 }
 
 KINDS = ("experiments", "options", "methods", "schedules", "optimizers", *_REGISTRIES)
-"""What can be listed."""
+"""Kinds of names that can be listed."""
 
 
 @dataclass(frozen=True)
 class ListedName:
-    """One thing that can be typed.
+    """One name that can be typed.
 
     Attributes:
         name: what to type.
         summary: one sentence.
-        cite: keys of the bibliography.
+        cite: keys of its papers in the bibliography.
     """
 
     name: str
@@ -59,7 +59,7 @@ class ListedName:
 
 
 def entries(kind: str) -> list[ListedName]:
-    """All entries of one kind."""
+    """All names of one kind."""
     if kind in _REGISTRIES:
         return _registered(importlib.import_module(f"shoal.{_REGISTRIES[kind]}").registry)
     if kind == "experiments":
@@ -86,7 +86,7 @@ def _registered(registry: Any) -> list[ListedName]:
 
 
 def _words(summary: str) -> str:
-    """A sentence without its formulas, which a terminal cannot show.
+    """A sentence without formulas, which a terminal cannot show.
 
     >>> _words("Error of the label, $|a - b|$, in bins.")
     'Error of the label, in bins.'
@@ -99,21 +99,21 @@ def _optimizers() -> list[ListedName]:
 
     from shoal.training.optim import optimizers
 
-    classes = {name.lower(): entry for name, entry in vars(torch.optim).items()}
+    classes = {name.lower(): value for name, value in vars(torch.optim).items()}
     return [ListedName(name, f"torch.optim.{classes[name].__name__}") for name in optimizers()]
 
 
 def listing_text(found: Sequence[ListedName]) -> str:
-    """Names, sentences and papers, wrapped to the width of the terminal."""
-    name = max(len(entry.name) for entry in found) + 2
+    """Names, summaries and papers, wrapped to the width of the terminal."""
+    name = max(len(listed.name) for listed in found) + 2
     room = max(shutil.get_terminal_size((100, 24)).columns, name + 30)
     lines = []
-    for entry in found:
-        papers = "; ".join(_short(BIBLIOGRAPHY[key]) for key in entry.cite if key in BIBLIOGRAPHY)
-        text = f"{entry.summary} [{papers}]" if papers else entry.summary
-        start = entry.name.ljust(name)
+    for listed in found:
+        papers = "; ".join(_short(BIBLIOGRAPHY[key]) for key in listed.cite if key in BIBLIOGRAPHY)
+        text = f"{listed.summary} [{papers}]" if papers else listed.summary
+        start = listed.name.ljust(name)
         lines += textwrap.wrap(text, room, initial_indent=start, subsequent_indent=" " * name) or [
-            entry.name
+            listed.name
         ]
     return "\n".join(lines)
 
@@ -130,14 +130,14 @@ def _short(paper: Citation) -> str:
 
 
 def plain(found: Sequence[ListedName]) -> list[dict[str, Any]]:
-    """The entries for programs, papers in full."""
+    """The listed names as plain values, with full citations."""
     return [
         {
-            "name": entry.name,
-            "summary": entry.summary,
-            "cite": [_paper(key) for key in entry.cite if key in BIBLIOGRAPHY],
+            "name": listed.name,
+            "summary": listed.summary,
+            "cite": [_paper(key) for key in listed.cite if key in BIBLIOGRAPHY],
         }
-        for entry in found
+        for listed in found
     ]
 
 
@@ -146,15 +146,15 @@ def _paper(key: str) -> dict[str, str]:
 
 
 def run(options: Namespace) -> Outcome:
-    """The entries of one kind, or the kinds."""
+    """The names of one kind, or all kinds."""
     if options.kind is not None:
         found = entries(options.kind)
         return Outcome(listing_text(found), plain(found))
-    names = {kind: [entry.name for entry in entries(kind)] for kind in KINDS}
+    names = {kind: [listed.name for listed in entries(kind)] for kind in KINDS}
     rows = [[kind, str(len(found)), _some(found)] for kind, found in names.items()]
     width = max(len(row[2]) for row in rows)
     text = table([[kind, count, some.ljust(width)] for kind, count, some in rows])
-    return Outcome(f"{text}\n\nType 'shoal list KIND' for what each of them is.", names)
+    return Outcome(f"{text}\n\nType 'shoal list KIND' to see what each name means.", names)
 
 
 def _some(names: list[str], room: int = 60) -> str:

@@ -1,4 +1,4 @@
-"""`shoal predict`: what a run says about inputs in a file."""
+"""`shoal predict`: predictions of a run for the inputs in a file."""
 
 import csv
 import io
@@ -23,14 +23,14 @@ __all__ = ["run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """One row a data point, on standard output or in a file."""
+    """Print the predictions or write them to a file, one row per input."""
     out = None if options.out is None else Path(options.out)
     if out is not None and out.suffix.lower() not in (".csv", ".npz"):
         raise ConfigError(f"predictions are written as .csv or .npz, not as {out.name!r}")
     check_device(options.device)
     source = opened_for("predict", options.run)
     set_threads(options.threads, source.ensemble.weights, 1024)
-    x = _stretched(_shaped(load_file(options.file).x, source, options.file), source, options.file)
+    x = _rescaled(_shaped(load_file(options.file).x, source, options.file), source, options.file)
     pred = predict(source, x, device=options.device)
     columns = _columns(pred)
     if out is None:
@@ -45,21 +45,21 @@ def run(options: Namespace) -> Outcome:
 
 
 def _shaped(x: Tensor, run: Run, file: str) -> Tensor:
-    """Rows of a table, or images with their colours last, as what the networks were trained on."""
+    """Inputs in the shape of the training inputs; images may come with channels last."""
     models = run.config.get("model") or [{}]
     return fitted(x, tuple(models[0].get("input_shape", x.shape[1:])), file)
 
 
-def _stretched(x: Tensor, run: Run, file: str) -> Tensor:
-    """Pixels from 0 to 1, as files have them, in the range of the images that were trained on."""
+def _rescaled(x: Tensor, run: Run, file: str) -> Tensor:
+    """Pixels rescaled from [0, 1], the range of files, to the range of the training images."""
     low, high = run.provenance.get("pixel_range", (0.0, 1.0))
     if (low, high) == (0.0, 1.0):
         return x
     least, most = (float(end) for end in x.aminmax())
     if least < 0 or most > 1:
         raise DataError(
-            f"{file} has pixels from {least:.3g} to {most:.3g}; give them from 0 to 1 or as bytes, "
-            f"and they are brought to the range of the training, {low:.3g} to {high:.3g}"
+            f"{file} has pixels from {least:.3g} to {most:.3g}; give them from 0 to 1 or as bytes; "
+            f"Shoal rescales them to the training range, {low:.3g} to {high:.3g}"
         )
     return in_range(x, (low, high))
 
@@ -82,7 +82,7 @@ def _columns(pred: Predictive) -> dict[str, np.ndarray]:
 
 
 def _arrays(pred: Predictive) -> dict[str, np.ndarray]:
-    """What has no place in a table: all class probabilities."""
+    """Arrays that do not fit a table: all class probabilities."""
     return {"probs": pred.probs.numpy()} if pred.likelihood.about.has_classes else {}
 
 

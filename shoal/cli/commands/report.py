@@ -1,4 +1,4 @@
-"""`shoal report`: one page about one or several runs."""
+"""`shoal report`: an HTML report about one or several runs."""
 
 import re
 from argparse import Namespace
@@ -15,13 +15,13 @@ __all__ = ["run"]
 
 
 def run(options: Namespace) -> Outcome:
-    """Write the page; a folder of runs, such as that of a comparison, stands for all of them."""
+    """Write the report; a folder of runs, such as a comparison's, stands for all its runs."""
     folders = [folder for given in options.runs for folder in _runs_in(Path(given))]
     out = options.out or "report.html"
     how = {"title": options.title, "figures": options.figures, "progress": not options.quiet}
     page = report(folders, out, **how)
     value = {"page": str(page), "runs": [str(folder) for folder in folders]}
-    return Outcome(f"A page about {counted(len(folders), 'run')}: {page}", value)
+    return Outcome(f"Report about {counted(len(folders), 'run')}: {page}", value)
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:
@@ -30,11 +30,11 @@ def _runs_in(folder: Path) -> Iterator[Path]:
         return
     inner = sorted((path.parent for path in folder.glob("*/scores.json")), key=_counting)
     if not inner:
-        raise StorageError(f"{folder} is not a run: it has no config.toml, nor runs inside it")
+        raise StorageError(f"{folder} is not a run: it has no config.toml and contains no runs")
     yield from inner
 
 
 def _counting(folder: Path) -> list[tuple[int, str]]:
-    """Sorts kde-m5-s2 before kde-m5-s10 and kde-m20-s0: numbers by their size."""
+    """Sort key that orders numbers by size: kde-m5-s2 before kde-m5-s10 and kde-m20-s0."""
     words = re.split(r"(\d+)", folder.name)
     return [(int(word), "") if word.isdigit() else (-1, word) for word in words]

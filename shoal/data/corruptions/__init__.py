@@ -1,11 +1,11 @@
 """Common corruptions of images at five severities, Hendrycks & Dietterich (2019), arXiv 1903.12261.
 
-Fifteen standard ones and four extra, each a function in the file of its family, with the published
-constants for 32 x 32 images. They are computed for whole batches on the device of the images.
-Importing this package registers them all.
+There are fifteen standard corruptions and four extra ones. Each is a function in the file of its
+family, with the published constants for 32 x 32 images. Corruptions are computed for whole batches
+on the device of the images. Importing this package registers all of them.
 """
 
-# in this order they are listed, and the first four families are the standard corruptions
+# the order of the list; the first four families are the standard corruptions
 from shoal.data.corruptions import noise, blur, weather, digital, extra  # noqa: I001
 from shoal.data.corruptions.shifts import corrupt
 from shoal.data.corruptions.files import PublishedFiles

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from shoal.data.corruptions.filters import blurred, convolved, motion_blurred, zoomed
-from shoal.data.corruptions.registry import Chance, corruption
+from shoal.data.corruptions.registry import Draws, corruption
 
 __all__ = ["defocus_blur", "disc", "glass_blur", "motion_blur", "zoom_blur"]
 
 
 @corruption("defocus-blur", ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1)))
-def defocus_blur(images: Tensor, chance: Chance, radius: float, smoothing: float) -> Tensor:
+def defocus_blur(images: Tensor, draws: Draws, radius: float, smoothing: float) -> Tensor:
     """Out of focus: every point becomes a disc, which is itself smoothed."""
     return convolved(images, disc(radius, smoothing))
 
@@ -27,23 +27,23 @@ def disc(radius: float, smoothing: float) -> Tensor:
 
 
 @corruption("glass-blur", ((0.05, 1, 1), (0.25, 1, 1), (0.4, 1, 1), (0.25, 1, 2), (0.4, 1, 2)))
-def glass_blur(images: Tensor, chance: Chance, sigma: float, reach: int, passes: int) -> Tensor:
-    """Frosted glass: pixels give way to a neighbour, `passes` times, between two Gaussian blurs.
+def glass_blur(images: Tensor, draws: Draws, sigma: float, reach: int, passes: int) -> Tensor:
+    """Frosted glass: pixels take the value of a neighbour, `passes` times, between Gaussian blurs.
 
-    The published images were made by a swap of two pixels of an array, whose second half reads
-    what the first has just written: a pixel takes the value of its neighbour, and the neighbour
-    keeps it. With real swaps a pixel would be carried along from one to the next, across the image.
+    The published code swaps two pixels of an array in place, and the second assignment reads the
+    result of the first: a pixel takes the value of its neighbour, and the neighbour keeps it. Real
+    swaps would carry a pixel across the image.
     """
     soft = blurred(images, sigma)
     for number in range(passes):
-        soft = _displaced(soft, chance, f"pass {number}", reach)
+        soft = _displaced(soft, draws, f"pass {number}", reach)
     return blurred(soft, sigma)
 
 
-def _displaced(images: Tensor, chance: Chance, what: str, reach: int) -> Tensor:
-    """Every pixel but those at the edge, taken from -reach to reach - 1 rows and columns aside."""
+def _displaced(images: Tensor, draws: Draws, what: str, reach: int) -> Tensor:
+    """Every inner pixel, taken from -reach to reach - 1 rows and columns away."""
     height, width = images.shape[-2:]
-    aside = chance.uniform(what, 2, height, width, low=-reach, high=reach).floor().long()
+    aside = draws.uniform(what, 2, height, width, low=-reach, high=reach).floor().long()
     row, column = (torch.arange(size, device=images.device) for size in (height, width))
     inside = [(at > reach) & (at <= len(at) - reach) for at in (row, column)]
     aside = torch.where(inside[0][:, None] & inside[1], aside, 0)
@@ -53,14 +53,14 @@ def _displaced(images: Tensor, chance: Chance, what: str, reach: int) -> Tensor:
 
 
 @corruption("motion-blur", ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5)))
-def motion_blur(images: Tensor, chance: Chance, radius: int, sigma: float) -> Tensor:
+def motion_blur(images: Tensor, draws: Draws, radius: int, sigma: float) -> Tensor:
     """A moving camera: a one-sided Gaussian along a line at -45 to 45 degrees."""
-    degrees = chance.uniform("angle", low=-45, high=45).to(images)
+    degrees = draws.uniform("angle", low=-45, high=45).to(images)
     return motion_blurred(images, radius, sigma, degrees)
 
 
 @corruption("zoom-blur", (106, 111, 116, 121, 126))
-def zoom_blur(images: Tensor, chance: Chance, limit: int) -> Tensor:
+def zoom_blur(images: Tensor, draws: Draws, limit: int) -> Tensor:
     """A camera that moves forward: mean of the image and its zooms by 1, 1.01, ... below c."""
     factors = [percent / 100 for percent in range(100, limit)]
     total = images.clone()

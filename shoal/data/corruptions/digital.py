@@ -1,4 +1,4 @@
-"""Of processing: brightness, contrast, stretching, coarse pixels, compression."""
+"""Corruptions by processing: brightness, contrast, stretching, coarse pixels, compression."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.data.corruptions.filters import blurred, separable
-from shoal.data.corruptions.registry import Chance, corruption
+from shoal.data.corruptions.registry import Draws, corruption
 
 __all__ = [
     "box",
@@ -52,11 +52,11 @@ _TO_RGB = ((1.0, 0.0, 1.402), (1.0, -0.344136286, -0.714136286), (1.0, 1.772, 0.
 
 
 def compressed(images: Tensor, quality: int) -> Tensor:
-    """Images [B, 1 or 3, H, W] in [0, 1] as they come back from a JPEG file.
+    """Images [B, 1 or 3, H, W] in [0, 1] after JPEG compression.
 
     Args:
-        images: rounded to bytes first.
-        quality: from 1 to 100.
+        images: images, which are rounded to bytes first.
+        quality: JPEG quality from 1 to 100.
     """
     bytes_ = (255 * images).round()
     if images.shape[1] == 1:
@@ -72,7 +72,7 @@ def compressed(images: Tensor, quality: int) -> Tensor:
 
 
 def table(standard: tuple[tuple[int, ...], ...], quality: int) -> Tensor:
-    """Quantisation steps [8, 8] at a quality: the standard ones at 50, finer above.
+    """Quantisation steps [8, 8] at a quality: the standard steps at 50, finer steps above.
 
     >>> table(_BRIGHTNESS, 50)[0, 0], table(_BRIGHTNESS, 75)[0, 0]
     (tensor(16.), tensor(8.))
@@ -111,7 +111,7 @@ def _multiples(frequencies: Tensor, steps: Tensor) -> Tensor:
 
 
 def _halved(planes: Tensor) -> Tensor:
-    """Means of 2 x 2 bytes; halves are rounded down and up by turns, so that no colour drifts."""
+    """Means of 2 x 2 bytes; halves are rounded down and up in turn, to avoid a bias."""
     height, width = planes.shape[-2:]
     even = F.pad(planes, (0, width % 2, 0, height % 2), mode="replicate")
     sums = 4 * F.avg_pool2d(even, 2)
@@ -119,7 +119,7 @@ def _halved(planes: Tensor) -> Tensor:
 
 
 @corruption("brightness", (0.05, 0.1, 0.15, 0.2, 0.3))
-def brightness(images: Tensor, chance: Chance, more: float) -> Tensor:
+def brightness(images: Tensor, draws: Draws, more: float) -> Tensor:
     """More light: the value v = max(r, g, b) becomes min(v + c, 1), hue and saturation stay.
 
     All channels of a pixel are then multiplied by the same number; black becomes grey.
@@ -130,7 +130,7 @@ def brightness(images: Tensor, chance: Chance, more: float) -> Tensor:
 
 
 @corruption("contrast", (0.75, 0.5, 0.4, 0.3, 0.15))
-def contrast(images: Tensor, chance: Chance, keep: float) -> Tensor:
+def contrast(images: Tensor, draws: Draws, keep: float) -> Tensor:
     """Less contrast: c (x - m) + m, where m is the mean of the channel over the image."""
     mean = images.mean((2, 3), keepdim=True)
     return keep * (images - mean) + mean
@@ -141,7 +141,7 @@ def contrast(images: Tensor, chance: Chance, keep: float) -> Tensor:
     ((0.0, 0.0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03)),
 )
 def elastic_transform(
-    images: Tensor, chance: Chance, stretch: float, smooth: float, tilt: float
+    images: Tensor, draws: Draws, stretch: float, smooth: float, tilt: float
 ) -> Tensor:
     """Stretched rubber: an affine map, then a smooth field of displacements.
 
@@ -149,10 +149,10 @@ def elastic_transform(
     is displaced by `stretch` times uniform noise blurred by `smooth`, all in units of the side.
     """
     side = images.shape[-2]
-    tilted = _sampled(images, _tilted(images, chance, tilt * side), align_corners=True)
+    tilted = _sampled(images, _tilted(images, draws, tilt * side), align_corners=True)
     if stretch == 0:
         return tilted
-    field = chance.uniform("field", 2, *images.shape[-2:], low=-1, high=1).to(images)
+    field = draws.uniform("field", 2, *images.shape[-2:], low=-1, high=1).to(images)
     shift = stretch * side * blurred(field, smooth * side, truncate=3.0, border="reflect")
     return _sampled(tilted, _pixels(images) + shift.permute(0, 2, 3, 1), align_corners=False)
 
@@ -163,13 +163,13 @@ def _pixels(images: Tensor) -> Tensor:
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), -1)
 
 
-def _tilted(images: Tensor, chance: Chance, tilt: float) -> Tensor:
-    """Where each pixel [B, H, W, 2] comes from, so that three points move as they were drawn to."""
+def _tilted(images: Tensor, draws: Draws, tilt: float) -> Tensor:
+    """Source of each pixel [B, H, W, 2] under the affine map of three randomly moved points."""
     height, width = images.shape[-2:]
     x, y, size = width // 2, height // 2, min(height, width) // 3
     corners = [(x + size, y + size), (x + size, y - size), (x - size, y - size)]
     before = images.new_tensor(corners)
-    after = before + chance.uniform("tilt", 3, 2, low=-tilt, high=tilt).to(images)
+    after = before + draws.uniform("tilt", 3, 2, low=-tilt, high=tilt).to(images)
     rows = torch.cat([after, torch.ones_like(after[..., :1])], -1)
     back = torch.linalg.solve(rows, before.expand_as(after))
     return torch.einsum("hwi,bij->bhwj", _pixels(images), back[:, :2]) + back[:, None, None, 2]
@@ -184,7 +184,7 @@ def _sampled(images: Tensor, places: Tensor, align_corners: bool) -> Tensor:
 
 
 @corruption("pixelate", (0.95, 0.9, 0.85, 0.75, 0.65))
-def pixelate(images: Tensor, chance: Chance, share: float) -> Tensor:
+def pixelate(images: Tensor, draws: Draws, share: float) -> Tensor:
     """Coarse pixels: shrunk to a share c of the side by box means, and enlarged again."""
     sizes = [(side, int(share * side)) for side in images.shape[-2:]]
     down, across = (box(side, few) @ box(few, side) for side, few in sizes)
@@ -209,6 +209,6 @@ def box(size: int, side: int) -> Tensor:
 
 
 @corruption("jpeg-compression", (80, 65, 58, 50, 40))
-def jpeg_compression(images: Tensor, chance: Chance, quality: int) -> Tensor:
+def jpeg_compression(images: Tensor, draws: Draws, quality: int) -> Tensor:
     """The losses of JPEG at a quality from 1 to 100."""
     return compressed(images, quality)

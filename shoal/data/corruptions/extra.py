@@ -1,10 +1,10 @@
-"""Four corruptions that were held back for validation and are not in published means."""
+"""Four corruptions for validation, which published means do not include."""
 
 import torch
 from torch import Tensor
 
 from shoal.data.corruptions.filters import blurred, luminance
-from shoal.data.corruptions.registry import Chance, corruption
+from shoal.data.corruptions.registry import Draws, corruption
 
 __all__ = ["gaussian_blur", "saturate", "spatter", "speckle_noise"]
 
@@ -14,13 +14,13 @@ _SURE = 0.8
 
 
 @corruption("speckle-noise", (0.06, 0.1, 0.12, 0.16, 0.2), standard=False)
-def speckle_noise(images: Tensor, chance: Chance, stddev: float) -> Tensor:
+def speckle_noise(images: Tensor, draws: Draws, stddev: float) -> Tensor:
     """Noise that grows with the light, x + x N(0, c²)."""
-    return images + images * stddev * chance.normal("noise", *images.shape[1:]).to(images)
+    return images + images * stddev * draws.normal("noise", *images.shape[1:]).to(images)
 
 
 @corruption("gaussian-blur", (0.4, 0.6, 0.7, 0.8, 1.0), standard=False)
-def gaussian_blur(images: Tensor, chance: Chance, sigma: float) -> Tensor:
+def gaussian_blur(images: Tensor, draws: Draws, sigma: float) -> Tensor:
     """Gaussian blur of c pixels."""
     return blurred(images, sigma)
 
@@ -38,7 +38,7 @@ def gaussian_blur(images: Tensor, chance: Chance, sigma: float) -> Tensor:
 )
 def spatter(
     images: Tensor,
-    chance: Chance,
+    draws: Draws,
     mean: float,
     stddev: float,
     smooth: float,
@@ -52,7 +52,7 @@ def spatter(
     the shape of that layer, at most `strength` bright; the published shading of each drop by its
     rim is left out. Mud covers the drops, their shape blurred by `strength` and cut at 0.8.
     """
-    noise = chance.normal("drops", 1, *images.shape[-2:]).to(images)
+    noise = draws.normal("drops", 1, *images.shape[-2:]).to(images)
     layer = blurred(mean + stddev * noise, smooth)
     if mud:
         shape = blurred((layer > cut).to(images), strength)
@@ -74,12 +74,12 @@ def _tint(images: Tensor, colour: tuple[float, float, float]) -> Tensor:
     standard=False,
     colour=True,
 )
-def saturate(images: Tensor, chance: Chance, factor: float, more: float) -> Tensor:
+def saturate(images: Tensor, draws: Draws, factor: float, more: float) -> Tensor:
     """Paler, then gaudier colours: the saturation s of a pixel becomes a s + b within [0, 1].
 
     With v = max(r, g, b), a channel is v (1 - s f) for an f that the hue decides, so it moves on
     the line through v. Pixels without a hue turn reddish, as published. A grey image has no
-    colours and stays as it is.
+    colours and stays unchanged.
     """
     if images.shape[1] == 1:
         return images

@@ -1,7 +1,7 @@
-"""The published files of CIFAR-10-C, for those who have downloaded them.
+"""The published files of CIFAR-10-C, if they are downloaded.
 
 Zenodo record 2535967: for each corruption one `.npy` of 50,000 byte images [N, 32, 32, 3], those of
-severity 1 first, and `labels.npy`. They are mapped into memory, and only what is asked for is read.
+severity 1 first, and `labels.npy`. The files are mapped into memory and read on demand.
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ FOLDER = "CIFAR-10-C"
 
 
 class PublishedFiles:
-    """CIFAR-10-C on this disk; what is wrong with a file is said when it is first opened.
+    """The files of CIFAR-10-C; errors in a file appear when it is first opened.
 
     Args:
-        place: the folder that holds the files; None for `CIFAR-10-C` among the data.
+        place: folder of the files; None for `CIFAR-10-C` in the data folders.
     """
 
     def __init__(self, place: Path | str | None = None) -> None:
@@ -36,12 +36,12 @@ class PublishedFiles:
         """Images of one corruption and severity, with their labels."""
         images, labels = self._images(name), self._labels()
         count = len(images) // len(SEVERITIES)
-        part = slice((severity - 1) * count, severity * count)
-        x = torch.from_numpy(np.array(images[part])).permute(0, 3, 1, 2).float() / 255
-        return Split(x.contiguous(), torch.from_numpy(labels[part].astype(np.int64)))
+        rows = slice((severity - 1) * count, severity * count)
+        x = torch.from_numpy(np.array(images[rows])).permute(0, 3, 1, 2).float() / 255
+        return Split(x.contiguous(), torch.from_numpy(labels[rows].astype(np.int64)))
 
     def count(self, name: str) -> int:
-        """Number of images at each severity, once the file has been found sound."""
+        """Number of images per severity, after a check of the file."""
         images, labels = self._images(name), self._labels()
         if len(labels) != len(images):
             raise DataError(
@@ -65,7 +65,7 @@ class PublishedFiles:
         if labels.dtype.kind not in "iu" or labels.ndim != 1:
             raise DataError(
                 f"{self.place / 'labels.npy'} holds {labels.dtype} {list(labels.shape)}; "
-                f"wanted one whole number an image"
+                f"wanted one whole number per image"
             )
         return labels
 
@@ -74,9 +74,9 @@ class PublishedFiles:
         if not path.is_file():
             raise StorageError(
                 f"there is no file {path}; unpack CIFAR-10-C (Zenodo record 2535967) there, or "
-                f"leave out corruption_files to have the corruptions computed"
+                f"leave out corruption_files, so that Shoal computes the corruptions"
             )
-        # A damaged header fails in whatever way Python's own parser fails.
+        # Python's parser raises any error for a damaged header.
         with storage_errors("read", path):
             try:
                 return npy.open_memmap(path, mode="r")

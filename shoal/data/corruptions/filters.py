@@ -15,7 +15,7 @@ _LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def luminance(images: Tensor) -> Tensor:
-    """Brightness [B, 1, H, W] as television defines it; a grey image is its own."""
+    """Luminance [B, 1, H, W] by the television standard; a grey image stays unchanged."""
     if images.shape[1] == 1:
         return images
     return torch.einsum("bchw,c->bhw", images, images.new_tensor(_LUMINANCE)).unsqueeze(1)
@@ -32,7 +32,7 @@ def blurred(images: Tensor, sigma: float, truncate: float = 4.0, border: str = "
     Args:
         images: [B, C, H, W].
         sigma: standard deviation in pixels.
-        truncate: in standard deviations.
+        truncate: radius of the filter in standard deviations.
         border: "nearest" repeats the last pixel, "reflect" mirrors the image at its edge.
     """
     down, across = (_gaussian(side, sigma, truncate, border) for side in images.shape[-2:])
@@ -59,7 +59,7 @@ def convolved(images: Tensor, kernel: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     padded = F.pad(images, (len(kernel) // 2,) * 4, mode="reflect")
     total = torch.zeros_like(images)
-    # the sum is written out: a convolution may be rounded to few digits on a GPU
+    # an explicit sum, since a GPU may compute convolutions in low precision
     for row, column in kernel.nonzero().tolist():
         near = padded[..., row : row + height, column : column + width]
         total += float(kernel[row, column]) * near
@@ -67,7 +67,7 @@ def convolved(images: Tensor, kernel: Tensor) -> Tensor:
 
 
 def motion_blurred(images: Tensor, radius: int, sigma: float, degrees: Tensor) -> Tensor:
-    """Pixels smeared along a line: a half Gaussian of 2 radius + 1 pixels, each image its angle.
+    """Blur along a line: a half Gaussian of 2 radius + 1 pixels, with one angle per image.
 
     Args:
         images: [B, C, H, W].

@@ -1,4 +1,4 @@
-"""The registry of corruptions: a function, its constants at five severities, and whose it is."""
+"""The registry of corruptions: functions with their constants at five severities."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -11,21 +11,21 @@ from torch import Tensor
 from shoal.core import random
 from shoal.core.registry import Registry
 
-__all__ = ["SEVERITIES", "Chance", "Corruption", "corruption", "registry"]
+__all__ = ["SEVERITIES", "Corruption", "Draws", "corruption", "registry"]
 
 
 @dataclass(frozen=True)
-class Chance:
-    """Streams of random numbers, one an image, hashed from what they are for.
+class Draws:
+    """Random numbers of each image, hashed from seed, purpose and index.
 
-    >>> one = Chance(0, "fog-3", torch.tensor([7])).uniform("place", 2)
-    >>> torch.equal(one[0], Chance(0, "fog-3", torch.arange(9)).uniform("place", 2)[7])
+    >>> one = Draws(0, "fog-3", torch.tensor([7])).uniform("place", 2)
+    >>> torch.equal(one[0], Draws(0, "fog-3", torch.arange(9)).uniform("place", 2)[7])
     True
 
     Attributes:
-        seed: chosen by the user.
+        seed: fixes all randomness.
         purpose: name and severity of the corruption.
-        index: which images these are [B].
+        index: indices of the images [B].
     """
 
     seed: int
@@ -58,14 +58,14 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 @dataclass(frozen=True)
 class Corruption:
-    """One way in which images go bad.
+    """One image corruption.
 
     Attributes:
-        function: `function(images, chance, *constants)`, from images [B, C, H, W] in [0, 1] to
+        function: `function(images, draws, *constants)`, from images [B, C, H, W] in [0, 1] to
             images that may leave that range.
         constants: the published ones for 32 x 32 images, a tuple for each severity.
-        standard: one of the fifteen that published means are taken over; the others are extra.
-        colour: it changes colours alone, so a grey image stays as it is.
+        standard: whether published means include the corruption.
+        colour: whether it changes colours only, so that a grey image stays unchanged.
     """
 
     function: Callable[..., Tensor]
@@ -76,8 +76,8 @@ class Corruption:
     def __post_init__(self) -> None:
         vars(self)["__doc__"] = inspect.getdoc(self.function)
 
-    def __call__(self, images: Tensor, chance: Chance, severity: int) -> Tensor:
-        return self.function(images, chance, *self.constants[severity - 1]).clamp(0, 1)
+    def __call__(self, images: Tensor, draws: Draws, severity: int) -> Tensor:
+        return self.function(images, draws, *self.constants[severity - 1]).clamp(0, 1)
 
 
 def corruption(
@@ -87,12 +87,12 @@ def corruption(
     standard: bool = True,
     colour: bool = False,
 ) -> Callable[[F], F]:
-    """Decorator that files a function as a corruption and leaves the function as it is."""
+    """Decorator that registers a function as a corruption and returns the function."""
     rows = tuple(row if isinstance(row, tuple) else (row,) for row in constants)
 
     def file(function: F) -> F:
-        entry = Corruption(function, rows, standard, colour)
-        registry.register(name, cite=("hendrycks2019benchmarking",))(entry)
+        made = Corruption(function, rows, standard, colour)
+        registry.register(name, cite=("hendrycks2019benchmarking",))(made)
         return function
 
     return file

@@ -1,4 +1,4 @@
-"""Corrupted copies of a test set as shifts of the data set, made one at a time."""
+"""Corrupted copies of the test set as shifts, computed one at a time."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import nearest
 from shoal.data.arrays import check_labels
 from shoal.data.corruptions.files import PublishedFiles
-from shoal.data.corruptions.registry import SEVERITIES, Chance, registry
+from shoal.data.corruptions.registry import SEVERITIES, Draws, registry
 from shoal.data.dataset import Dataset, LazySplits, Split, sizes
 from shoal.data.images import in_range, in_unit
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _AT_ONCE = 2**22
-"""Pixel values that are worked on together: enough to keep a GPU busy, little in memory."""
+"""Pixel values per chunk: enough to keep a GPU busy, with little memory."""
 
 
 def corrupt(
@@ -40,36 +40,36 @@ def corrupt(
 ) -> Tensor:
     """Images [B, 1 or 3, H, W] in [0, 1], corrupted; shape, type and device stay.
 
-    What happens to image i depends on the seed, the corruption, the severity and i, and on nothing
-    else: parts of a data set can be corrupted in any order, with `first` the place of the first.
+    The result for image i depends only on the seed, the corruption, the severity and i. Chunks of a
+    data set can be corrupted in any order, with `first` the index of their first image.
 
     >>> corrupt(torch.full((1, 1, 4, 4), 0.5), "brightness", 3)[0, 0, 0]
     tensor([0.6500, 0.6500, 0.6500, 0.6500])
 
     Args:
-        images: grey or coloured.
+        images: grey or colour images.
         name: one of `shoal list corruptions`.
         severity: 1 to 5.
-        seed: chooses everything random.
+        seed: fixes all randomness.
         first: index of the first image.
-        device: where to compute; None stays where the images are.
+        device: device to compute on; None keeps that of the images.
     """
-    entry, severity = registry[name], check_severity(severity)
+    corruption, severity = registry[name], check_severity(severity)
     check_images(images)
     done = torch.empty_like(images)
     count = max(1, _AT_ONCE // images[0].numel())
     there = images.device if device is None else torch.device(device)
     exact = torch.float64 if images.dtype == torch.float64 else torch.float32
     for start in range(0, len(images), count):
-        part = images[start : start + count].to(there, exact)
-        index = torch.arange(len(part), device=there) + first + start
-        chance = Chance(seed, f"{name}-{severity}", index)
-        done[start : start + count] = entry(part, chance, severity)
+        chunk = images[start : start + count].to(there, exact)
+        index = torch.arange(len(chunk), device=there) + first + start
+        draws = Draws(seed, f"{name}-{severity}", index)
+        done[start : start + count] = corruption(chunk, draws, severity)
     return done
 
 
 def check_severity(severity: int) -> int:
-    """The severity, or an error that says which there are."""
+    """The severity, if it is valid."""
     try:
         whole = operator.index(severity)
     except TypeError:
@@ -93,7 +93,7 @@ def check_images(images: Tensor) -> None:
     if not (low >= 0 and high <= 1):
         raise DataError(
             f"images must lie in [0, 1] to be corrupted, not in [{low:.3g}, {high:.3g}]; "
-            f"corrupt them before they are normalised"
+            f"corrupt them before normalisation"
         )
 
 
@@ -103,7 +103,7 @@ _UNIT = (0.0, 1.0)
 
 
 def parse_shift(shift: str) -> tuple[str, int] | None:
-    """Corruption and severity of a shift, or None when it is one of another kind.
+    """Corruption and severity of a shift; None for a shift that is no corruption.
 
     >>> parse_shift("gaussian-noise-3"), parse_shift("rotated-15")
     (('gaussian-noise', 3), None)
@@ -114,10 +114,10 @@ def parse_shift(shift: str) -> tuple[str, int] | None:
 
 
 def selected(corruptions: str | Sequence[str], channels: int) -> tuple[str, ...]:
-    """The corruptions that are meant by "all", by "standard", by a name or by several.
+    """The corruptions of "all", of "standard", of a name or of several names.
 
-    The two words leave out what changes colours alone where there are none: it would count clean
-    images as corrupted ones.
+    For grey images, "all" and "standard" leave out corruptions that change colours only, since
+    these would count clean images as corrupted.
 
     >>> len(selected("all", 3)), len(selected("standard", 3)), len(selected("all", 1))
     (19, 15, 18)
@@ -133,7 +133,7 @@ def selected(corruptions: str | Sequence[str], channels: int) -> tuple[str, ...]
                 f"there is no corruption called '{name}'; {nearest(name, [*registry, *_SETS])}"
             )
     if not names:
-        raise ConfigError("corruptions names none; leave it out, or write corruptions = 'all'")
+        raise ConfigError("corruptions is empty; leave it out, or write corruptions = 'all'")
     return tuple(dict.fromkeys(names))
 
 
@@ -144,18 +144,18 @@ def with_corruptions(
     files: bool = False,
     seed: int = 0,
 ) -> Dataset:
-    """The data set with corrupted copies of its test part among its shifts.
+    """The data set with corrupted copies of its test set as shifts.
 
-    A shift is called after corruption and severity, `fog-3`. It is computed when it is looked at,
-    on the GPU where there is one, and not kept, so 95 of them take the memory of one.
+    The name of a shift is corruption and severity, such as `fog-3`. A shift is computed on access,
+    on a GPU if there is one, and not kept, so 95 shifts need the memory of one.
 
     Args:
-        data: a data set of images with a test part; their values lie in `pixel_range`, or from 0
-            to 1 where it has none, and so do those of the copies.
-        corruptions: "all" nineteen, the fifteen "standard" ones, a name or several.
-        severities: some of 1 to 5.
-        files: read them from the published files of CIFAR-10-C instead.
-        seed: chooses everything random about them.
+        data: a data set of images with a test set. Pixels of images and copies lie in
+            `pixel_range`, or in [0, 1] if there is none.
+        corruptions: "all" (nineteen), "standard" (fifteen), a name or several names.
+        severities: severities from 1 to 5.
+        files: read the published files of CIFAR-10-C instead.
+        seed: fixes all randomness.
     """
     if not severities:
         raise ConfigError("severities is empty; leave it out for all five")
@@ -176,14 +176,14 @@ Source = tuple[Callable[[str, int], Split], dict[str, int]]
 def _computed(data: Dataset, names: Sequence[str], seed: int) -> Source:
     test = data.test
     if test is None:
-        raise DataError(f"the data set '{data.name}' has no test part that could be corrupted")
+        raise DataError(f"the data set '{data.name}' has no test set to corrupt")
     values = data.pixel_range or _UNIT
     check_images(in_unit(test.x, values))
     device = "cuda" if torch.cuda.is_available() else None
 
     def make(name: str, severity: int) -> Split:
-        worse = corrupt(in_unit(test.x, values), name, severity, seed, device=device)
-        return Split(in_range(worse, values), test.y)
+        corrupted = corrupt(in_unit(test.x, values), name, severity, seed, device=device)
+        return Split(in_range(corrupted, values), test.y)
 
     return make, dict.fromkeys(names, len(test))
 
@@ -194,8 +194,8 @@ def _from_files(data: Dataset, names: Sequence[str]) -> Source:
     first = published(names[0], 1)
     if tuple(first.x.shape[1:]) != data.input_shape:
         raise DataError(
-            f"the files of CIFAR-10-C hold images of shape {tuple(first.x.shape[1:])}, those of "
-            f"'{data.name}' have shape {data.input_shape}; leave out corruption_files"
+            f"the files of CIFAR-10-C hold images of shape {tuple(first.x.shape[1:])}, but "
+            f"'{data.name}' has shape {data.input_shape}; leave out corruption_files"
         )
     if first.y is not None:
         check_labels(first.y, data.outputs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.data.corruptions.filters import luminance, motion_blurred, zoomed
-from shoal.data.corruptions.registry import Chance, corruption
+from shoal.data.corruptions.registry import Draws, corruption
 
 __all__ = ["fog", "frost", "ice", "plasma", "snow"]
 
@@ -15,7 +15,7 @@ _NUCLEI, _FOLD = 3, math.pi / 3
 _BLUE = (0.88, 0.96, 1.0)
 
 
-def plasma(chance: Chance, height: int, width: int, decay: float) -> Tensor:
+def plasma(draws: Draws, height: int, width: int, decay: float) -> Tensor:
     """Fractal clouds [B, H, W] from 0 to 1 by the diamond-square algorithm on a torus.
 
     Each new point is the mean of its four neighbours plus noise, whose size falls by `decay`² when
@@ -23,14 +23,14 @@ def plasma(chance: Chance, height: int, width: int, decay: float) -> Tensor:
     Fournier, Fussell & Carpenter (1982).
     """
     side = 1 << max(1, math.ceil(math.log2(max(height, width))))
-    cloud = torch.zeros(len(chance.index), side, side, device=chance.index.device).double()
+    cloud = torch.zeros(len(draws.index), side, side, device=draws.index.device).double()
     step, size = side, 1.0
     while step > 1:
         half = step // 2
 
         def noise(what: str, step: int = step, size: float = size) -> Tensor:
             count = side // step
-            return chance.uniform(f"{what}/{step}", count, count, low=-size, high=size)
+            return draws.uniform(f"{what}/{step}", count, count, low=-size, high=size)
 
         corner = cloud[:, ::step, ::step]
         below = corner + corner.roll(-1, 1)
@@ -45,14 +45,14 @@ def plasma(chance: Chance, height: int, width: int, decay: float) -> Tensor:
     return ((cloud - low) / (high - low))[:, :height, :width]
 
 
-def ice(chance: Chance, height: int, width: int) -> Tensor:
+def ice(draws: Draws, height: int, width: int) -> Tensor:
     """Frost on a window pane [B, 3, H, W]: sixfold crystals over pale, bluish clouds.
 
     Round each of three places a star of six arms grows, and from its arms side branches at 60
     degrees; the plane is folded into one sixth, where all arms and branches are straight lines.
     """
-    film = plasma(chance, height, width, 1.5)
-    across, down, turn, gap = chance.uniform("crystal", 4, _NUCLEI, 1, 1).unbind(1)
+    film = plasma(draws, height, width, 1.5)
+    across, down, turn, gap = draws.uniform("crystal", 4, _NUCLEI, 1, 1).unbind(1)
     rows = torch.arange(height, device=film.device)[:, None] - height * (1.4 * down - 0.2)
     columns = torch.arange(width, device=film.device) - width * (1.4 * across - 0.2)
     radius = (rows.square() + columns.square()).sqrt()
@@ -83,7 +83,7 @@ def ice(chance: Chance, height: int, width: int) -> Tensor:
 )
 def snow(
     images: Tensor,
-    chance: Chance,
+    draws: Draws,
     mean: float,
     stddev: float,
     zoom: float,
@@ -98,30 +98,30 @@ def snow(
     a line at -135 to -45 degrees; they are added twice, once upside down. The scene keeps a share
     of its colours and takes the rest from max(x, 1.5 grey + 0.5).
     """
-    layer = mean + stddev * chance.normal("flakes", 1, *images.shape[-2:]).to(images)
+    layer = mean + stddev * draws.normal("flakes", 1, *images.shape[-2:]).to(images)
     layer = zoomed(layer, zoom)
     flakes = torch.where(layer < cut, 0.0, layer).clamp(0, 1)
-    fall = chance.uniform("fall", low=-135, high=-45).to(images)
+    fall = draws.uniform("fall", low=-135, high=-45).to(images)
     flakes = motion_blurred(flakes, radius, sigma, fall)
     white = torch.maximum(images, 1.5 * luminance(images) + 0.5)
     return keep * images + (1 - keep) * white + flakes + flakes.flip(2, 3)
 
 
 @corruption("frost", ((1.0, 0.2), (1.0, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45)))
-def frost(images: Tensor, chance: Chance, keep: float, share: float) -> Tensor:
+def frost(images: Tensor, draws: Draws, keep: float, share: float) -> Tensor:
     """Ice on the lens, a x + b ice.
 
-    The published textures are photographs that are not Shoal's to give away. These are drawn by
-    `ice` instead, for each image its own, so results are near the published ones and not equal.
+    The published textures are photographs that Shoal may not distribute. Shoal draws a texture for
+    each image with `ice` instead, so results are close to published results, but not equal.
     """
-    pane = ice(chance, *images.shape[-2:]).to(images)
+    pane = ice(draws, *images.shape[-2:]).to(images)
     return keep * images + share * (luminance(pane) if images.shape[1] == 1 else pane)
 
 
 @corruption("fog", ((0.2, 3.0), (0.5, 3.0), (0.75, 2.5), (1.0, 2.0), (1.5, 1.75)))
-def fog(images: Tensor, chance: Chance, thickness: float, decay: float) -> Tensor:
+def fog(images: Tensor, draws: Draws, thickness: float, decay: float) -> Tensor:
     """Clouds of fog, (x + c plasma) m / (m + c), where m is the brightest value of the image."""
     height, width = images.shape[-2:]
-    clouds = plasma(chance, height, width, decay).to(images).unsqueeze(1)
+    clouds = plasma(draws, height, width, decay).to(images).unsqueeze(1)
     brightest = images.amax((1, 2, 3), keepdim=True)
     return (images + thickness * clouds) * brightest / (brightest + thickness)

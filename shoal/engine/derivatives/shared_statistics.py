@@ -1,9 +1,9 @@
-"""A part of a batch that is normalised as the whole of it.
+"""Some rows of a batch, normalised with the statistics of the whole batch.
 
-The part goes through the network by itself. Where batch normalisation would take its statistics, it
-is given those that the same layer found in the batch, as functions of the weights: they are
-differentiated like everything else. The points of the part have no say in them, so that the output
-of one point depends on no other, and the gradient at the points of a part costs what the part does.
+The rows run through the network separately. Batch normalisation uses the statistics that the same
+layer found in the batch, as functions of the weights, so they are differentiated. The statistics do
+not depend on the rows: the output of one row depends on no other row, and input gradients cost only
+the rows.
 """
 
 import functools
@@ -29,26 +29,26 @@ from shoal.engine.derivatives.torch_overrides import BatchNorm, fused_layers
 __all__ = ["forward_with_rows"]
 
 Moments = list[Tensor]
-"""Mean and 1 / std of each channel; nothing where a layer took no statistics."""
+"""Mean and 1 / std of each channel; None for a layer without batch statistics."""
 
 
 def forward_with_rows(
     module: nn.Module, tensors: Tree, x: Tensor, part: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What a network makes of a batch and, normalised by the same statistics, of a part of it.
+    """Outputs of a network for a batch, and for some rows with the same statistics.
 
-    Running statistics, and whatever else the network remembers, follow the batch and not the part.
+    Running statistics and other buffers follow the batch, not the rows.
 
     >>> layer, x = nn.BatchNorm1d(1), torch.tensor([[-3.0], [-1.0], [1.0], [3.0]])
-    >>> whole, part = with_part(layer, {}, x, x[2:])
+    >>> whole, part = forward_with_rows(layer, {}, x, x[2:])
     >>> torch.allclose(part, whole[2:])
     True
 
     Args:
         module: the network.
-        tensors: what stands in for its parameters and buffers.
+        tensors: replace its parameters and buffers.
         x: the batch [B, ...].
-        part: some points [P, ...].
+        part: some rows [P, ...].
     """
     noted: list[Moments] = []
     with _Noting(noted):
@@ -117,8 +117,8 @@ class _Giving(_Watching):
 
 def _otherwise() -> ConfigError:
     return ConfigError(
-        "the network normalises a part of a batch otherwise than the whole of it; "
-        "repel input gradients with fraction = 1"
+        "the network calls other normalisation layers for some rows than for the batch; "
+        "set fraction=1"
     )
 
 

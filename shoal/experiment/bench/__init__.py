@@ -1,1 +1,1 @@
-"""How fast this machine trains ensembles, and whether every engine computes the same."""
+"""Training speed on this machine, and agreement of all engines."""

@@ -1,8 +1,8 @@
-"""Whether engines agree: a few steps of each, beside the same steps in float64, one after another.
+"""Agreement of engines: a few steps of each, compared with the same steps by a loop in float64.
 
-The deviation is the largest difference of an entry of any tensor of the ensemble (weights, running
-statistics) from the reference, relative to the largest entry of that tensor. The networks are
-smooth: at a kink, or between two equal maxima, rounding would decide where a gradient goes.
+The deviation is the largest difference of any tensor of the ensemble (weights, running statistics)
+from the reference, relative to the largest element of that tensor. The networks are smooth, since
+at a kink, or between two equal maxima, rounding would change the gradient.
 """
 
 import warnings
@@ -24,7 +24,7 @@ __all__ = ["COMPARED", "STEPS", "agreement", "deviation"]
 
 STEPS = 10
 _MEMBERS, _BATCH, _RATE = 4, 32, 0.1
-# At strength 1 the push is nothing beside the drive, and its errors would not be seen.
+# At strength 1 the force ratio is negligible, and errors of the push would be invisible.
 _STRENGTH = 100.0
 
 
@@ -33,7 +33,7 @@ class SmoothCNN:
     """Two convolutions with batch normalisation."""
 
     def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """A freshly initialised network from square images, of a side 4 divides, to outputs."""
+        """A new network for square images, whose side is a multiple of 4."""
         layers: list[nn.Module] = []
         for before, after in ((input_shape[0], 8), (8, 16)):
             layers += [nn.Conv2d(before, after, 3, 2, padding=1), nn.BatchNorm2d(after), nn.SiLU()]
@@ -44,7 +44,7 @@ COMPARED = (
     Network("mlp", MLP((100, 100, 100), activation="silu"), (784,)),
     Network("cnn with batch norm", SmoothCNN(), (1, 16, 16)),
 )
-"""The networks on which engines are compared."""
+"""The networks for the comparison of engines."""
 
 
 def agreement(
@@ -98,7 +98,7 @@ def _row(case: Case, method: str, engine: str, wanted: Tree | Exception) -> dict
 
 
 def _attempt(case: Case, method: str, engine: str) -> tuple[Tree | Exception, list[str]]:
-    """The ensemble's tensors after the steps, or why there are none; and what was warned of."""
+    """The tensors of the ensemble after the steps, or the error; and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -1,6 +1,6 @@
-"""A battery: methods and engines on one network, timed in turns beside what they are held against.
+"""A battery: methods and engines on one network, timed in turns together with baselines.
 
-Whatever cannot run becomes a row with a reason, and the others go on.
+A workload that cannot run becomes a row with the reason; the others continue.
 """
 
 import gc
@@ -37,45 +37,45 @@ LOOP, PRODUCTS = "module loop", "bare products"
 _WARM_UP = 8
 
 Row = dict[str, Any]
-"""One line of a table."""
+"""One row of a table."""
 
 
 class Workload(Protocol):
-    """Something to time."""
+    """A workload to time."""
 
     @property
     def case(self) -> Case:
-        """What is trained."""
+        """The training problem."""
         ...
 
     @property
     def what(self) -> str:
-        """ "shoal", or the name of what it is held against."""
+        """ "shoal", or the name of a baseline."""
         ...
 
     @property
     def label(self) -> str:
-        """For people."""
+        """A label for tables."""
         ...
 
     def build(self, stack: ExitStack) -> Work:
-        """Ready to be warmed up; what it needs for as long as it runs is entered on the stack."""
+        """The work, before warm-up; its context managers are entered on the stack."""
         ...
 
     def row(self) -> Row:
-        """What is known before anything has run."""
+        """The columns that are known before the run."""
         ...
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One line of a battery.
+    """One row of a battery.
 
     Attributes:
-        case: what is trained.
-        what: "shoal", or one of the two things it is held against.
-        method: by name.
-        engine: by name.
+        case: the training problem.
+        what: "shoal", or one of the two baselines.
+        method: name of the method.
+        engine: name of the engine.
         legacy: the method as published.
     """
 
@@ -87,13 +87,13 @@ class Contestant:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """A label for tables."""
         name = f"{self.method} as published" if self.legacy else self.method
         who = self.what if self.method is None else f"{name}, {self.engine}"
         return f"{self.case.network.name}, {who}, {self.case.precision}"
 
     def build(self, stack: ExitStack) -> Work:
-        """Ready to be warmed up, in the precision of the case for as long as the stack lasts."""
+        """The work, before warm-up, in the precision of the case while the stack is open."""
         if self.what == PRODUCTS:
             return BareProducts(self.case)
         ensemble = self.case.make()
@@ -103,7 +103,7 @@ class Contestant:
         return EnsembleSteps(self.case, ensemble, self.method, self.engine, self.legacy)
 
     def row(self) -> Row:
-        """What is known before anything has run."""
+        """The columns that are known before the run."""
         case = self.case
         return {
             "model": case.network.name,
@@ -121,25 +121,25 @@ class Contestant:
 
 
 def contestants(case: Case, methods: Sequence[str], engines: Sequence[str]) -> list[Contestant]:
-    """The module loop, the bare products where there are some, and every method by every engine."""
+    """The module loop, the bare products if there are any, and every method with every engine."""
     products = [Contestant(case, PRODUCTS)] if case.network.layers else []
     ours = [Contestant(case, "shoal", method, e) for e in engines for method in methods]
     return [Contestant(case, LOOP), *products, *ours]
 
 
 def measure(
-    entries: Sequence[Workload], seconds: float, say: Callable[[str], None] = lambda line: None
+    workloads: Sequence[Workload], seconds: float, say: Callable[[str], None] = lambda line: None
 ) -> list[Row]:
-    """One row for each entry, in order; all of one device and one precision.
+    """One row per workload, in order; all on one device and in one precision.
 
     Args:
-        entries: what to time.
-        seconds: for each of them.
-        say: told when an entry is warm, or that it cannot run.
+        workloads: workloads to time.
+        seconds: seconds per workload.
+        say: called when a workload is warm, or when it cannot run.
     """
-    device, threads = entries[0].case.device, torch.get_num_threads()
+    device, threads = workloads[0].case.device, torch.get_num_threads()
     with ExitStack() as stack:
-        started = [_start(entry, stack, threads, say) for entry in entries]
+        started = [_start(workload, stack, threads, say) for workload in workloads]
         live = [work for work, _ in started if work is not None]
         timings = iter(interleave(live, device, seconds) if live else [])
         for work, row in started:
@@ -152,33 +152,33 @@ def measure(
 
 
 def _start(
-    entry: Workload, stack: ExitStack, threads: int, say: Callable[[str], None]
+    workload: Workload, stack: ExitStack, threads: int, say: Callable[[str], None]
 ) -> tuple[Work | None, Row]:
-    """A warm contestant and the beginning of its row; None if it cannot run."""
-    entry.case.data()  # shared with the others, and no part of anybody's memory
-    row, begun, peak = entry.row(), time.perf_counter(), Peak(entry.case.device)
+    """A warm workload and the first columns of its row; None if it cannot run."""
+    workload.case.data()  # shared by all workloads, and not counted as memory
+    row, begun, peak = workload.row(), time.perf_counter(), Peak(workload.case.device)
     torch.set_num_threads(threads)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            work = entry.build(stack)
+            work = workload.build(stack)
             peak.forget()
             work(_WARM_UP)
-            if entry.what != "shoal":
-                _choose_threads(work, entry.case.device)
+            if workload.what != "shoal":
+                _choose_threads(work, workload.case.device)
         except Exception as error:
-            say(f"{entry.label}: {reason(error)}")
+            say(f"{workload.label}: {reason(error)}")
             return None, row | {"error": reason(error)}
     row |= {"memory_mib": peak.mib(), "setup_seconds": time.perf_counter() - begun}
     row |= {"memory_floor_mib": floor(work)} if isinstance(work, ModuleLoop) else {}
     notes = [str(w.message) for w in caught if issubclass(w.category, ShoalWarning)]
     row |= {"threads": torch.get_num_threads(), "note": "; ".join(dict.fromkeys(notes)) or None}
-    say(f"{entry.label}: warm after {row['setup_seconds']:.1f} s")
+    say(f"{workload.label}: warm after {row['setup_seconds']:.1f} s")
     return _with_threads(work, row["threads"]), row
 
 
 def _choose_threads(work: Work, device: torch.device) -> None:
-    """One or all, whichever is faster: an ensemble is trained with as many as suit it, too."""
+    """Set one thread or all, whichever is faster, as in the training of an ensemble."""
     if device.type == "cpu" and (most := torch.get_num_threads()) > 1:
         times = {}
         for threads in (most, 1):
@@ -188,7 +188,7 @@ def _choose_threads(work: Work, device: torch.device) -> None:
 
 
 def _with_threads(work: Work, threads: int) -> Work:
-    """Each runs with the threads it chose when it was started."""
+    """The work, run with its chosen number of threads."""
 
     def run(steps: int) -> None:
         torch.set_num_threads(threads)
@@ -211,7 +211,7 @@ def _figures(timing: Timing, row: Row) -> Row:
 
 
 def _compared(rows: list[Row]) -> list[Row]:
-    """Ratios within the same rounds, and memory beside its floor."""
+    """Rows with time ratios within the same rounds, and memory relative to its floor."""
     timings = {row["what"]: row.get("timing") for row in rows if row["what"] != "shoal"}
     least = next((row["memory_floor_mib"] for row in rows if row.get("memory_floor_mib")), None)
     for row in rows:
@@ -226,7 +226,7 @@ def _compared(rows: list[Row]) -> list[Row]:
 
 
 def reason(error: Exception) -> str:
-    """Why something cannot run, in one line."""
+    """The reason of an error in one line."""
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, ShoalError):
         return line
@@ -237,7 +237,7 @@ EPOCHS = 15
 
 
 def train_once(case: Case, method: str, engine: str, epochs: int = EPOCHS) -> dict[str, Any]:
-    """Seconds of one call of `fit`, everything in it included, or why it cannot be done."""
+    """Seconds of one complete call of `fit`, or the reason why it cannot run."""
     row: dict[str, Any] = {"method": method, "engine": engine, "epochs": epochs}
     row |= {"points": case.points, "members": case.members, "batch_size": case.batch_size}
     row |= {"precision": case.precision, "optimizer": case.optimizer, "device": str(case.device)}

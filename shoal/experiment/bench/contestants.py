@@ -1,4 +1,4 @@
-"""What is timed: training by Shoal, a plain loop over modules, and bare matrix products."""
+"""The timed workloads: training by Shoal, a plain loop over modules, bare matrix products."""
 
 import functools
 import inspect
@@ -50,16 +50,16 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Network:
-    """A network with the sizes at which it is usually measured.
+    """A network with its default sizes.
 
     Attributes:
         name: what to type.
         architecture: what to build.
-        input_shape: of one input.
+        input_shape: shape of one input.
         members: M.
-        batches: in an epoch; every batch is full.
-        precision: what it is usually trained in.
-        layers: widths from input to output, when it is nothing but matrix products.
+        batches: full batches per epoch.
+        precision: default precision.
+        layers: widths from input to output, for a network of matrix products only.
     """
 
     name: str
@@ -90,7 +90,7 @@ NETWORKS = {
         "resnet18-bare", ResNet18(norm=None), (3, 32, 32), 10, 20, precision="bfloat16"
     ),
 }
-"""What `shoal bench` can measure; a bare network has no normalisation."""
+"""The networks of `shoal bench`; a bare network has no normalisation."""
 
 
 def network(name: str) -> Network:
@@ -104,7 +104,7 @@ def network(name: str) -> Network:
 def random_data(
     input_shape: tuple[int, ...], points: int, device: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Normal inputs and uniform labels: what is timed does not depend on what they mean."""
+    """Normal inputs and uniform labels, since the time does not depend on their values."""
     random = generator(0, "bench")
     x = torch.randn(points, *input_shape, generator=random)
     y = torch.randint(0, CLASSES, (points,), generator=random)
@@ -112,20 +112,20 @@ def random_data(
 
 
 _STEPS = 4_500
-"""Of one run; shorter than those that are compiled without being asked."""
+"""Steps of one run; fewer than in runs that are compiled by default."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to train.
+    """One training problem.
 
     Attributes:
-        network: with its sizes.
+        network: network with its sizes.
         members: M.
         batch_size: B.
         precision: "float32", "tf32", "bfloat16" or "float64".
-        optimizer: by torch's name.
-        device: where.
+        optimizer: name in torch.
+        device: device to train on.
         points: data points N.
         lr: learning rate.
     """
@@ -141,18 +141,18 @@ class Case:
 
     @property
     def weights(self) -> int:
-        """Of one member."""
+        """Number of weights of one member."""
         with torch.device("meta"):
             member = self.network.blueprint()
         return sum(parameter.numel() for parameter in member.parameters())
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and inputs."""
+        """Type of weights and inputs."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
     def make(self) -> Ensemble:
-        """Members on the device, in the type of their weights; the same at every call."""
+        """New members on the device; the same at every call."""
         ensemble = Ensemble.init(self.network.blueprint, self.members, seed=0)
         return ensemble.to(*destination(ensemble, self.device, self.precision))
 
@@ -177,11 +177,12 @@ def trainer(
 ) -> Trainer:
     """A trainer of the case's data; the usual prior on the weights is standard normal."""
     chosen = parse_method(method, legacy) if isinstance(method, str) else method
-    given = {"method": chosen, "legacy": legacy, "strength": strength, "prior": prior}
-    case_own = {"optimizer": case.optimizer, "lr": case.lr, "batch_size": case.batch_size}
-    how = {"steps": steps, "precision": case.precision, "engine": engine}
-    options = Options.of({"likelihood": "categorical", **given, **case_own, **how})
-    settings = Settings.resolve(options)
+    given = dict(
+        method=chosen, legacy=legacy, strength=strength, prior=prior, likelihood="categorical",
+        optimizer=case.optimizer, lr=case.lr, batch_size=case.batch_size, steps=steps,
+        precision=case.precision, engine=engine,
+    )  # fmt: skip
+    settings = Settings.resolve(Options.of(given))
     ensemble.train()
     source = case.source()
     repulsion, _ = prepared(settings.method, source, None, ensemble.dtype)
@@ -189,7 +190,7 @@ def trainer(
 
 
 class EnsembleSteps:
-    """Steps as `shoal.fit` takes them."""
+    """Training steps of `shoal.fit`."""
 
     def __init__(
         self, case: Case, ensemble: Ensemble, method: str, engine: str, legacy: bool = False
@@ -199,7 +200,7 @@ class EnsembleSteps:
         self._steps = self._forever()
 
     def __call__(self, steps: int) -> None:
-        """Take some more."""
+        """Take more steps."""
         for _ in range(steps):
             next(self._steps)
 
@@ -210,14 +211,14 @@ class EnsembleSteps:
 
 
 class ModuleLoop:
-    """Ordinary modules, one after another: autograd and an optimiser of torch for each of them.
+    """Ordinary modules, one after another, each with autograd and a torch optimiser.
 
-    The same members, batches, loss and prior as a plain ensemble; the prior is weight decay.
+    Members, batches, loss and prior equal those of a plain ensemble; the prior is weight decay.
 
     Attributes:
         modules: the members.
-        optimizers: one for each.
-        batches: for ever, in the order in which an ensemble sees them.
+        optimizers: one optimiser per member.
+        batches: endless batches, in the order of an ensemble.
     """
 
     def __init__(self, case: Case, ensemble: Ensemble) -> None:
@@ -227,7 +228,7 @@ class ModuleLoop:
         self.batches = forever(case.source())
 
     def __call__(self, steps: int) -> None:
-        """Take some more."""
+        """Take more steps."""
         for _ in range(steps):
             x, y = next(self.batches)
             for module, optimizer in zip(self.modules, self.optimizers, strict=True):
@@ -245,7 +246,7 @@ class ModuleLoop:
 
 
 def forever(source: ArrayBatches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of one epoch after another, in the order in which an ensemble sees them."""
+    """Batches of one epoch after another, in the order of an ensemble."""
     for epoch in count():
         yield from source.batches(epoch)
 
@@ -259,9 +260,9 @@ def _optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:
 
 
 class BareProducts:
-    """The matrix products of a step of a perceptron, forward and back, and nothing else.
+    """Only the matrix products of a perceptron's step, forward and backward.
 
-    Where members share their inputs one product serves all of them; the others are `torch.bmm`.
+    Members share the product with the inputs; the other products are `torch.bmm`.
     """
 
     def __init__(self, case: Case) -> None:
@@ -275,7 +276,7 @@ class BareProducts:
         self._graph = self._captured() if case.device.type == "cuda" else None
 
     def __call__(self, steps: int) -> None:
-        """Do them some more times."""
+        """Repeat the products."""
         for _ in range(steps):
             self._products() if self._graph is None else self._graph.replay()
 

@@ -1,4 +1,4 @@
-"""Time, memory and machine: what a benchmark measures, and what it was measured on."""
+"""Measurement of time and memory, and a description of the machine."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ Work = Callable[[int], None]
 """Takes a number of training steps without waiting for the device."""
 
 BLOCK = 0.1
-"""Seconds between two looks at the clock; the device is waited for there and nowhere else."""
+"""Seconds between two readings of the clock, the only points that wait for the device."""
 
 _ROUNDS = 3, 60
 
@@ -42,14 +42,14 @@ _STEPS = 400
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a step, one number for each round.
+    """Milliseconds per step, one number per round.
 
     >>> Timing([3.0, 1.0, 2.0, 10.0], steps=5).median
     2.5
 
     Attributes:
-        rounds: in the order in which they were taken.
-        steps: in each round.
+        rounds: times in order.
+        steps: steps per round.
     """
 
     rounds: list[float]
@@ -57,12 +57,12 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Of the rounds."""
+        """Median of the rounds."""
         return statistics.median(self.rounds)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Between them lies half of the rounds."""
+        """First and third quartile of the rounds."""
         if len(self.rounds) < 2:
             return self.median, self.median
         low, _, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
@@ -70,18 +70,18 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Half the distance of the quartiles, as a share of the median."""
+        """Half the interquartile range, relative to the median."""
         low, high = self.quartiles
         return (high - low) / 2 / self.median
 
     def over(self, other: "Timing") -> float:
-        """How many times longer than another: the median of ratios within one round."""
+        """Time relative to another workload: the median of ratios within one round."""
         pairs = zip(self.rounds, other.rounds, strict=True)
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
 def seconds_of(work: Work, steps: int, device: torch.device) -> float:
-    """Wall time of a block of steps, with everything before it done."""
+    """Wall time of a block of steps, after all earlier work is done."""
     _wait(device)
     start = time.perf_counter()
     work(steps)
@@ -92,13 +92,13 @@ def seconds_of(work: Work, steps: int, device: torch.device) -> float:
 def interleave(
     works: Sequence[Work], device: torch.device, seconds: float, block: float = BLOCK
 ) -> list[Timing]:
-    """Time each piece of work for about `seconds`, one block of each in every round.
+    """Time each workload for about `seconds`, with one block of each in every round.
 
     Args:
-        works: already warm.
-        device: where they run.
-        seconds: for each of them, on average.
-        block: wanted length of a block; long steps make it longer.
+        works: warm workloads.
+        device: device of the workloads.
+        seconds: mean seconds per workload.
+        block: target seconds of a block; long steps make it longer.
     """
     steps = [_block_steps(work, device, min(block, seconds)) for work in works]
     first = [seconds_of(work, n, device) for work, n in zip(works, steps, strict=True)]
@@ -132,7 +132,7 @@ _MIB = 2**20
 
 
 class Peak:
-    """The most memory held above what was held before, in MiB; None where nobody counts it."""
+    """Peak memory above the initial memory, in MiB; None if unknown."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -144,13 +144,13 @@ class Peak:
             self.before = torch.cuda.memory_allocated(device)
 
     def forget(self) -> None:
-        """What was held for a moment until now does not count."""
+        """Ignore the peak until now."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def mib(self) -> float | None:
-        """So far."""
+        """The peak so far."""
         if self.device.type != "cuda":
             return None
         torch.cuda.synchronize(self.device)
@@ -161,7 +161,7 @@ def floor(loop: ModuleLoop) -> float | None:
     """Activations of one member, and weights, gradients and optimiser states of all, in MiB.
 
     Args:
-        loop: members that have been trained a few steps.
+        loop: members after a few training steps.
     """
     device = loop.case.device
     if device.type != "cuda":
@@ -183,7 +183,7 @@ def _bytes(values: Iterable[object]) -> int:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Processor, cores, threads and GPU, with how many queues lead to it."""
+    """Processor, cores, threads and GPU, with its number of queues."""
     found: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": _processor(),
@@ -200,14 +200,14 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def load() -> list[float] | None:
-    """Processes that wanted a core in the last 1, 5 and 15 minutes; None where nobody counts."""
+    """Mean number of runnable processes in the last 1, 5 and 15 minutes; None if unknown."""
     with suppress(OSError, AttributeError):
         return [round(average, 2) for average in os.getloadavg()]
     return None
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that has a say in the speed."""
+    """Versions of the software that affects the speed."""
     return {
         "shoal": _installed("shoal"),
         "python": platform.python_version(),

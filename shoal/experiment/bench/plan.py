@@ -1,4 +1,4 @@
-"""What to measure: from what was typed, and what a machine of this kind is usually asked."""
+"""The plan of a benchmark, from the options and the defaults of the device."""
 
 from argparse import Namespace
 from dataclasses import asdict, dataclass
@@ -23,19 +23,19 @@ _QUICK_BATCHES = 8
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Everything that decides what is measured.
+    """The settings of a benchmark.
 
     Attributes:
-        device: where.
-        models: by name.
-        methods: by name.
-        engines: by name.
-        precisions: each network is measured in each of them; none takes the network's own.
-        members: M; None takes the network's own.
+        device: device to measure.
+        models: names of networks.
+        methods: names of methods.
+        engines: names of engines.
+        precisions: precisions for each network; if empty, that of the network.
+        members: M; None takes that of the network.
         batch_size: B.
-        optimizer: by torch's name.
-        seconds: of measuring, for every line of the table.
-        quick: less data, to see that everything works.
+        optimizer: name in torch.
+        seconds: seconds per row of the table.
+        quick: less data, to check that everything runs.
     """
 
     device: str
@@ -51,7 +51,7 @@ class BenchPlan:
 
     @classmethod
     def of(cls, options: Namespace) -> "BenchPlan":
-        """What the options of the command line ask for."""
+        """The plan of the command line options."""
         device = find_device(options.device)
         kind = "cuda" if device.type == "cuda" else "cpu"
         models = options.models or _MODELS[kind]
@@ -78,15 +78,15 @@ class BenchPlan:
         )
 
     def batteries(self) -> list[list[Contestant]]:
-        """What is timed in turns: all that is asked of a network in one precision.
+        """Workloads that are timed in turns: all workloads of a network in one precision.
 
-        On a GPU convolutional networks take turns one engine at a time: all of them, each with the
-        activations of every member, would not fit.
+        On a GPU convolutional networks are timed one engine at a time, since the activations of all
+        engines would not fit.
         """
         found = []
         for model in map(network, self.models):
-            apart = self.device != "cpu" and model.layers is None
-            engines = [(engine,) for engine in self.engines] if apart else [self.engines]
+            separate = self.device != "cpu" and model.layers is None
+            engines = [(engine,) for engine in self.engines] if separate else [self.engines]
             for precision in self.precisions or (model.precision,):
                 case = self.case(model, precision)
                 found += [contestants(case, self.methods, some) for some in engines]
@@ -106,7 +106,7 @@ class BenchPlan:
         )
 
     def whole_training(self) -> list[Case]:
-        """60,000 points for the perceptron, in every precision asked for."""
+        """60,000 points for the perceptron, in every requested precision."""
         points = 10 * self.batch_size if self.quick else 60_000
         found = NETWORKS["mlp"]
         return [self.case(found, p, points) for p in self.precisions or (found.precision,)]
@@ -117,7 +117,7 @@ class BenchPlan:
 
 
 def find_device(name: str | None) -> torch.device:
-    """The device called `name`; by default a GPU where there is one."""
+    """The device called `name`; by default a GPU if there is one."""
     return usable_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -1,8 +1,8 @@
-"""What goes through the pipes between a pool and its workers, a JSON value a line.
+"""Messages between a pool and its workers, one JSON value per line.
 
-To a worker: first the grid and the threads, then one cell after another. From it: "ready" once the
-data are loaded, "note" for a warning, and for each cell "done", or "failed", "stopped" or "fault"
-with a sentence.
+To a worker: first the grid and the threads, then one grid point after another. From a worker:
+"ready" once the data are loaded, "note" for a warning, and for each grid point "done", or "failed",
+"stopped" or "fault" with a sentence.
 """
 
 from dataclasses import asdict
@@ -16,18 +16,18 @@ from shoal.experiment.config import make_config
 from shoal.experiment.grid import Grid, GridPoint
 from shoal.experiment.variants import Variant
 
-__all__ = ["Task", "cell_of", "cell_order", "error_of", "first_order", "report", "task_of"]
+__all__ = ["Task", "error_of", "first_order", "point_of", "point_order", "report", "task_of"]
 
 
 class Task(NamedTuple):
-    """What a worker has to know before its first cell."""
+    """The first message to a worker."""
 
     grid: Grid
     threads: int
 
 
 def first_order(grid: Grid, threads: int) -> str:
-    """The line that tells a worker about the grid."""
+    """The line that describes the grid to a worker."""
     config = grid.config
     folder = str(grid.folder.absolute())
     return to_json(
@@ -36,28 +36,28 @@ def first_order(grid: Grid, threads: int) -> str:
 
 
 def task_of(line: str) -> Task:
-    """What `first_order` told; the grid has only what a single cell needs."""
-    told = parse_json(line)
-    config = make_config(told["config"], told["name"])
-    return Task(Grid(config, Path(told["folder"]), (), (), 1), told["threads"])
+    """The message of `first_order`; its grid has only the settings of single runs."""
+    message = parse_json(line)
+    config = make_config(message["config"], message["name"])
+    return Task(Grid(config, Path(message["folder"]), (), (), 1), message["threads"])
 
 
-def cell_order(cell: GridPoint) -> str:
-    """The line that asks for one run."""
-    return to_json(asdict(cell))
+def point_order(point: GridPoint) -> str:
+    """The line that requests one run."""
+    return to_json(asdict(point))
 
 
-def cell_of(line: str) -> GridPoint:
-    """What `cell_order` asked for.
+def point_of(line: str) -> GridPoint:
+    """The grid point of `point_order`.
 
-    >>> cell = Cell(Variant("forde", 10.0, (("fraction", 0.25),)), 5, 0)
-    >>> cell_of(cell_order(cell)) == cell
+    >>> point = GridPoint(Variant("forde", 10.0, (("fraction", 0.25),)), 5, 0)
+    >>> point_of(point_order(point)) == point
     True
     """
-    told = parse_json(line)
-    variant = told.pop("variant")
+    message = parse_json(line)
+    variant = message.pop("variant")
     settings = tuple((key, value) for key, value in variant.pop("settings"))
-    return GridPoint(Variant(**variant, settings=settings), **told)
+    return GridPoint(Variant(**variant, settings=settings), **message)
 
 
 def report(event: str, text: str = "", kind: str = "") -> str:
@@ -65,11 +65,11 @@ def report(event: str, text: str = "", kind: str = "") -> str:
     return to_json({"event": event, "text": text, "kind": kind})
 
 
-def error_of(told: dict[str, Any]) -> ShoalError:
-    """The error that a worker met, as it was there.
+def error_of(message: dict[str, Any]) -> ShoalError:
+    """The error of a worker, with its type.
 
     >>> error_of({"kind": "StorageError", "text": "disk full"}).exit_status
     74
     """
-    kind = getattr(errors, told["kind"]) if told["kind"] in errors.__all__ else ShoalError
-    return kind(told["text"])
+    kind = getattr(errors, message["kind"]) if message["kind"] in errors.__all__ else ShoalError
+    return kind(message["text"])

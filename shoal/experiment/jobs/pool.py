@@ -1,4 +1,4 @@
-"""The pool: gives the cells of a grid to worker processes, and outlives any of them."""
+"""The pool: distributes grid points to worker processes, and replaces workers that die."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from shoal.core.formats import parse_json
 from shoal.core.interruption import Interruption
 from shoal.core.lock import FolderLock
 from shoal.experiment.grid import Grid, GridPoint
-from shoal.experiment.jobs.messages import cell_order, error_of, first_order
+from shoal.experiment.jobs.messages import error_of, first_order, point_order
 from shoal.training.provenance import COMMAND, command
 
 __all__ = ["run_jobs"]
 
 TRIES = 2
-"""How many workers may die over a cell before it is given up."""
+"""Number of workers that may die on a grid point before it counts as failed."""
 
 _PULSE = 0.2
 _FAREWELL = 60.0
@@ -35,22 +35,22 @@ Inbox = queue.SimpleQueue[tuple["Worker", dict[str, Any] | None]]
 def run_jobs(
     grid: Grid,
     jobs: int,
-    after: Callable[[GridPoint], None] = lambda cell: None,
+    after: Callable[[GridPoint], None] = lambda point: None,
     *,
     threads: int = 1,
     debug: bool = False,
 ) -> dict[GridPoint, ShoalError]:
-    """Train and judge what is not done yet in several processes; the numbers are those of one.
+    """Train and evaluate unfinished runs in several processes; results equal those of one process.
 
     Args:
-        grid: what to run; it has been checked.
-        jobs: how many processes, each with the data and, on a GPU, a context of its own.
-        after: called when a run is done or given up.
-        threads: CPU threads of each process.
+        grid: the runs, already checked.
+        jobs: number of processes, each with its own data and, on a GPU, its own context.
+        after: called after each run, finished or failed.
+        threads: CPU threads per process.
         debug: let the processes write to standard error.
 
     Returns:
-        The runs that came to nothing, and why.
+        The failed runs with their errors.
     """
     with FolderLock(grid.folder), Interruption() as stop:
         pool = Pool(grid, jobs, after, threads, debug)
@@ -66,12 +66,12 @@ def run_jobs(
 
 
 class Pool:
-    """Workers, the cells that wait for one, and what came of the others.
+    """Workers, waiting grid points, and failed grid points.
 
     Attributes:
-        workers: those at work.
-        waiting: cells that nobody has begun, in order.
-        failed: cells that came to nothing, and why.
+        workers: active workers.
+        waiting: grid points that no worker has started, in order.
+        failed: failed grid points with their errors.
     """
 
     def __init__(
@@ -87,28 +87,28 @@ class Pool:
             self._hire()
 
     def attend(self, seconds: float) -> None:
-        """Hear one worker, or none within so many seconds."""
+        """Handle one message of a worker; wait at most so many seconds."""
         try:
-            worker, told = self._inbox.get(timeout=seconds)
+            worker, message = self._inbox.get(timeout=seconds)
         except queue.Empty:
             return
         if worker not in self.workers:
             return
-        if told is None:
-            self._bury(worker)
-        elif told["event"] == "ready":
+        if message is None:
+            self._replace(worker)
+        elif message["event"] == "ready":
             worker.ready = True
-        elif told["event"] == "note":
-            warnings.warn(told["text"], ShoalWarning, stacklevel=3)
-        elif told["event"] == "stopped":
-            raise error_of(told)
-        elif told["event"] == "fault":
-            raise RuntimeError(told["text"])
+        elif message["event"] == "note":
+            warnings.warn(message["text"], ShoalWarning, stacklevel=3)
+        elif message["event"] == "stopped":
+            raise error_of(message)
+        elif message["event"] == "fault":
+            raise RuntimeError(message["text"])
         else:
-            self._close(worker, error_of(told) if told["event"] == "failed" else None)
+            self._close(worker, error_of(message) if message["event"] == "failed" else None)
 
     def dismiss(self) -> None:
-        """Let every worker save what it has and end."""
+        """Let every worker save its run and end."""
         for worker in self.workers:
             worker.process.terminate()
         for worker in self.workers:
@@ -122,49 +122,49 @@ class Pool:
             worker.end()
 
     def _hire(self) -> None:
-        cell = self.waiting.popleft()
-        worker = Worker(self.grid, cell, self._inbox, self.threads, self.debug)
+        point = self.waiting.popleft()
+        worker = Worker(self.grid, point, self._inbox, self.threads, self.debug)
         self.workers.append(worker)
 
     def _close(self, worker: "Worker", error: ShoalError | None) -> None:
-        """A cell is done or has come to nothing; its worker takes the next, or leaves."""
+        """A run has finished or failed; its worker takes the next grid point, or ends."""
         if error is not None:
-            self.failed[worker.cell] = error
-        self.after(worker.cell)
+            self.failed[worker.point] = error
+        self.after(worker.point)
         if self.waiting:
             worker.give(self.waiting.popleft())
         else:
             self.workers.remove(worker)
             worker.end()
 
-    def _bury(self, worker: "Worker") -> None:
-        """A worker has died: another takes its place, and its cell goes on where it was."""
+    def _replace(self, worker: "Worker") -> None:
+        """A worker has died: another worker continues its run."""
         self.workers.remove(worker)
-        cell, how = worker.cell, _fate(worker.end())
+        point, how = worker.point, _ending(worker.end())
         if not worker.ready:
-            raise PeerLost(f"a worker could not begin: it {how}; run again with --debug to see why")
-        self._deaths[cell] = self._deaths.get(cell, 0) + 1
-        if self._deaths[cell] < TRIES:
-            text = f"a worker {how} during {cell.name}, which another one goes on with"
+            raise PeerLost(f"a worker could not start: it {how}; run again with --debug to see why")
+        self._deaths[point] = self._deaths.get(point, 0) + 1
+        if self._deaths[point] < TRIES:
+            text = f"a worker {how} during {point.name}; another worker continues the run"
             warnings.warn(text, ShoalWarning, stacklevel=4)
-            self.waiting.appendleft(cell)
+            self.waiting.appendleft(point)
         else:
-            self.failed[cell] = PeerLost(f"its worker {how}, as had the one before")
-            self.after(cell)
+            self.failed[point] = PeerLost(f"its worker {how}, like the worker before")
+            self.after(point)
         if self.waiting:
             self._hire()
 
 
 class Worker:
-    """One process, the cell it is at, and a thread that listens to it.
+    """One process, its current grid point, and a thread that reads its messages.
 
-    It has a session of its own: Ctrl-C reaches the pool alone, which tells the workers.
+    The process has its own session: Ctrl-C reaches the pool only, which then stops the workers.
     """
 
     def __init__(
-        self, grid: Grid, cell: GridPoint, inbox: Inbox, threads: int, debug: bool
+        self, grid: Grid, point: GridPoint, inbox: Inbox, threads: int, debug: bool
     ) -> None:
-        self.cell, self.ready = cell, False
+        self.point, self.ready = point, False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shoal.experiment.jobs.worker"],
             stdin=subprocess.PIPE,
@@ -176,52 +176,52 @@ class Worker:
             start_new_session=True,
         )
         assert self.process.stdin is not None and self.process.stdout is not None
-        self._orders, told = self.process.stdin, self.process.stdout
-        self._listener = threading.Thread(target=_listen, args=(self, told, inbox), daemon=True)
+        self._orders, messages = self.process.stdin, self.process.stdout
+        self._listener = threading.Thread(target=_listen, args=(self, messages, inbox), daemon=True)
         self._listener.start()
-        self._tell(first_order(grid, threads))
-        self.give(cell)
+        self._send(first_order(grid, threads))
+        self.give(point)
 
-    def give(self, cell: GridPoint) -> None:
-        """Ask for one more run."""
-        self.cell = cell
-        self._tell(cell_order(cell))
+    def give(self, point: GridPoint) -> None:
+        """Request one more run."""
+        self.point = point
+        self._send(point_order(point))
 
     def end(self) -> int:
-        """Close the pipe with the orders, whose end is the worker's; returns its exit status."""
+        """Close the pipe of orders, which ends the worker, and return its exit status."""
         with contextlib.suppress(BrokenPipeError):
             self._orders.close()
         status = self.process.wait()
         self._listener.join()
         return status
 
-    def _tell(self, line: str) -> None:
-        # Where it has died, its listener tells.
+    def _send(self, line: str) -> None:
+        # If the worker has died, its listener reports it.
         with contextlib.suppress(BrokenPipeError):
             print(line, file=self._orders, flush=True)
 
 
-def _listen(worker: Worker, told: IO[str], inbox: Inbox) -> None:
-    with told:
-        for line in told:
+def _listen(worker: Worker, messages: IO[str], inbox: Inbox) -> None:
+    with messages:
+        for line in messages:
             inbox.put((worker, parse_json(line)))
     inbox.put((worker, None))
 
 
-def _fate(status: int) -> str:
+def _ending(status: int) -> str:
     """How a worker ended.
 
-    >>> _fate(-9)
-    'was ended by SIGKILL, perhaps for want of memory'
+    >>> _ending(-9)
+    'was ended by SIGKILL, perhaps for lack of memory'
     """
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
-    return f"was ended by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"was ended by {name}" + (", perhaps for lack of memory" if name == "SIGKILL" else "")
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """That of this process, where the worker also finds the package that is running here."""
+    """The environment of this process, with the path of the running package."""
     home = str(Path(__file__).resolve().parents[3])
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {

@@ -1,4 +1,4 @@
-"""A worker: loads the data of a grid once, then trains and judges the cells it is told to."""
+"""A worker: loads the data of a grid once, then trains and evaluates the requested runs."""
 
 import os
 import queue
@@ -15,17 +15,17 @@ from shoal.core.errors import DataError, ShoalError, ShoalWarning, StorageError
 from shoal.core.lock import FolderLock
 from shoal.data.dataset import Dataset
 from shoal.experiment.build import check_device, make_data
-from shoal.experiment.grid import Grid, GridPoint, resident, run_cell
-from shoal.experiment.jobs.messages import cell_of, report, task_of
+from shoal.experiment.grid import Grid, GridPoint, resident, run_point
+from shoal.experiment.jobs.messages import point_of, report, task_of
 
 __all__ = ["main"]
 
 PATIENCE = 30.0
-"""Seconds to wait for a run folder whose former worker is still dying."""
+"""Seconds to wait for a run folder that a dying worker still holds."""
 
 
 def main() -> None:
-    """Obey until the pipe with the orders is closed, then end at once."""
+    """Carry out orders until their pipe is closed, then end at once."""
     voice = _voice()
     orders = _orders()
 
@@ -41,7 +41,7 @@ def main() -> None:
         data = resident(make_data(task.grid.config), task.grid.config.device)
         _say(voice, "ready")
         while True:
-            _obey(voice, task.grid, cell_of(orders.get()), data)
+            _obey(voice, task.grid, point_of(orders.get()), data)
     except ShoalError as error:
         _say(voice, "stopped", str(error), type(error).__name__)
     except Exception as error:
@@ -50,10 +50,10 @@ def main() -> None:
         raise
 
 
-def _obey(voice: TextIO, grid: Grid, cell: GridPoint, data: Dataset) -> None:
+def _obey(voice: TextIO, grid: Grid, point: GridPoint, data: Dataset) -> None:
     try:
-        _wait_for(grid.place(cell))
-        run_cell(grid, cell, data)
+        _wait_for(grid.place(point))
+        run_point(grid, point, data)
     except DataError as error:
         _say(voice, "failed", str(error), type(error).__name__)
     else:
@@ -61,7 +61,7 @@ def _obey(voice: TextIO, grid: Grid, cell: GridPoint, data: Dataset) -> None:
 
 
 def _wait_for(folder: Path) -> None:
-    """Until nobody writes to the folder of a run."""
+    """Wait until no process writes to the folder of a run."""
     end = time.monotonic() + PATIENCE
     while folder.is_dir():
         try:
@@ -78,20 +78,20 @@ def _say(voice: TextIO, event: str, text: str = "", kind: str = "") -> None:
 
 
 def _voice() -> TextIO:
-    """The pipe to the pool; whatever else is printed goes to standard error instead."""
+    """The pipe to the pool; all other output goes to standard error."""
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return voice
 
 
 def _orders() -> "queue.SimpleQueue[str]":
-    """The lines that come in, read beside the work so that their end is noticed at once."""
+    """Incoming lines, read in a thread so that the end of the pipe is noticed at once."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:
         for line in sys.stdin:
             waiting.put(line)
-        # Whoever gave the orders has finished or died; what is under way resumes another time.
+        # The pool has finished or died; the current run resumes another time.
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()

@@ -19,7 +19,7 @@ _FIRST = ("tunnel", "diversity", "line", "functions", "trajectories", "averaging
 
 Study = Mapping[str, AnalysisResult]
 
-_MEMBER: dict[str, str] = {"solution": "member"}
+_MEMBER = {"solution": "member"}
 """Stored names of curves, as the figures show them."""
 
 
@@ -169,7 +169,7 @@ def _averaging(study: Study) -> Iterator[Block]:
         return
     for name, table in study["averaging"].scores["parts"].items():
         curves = {
-            _MEMBER.get(str(key), str(key)): plots.MetricCurve(
+            str(_MEMBER.get(key, key)): plots.MetricCurve(
                 row["modes"], row["nll"], [math.nan] * len(row["modes"])
             )
             for key, row in table.items()

@@ -11,7 +11,7 @@ from shoal.data.corruptions import blur, corrupt
 from shoal.data.corruptions.blur import disc
 from shoal.data.corruptions.filters import blurred, luminance, motion_blurred, zoomed
 from shoal.data.corruptions.noise import poisson
-from shoal.data.corruptions.registry import Chance
+from shoal.data.corruptions.registry import Draws
 from shoal.data.corruptions.weather import ice, plasma
 
 GAUSSIAN = (0.04, 0.06, 0.08, 0.09, 0.10)
@@ -169,10 +169,10 @@ def test_glass_is_what_the_published_swaps_of_views_do(severity, passes, monkeyp
     monkeypatch.setattr(blur, "blurred", lambda images, sigma: images)
     numbers = torch.arange(3.0 * 32 * 32).div(3071).view(1, 3, 32, 32).repeat(4, 1, 1, 1)
     found = corrupt(numbers, "glass-blur", severity, seed=5)
-    chance = Chance(5, f"glass-blur-{severity}", torch.arange(4))
+    draws = Draws(5, f"glass-blur-{severity}", torch.arange(4))
     wanted = numbers.clone().permute(0, 2, 3, 1).contiguous().numpy()
     for number in range(passes):
-        draws = chance.uniform(f"pass {number}", 2, 32, 32, low=-1, high=1).floor().long().numpy()
+        draws = draws.uniform(f"pass {number}", 2, 32, 32, low=-1, high=1).floor().long().numpy()
         assert set(np.unique(draws)) == {-1, 0}
         for x, (up, left) in zip(wanted, draws, strict=True):
             for h in range(31, 1, -1):
@@ -183,7 +183,7 @@ def test_glass_is_what_the_published_swaps_of_views_do(severity, passes, monkeyp
 
 
 def test_plasma_fills_the_unit_interval_and_repeats_at_its_edges():
-    clouds = plasma(Chance(0, "fog-1", torch.arange(6)), 32, 32, 2.0)
+    clouds = plasma(Draws(0, "fog-1", torch.arange(6)), 32, 32, 2.0)
     assert clouds.amin((1, 2)).tolist() == [0] * 6
     assert clouds.amax((1, 2)).tolist() == [1] * 6
     inside = (clouds[:, :, 1:] - clouds[:, :, :-1]).square().mean()
@@ -192,20 +192,20 @@ def test_plasma_fills_the_unit_interval_and_repeats_at_its_edges():
 
 
 def test_fog_follows_its_clouds(colour):
-    clouds = plasma(Chance(7, "fog-2", torch.arange(len(colour))), 32, 32, 3.0).float()
+    clouds = plasma(Draws(7, "fog-2", torch.arange(len(colour))), 32, 32, 3.0).float()
     brightest = colour.amax((1, 2, 3), keepdim=True)
     wanted = (colour + 0.5 * clouds[:, None]) * brightest / (brightest + 0.5)
     torch.testing.assert_close(corrupt(colour, "fog", 2, seed=7), wanted)
 
 
 def test_frost_is_a_pale_bluish_layer():
-    pane = ice(Chance(0, "frost-1", torch.arange(200)), 32, 32)
+    pane = ice(Draws(0, "frost-1", torch.arange(200)), 32, 32)
     assert pane.min() >= 0 and pane.max() <= 1
     assert 0.4 < float(pane.mean()) < 0.6
     red, green, blue = pane.mean((0, 2, 3)).tolist()
     assert red < green < blue
     black = corrupt(flat(0.0, 200), "frost", 3)
-    wanted = 0.4 * ice(Chance(0, "frost-3", torch.arange(200)), 32, 32).float()
+    wanted = 0.4 * ice(Draws(0, "frost-3", torch.arange(200)), 32, 32).float()
     torch.testing.assert_close(black, wanted)
 
 

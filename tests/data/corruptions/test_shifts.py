@@ -111,7 +111,7 @@ def test_any_set_of_images_can_be_corrupted_by_its_table():
     [
         ({"corruptions": ["fogg"]}, ConfigError, "no corruption called 'fogg'; did you mean 'fog'"),
         ({"corruptions": "standart"}, ConfigError, "did you mean 'standard'"),
-        ({"corruptions": []}, ConfigError, "corruptions names none"),
+        ({"corruptions": []}, ConfigError, "corruptions is empty"),
         ({"corruptions": 3}, ConfigError, "data.corruptions must be"),
         ({"corruptions": "all", "severities": []}, ConfigError, "severities is empty"),
         ({"corruptions": "all", "severities": [6]}, ConfigError, "from 1 to 5, not 6"),
@@ -181,7 +181,7 @@ def test_only_the_asked_for_part_is_read(published, monkeypatch):
         ("fog.npy", np.zeros((20, 32, 32, 3)), DataError, r"holds float64 \[20, 32, 32, 3\]"),
         ("fog.npy", np.zeros((21, 32, 32, 3), np.uint8), DataError, "five severities"),
         ("fog.npy", np.zeros((0, 32, 32, 3), np.uint8), DataError, "numpy|five severities"),
-        ("labels.npy", np.zeros(20), DataError, "one whole number an image"),
+        ("labels.npy", np.zeros(20), DataError, "one whole number per image"),
         ("labels.npy", np.zeros(15, np.int64), DataError, "15 labels, but 20 images in fog.npy"),
         ("labels.npy", np.full(20, 10), DataError, "10"),
         ("fog.npy", np.zeros((20, 8, 8, 3), np.uint8), DataError, "leave out corruption_files"),

@@ -179,7 +179,7 @@ class Twice(nn.Module):
 KERNELS = """
 import torch
 from test_shared_statistics import Twice, derivatives, drawn
-from shoal.engine.derivatives import fast_second_order, with_part
+from shoal.engine.derivatives import fast_second_order, forward_with_rows
 device = "cuda" if torch.cuda.is_available() else "cpu"
 found = []
 for last in (True, False):
@@ -190,13 +190,13 @@ for last in (True, False):
             memory_format=torch.channels_last)
     def shown(part):
         with fast_second_order():
-            return with_part(module, {}, x, part)
+            return forward_with_rows(module, {}, x, part)
     found.append([*derivatives(module, x, shown), *module.buffers()])
 for ours, theirs in zip(*found, strict=True):
     torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
 module, x = Twice().to(device), torch.randn(6, 2, 5, 5, device=device)
 x = x.to(memory_format=torch.channels_last)
-outputs, more = with_part(module, {}, x, x[4:])
+outputs, more = forward_with_rows(module, {}, x, x[4:])
 torch.testing.assert_close(more, outputs[4:], rtol=1e-5, atol=1e-5)
 """
 

@@ -1,4 +1,4 @@
-"""The parts of the landscape: along training, around a solution, between two, at the bottom."""
+"""The landscape analyses: along training, around a member, between members, curvature."""
 
 from shoal.analysis.landscape.analyses import along, around, between, curvature
 

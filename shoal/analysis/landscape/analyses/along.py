@@ -1,4 +1,4 @@
-"""Along training, and at its end: how alike the functions are."""
+"""Similarity of the members' functions, along training and at its end."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from shoal.analysis.landscape.points import cosines, joined, living, only_group
+from shoal.analysis.landscape.points import cosines, finite_members, joined, only_group
 from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.survey import apart, outputs
 from shoal.analysis.landscape.trajectories import embedded, tracks
@@ -23,17 +23,17 @@ __all__ = ["effective_numbers", "functions", "gradient_similarity", "trajectorie
 def effective_numbers(
     ensemble: Ensemble, pred: Predictive, split: Split, gradients: int = 200
 ) -> dict[str, float]:
-    """The effective number of members in every space, from 1 (all equal) to M (all apart).
+    """The effective number of members in every space, from 1 (all equal) to M (all different).
 
-    Each is exp of the entropy of the spectrum of a similarity matrix: of weights the cosine, of
-    outputs the Bhattacharyya affinity, of labels the share of inputs with the same label, of input
-    gradients the mean cosine over inputs.
+    Each number is exp of the entropy of a similarity matrix's spectrum. The similarity of weights
+    is the cosine, of outputs the Bhattacharyya affinity, of labels the share of inputs with the
+    same label, of input gradients the mean cosine over inputs.
 
     Args:
-        ensemble: the members that `pred` is of.
-        pred: what they say about `split`.
+        ensemble: the members.
+        pred: their prediction for `split`.
         split: labelled inputs.
-        gradients: how many of the inputs are differentiated by.
+        gradients: number of inputs for the input gradients.
     """
     found = {"weights": effective_number(cosines(ensemble))}
     found["outputs"] = effective_number(affinity(pred))
@@ -48,12 +48,12 @@ def effective_numbers(
 
 
 def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Tensor:
-    """Mean over inputs of the cosine of the members' gradients of log p(y | x) by x [M, M].
+    """Mean cosine over inputs of the members' input gradients of log p(y | x) [M, M].
 
     Trinh et al. (2024), arXiv 2306.02775.
     """
     if split.y is None:
-        raise DataError("gradients of the log likelihood need targets, but these data have none")
+        raise DataError("input gradients need targets, but these data have none")
     group = only_group(ensemble)
     x, y = split.x.to(ensemble.device, ensemble.dtype), split.y.to(ensemble.device)
     state = {name: t.detach() for name, t in (group.weights | group.buffers).items()}
@@ -74,7 +74,7 @@ _TRACKS = 3
 @registry.register("trajectories", cite=("fort2019deep",))
 def trajectories(scene: Scene) -> AnalysisResult:
     """Similarity of weights and of functions along training, within and between members."""
-    members = living(scene.run.ensemble)[:_TRACKS]
+    members = finite_members(scene.run.ensemble)[:_TRACKS]
     found = tracks(scene.run, members, scene.effort.snapshots)
     points = joined([track.points for track in found])
     said = outputs(points, scene.test.x).cpu()
@@ -100,7 +100,7 @@ def trajectories(scene: Scene) -> AnalysisResult:
 
 
 def _last_apart(far: torch.Tensor, count: int) -> float | None:
-    """Mean difference of the last two snapshots of a member."""
+    """Mean disagreement of the last two snapshots of a member."""
     if count < 2:
         return None
     last = torch.arange(count - 1, len(far), count)
@@ -109,7 +109,7 @@ def _last_apart(far: torch.Tensor, count: int) -> float | None:
 
 @registry.register("functions", cite=("friedman2023vendi",))
 def functions(scene: Scene) -> AnalysisResult:
-    """How many different networks the members amount to, in every space."""
+    """Effective number of members in every space."""
     pred = Predictive(scene.outputs, scene.run.likelihood)
     numbers = effective_numbers(scene.ensemble, pred, scene.test)
     return AnalysisResult({"members": scene.ensemble.members, "effective": numbers})

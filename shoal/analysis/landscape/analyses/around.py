@@ -1,4 +1,4 @@
-"""Around the solutions: samplers of a subspace, averages, and both combined with more modes."""
+"""Around the members: subspace samplers, weight averages, and both combined with more modes."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from shoal.analysis.landscape.averaging import averaged, combine, ema, mc_dropou
 from shoal.analysis.landscape.points import joined, refresh
 from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.subspace import Mode, sample_mode
-from shoal.analysis.landscape.survey import Survey, judged, outputs
+from shoal.analysis.landscape.survey import Survey, evaluated, outputs
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.inference.ensemble import Ensemble
@@ -25,22 +25,22 @@ def diversity(scene: Scene) -> AnalysisResult:
     """Diversity against accuracy: members, averages, and samples around the first member."""
     if not scene.run.likelihood.about.has_classes:
         raise ConfigError(
-            f"diversity against accuracy needs labels, and this is {scene.run.likelihood.task}"
+            f"diversity against accuracy needs class labels, not {scene.run.likelihood.task}"
         )
     reference = scene.outputs[:1]
-    found = {"members": judged(scene.outputs[1:], scene.test, scene.run.likelihood, reference)}
+    found = {"members": evaluated(scene.outputs[1:], scene.test, scene.run.likelihood, reference)}
     mode = scene.modes[0]
     reach = torch.rand(scene.effort.samples, generator=generator(scene.seed, "reach"))
     for name in subspace.registry:
         if mode.path is None and name not in ("random", "dropout"):
             continue
         said = _samples(scene, name, mode, reach)
-        found[name] = judged(said, scene.test, scene.run.likelihood, reference)
+        found[name] = evaluated(said, scene.test, scene.run.likelihood, reference)
         scene.tick(len(reach))
     if mode.path is not None:
         average = outputs(averaged([mode.path], scene.statistics), scene.test.x).cpu()
-        found["swa"] = judged(average, scene.test, scene.run.likelihood, reference)
-    right = float(judged(reference, scene.test, scene.run.likelihood).accuracy[0])
+        found["swa"] = evaluated(average, scene.test, scene.run.likelihood, reference)
+    right = float(evaluated(reference, scene.test, scene.run.likelihood).accuracy[0])
     scores = {
         "reference": right,
         "classes": scene.outputs.shape[-1],
@@ -66,7 +66,7 @@ def _samples(scene: Scene, name: str, mode: Mode, reach: Tensor) -> Tensor:
 
 
 def _at_equal_accuracy(found: dict[str, Survey]) -> dict[str, float | None]:
-    """Mean diversity of the points that are as accurate as the members, give or take 2 %."""
+    """Mean diversity of points whose accuracy is within 2 % of the members' accuracy."""
     usual = float(found["members"].accuracy.mean()) if len(found["members"].loss) else float("nan")
     scores: dict[str, float | None] = {}
     for name, survey in found.items():
@@ -79,12 +79,10 @@ def _at_equal_accuracy(found: dict[str, Survey]) -> dict[str, float | None]:
 
 @registry.register("averaging", cite=("fort2019deep", "maddox2019simple"))
 def averaging(scene: Scene) -> AnalysisResult:
-    """Averages and samples within modes, times the number of modes, on clean and shifted data."""
+    """Averages and samples within modes, for 1 to all modes, on test and shift sets."""
     paths = [mode.path for mode in scene.modes if mode.path is not None and mode.path.members > 1]
     if len(paths) < len(scene.modes):
-        raise ConfigError(
-            "averages within a mode need snapshots along training; train with keep_every=1"
-        )
+        raise ConfigError("averages within a mode need snapshots; train with keep_every=1")
     solutions = {
         "solution": scene.ensemble,
         "swa": averaged(paths, scene.statistics),
@@ -106,7 +104,7 @@ def _refreshed(ensemble: Ensemble, x: Tensor | None) -> Ensemble:
 
 
 def _sampled(scene: Scene, x: Tensor) -> dict[str, Tensor]:
-    """SWAG in each mode, and the networks' own dropout, if any [modes, samples, B, C]."""
+    """SWAG in each mode, and MC dropout if networks have dropout [modes, samples, B, C]."""
     most = max(_SAMPLES)
     swag = multiswag(
         scene.modes, x, most,

@@ -1,4 +1,4 @@
-"""Between solutions: the straight line, planes, and curves along which the loss stays low."""
+"""Between members: the straight line, planes, and curves of low loss."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ _PLACES = 41
 
 @registry.register("line", cite=("fort2019deep", "ainsworth2022git"))
 def lines(scene: Scene) -> AnalysisResult:
-    """The straight line between two members, as they are and with their units matched."""
+    """The straight line between two members, with and without matched units."""
     found = {"straight": _profile(scene, scene.first(2), line(_PLACES))}
     matched, notes = _matched(scene)
     if not notes:
@@ -37,12 +37,11 @@ def lines(scene: Scene) -> AnalysisResult:
 
 @registry.register("tunnel", cite=("fort2019large", "garipov2018loss", "ainsworth2022git"))
 def tunnel(scene: Scene) -> AnalysisResult:
-    """Curves between two members along which the loss stays low while the function changes.
+    """Curves of low loss between two members along which the function changes.
 
-    The tunnel is a valley across the straight line, raised to the level of its ends; the Bezier
-    curve goes as low as it can. The way is shorter when the units of the second stand in the order
-    of the first's, which makes no other function of it; networks in which units cannot be matched
-    are taken as they are.
+    The low-loss tunnel is a valley beside the straight line, raised to the loss of its ends. The
+    Bezier curve minimises the loss. Matching the units of the second member to the first shortens
+    the path and keeps the function; networks whose units cannot be matched do not change.
     """
     (pair, notes), found = _matched(scene), {}
     t = torch.linspace(0, 1, _PLACES, dtype=torch.float64)
@@ -60,7 +59,7 @@ def tunnel(scene: Scene) -> AnalysisResult:
         path = curve.coefficients(t)
         if curve.constrained:
             here = scene.train, scene.run.likelihood, scene.statistics, scene.tick
-            # Half way between the places that were made level it shows whether the path is.
+            # The midpoints show whether the loss is level between the levelled points.
             path = with_midpoints(levelled(pivots, path, *here))
         found[name] = _profile(scene, pivots, path)
     return _profiles(found, notes)
@@ -68,20 +67,20 @@ def tunnel(scene: Scene) -> AnalysisResult:
 
 @registry.register("origin-plane", cite=("fort2019deep",))
 def origin_plane(scene: Scene) -> AnalysisResult:
-    """Loss, accuracy and difference on the plane through the origin and two members."""
+    """Loss, accuracy and disagreement on the plane through the origin and two members."""
     pair = scene.first(2)
     return _surface(scene, pair, plane_through_origin(pair, scene.effort.points))
 
 
 @registry.register("three-plane", cite=("garipov2018loss",))
 def three_plane(scene: Scene) -> AnalysisResult:
-    """Loss, accuracy and difference on the plane through three members."""
+    """Loss, accuracy and disagreement on the plane through three members."""
     three = scene.first(3)
     return _surface(scene, three, plane_through_three(three, scene.effort.points))
 
 
 def _matched(scene: Scene) -> tuple[Ensemble, dict[str, str]]:
-    """Two members, the units of the second in the order of the first's; or why they are not."""
+    """Two members with matched units; or the unmatched members and the reason."""
     pair = scene.first(2)
     try:
         return align(pair), {}
@@ -90,7 +89,7 @@ def _matched(scene: Scene) -> tuple[Ensemble, dict[str, str]]:
 
 
 def _profile(scene: Scene, basis: Ensemble, coefficients: Tensor) -> tuple[Survey, Survey]:
-    """On the training data, whose loss a curve minimises, and on the test data."""
+    """Surveys on the training data, whose loss a curve minimises, and on the test data."""
     meaning, statistics = scene.run.likelihood, scene.statistics
     ends = scene.outputs[:2]
     trained = survey(basis, coefficients, scene.train, meaning, train=statistics, tick=scene.tick)
@@ -106,7 +105,7 @@ def _profiles(found: dict[str, tuple[Survey, Survey]], notes: dict[str, str]) ->
         level = line(len(t)) @ train.loss[[0, -1]]
         scores["paths"][name] = {
             "barrier": float((train.loss - level).max()),
-            # A density can make the loss negative: how far it is off counts by its size.
+            # A density can make the loss negative: deviations are relative to its absolute value.
             "uneven": float(((train.loss - level) / level.abs().clamp_min(1e-12)).abs().max()),
             "ends": [float(train.loss[0]), float(train.loss[-1])],
             "apart": float(test.apart[0, -1]),

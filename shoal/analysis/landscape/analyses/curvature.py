@@ -1,7 +1,7 @@
-"""How sharp the minima are: eigenvalues and trace of every member's Hessian.
+"""Sharpness of the minima: eigenvalues and trace of every member's Hessian.
 
-Members share no weights, so the Hessian of the summed losses is block diagonal: one product with a
-stack of vectors is one product for each member, and no Hessian is ever formed.
+Members share no weights, so the Hessian of the summed losses is block diagonal. One product with a
+stack of vectors gives one product per member, and no Hessian is formed.
 """
 
 import math
@@ -26,11 +26,11 @@ from shoal.inference.likelihoods import Categorical, Likelihood
 __all__ = ["Trace", "curvature", "hessian_product", "top_eigenvalues", "trace"]
 
 Product = Callable[[Tree], Tree]
-"""A stack of vectors [M, ...] to each member's Hessian times its vector."""
+"""From a stack of vectors [M, ...] to each member's Hessian times its vector."""
 
 
 class Trace(NamedTuple):
-    """An estimate for each member and its standard error, both [M]."""
+    """Estimated trace of each member's Hessian and its standard error, both [M]."""
 
     mean: Tensor
     error: Tensor
@@ -47,7 +47,7 @@ def hessian_product(
     The gradient of <grad L, v>, summed over batches.
     """
     if split.y is None:
-        raise DataError("curvature is that of the loss, but these data have no targets")
+        raise DataError("curvature of the loss needs targets, but these data have no targets")
     x, y = split.x.to(ensemble.device, ensemble.dtype), split.y.to(ensemble.device)
     group, meaning, n = only_group(ensemble), likelihood or Categorical(), len(x)
     weights = {name: tensor.detach() for name, tensor in group.weights.items()}
@@ -73,7 +73,7 @@ def hessian_product(
 def trace(product: Product, like: Tree, probes: int = 10, seed: int = 0) -> Trace:
     """Hutchinson's estimate, the mean of v . H v over random signs v.
 
-    Hutchinson (1990). It is exact for a diagonal Hessian.
+    Hutchinson (1990). The estimate is exact for a diagonal Hessian.
     """
     found = []
     for probe in range(probes):
@@ -93,8 +93,8 @@ def top_eigenvalues(
 ) -> Tensor:
     """The largest eigenvalues of each member's Hessian [M, count], descending.
 
-    Lanczos' method with full orthogonalisation: `steps` products, and as many stacks of vectors in
-    memory. The largest come out first, so that a few more steps than eigenvalues will do.
+    Lanczos' method with full orthogonalisation: `steps` products, and `steps` stacks of vectors in
+    memory. The largest eigenvalues converge first, so a few more steps than eigenvalues suffice.
     """
     M = len(next(iter(like.values())))
     size = sum(t[0].numel() for t in like.values())
@@ -118,7 +118,7 @@ def top_eigenvalues(
 
 
 def _tridiagonal(matrix: Tensor) -> Tensor:
-    """The diagonal, and the norms that the next vectors had, as seen from both sides."""
+    """The tridiagonal matrix of Lanczos' method, from the diagonal and the vectors' norms."""
     diagonal = torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
     above = torch.diag_embed(matrix.diagonal(1, dim1=-2, dim2=-1), 1)
     return diagonal + above + above.mT

@@ -1,0 +1,87 @@
+"""The manifest of a checkpoint: its files, what it belongs to, and digests of both."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.core.disk import size_of
+from shoal.core.errors import CheckpointCorrupt
+from shoal.core.files import put_bytes, read_sealed, sealed, sha256
+from shoal.core.formats import to_json
+
+__all__ = ["PART", "put_manifest", "read_manifest", "verified"]
+
+FORMAT = 2
+MAX_MANIFEST = 1 << 20
+NAME = "manifest.json"
+
+PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+"""Names that a file of tensors may have, without its ending."""
+
+_FILE = re.compile(rf"state\.json|{PART.pattern}\.safetensors")
+_KEYS = {1: {"format", "step", "files"}, 2: {"format", "step", "files", "run"}}
+
+
+def put_manifest(folder: Path, step: int, run: Mapping[str, str]) -> None:
+    """Write the manifest of all files that are in a folder which is still temporary.
+
+    Args:
+        folder: of one checkpoint, complete but for its manifest.
+        step: of training.
+        run: digests of what the checkpoint belongs to.
+    """
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(folder.iterdir())
+    }
+    manifest = sealed({"format": FORMAT, "step": step, "files": files, "run": dict(run)})
+    put_bytes(folder / NAME, to_json(manifest, indent=2).encode())
+
+
+def read_manifest(folder: Path, step: int, run: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of a checkpoint of this step and run, with the keys of its format alone."""
+    manifest = read_sealed(folder / NAME, MAX_MANIFEST, since="run")
+    version = manifest.get("format")
+    if type(version) is not int or version not in _KEYS:
+        raise CheckpointCorrupt(f"{folder} is not a checkpoint of a format from 1 to {FORMAT}")
+    if odd := sorted(manifest.keys() ^ _KEYS[version]):
+        raise CheckpointCorrupt(f"{folder} has a manifest that lacks or does not know {odd[0]!r}")
+    files = manifest["files"]
+    if manifest["step"] != step or not isinstance(files, dict) or "state.json" not in files:
+        raise CheckpointCorrupt(f"{folder} has a manifest of another step or without files")
+    _check_run(folder, manifest.get("run", {}), run)
+    return manifest
+
+
+def _check_run(folder: Path, found: Any, wanted: Mapping[str, str]) -> None:
+    if found == dict(wanted):
+        return
+    known = found if isinstance(found, dict) else {}
+    names = [name for name in {**known, **wanted} if known.get(name) != wanted.get(name)]
+    raise CheckpointCorrupt(
+        f"{folder} does not belong to this run, or {names[0] if names else 'a file'} was changed "
+        f"since it was saved; put the file back as it was"
+    )
+
+
+def verified(folder: Path, files: Mapping[str, Any], limit: int | None) -> list[str]:
+    """Names of the files of a checkpoint, each found to be what the manifest says.
+
+    Sizes are compared first: more than `limit` bytes in all are not read through.
+    """
+    for name, entry in files.items():
+        if not _FILE.fullmatch(name) or not isinstance(entry, dict):
+            raise CheckpointCorrupt(f"{folder} has a manifest with the strange file name {name!r}")
+        size = size_of(folder / name)
+        if entry.keys() != {"size", "sha256"} or size != entry["size"]:
+            raise CheckpointCorrupt(
+                f"{folder / name} has {size} bytes where the manifest says {entry.get('size')!r}"
+            )
+        limit = None if limit is None else limit - size
+        if limit is not None and limit < 0:
+            raise CheckpointCorrupt(f"{folder / name} is larger than it can be")
+    for name, entry in files.items():
+        if sha256(folder / name) != entry["sha256"]:
+            raise CheckpointCorrupt(f"{folder / name} is not what was saved: its SHA-256 differs")
+    return list(files)
