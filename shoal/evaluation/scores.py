@@ -152,10 +152,10 @@ def _ood_scores(test: Predictive, ood: Predictive) -> dict[str, float]:
     fitting = [name for name in registry if registry[name].fits(test)]
     found = {name: registry[name](test, ood) for name in fitting if registry[name].ood}
     kind = test.likelihood.about.uncertainty
-    known, unknown = (metrics.scores(pred)[kind] for pred in (test, ood))
+    share = detected_share(metrics.scores(test)[kind], metrics.scores(ood)[kind])
     means = {name: float(values.double().mean()) for name, values in _uncertainty(ood).items()}
     means["effective_functions"] = metrics.effective_functions(ood)
-    return {"recognised": detected_share(known, unknown), **means, **found}
+    return {"recognised": share, **means, **found}
 
 
 def _uncertainty(pred: Predictive) -> dict[str, Tensor]:

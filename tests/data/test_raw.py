@@ -42,8 +42,8 @@ def test_idx(save, pack):
     ("content", "sentence"),
     [
         (b"", "does not begin with an IDX header"),
-        (b"\0\0\x08", "does not begin with the header"),
-        (b"PNG!" + idx(IMAGES)[4:], "does not begin with the header"),
+        (b"\0\0\x08", "does not begin with an IDX header"),
+        (b"PNG!" + idx(IMAGES)[4:], "does not begin with an IDX header"),
         (idx(IMAGES, kind=13), r"holds type 13 in 3 axes; wanted bytes \(8\) in 3"),
         (idx(IMAGES, axes=1), "holds type 8 in 1 axes"),
         (idx(IMAGES)[:-1], "claims 24 bytes, but it holds 23"),

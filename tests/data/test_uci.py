@@ -136,7 +136,7 @@ def test_text_is_put_together_once_and_checked(published, cache, made_up):
 def test_altered_text_is_refused(published, cache):
     place = "/concrete/data/data.txt"
     published.pages[place[1:]] = type(published.pages[place])(text(np.ones((ROWS, 4))))
-    with pytest.raises(DataError, match="UCI problem 'concrete' is not what it was"):
+    with pytest.raises(DataError, match="UCI problem 'concrete' differs from"):
         load("uci")
     assert not (cache / "uci" / "uci_regression.npz").exists()
 

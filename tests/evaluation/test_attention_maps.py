@@ -85,5 +85,5 @@ def test_what_is_no_image_is_answered():
     with pytest.raises(DataError, match=r"need images \[B, C, H, W\]"):
         attention_maps(ensemble, torch.randn(3, 7), torch.tensor([0, 1, 2]))
     flat = shoal.Ensemble.init(lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, CLASSES)), 2)
-    with pytest.raises(DataError, match="no layer whose outputs are still images"):
+    with pytest.raises(DataError, match="no layer in common whose outputs are images"):
         attention_maps(flat, torch.randn(3, 3, 2, 2), torch.tensor([0, 1, 2]))

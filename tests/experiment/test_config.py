@@ -149,7 +149,7 @@ def test_an_override_reaches_into_the_list_of_a_run(tmp_path):
         ("data = 'digits'\nmethod = ['kde']", "method must be a name or a table, not the list"),
         ("data = 'digits'\nlr = 2020-01-01", "lr must be a number, not 2020-01-01"),
         ("data = 3", "data must be a name or a table, not 3"),
-        ("lr = 0.1", "a config needs data to train on"),
+        ("lr = 0.1", "a config needs a data set"),
         ("data = 'digits'\nmembers = 0", "members must be 1 or more, not 0"),
         ("data = 'digits'\nmodel = []", "model is an empty list"),
         ("data = 'digits'\nmodel = [{name = 'mlp'}]", "must be a whole number, not None"),
@@ -228,10 +228,10 @@ def test_names_and_nested_settings_are_checked_before_any_work(change, sentence)
     [
         ("model=resnet", "there is no model called 'resnet'"),
         ("model.dropout=x", "model.dropout must be a number"),
-        ("model={name='mlp',input_shape=[3]}", "takes inputs of shape (3,), but those"),
+        ("model={name='mlp',input_shape=[3]}", "takes inputs of shape (3,), but inputs"),
         ("model=[{custom='mine',members=2}]", "your own 'mine', which a file cannot name"),
-        ("model.hidden=[1000000000000]", "take fewer members or smaller networks"),
-        ("members=1000000000000", "take fewer members or smaller networks"),
+        ("model.hidden=[1000000000000]", "use fewer members or smaller networks"),
+        ("members=1000000000000", "use fewer members or smaller networks"),
     ],
 )
 def test_networks_that_cannot_be_made(change, sentence):

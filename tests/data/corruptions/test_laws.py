@@ -136,7 +136,7 @@ def test_a_wrong_name_is_mended(colour):
         (torch.rand(1, 3, 3, 32), "at least 4 x 4 pixels"),
         (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "divide by 255"),
         (torch.full((1, 3, 8, 8), 1.5), r"not in \[1.5, 1.5\]"),
-        (torch.full((1, 3, 8, 8), -0.1), "before they are normalised"),
+        (torch.full((1, 3, 8, 8), -0.1), "before normalisation"),
         (torch.full((1, 3, 8, 8), torch.nan), r"must lie in \[0, 1\]"),
     ],
 )

@@ -132,7 +132,7 @@ def test_only_images_can_be_corrupted():
 
 def test_a_test_part_is_needed(photographs):
     bare = Dataset("bare", photographs.train)
-    with pytest.raises(DataError, match="'bare' has no test part that could be corrupted"):
+    with pytest.raises(DataError, match="'bare' has no test set to corrupt"):
         with_corruptions(bare)
 
 
