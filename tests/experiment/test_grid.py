@@ -215,7 +215,7 @@ def test_a_run_that_comes_to_nothing_does_not_stop_the_others(config, data, tmp_
     grid = Grid(wild, tmp_path, parse_variants("kde:1e15,ensemble"), (2,), 1)
     failed = run_grid(grid, data)
     assert list(failed) == [GridPoint(Variant("kde", 1e15), 2, 0)]
-    assert "no member is finite" in str(failed[grid.cells[0]])
+    assert "all members diverged" in str(failed[grid.cells[0]])
     assert [group.label for group in groups_of(grid)] == ["ensemble"]
 
 

@@ -92,7 +92,7 @@ SETTINGS = {
     "a method misspelt": ({"method": "fkde"}, "'fkde'", "did you mean 'f-kde'?"),
     "no method": ({"method": None}, "choose from", "svgd"),
     "an optimiser misspelt": ({"optimizer": "adan"}, "'adan'", "did you mean 'adam'?"),
-    "an optimiser across members": ({"optimizer": "LBFGS"}, "across members", "adam"),
+    "an optimiser mixes members": ({"optimizer": "LBFGS"}, "across members", "adam"),
     "an optimiser's class": ({"optimizer": torch.optim.Adam}, "must be a name"),
     "an optimiser's setting": ({"optimizer": {"name": "sgd", "momentun": 1}}, "momentun"),
     "an optimiser's value": ({"optimizer": {"name": "sgd", "momentum": -1.0}}, "momentum", "-1"),
@@ -127,7 +127,7 @@ SETTINGS = {
     "no prior": ({"prior": None}, "prior must be a name"),
     "a prior without draws": (
         {"prior": {"name": "function-space", "weights": {"name": "flat"}}},
-        "cannot be drawn from a flat one",
+        "a flat prior has none",
     ),
     "a likelihood misspelt": ({"likelihood": "categoricl"}, "did you mean 'categorical'?"),
 }

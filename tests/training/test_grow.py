@@ -198,7 +198,7 @@ def test_networks_of_unknown_origin_are_refused():
     run.ensemble.builds = [None]
     with pytest.raises(ConfigError) as error:
         grow(run, data=points())
-    assert_one_sentence(error.value, "what made these networks")
+    assert_one_sentence(error.value, "no build for its networks")
 
 
 @pytest.mark.parametrize(

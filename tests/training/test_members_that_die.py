@@ -151,13 +151,13 @@ class TestWhatIsSaid:
             poison(ensemble, member=member)
         with pytest.warns(ShoalWarning, match="Member"), pytest.raises(DataError) as caught:
             quick(ensemble)
-        assert_one_sentence(caught.value, "no member is finite", "learning rate")
+        assert_one_sentence(caught.value, "all members diverged", "learning rate")
         assert caught.value.exit_status == 65
 
     def test_a_learning_rate_beyond_all_measure_ends_in_a_sentence(self):
         with pytest.warns(ShoalWarning, match="Member"), pytest.raises(DataError) as caught:
             quick(optimizer="sgd", lr=1e30, epochs=3)
-        assert_one_sentence(caught.value, "no member is finite")
+        assert_one_sentence(caught.value, "all members diverged")
 
 
 class TestAfterwards:

@@ -267,7 +267,7 @@ def test_an_ensemble_alone_has_no_posterior(run):
 def test_weight_on_the_dead_alone_is_refused(run):
     other = copy.deepcopy(run.ensemble)
     other.alive[0] = False
-    with pytest.warns(shoal.ShoalWarning), pytest.raises(DataError, match="no longer alive"):
+    with pytest.warns(shoal.ShoalWarning), pytest.raises(DataError, match="diverged members"):
         shoal.predict(other, points()[0], weights=[1.0, 0.0, 0.0])
 
 
@@ -294,7 +294,7 @@ def test_no_living_member_is_refused(run):
     other.alive[:] = False
     with pytest.raises(DataError) as error:
         evidence(replace(run, ensemble=other), dataset())
-    assert_one_sentence(error.value, "no member of this ensemble is alive")
+    assert_one_sentence(error.value, "all members diverged")
 
 
 def test_regression_runs_have_evidence_too():
