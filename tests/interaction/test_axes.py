@@ -138,5 +138,5 @@ def test_names_that_nothing_has_and_axes_that_are_not_there_yet():
         with pytest.raises(ConfigError, match="must be fitted to the training data"):
             space(gradients)
     tokens = torch.randint(9, (20, 6))
-    with pytest.raises(DataError, match="'dct' needs real inputs, not whole numbers"):
+    with pytest.raises(DataError, match="'dct' needs real inputs, not integers"):
         fitted(spaces.Rotated(spaces.InputGradients(), "dct"), inputs(tokens))

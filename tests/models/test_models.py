@@ -201,11 +201,11 @@ def test_the_medium_network_is_drawn_as_published():
     [
         (lambda: MLP(activation="rleu"), "no activation called 'rleu'; did you mean 'relu'"),
         (lambda: MLP(norm="bacth"), "no norm called 'bacth'; did you mean 'batch'"),
-        (lambda: MLP(dropout=1.0), "dropout is a probability below 1, not 1.0"),
-        (lambda: MLP(hidden=(10, 0)), "hidden must hold whole numbers from 1 on, not 0"),
+        (lambda: MLP(dropout=1.0), "dropout must be a probability below 1, not 1.0"),
+        (lambda: MLP(hidden=(10, 0)), "hidden must hold whole numbers of at least 1, not 0"),
         (lambda: MLP(hidden=10), r"hidden must be a tuple of widths such as \(10,\)"),
         (lambda: SmallCNN(channels=()), "channels must name at least one convolution"),
-        (lambda: SmallCNN(channels=(2.5,)), "channels must hold whole numbers from 1 on, not 2.5"),
+        (lambda: SmallCNN(channels=(2.5,)), "channels must hold whole numbers of at least 1, not 2.5"),
         (lambda: SmallCNN().build((64,), 10), r"wants images .* not inputs of shape \(64,\)"),
         (lambda: SmallCNN().build((1, 3, 8), 10), "of at least 4 x 4"),
         (lambda: MediumCNN().build((64,), 10), r"wants images .* not inputs of shape \(64,\)"),
@@ -213,7 +213,7 @@ def test_the_medium_network_is_drawn_as_published():
         (lambda: ResNet20(norm="bacth"), "no norm called 'bacth'; did you mean 'batch'"),
         (lambda: ResNet18(widths=()), "at least one stage"),
         (lambda: PreActResNet18(widths=()), "at least one stage"),
-        (lambda: WideResNet16x4().build((64,), 10), r"wants images \[C, H, W\], not \(64,\)"),
+        (lambda: WideResNet16x4().build((64,), 10), r"needs images \[C, H, W\], not \(64,\)"),
         (lambda: ResNet20(widths=(8, 4)).build((1, 8, 8), 2), "cannot go from 8 to 4"),
     ],
 )
