@@ -183,7 +183,7 @@ def test_growing_by_nothing_is_refused(more):
 def test_data_that_cannot_be_loaded_again_must_be_given():
     with pytest.raises(ConfigError) as error:
         grow(quick())
-    assert_one_sentence(error.value, "cannot be loaded again", "data=(x, y)")
+    assert_one_sentence(error.value, "cannot be loaded", "data=(x, y)")
 
 
 def test_settings_of_the_users_own_must_be_given_again():
