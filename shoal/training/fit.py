@@ -206,7 +206,7 @@ def fit(
         lr: learning rate.
         schedule: learning rate schedule, such as "cosine".
         steps: number of batches to train on.
-        batch_size: data points per batch; all members see the same batch.
+        batch_size: data points per batch; all members share a batch.
         temperature: T; 0 gives the plain ensemble, 1 the posterior.
         strength: factor of the repulsive force.
         annealing: schedule of the driving force, such as "linear".

@@ -130,13 +130,14 @@ class Options:
     strength: float | None = option(None, "factor of the repulsive force.", number)
     likelihood: Spec | None = option(
         None,
-        "by default Categorical for integer targets, and a Gaussian with learned noise for real "
-        "targets (noise per input when the network has two outputs per target).",
+        "by default Categorical for integer targets. For real targets, a Gaussian that "
+        "standardises the targets and learns its noise: one noise per target column, or one per "
+        "input when the network has two outputs per target.",
     )
     prior: Spec = option("gaussian", "prior on the weights, or on the outputs.")
     optimizer: Spec = option(
         "adam",
-        'any elementwise optimiser of torch, by name or as {"name": ..., settings}.',
+        'any elementwise optimiser of torch: its name, its class, or {"name": ..., settings}.',
     )
     lr: float = option(1e-3, "learning rate.", positive)
     schedule: Spec | None = option(None, 'learning rate schedule, such as "cosine".')
@@ -163,7 +164,8 @@ class Options:
     )
     engine: str = option(
         "auto",
-        '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the same.',
+        '"auto", "vmap", "chunk:SIZE" or "loop": how members run. Results do not depend on the '
+        "engine.",
         text,
     )
     save_every: float = option(
@@ -171,13 +173,13 @@ class Options:
     )
     keep_every: int | None = option(
         None,
-        "epochs between snapshots of the members for `shoal landscape`; `out` keeps at most 60. "
-        "None keeps no snapshots.",
+        "epochs between snapshots of the members for `shoal landscape`. `out` keeps at most 60 "
+        "snapshots. None keeps no snapshots.",
         whole,
     )
     frozen: int = option(
         0,
-        "number of frozen members, counted from the first; frozen members repel the others and do "
+        "number of frozen members, counted from the first. Frozen members repel the others and do "
         "not move; see `shoal.grow`.",
         whole_or_zero,
     )

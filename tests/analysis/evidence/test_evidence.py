@@ -267,7 +267,7 @@ def test_an_ensemble_alone_has_no_posterior(run):
 def test_weight_on_the_dead_alone_is_refused(run):
     other = copy.deepcopy(run.ensemble)
     other.alive[0] = False
-    with pytest.warns(shoal.ShoalWarning), pytest.raises(DataError, match="diverged members"):
+    with pytest.warns(shoal.ShoalWarning), pytest.raises(DataError, match="only diverged members"):
         shoal.predict(other, points()[0], weights=[1.0, 0.0, 0.0])
 
 
