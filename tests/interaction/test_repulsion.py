@@ -33,7 +33,9 @@ EVERY = [
     )
     for kernel, flow in itertools.product(RADIAL, FLOWS)
 ]
-LINEAR = shoal.Repulsion(shoal.spaces.Weights(), kernels.LinearKernel(), Median(), shoal.flows.Stein())
+LINEAR = shoal.Repulsion(
+    shoal.spaces.Weights(), kernels.LinearKernel(), Median(), shoal.flows.Stein()
+)
 
 
 def cloud(members=6, dimensions=3, seed=0, **options):
