@@ -168,7 +168,7 @@ def _sound(members: Tensor, alive: Tensor) -> Tensor:
     if not sound.all():
         lost = ", ".join(str(i) for i in (~sound).nonzero().flatten().tolist())
         warnings.warn(
-            f"diverged members are left out of the prediction: {lost} of {len(sound)}",
+            f"left out of the prediction, diverged: members {lost} of {len(sound)}",
             ShoalWarning,
             stacklevel=3,
         )

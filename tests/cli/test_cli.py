@@ -304,7 +304,7 @@ def test_quiet_is_for_one_command(capsys):
             "the device 'moon' cannot be used",
             ["fit", *TINY, "device=moon", "-o", "x"],
         ),
-        (2, "epochs must be a whole number from 1 on", ["fit", *TINY, "epochs=0", "-o", "x"]),
+        (2, "epochs must be a whole number of at least 1", ["fit", *TINY, "epochs=0", "-o", "x"]),
         (2, "lr must be positive, not -1", ["fit", *TINY, "lr=-1", "-o", "x"]),
         (74, "there is no file", ["fit", *TINY, "data={name='file',train='no.npz'}", "-o", "x"]),
         (74, "cannot lock", ["fit", *TINY, "-o", "/proc/no/such"]),

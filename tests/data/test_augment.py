@@ -88,8 +88,8 @@ def test_a_member_alone_trains_on_its_own_crops():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"method": "f-kde"}, "cannot be compared by what they make of them"),
-        ({"method": "ensemble", "adversarial": 0.1}, "starts from inputs that members share"),
+        ({"method": "f-kde"}, "cannot be compared"),
+        ({"method": "ensemble", "adversarial": 0.1}, "inputs that members share"),
     ],
 )
 def test_refuses_what_needs_shared_inputs(options, sentence):

@@ -124,7 +124,7 @@ def test_when_one_member_is_too_large_it_is_said(monkeypatch):
         raise torch.OutOfMemoryError("out")
 
     monkeypatch.setattr(trainer_module, "forces_in", never)
-    with pytest.raises(shoal.DataError, match="not enough memory for one member"):
+    with pytest.raises(shoal.DataError, match="memory is too small for one member"):
         trained(mlp, "chunk:1", "kde")
 
 

@@ -246,5 +246,5 @@ def test_names_of_mappings(name, mapping):
     "name", ["", "fast", "chunk", "chunk:", "chunk:0", "chunk:-2", "chunk:2.5"]
 )
 def test_other_names_are_refused(name):
-    with pytest.raises(ConfigError, match="engine is 'auto', 'vmap', 'loop' or 'chunk:SIZE'"):
+    with pytest.raises(ConfigError, match="engine must be 'auto', 'vmap', 'loop' or 'chunk:SIZE'"):
         parse_runner(name)

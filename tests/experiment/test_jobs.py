@@ -77,11 +77,11 @@ def test_what_is_done_is_not_done_again(shared):
 def test_a_run_that_comes_to_nothing_does_not_stop_the_others(tmp_path):
     wild = ["optimizer=sgd", "temperature=1e15", "steps=6", "data.points=10", "strength=none"]
     grid = grid_of(tmp_path, *wild, methods="kde:1e15,ensemble", seeds=1, name="toy-classification")
-    with pytest.warns(ShoalWarning, match="stopped being finite"):
+    with pytest.warns(ShoalWarning, match="diverged"):
         failed = jobs.run_jobs(grid, 2)
     assert list(failed) == [GridPoint(Variant("kde", 1e15), 2, 0)]
     (why,) = failed.values()
-    assert isinstance(why, DataError) and "no member is finite" in str(why)
+    assert isinstance(why, DataError) and "all members diverged" in str(why)
     assert list(scores(Grid(grid.config, tmp_path, parse_variants("ensemble"), (2,), 1)))
 
 

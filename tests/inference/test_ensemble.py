@@ -286,7 +286,7 @@ def test_wrong_shapes_are_refused_in_a_sentence(kind):
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_there_are_only_so_many_members(index):
-    with pytest.raises(IndexError, match="members 0 to 2"):
+    with pytest.raises(IndexError, match="numbered 0 to 2"):
         shoal.Ensemble.init(BUILDS["mlp"], 3).member(index)
 
 

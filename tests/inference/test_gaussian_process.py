@@ -43,7 +43,7 @@ def test_a_linear_model_has_its_weight_prior(points):
 def test_senseless_settings_are_refused():
     with pytest.raises(ConfigError, match="ridge of a covariance must be positive"):
         GaussianProcess(ridge=0.0)
-    with pytest.raises(ConfigError, match="cannot be drawn from a flat one"):
+    with pytest.raises(ConfigError, match="a flat prior has none"):
         GaussianProcess(shoal.priors.Flat())
     with pytest.raises(ConfigError, match="at least two draws"):
         GaussianProcess(draws=1)

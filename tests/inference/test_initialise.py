@@ -176,7 +176,7 @@ SIZES = iter(range(3, 100))
         (lambda: nn.Linear(3, 2).requires_grad_(False), 2, "every parameter.*frozen"),
         ([], None, "at least one member"),
         ([(lambda: nn.Linear(3, 2), 0)], None, "at least one member, not 0"),
-        ([(lambda: nn.Linear(3, 2), 2)], 2, "counts say how many"),
+        ([(lambda: nn.Linear(3, 2), 2)], 2, "already has the counts"),
     ],
 )
 def test_what_cannot_be_an_ensemble_is_refused_in_a_sentence(build, members, sentence):

@@ -135,8 +135,8 @@ def test_names_that_nothing_has_and_axes_that_are_not_there_yet():
         spaces.Rotated(spaces.InputGradients(), "pca"),
         spaces.Scaled(spaces.InputGradients(), "eigenvalues"),
     ):
-        with pytest.raises(ConfigError, match="comes from the training data"):
+        with pytest.raises(ConfigError, match="must be fitted to the training data"):
             space(gradients)
     tokens = torch.randint(9, (20, 6))
-    with pytest.raises(DataError, match="'dct' needs real inputs, not whole numbers"):
+    with pytest.raises(DataError, match="'dct' needs real inputs, not integers"):
         fitted(spaces.Rotated(spaces.InputGradients(), "dct"), inputs(tokens))

@@ -50,7 +50,7 @@ def test_settings_reach_into_the_space():
         methods.get("ensemble", alpha=0.5)
     with pytest.raises(ConfigError, match="method.fraction must be a number"):
         methods.get("forde", fraction="half")
-    with pytest.raises(ConfigError, match="fraction is a share above 0 and up to 1"):
+    with pytest.raises(ConfigError, match="fraction must be above 0 and at most 1"):
         methods.get("forde", fraction=0.0)
     with pytest.raises(ConfigError, match="alpha must lie between 0 and 1"):
         methods.get("forde-tuned", alpha=2.0)
@@ -61,7 +61,7 @@ def test_settings_reach_into_the_space():
 def test_repulsion_is_counted_per_data_or_per_batch():
     with pytest.raises(ConfigError, match="per 'data' or per 'batch', not 'epoch'"):
         shoal.Repulsion(per="epoch")
-    with pytest.raises(ConfigError, match="weights do not lie in a batch"):
+    with pytest.raises(ConfigError, match="weights do not depend on a batch"):
         shoal.Repulsion(shoal.spaces.Weights(), per="batch")
 
 

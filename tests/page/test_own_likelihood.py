@@ -142,7 +142,7 @@ def test_the_terminal_shows_its_measures(runs, data):
 
 def test_a_file_describes_the_task_without_the_class():
     assert task_of(Poisson.about.plain) == Poisson.about
-    with pytest.raises(ConfigError, match="no likelihood is for the task 'ranking'"):
+    with pytest.raises(ConfigError, match="no likelihood has the task 'ranking'"):
         task_of("ranking")
-    with pytest.raises(ConfigError, match="not the description"):
+    with pytest.raises(ConfigError, match="description of the task is not valid"):
         task_of({"name": "counts", "colour": "red"})

@@ -116,7 +116,7 @@ def test_members_that_predict_nan_are_left_out():
 def test_without_a_living_member_there_is_no_prediction():
     ensemble = Linear()
     ensemble.alive = torch.zeros(M, dtype=torch.bool)
-    with pytest.raises(DataError, match="none of the 3 members is alive"):
+    with pytest.raises(DataError, match="all 3 members diverged"):
         predict(ensemble, X)
 
 

@@ -233,5 +233,5 @@ def test_members_need_three_axes(members):
 
 @pytest.mark.parametrize("weights", [[0.5, 0.5], [0.5] * 4, [-0.5, 0.5, 0.5, 0.5]])
 def test_weights_must_sum_to_one(weights):
-    with pytest.raises(DataError, match="4 numbers, none negative, that sum to 1"):
+    with pytest.raises(DataError, match="4 numbers of at least 0 with sum 1"):
         classes(torch.tensor(weights))

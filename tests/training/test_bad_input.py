@@ -92,22 +92,23 @@ SETTINGS = {
     "a method misspelt": ({"method": "fkde"}, "'fkde'", "did you mean 'f-kde'?"),
     "no method": ({"method": None}, "choose from", "svgd"),
     "an optimiser misspelt": ({"optimizer": "adan"}, "'adan'", "did you mean 'adam'?"),
-    "an optimiser across members": ({"optimizer": "LBFGS"}, "across members", "adam"),
+    "an optimiser across members": ({"optimizer": "LBFGS"}, "mixes members", "adam"),
+    "an optimiser's class": ({"optimizer": torch.optim.Adam}, "must be a name"),
     "an optimiser's setting": ({"optimizer": {"name": "sgd", "momentun": 1}}, "momentun"),
     "an optimiser's value": ({"optimizer": {"name": "sgd", "momentum": -1.0}}, "momentum", "-1"),
     "no rate": ({"lr": 0.0}, "positive, not 0"),
     "a negative rate": ({"lr": -1e-3}, "positive, not -0.001"),
     "a rate that is none": ({"lr": NAN}, "lr must be a finite number"),
     "a rate in words": ({"lr": "1e-3"}, "lr must be a finite number", "'1e-3'"),
-    "no epochs": ({"epochs": 0}, "epochs", "from 1 on, not 0"),
+    "no epochs": ({"epochs": 0}, "epochs", "at least 1, not 0"),
     "half an epoch": ({"epochs": 0.5}, "epochs", "whole number"),
-    "no steps": ({"steps": 0}, "steps", "from 1 on, not 0"),
+    "no steps": ({"steps": 0}, "steps", "at least 1, not 0"),
     "epochs and steps": ({"epochs": 1, "steps": 1}, "epochs or steps, not both"),
     "below absolute zero": ({"temperature": -0.1}, "zero or positive, not -0.1"),
     "infinitely hot": ({"temperature": float("inf")}, "temperature must be a finite number"),
     "a strength that is none": ({"strength": NAN}, "strength must be a finite number"),
     "a clip of nothing": ({"clip": 0.0}, "clip must be positive"),
-    "no batch": ({"batch_size": 0}, "batch_size", "from 1 on, not 0"),
+    "no batch": ({"batch_size": 0}, "batch_size", "at least 1, not 0"),
     "half a batch": ({"batch_size": 0.5}, "batch_size", "whole number"),
     "half a seed": ({"seed": 0.5}, "seed", "whole number"),
     "a seed too long": ({"seed": 2**64}, "seed", "64 bits"),
@@ -126,7 +127,7 @@ SETTINGS = {
     "no prior": ({"prior": None}, "prior must be a name"),
     "a prior without draws": (
         {"prior": {"name": "function-space", "weights": {"name": "flat"}}},
-        "cannot be drawn from a flat one",
+        "a flat prior has none",
     ),
     "a likelihood misspelt": ({"likelihood": "categoricl"}, "did you mean 'categorical'?"),
 }
@@ -194,7 +195,7 @@ class TestRefusals:
     def test_a_last_batch_that_cannot_be_normalised(self, points_left, tmp_path):
         ensemble = shoal_of(normed)
         data = X[:points_left], Y[:points_left]
-        with refused(DataError, ensemble, tmp_path / "run", "single point", "batch_size=10"):
+        with refused(DataError, ensemble, tmp_path / "run", "one data point", "batch_size=10"):
             quick(ensemble, data, out=tmp_path / "run")
         quick(shoal_of(dropped), data)
 
@@ -217,7 +218,7 @@ class TestRefusals:
 
         with pytest.raises(DataError) as caught:
             quick(data=Short(), epochs=2)
-        assert_one_sentence(caught.value, "promised 5 batches", "gave 4")
+        assert_one_sentence(caught.value, "is 5 batches", "gave 4")
 
     def test_a_bad_label_deep_in_a_loader(self, tmp_path):
         with pytest.raises(DataError) as caught:

@@ -298,7 +298,7 @@ class TestOnePoint:
     def test_a_loader_whose_last_batch_cannot_be_normalised(self, tmp_path):
         ensemble = shoal_of(normed)
         fit = lambda: quick(ensemble, self.loader(31), out=tmp_path / "run")  # noqa: E731
-        untouched(ensemble, tmp_path, fit, DataError, "single point", "drop_last=True")
+        untouched(ensemble, tmp_path, fit, DataError, "one data point", "drop_last=True")
 
     def test_the_advice_helps(self):
         assert quick(normed, self.loader(31, drop_last=True)).ensemble.alive.all()
@@ -306,7 +306,7 @@ class TestOnePoint:
 
     def test_batches_whose_sizes_nobody_knows(self):
         batches = [(X[:10], Y[:10]), (X[:1], Y[:1])]
-        refused(DataError, lambda: quick(normed, batches), "single point", "drop_last=True")
+        refused(DataError, lambda: quick(normed, batches), "one data point", "drop_last=True")
 
 
 def quantized(values):

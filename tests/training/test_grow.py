@@ -183,7 +183,7 @@ def test_growing_by_nothing_is_refused(more):
 def test_data_that_cannot_be_loaded_again_must_be_given():
     with pytest.raises(ConfigError) as error:
         grow(quick())
-    assert_one_sentence(error.value, "cannot be loaded again", "data=(x, y)")
+    assert_one_sentence(error.value, "cannot be loaded", "data=(x, y)")
 
 
 def test_settings_of_the_users_own_must_be_given_again():
@@ -198,7 +198,7 @@ def test_networks_of_unknown_origin_are_refused():
     run.ensemble.builds = [None]
     with pytest.raises(ConfigError) as error:
         grow(run, data=points())
-    assert_one_sentence(error.value, "what made these networks")
+    assert_one_sentence(error.value, "no build for its networks")
 
 
 @pytest.mark.parametrize(

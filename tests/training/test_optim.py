@@ -71,9 +71,9 @@ def test_settings_reach_the_optimiser():
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("lbfgs", "'lbfgs' cannot be used: it looks across members"),
-        ("Muon", "'Muon' cannot be used: it looks across members"),
-        ("adm", "torch has none of that name; did you mean 'adam'"),
+        ("lbfgs", "'lbfgs' cannot be used: it mixes members"),
+        ("Muon", "'Muon' cannot be used: it mixes members"),
+        ("adm", "torch has no such optimizer; did you mean 'adam'"),
         ({"momentum": 0.9}, "cannot be used"),
         ({"name": "adam", "momentum": 0.9}, "does not take these settings"),
         ({"name": "sgd", "momentum": -1.0}, "does not take these settings"),

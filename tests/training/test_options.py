@@ -139,7 +139,7 @@ def test_a_run_that_is_older_than_an_option_had_its_default(tmp_path, monkeypatc
         lambda folder: {key: value for key, value in config(folder).items() if key not in young},
     )
     assert_same_run(quick(out=tmp_path, method="kde", resume=True), whole)
-    with pytest.raises(ConfigError, match="has legacy = False, this call True"):
+    with pytest.raises(ConfigError, match="has legacy = False, this call has True"):
         quick(out=tmp_path, method="kde", legacy=True, resume=True)
 
 

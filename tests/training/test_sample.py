@@ -392,7 +392,7 @@ def test_particles_are_a_matrix(shape):
 
 
 def test_particles_have_no_outputs():
-    with pytest.raises(ConfigError, match="no outputs; use a method such as 'kde'"):
+    with pytest.raises(ConfigError, match="no outputs; use a weight-space method such as 'kde'"):
         shoal.sample(spring(), cloud(3, 2), method="f-kde")
 
 

@@ -91,10 +91,10 @@ def test_a_gap_of_a_thousandth_of_a_nat_a_point_decides_everything():
 
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.zeros(2, 2), torch.tensor([math.nan])])
 def test_what_is_no_likelihood_is_refused(bad):
-    with pytest.raises(DataError, match="one log likelihood a member"):
+    with pytest.raises(DataError, match="one log-likelihood per member"):
         pm.log_evidence(bad)
 
 
 def test_members_that_all_exclude_the_data_are_refused():
-    with pytest.raises(DataError, match="finds the data impossible"):
+    with pytest.raises(DataError, match="probability 0"):
         pm.posterior_weights(torch.full((3,), -math.inf))

@@ -100,7 +100,7 @@ def test_chains_that_disagree_are_refused(monkeypatch):
     apart = noise(2, 50, 49).float() * torch.tensor([0.1, 2.0])[:, None, None]
     found = chains.Chains(apart, 0, "made up")
     monkeypatch.setattr(references, "sample_chains", lambda *_: found)
-    with pytest.raises(DataError, match="R-hat is .* must be below 1.01; take more draws than 50"):
+    with pytest.raises(DataError, match="R-hat is .* must be below 1.01; use more than 50 draws"):
         references.make(problem, draws=50, chains=2)
 
 

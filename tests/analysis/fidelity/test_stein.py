@@ -74,5 +74,5 @@ def test_of_a_trained_ensemble():
 
 
 def test_one_particle_says_nothing():
-    with pytest.raises(DataError, match="two particles or more"):
+    with pytest.raises(DataError, match="at least two particles"):
         ksd(torch.zeros(1, 2), torch.zeros(1, 2))

@@ -26,7 +26,7 @@ def test_a_contestant_in_another_space():
     [
         ("kde:best", "NAME:legacy or NAME:calibrated"),
         ("kde:calibrated:cellar", "a space of layerwise"),
-        ("f-kde:calibrated:layerwise", "only a method on weights"),
+        ("f-kde:calibrated:layerwise", "only weight-space methods"),
         ("kdee:legacy", "did you mean 'kde'"),
     ],
 )
