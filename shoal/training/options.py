@@ -174,8 +174,8 @@ class Options:
     )
     engine: str = option(
         "auto",
-        '"auto", "vmap", "chunk:SIZE" or "loop": how members run. Results do not depend on the '
-        "engine.",
+        '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the '
+        "same.",
         text,
     )
     save_every: float = option(
@@ -183,13 +183,13 @@ class Options:
     )
     keep_every: int | None = option(
         None,
-        "epochs between snapshots of the members for `shoal landscape`. `out` keeps at most 60 "
-        "snapshots. None keeps no snapshots.",
+        "epochs between snapshots of the members for `shoal landscape`; `out` keeps at most 60. "
+        "None keeps no snapshots.",
         whole,
     )
     frozen: int = option(
         0,
-        "number of frozen members, counted from the first. Frozen members repel the others and do "
+        "number of frozen members, counted from the first; frozen members repel the others and do "
         "not move; see `shoal.grow`.",
         whole_or_zero,
     )

@@ -93,7 +93,6 @@ SETTINGS = {
     "no method": ({"method": None}, "choose from", "svgd"),
     "an optimiser misspelt": ({"optimizer": "adan"}, "'adan'", "did you mean 'adam'?"),
     "an optimiser across members": ({"optimizer": "LBFGS"}, "mixes members", "adam"),
-    "an optimiser's class": ({"optimizer": torch.optim.Adam}, "must be a name"),
     "an optimiser's setting": ({"optimizer": {"name": "sgd", "momentun": 1}}, "momentun"),
     "an optimiser's value": ({"optimizer": {"name": "sgd", "momentum": -1.0}}, "momentum", "-1"),
     "no rate": ({"lr": 0.0}, "positive, not 0"),
