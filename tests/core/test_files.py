@@ -418,7 +418,7 @@ def test_large_json_is_refused_unread(tmp_path):
     path = tmp_path / "x.json"
     path.write_text("[" + "1," * 500 + "1]")
     assert len(files.read_json(path, max_bytes=1003)) == 501
-    with pytest.raises(CheckpointCorrupt, match="1003 bytes, more than the 1002"):
+    with pytest.raises(CheckpointCorrupt, match="1003 bytes, more than the limit of 1002"):
         files.read_json(path, max_bytes=1002)
     with open(path, "wb") as file:
         file.truncate(1 << 40)

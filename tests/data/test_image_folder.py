@@ -86,7 +86,7 @@ def test_as_ood_set_of_another_data_set(tmp_path):
 
 def test_a_class_of_the_test_that_is_not_trained_on(pets, tmp_path):
     picture(tmp_path / "test" / "fish" / "0.png", np.zeros((4, 5)))
-    with pytest.raises(DataError, match="has a class 'fish' .* those are cat, dog"):
+    with pytest.raises(DataError, match="has a class 'fish' .* they have cat, dog"):
         load({"name": "file", "train": str(pets), "test": str(tmp_path / "test")})
 
 

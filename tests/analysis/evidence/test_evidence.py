@@ -247,7 +247,7 @@ def test_kept_evidence_is_used_until_the_run_goes_on(run, told, tmp_path):
         ({"weights": "posterior"}, ConfigError, "pass data=(x, y)"),
         ({"weights": "stacking", "data": points()}, DataError, "held-out data"),
         ({"weights": [0.5, 0.5]}, DataError, "each of the 3 members"),
-        ({"weights": [0.5, 0.5, 0.5]}, DataError, "sum to 1"),
+        ({"weights": [0.5, 0.5, 0.5]}, DataError, "sum 1"),
     ],
 )
 def test_weights_that_cannot_be_had_are_refused(run, options, kind, words):

@@ -71,7 +71,7 @@ def test_what_is_no_table_of_scores_is_refused(bad):
 def test_points_that_nobody_allows_say_nothing():
     table = torch.cat([certain(3, 1), torch.full((2, 5), -math.inf)], 1)
     assert stacking_weights(table).tolist() == pytest.approx([0.75, 0.25], abs=1e-5)
-    with pytest.raises(DataError, match="impossible"):
+    with pytest.raises(DataError, match="not possible"):
         stacking_weights(table[:, 4:])
 
 

@@ -25,7 +25,7 @@ def test_a_contestant_in_another_space():
     ("label", "sentence"),
     [
         ("kde:best", "NAME:legacy or NAME:calibrated"),
-        ("kde:calibrated:cellar", "a space of layerwise"),
+        ("kde:calibrated:cellar", "a space \\(layerwise"),
         ("f-kde:calibrated:layerwise", "only weight-space methods"),
         ("kdee:legacy", "did you mean 'kde'"),
     ],

@@ -172,9 +172,9 @@ def test_glass_is_what_the_published_swaps_of_views_do(severity, passes, monkeyp
     draws = Draws(5, f"glass-blur-{severity}", torch.arange(4))
     wanted = numbers.clone().permute(0, 2, 3, 1).contiguous().numpy()
     for number in range(passes):
-        draws = draws.uniform(f"pass {number}", 2, 32, 32, low=-1, high=1).floor().long().numpy()
-        assert set(np.unique(draws)) == {-1, 0}
-        for x, (up, left) in zip(wanted, draws, strict=True):
+        moves = draws.uniform(f"pass {number}", 2, 32, 32, low=-1, high=1).floor().long().numpy()
+        assert set(np.unique(moves)) == {-1, 0}
+        for x, (up, left) in zip(wanted, moves, strict=True):
             for h in range(31, 1, -1):
                 for w in range(31, 1, -1):
                     there = h + up[h, w], w + left[h, w]
