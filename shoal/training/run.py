@@ -156,7 +156,9 @@ class RunFolder:
         provenance = self.provenance()
         if provenance.get("run_id") is None:
             return {}
-        lasting = {key: provenance.get(key) for key in ("run_id", "data", "pixel_range")}
+        lasting = {key: provenance.get(key) for key in ("run_id", "pixel_range")}
+        # Not the number of points: a stream is counted while the run goes on.
+        lasting["sha256"] = (provenance.get("data") or {}).get("sha256")
         found = {"provenance.json": hashlib.sha256(to_json(lasting).encode()).hexdigest()}
         for name in ("config.toml", "axes.safetensors"):
             if (self.path / name).exists():
