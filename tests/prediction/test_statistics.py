@@ -60,7 +60,7 @@ def test_a_mean_needs_a_list(values):
 
 
 def test_differences_need_pairs():
-    with pytest.raises(DataError, match="2 and 3 values"):
+    with pytest.raises(DataError, match="not 2 and 3"):
         paired_difference([1.0, 2.0], [1.0, 2.0, 3.0])
 
 

@@ -23,7 +23,7 @@ class TestDigits:
     def test_weight_space_repulsion_of_unit_strength_is_negligible_and_it_says_so(self, digits):
         run = trained(digits, method="kde")
         (note,) = run.notes
-        assert note.startswith("The force ratio") and "a plain ensemble in effect" in note
+        assert note.startswith("The force ratio") and "in effect a plain ensemble" in note
         assert "strength" not in note and "temperature" not in note
         assert all(row["ratio_max"] < NEGLIGIBLE for row in run.history)
 
@@ -60,7 +60,7 @@ class TestTheSentence:
         assert balance_sentence([]) is None
 
     def test_throughout(self):
-        assert "at most 2e-05 throughout" in balance_sentence(self.rows(1e-5, 2e-5))
+        assert "at most 2e-05 in every epoch" in balance_sentence(self.rows(1e-5, 2e-5))
 
     def test_in_part(self):
         sentence = balance_sentence(self.rows(1e-5, 0.5, 1e-4))
