@@ -339,7 +339,7 @@ class TestFilesThatAreNone:
         right = shoal.predict(folder, points()[0]).members
         (folder / "history.jsonl").unlink()
         self.PLANTS[plant](folder / "history.jsonl")
-        with pytest.warns(ShoalWarning, match=r"history\.jsonl is not what was saved"):
+        with pytest.warns(ShoalWarning, match=r"history\.jsonl is damaged"):
             run = shoal.load(folder)
         assert [row["epoch"] for row in run.history] == [*range(1, EPOCHS + 1)]
         assert torch.equal(shoal.predict(run, points()[0]).members, right)
@@ -408,7 +408,7 @@ class TestHistory:
     def test_a_changed_number_is_told(self, folder):
         path = folder / "history.jsonl"
         path.write_text(path.read_text().replace('"epoch": 1, "step": 4', '"epoch": 1, "step": 5'))
-        with pytest.warns(ShoalWarning, match=r"history\.jsonl is not what was saved"):
+        with pytest.warns(ShoalWarning, match=r"history\.jsonl is damaged"):
             shoal.load(folder)
 
 
