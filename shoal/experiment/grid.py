@@ -43,7 +43,10 @@ def resident(data: Dataset, device: torch.device | str | None) -> Dataset:
     """The data set with every split on the device, so that no run moves or checks it again."""
     place = torch.device("cpu" if device is None else device)
     ood = {name: _placed(split, place) for name, split in data.ood.items()}
-    shifts: Any = CachedSplits(data.shifts, place, _room(place))
+    if isinstance(data.shifts, dict):
+        shifts: Any = {name: _placed(split, place) for name, split in data.shifts.items()}
+    else:
+        shifts = CachedSplits(data.shifts, place, _room(place))
     test = None if data.test is None else _placed(data.test, place)
     return replace(data, train=_placed(data.train, place), test=test, shifts=shifts, ood=ood)
 

@@ -48,7 +48,7 @@ class Task:
     @property
     def plain(self) -> dict[str, Any]:
         """Plain values for a file; `task_of` reads them."""
-        return asdict(self)
+        return {k: [*v] if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
 def task_of(known: str | Mapping[str, Any]) -> Task:

@@ -228,7 +228,7 @@ def widths(evidence: Evidence) -> str:
     widest = max((max(prior.scales.values()) for prior in at_members), default=0.0)
     gap = evidence.rungs[0].log_evidence - evidence.rungs[-1].log_evidence
     best = (
-        "the best Gaussian width at the members is 0"
+        "the best Gaussian width at the members goes to 0, so point masses are the best prior"
         if widest < COLLAPSED
         else f"the best Gaussian width at the members is {widest:.2g}"
     )

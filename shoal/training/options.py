@@ -174,8 +174,7 @@ class Options:
     )
     engine: str = option(
         "auto",
-        '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the '
-        "same.",
+        '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the same.',
         text,
     )
     save_every: float = option(

@@ -50,33 +50,30 @@ TOLD = Evidence(
 
 def test_sentences_say_what_the_numbers_say():
     text = " ".join(answers(TOLD))
-    assert "−10.93 nats, between −11.10 and −10.00" in text
-    assert "spread over 3 nats (0.03 a data point), where 0.01 would be a tie" in text
-    assert "counts 1.38 of 3 members; half of them would count at temperature 1.5" in text
-    assert "0.5000 nats, against 0.6000 with posterior weights and 0.4000 with stacking" in text
-    assert "differ by 4 % of probability" in text
-    assert "falls by 39.1 nats, and Gaussians at the members want a width of 0.02" in text
+    numbers = re.findall(r"[−\d.]*\d(?: %)?", text)
+    bounds = ["−10.93", "−11.10", "−10.00"]
+    ties = ["1.38", "3", "3", "0.03", "0.01", "1.5"]
+    weights = ["0.5000", "0.6000", "0.4000", "4 %"]
+    rest = ["3", "0.1", "0.3", "0", "39.1", "0.02"]
+    assert numbers == [*bounds, *ties, *weights, *rest]
 
 
 def test_duplicates_are_named():
     told = replace(TOLD, in_weights=[[0, 2], [1]], in_function=[[0, 2], [1]])
-    assert degenerate(told) == (
-        "Members 1 = 3 are the same function (1 copy in weights): "
-        "the ensemble really has 2 members, not 3."
-    )
-    assert "really has 3 members" in degenerate(TOLD)
+    assert re.findall(r"\d", degenerate(told)) == ["1", "3", "1", "2", "3"]
+    assert re.findall(r"\d", degenerate(TOLD)) == ["3"]
 
 
 def test_ties_collapse_and_missing_data_have_words_of_their_own():
     equal = {"posterior": Weighting([1 / 3] * 3, 3.0)}
-    assert "at any temperature" in tied(replace(TOLD, half_temperature=0.0, weightings=equal))
-    assert "single member" in tied(replace(TOLD, living=[0]))
+    assert "every temperature" in tied(replace(TOLD, half_temperature=0.0, weightings=equal))
+    assert "only member" in tied(replace(TOLD, living=[0]))
     unjudged = {name: replace(w, nll=float("nan")) for name, w in TOLD.weightings.items()}
     assert "no test data" in exact(replace(TOLD, weightings=unjudged))
     collapsed = [replace(TOLD.rungs[0], scales={"2": 1e-7}), *TOLD.rungs[1:]]
-    assert "points are the best prior" in widths(replace(TOLD, rungs=collapsed))
+    assert "point masses are the best prior" in widths(replace(TOLD, rungs=collapsed))
     left = replace(TOLD, missing={"a flow": "no zuko"})
-    assert answers(left)[-1] == "Left out: a flow (no zuko)."
+    assert answers(left)[-1] == "Not computed: a flow (no zuko)."
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +114,7 @@ def test_the_page_has_the_section_before_the_training(work):
     assert headings.index("In what sense is it Bayesian?") + 1 == headings.index(
         "Did training go well?"
     )
-    for title in ("Weights of the members", "How far members are from a tie", "Learned priors"):
+    for title in ("Weights of the members", "Log-likelihood of each member", "Learned priors"):
         assert title in page
     assert "From point masses to a Bayesian network" in page
 

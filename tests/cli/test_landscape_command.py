@@ -66,11 +66,11 @@ def test_the_page_has_the_section_after_the_question_of_difference(page):
     question = "What lies between the members?"
     assert text.index("Do the members differ?") < text.index(question)
     for title in (
-        "A path of low loss between two members",
+        "Low-loss tunnel between two members",
         "Diverse and accurate?",
-        "Where training led",
-        "Within a mode or between modes: test",
-        "How many different members?",
+        "Training trajectories in function space",
+        "Averaging within and between modes: test",
+        "Effective number of members",
     ):
         assert title in text
 
@@ -149,7 +149,7 @@ def test_functions_that_give_numbers_have_no_labels(curve, tmp_path, capsys):
     assert main([*command, "-q"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert "label" not in told["trajectories"]["sentence"]
-    assert "% of" not in told["tunnel"]["sentence"].split("while")[-1]
+    assert "%" not in told["tunnel"]["sentence"].split("Predictions")[-1]
     text = report([curve], tmp_path / "page.html").read_text()
     section = text[text.index('id="landscape"') : text.index('id="training"')]
     assert "other labels" not in section and "another label" not in section

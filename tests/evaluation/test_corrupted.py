@@ -184,7 +184,7 @@ def test_the_page_shows_severity_curves_and_the_whole_table(pairs):
     story = load_report_data(pairs)
     accuracy, ece, table, fold = corruption_blocks(story)
     assert accuracy.title == "Accuracy under corruption"
-    assert ece.title == "Calibration error under corruption"
+    assert ece.title == "ECE under corruption"
     line = accuracy.figure.axes[0].get_lines()[0]
     lead = [found for run, found in pairs if run.config["method"] == "kde"]
     for severity in range(1, 6):

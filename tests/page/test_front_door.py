@@ -174,9 +174,11 @@ def test_report_evaluates_what_was_not_evaluated_on_these_data(
     from shoal.page import report as page
 
     calls = []
-    assess = page.assess
-    monkeypatch.setattr(page, "_told", lambda story: {})  # what is drawn is not the question
-    monkeypatch.setattr(page, "assess", lambda *a, **k: calls.append(1) or assess(*a, **k))
+    evaluate = page.evaluate_run
+    monkeypatch.setattr(
+        page, "_built_sections", lambda data: {}
+    )  # what is drawn is not the question
+    monkeypatch.setattr(page, "evaluate_run", lambda *a, **k: calls.append(1) or evaluate(*a, **k))
     run = replace(readme[1]["run"], folder=None, results={})
     test = (arrays["x_test"], arrays["y_test"])
     for options, wanted in (

@@ -92,7 +92,7 @@ def test_predictions_follow_from_mean_variance_and_density(runs):
     torch.testing.assert_close(pred.variance, rates.mean(0) + rates.var(0, correction=0))
     each = torch.distributions.Poisson(rates[..., 0]).log_prob(y.float())
     torch.testing.assert_close(pred.log_prob(y), each.exp().mean(0).log(), atol=1e-4, rtol=1e-4)
-    with pytest.raises(ConfigError, match="no class probabilities in counts"):
+    with pytest.raises(ConfigError, match="counts has no class probabilities"):
         pred.member_probs()
 
 

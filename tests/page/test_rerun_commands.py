@@ -58,7 +58,7 @@ def test_settings_are_typed_and_what_no_word_tells_is_in_the_file(tmp_path):
 def test_other_runs_are_a_fit_each_and_none_is_dropped_silently(tmp_path):
     told = list(commands([entry(tmp_path / f"run{i}") for i in range(23)]))
     assert told[0] == f"shoal fit {tmp_path.name}/run0/config.toml"
-    assert told[-1] == "# and so on, for 3 runs more"
+    assert told[-1] == "# and 3 more runs"
 
 
 def test_a_folder_elsewhere_or_with_spaces_is_typed_so_that_it_works(tmp_path, monkeypatch):

@@ -314,7 +314,7 @@ class TestRefusals:
         path.write_text("\n".join(older))
         quick(out=folder, resume=True)
         if key == "legacy":
-            with pytest.raises(ConfigError, match="has legacy = False, this call True"):
+            with pytest.raises(ConfigError, match="has legacy = False, this call has True"):
                 quick(out=folder, resume=True, legacy=True)
 
     def test_steps_for_epochs_is_another_setting(self, folder):
@@ -406,12 +406,12 @@ class TestDamage:
         for attempt in (lambda: resumed(tmp_path), lambda: shoal.load(tmp_path, plain)):
             with pytest.raises(CheckpointCorrupt) as caught:
                 attempt()
-            assert_one_sentence(caught.value, "no checkpoint", "sound")
+            assert_one_sentence(caught.value, "every checkpoint", "is damaged")
 
     def test_a_lost_history_file_is_written_again(self, tmp_path):
         stopped(tmp_path, 6)
         (tmp_path / "history.jsonl").unlink()
-        with pytest.warns(ShoalWarning, match=r"history\.jsonl is not what was saved"):
+        with pytest.warns(ShoalWarning, match=r"history\.jsonl is damaged"):
             run = resumed(tmp_path)
         assert [row["epoch"] for row in run.history] == [*range(1, EPOCHS + 1)]
         assert run.history[0]["loss"] is None and run.history[-1]["loss"] is not None

@@ -351,7 +351,7 @@ class TestFilesThatAreNone:
         table = json.loads(manifest.read_text())
         table["files"][path.name]["size"] = 1 << 40
         manifest.write_text(json.dumps(sealed(table)))
-        refuse(folder, "larger than the limit", kind=CheckpointCorrupt)
+        refuse(folder, "larger than it can be", kind=CheckpointCorrupt)
 
 
 class TestHistory:
