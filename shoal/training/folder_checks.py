@@ -14,7 +14,7 @@ from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import CheckpointCorrupt, ShoalError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import came
-from shoal.engine.member_runner import MemberRunner as MemberMapping
+from shoal.engine.member_runner import MemberRunner
 from shoal.training.settings import Settings
 
 __all__ = ["checked_config", "checked_provenance", "checked_state", "continuing"]
@@ -110,7 +110,7 @@ def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
             raise CheckpointCorrupt(f"a checkpoint in {path} has no {key!r}")
     _check(state, _STATE, path, CheckpointCorrupt)
     _check(state["mapping"], _MAPPING, path, CheckpointCorrupt)
-    odd = sorted(state["mapping"].keys() - {field.name for field in fields(MemberMapping)})
+    odd = sorted(state["mapping"].keys() - {field.name for field in fields(MemberRunner)})
     if odd or state["step"] != checkpoint.step:
         raise CheckpointCorrupt(f"a checkpoint in {path} has {odd or 'the state of another step'}")
     return state
