@@ -11,7 +11,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from shoal.core.errors import DataError
 
-__all__ = ["as_inputs", "as_targets", "check_columns", "check_labels", "mark_constant", "recalled"]
+__all__ = [
+    "as_inputs",
+    "as_targets",
+    "as_tensor",
+    "check_columns",
+    "check_labels",
+    "mark_constant",
+    "recalled",
+]
 
 T = TypeVar("T")
 
@@ -71,7 +79,7 @@ def as_inputs(
     >>> as_inputs(np.array([[0, 255]], dtype=np.uint8))
     tensor([[0., 1.]])
     """
-    raw = _tensor(x, "x")
+    raw = as_tensor(x, "x")
     if raw.numel() == 0:
         raise DataError(f"there are no data: x has shape {_shape(raw)}")
     if raw.ndim < 2:
@@ -89,38 +97,25 @@ def as_inputs(
     return numbers if whole is None or whole(numbers) else numbers.to(dtype)
 
 
-def as_targets(y: Any, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Targets of `n` data points: int64 labels [N] or real numbers [N] or [N, K].
+def as_targets(y: Any, n: int | None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Targets of `n` data points: int64 labels [N, ...] or real numbers [N, ...].
 
     The type decides: integers and booleans are classes, floats are regression targets, even if
-    they are whole numbers.
+    they are whole numbers. `n` of None means any number.
 
     >>> as_targets([True, False], n=2)
     tensor([1, 0])
     """
-    raw = _tensor(y, "y")
-    if raw.ndim == 0 or len(raw) != n:
+    raw = as_tensor(y, "y")
+    if raw.ndim == 0 or (n is not None and len(raw) != n):
         points = "no points" if raw.ndim == 0 else f"{len(raw)} points"
         raise DataError(f"x has {n} points but y has {points}; each x needs its own y")
     if raw.is_floating_point():
-        if raw.ndim > 2 or raw.numel() == 0:
+        if raw.numel() == 0:
             raise DataError(f"y has shape {_shape(raw)}; wanted (N,) or (N, K)")
         return _finite(raw, dtype, "y")
     labels = raw.to(torch.int64)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels.squeeze(1)
-    if labels.ndim != 1:
-        raise DataError(
-            f"y holds whole numbers in shape {_shape(raw)}; wanted one label per point, (N,): "
-            f"type y.argmax(1) for one-hot rows, or pass floats to regress on them"
-        )
-    if labels.min() < 0:
-        first = int((labels < 0).nonzero()[0])
-        raise DataError(
-            f"labels must be 0, 1, 2, ... but y[{first}] is {int(labels[first])}; "
-            f"type numpy.unique(y, return_inverse=True)[1] to number the classes"
-        )
-    return labels
+    return labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
 def check_labels(y: Tensor, classes: int) -> None:
@@ -172,7 +167,8 @@ def check_columns(y: Tensor) -> None:
     )
 
 
-def _tensor(value: Any, name: str) -> Tensor:
+def as_tensor(value: Any, name: str) -> Tensor:
+    """An array, tensor, table or nested list as a tensor; `name` is used in errors."""
     if isinstance(value, Tensor):
         return _plain(value.detach() if value.requires_grad else value, name)
     if _is_tensors(value):

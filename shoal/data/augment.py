@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import hashed, uniform
 from shoal.core.registry import Registry
+from shoal.core.structure import Inputs
 
 __all__ = ["Augmentation", "CropFlip", "augmented", "is_per_member", "registry"]
 
@@ -24,11 +25,13 @@ def is_per_member(augment: Augmentation | None) -> bool:
     return bool(getattr(augment, "per_member", False))
 
 
-def augmented(augment: Augmentation, x: Tensor, key: Tensor, members: int) -> Tensor:
+def augmented(augment: Augmentation, x: Inputs, key: Tensor, members: int) -> Tensor:
     """Inputs [B, ...] for all members, or [M, B, ...] if each member has its own.
 
     The inputs of a member depend on its index and not on the ensemble size.
     """
+    if not isinstance(x, Tensor):
+        raise DataError("augmentation needs inputs of one tensor; augment in the loader instead")
     if not is_per_member(augment):
         return augment(x, key)
     return torch.stack([augment(x, hashed(key + member)) for member in range(members)])

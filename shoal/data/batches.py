@@ -11,7 +11,9 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
+from shoal.core.structure import Inputs, Structured
 from shoal.core.values import came
+from shoal.data.batch import Targets
 
 __all__ = ["ArrayBatches", "Batches", "checked_size"]
 
@@ -29,11 +31,11 @@ class Batches(Protocol):
         """Batches in one epoch."""
         ...
 
-    def first(self) -> tuple[Tensor, Tensor]:
+    def first(self) -> tuple[Inputs, Targets]:
         """The first batch of the first epoch; may be called repeatedly."""
         ...
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
         """The batches (x, y) of one epoch in order, from number `start` on."""
         ...
 
@@ -63,8 +65,8 @@ class ArrayBatches:
         drop_last: leave out a last batch that is not full.
     """
 
-    x: Tensor
-    y: Tensor
+    x: Tensor | Structured
+    y: Targets
     batch_size: int
     seed: int = 0
     drop_last: bool = False
@@ -88,7 +90,7 @@ class ArrayBatches:
         extra = 0 if self.drop_last else self.batch_size - 1
         return (self.n + extra) // self.batch_size
 
-    def first(self) -> tuple[Tensor, Tensor]:
+    def first(self) -> tuple[Inputs, Targets]:
         """The first batch of the first epoch."""
         return next(self.batches(0))
 
@@ -96,7 +98,7 @@ class ArrayBatches:
         """The data points in the order of one epoch [N], on the CPU."""
         return torch.randperm(self.n, generator=generator(self.seed, "order", epoch))
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch from number `start` on, in the order of the epoch."""
         order = self.order(epoch).to(self.x.device)
         for step in range(start, self.steps_per_epoch):

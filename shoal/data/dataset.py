@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shoal.core.notebook import facts_html
 from shoal.core.registry import Registry
+from shoal.core.structure import parted
 
 __all__ = ["Dataset", "LazySplits", "Scaling", "Split", "registry", "sizes", "standardise"]
 
@@ -46,10 +47,15 @@ def standardise(x: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True, repr=False)
 class Split:
-    """Inputs [B, ...] and their targets: integers for classes, floats for regression."""
+    """Inputs [B, ...] and their targets: integers for classes, floats for regression.
 
-    x: Tensor
-    y: Tensor | None = None
+    Attributes:
+        x: inputs, one tensor or a structure of tensors.
+        y: targets; None for inputs alone.
+    """
+
+    x: Any
+    y: Any = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -118,15 +124,16 @@ class Dataset:
     def has_classes(self) -> bool:
         """Whether the targets are labels: integers, not floats."""
         y = self.train.y
-        return y is None or not y.is_floating_point()
+        y, _ = parted(y)
+        return y is None or not (isinstance(y, Tensor) and y.is_floating_point())
 
     @property
     def outputs(self) -> int:
         """Number of classes, or of target columns."""
         if self.classes is not None:
             return len(self.classes)
-        y = self.train.y
-        if y is None:
+        y, _ = parted(self.train.y)
+        if not isinstance(y, Tensor):
             return 1
         if self.has_classes:
             return int(y.max()) + 1
@@ -138,7 +145,9 @@ class Dataset:
         return tuple(self.train.x.shape[1:])
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: Any) -> str:
+    if not isinstance(tensor, Tensor):
+        return repr(tensor)
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 

@@ -13,7 +13,8 @@ from torch.utils.data import SubsetRandomSampler
 
 from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.random import derive, seeded
-from shoal.data.arrays import as_inputs, as_targets, check_labels
+from shoal.core.structure import Inputs, parted
+from shoal.data.batch import Targets, inputs_of, points_of, raw_batch, targets_of
 from shoal.data.input_range import value_range
 
 __all__ = ["LoaderBatches"]
@@ -42,11 +43,11 @@ class LoaderBatches:
     twentieth of its steps counts as one epoch.
 
     Args:
-        loader: gives batches (x, y).
+        loader: gives batches, in a form of `raw_batch`.
         seed: with the epoch, fixes the randomness of the loader.
         device: device of the batches; None keeps their device.
         dtype: type of floating-point inputs and targets.
-        classes: refuse labels outside 0 to `classes` - 1.
+        check: refuses targets [B, ...] that do not fit the network.
         steps: total number of batches; None for whole epochs.
         whole: returns whether the network takes integers; see `as_inputs`.
 
@@ -60,12 +61,12 @@ class LoaderBatches:
         seed: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
-        classes: int | None = None,
+        check: Callable[[Any], None] | None = None,
         steps: int | None = None,
         whole: Callable[[Tensor], bool] | None = None,
     ) -> None:
         self.loader, self.seed, self.device = loader, seed, device
-        self.dtype, self.classes, self.steps, self.whole = dtype, classes, steps, whole
+        self.dtype, self.check, self.steps, self.whole = dtype, check, steps, whole
         self.input_range: list[float] | None = None
         self._once, self._opened_before = isinstance(loader, Iterator), False
         if self._once and steps is None:
@@ -126,14 +127,14 @@ class LoaderBatches:
         if known:
             self._points, self._length = known["points"], known["batches"]
 
-    def first(self) -> tuple[Tensor, Tensor]:
+    def first(self) -> tuple[Inputs, Targets]:
         """The first batch of the first epoch; its pass stays open for further reading."""
         if self._first is None:
             reading = self._open(0)
             self._first, self._reading = reading.peek(), reading
         return self._pair(self._first, 0)
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch from number `start` on; earlier batches are read and dropped.
 
         For a stream, all further batches.
@@ -148,13 +149,13 @@ class LoaderBatches:
             if reading.place > start:
                 yield self._pair(batch, reading.place - 1)
 
-    def sweep(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def sweep(self) -> Iterator[tuple[Inputs, Targets]]:
         """One separate pass; over a stream, at most as many batches as training reads."""
         limit = self.steps if self._streams else None
         for step, batch in enumerate(islice(self._open(0), limit)):
             yield self._pair(batch, step)
 
-    def _stream(self, place: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _stream(self, place: int) -> Iterator[tuple[Inputs, Targets]]:
         if self._reading is None or self._place != place:
             passes, left = divmod(place, self._length) if self._length else (0, place)
             self._reading = self._open(passes)
@@ -214,25 +215,24 @@ class LoaderBatches:
         self._size = self._size or len(self.first()[0])
         return self._length or self.steps or 0, self._size
 
-    def _pair(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
+    def _pair(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
         x, y = self._checked(batch, step)
         return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
-    def _checked(self, batch: Any, step: int) -> tuple[Tensor, Tensor]:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-            raise DataError(
-                f"batch {step} of the loader is a {type(batch).__name__}{size}; wanted a pair "
-                f"(x, y): give the loader a collate_fn that returns one"
-            )
+    def _checked(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
+        given = raw_batch(batch, step)
         try:
-            x = as_inputs(batch[0], self.dtype, self.whole)
-            y = as_targets(batch[1], len(x), self.dtype)
-            if self.classes is not None:
-                check_labels(y, self.classes)
+            y = targets_of(given.y, None, self.dtype, given.weight)
+            x = inputs_of(given.x, self.dtype, self.whole, len(y))
+            if len(x) != len(y):
+                raise DataError(
+                    f"x has {len(x)} points but y has {len(y)} points; each x needs its own y"
+                )
+            if self.check is not None:
+                self.check(parted(y)[0])
         except DataError as error:
             raise DataError(f"in batch {step} of the loader, {error}") from None
-        if self.input_range is None:
+        if self.input_range is None and isinstance(x, Tensor):
             self.input_range = value_range(x)
         return x, y
 
@@ -270,7 +270,7 @@ class _Reading:
                 raise _no_batches(self.number)
             raise StopIteration
         self.place += 1
-        self.points += (_length(batch[0]) or 0) if isinstance(batch, (tuple, list)) else 0
+        self.points += points_of(batch)
         return batch
 
     def peek(self) -> Any:

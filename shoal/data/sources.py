@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from shoal.core.errors import DataError
-from shoal.data.arrays import as_inputs, as_targets, check_labels
+from shoal.core.structure import Inputs, Opaque, Structured, is_structure, joined, parted
+from shoal.data.arrays import as_inputs, check_labels
+from shoal.data.batch import RawBatch, inputs_of, raw_batch, targets_of
 from shoal.data.batches import ArrayBatches, Batches, checked_size
 from shoal.data.dataset import Dataset, Split
 from shoal.data.input_range import check_range
@@ -32,10 +34,12 @@ def as_split(
     data: Any,
     dtype: torch.dtype = torch.float32,
     whole: Callable[[Tensor], bool] | None = None,
+    weight: Any = None,
 ) -> Split:
     """Validated tensors from a Dataset (its training data), a Split, a pair (x, y), or x alone.
 
-    Arrays, tensors and nested lists are allowed; see `as_inputs` and `as_targets`.
+    Arrays, tensors, nested lists and structures of them are allowed; see `shoal.data.batch`. A dict
+    with `labels`, or a triple (x, y, weight), is a batch too.
 
     >>> as_split(([[0.5], [1.5]], [0, 1])).y
     tensor([0, 1])
@@ -44,14 +48,16 @@ def as_split(
         data = data.train
     if isinstance(data, Split):
         x, y = data.x, data.y
-    elif _is_pair(data):
-        x, y = data
+    elif _is_batch(data):
+        x, y, own = raw_batch(data)
+        weight = own if weight is None else weight
     elif isinstance(data, (tuple, DataLoader, TorchDataset)):
         raise _not_arrays(data)
     else:
         x, y = data, None
-    inputs = as_inputs(x, dtype, whole)
-    return Split(inputs, None if y is None else as_targets(y, len(inputs), dtype))
+    points = len(y) if hasattr(y, "__len__") else None
+    inputs = inputs_of(x, dtype, whole, points)
+    return Split(inputs, None if y is None else targets_of(y, len(inputs), dtype, weight))
 
 
 def batches_of(
@@ -60,9 +66,9 @@ def batches_of(
     seed: int = 0,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
-    classes: int | None = None,
     steps: int | None = None,
     whole: Callable[[Tensor], bool] | None = None,
+    weight: Any = None,
 ) -> ArrayBatches | LoaderBatches:
     """Batches of any training data, on `device`.
 
@@ -74,22 +80,26 @@ def batches_of(
         seed: with the epoch, fixes the order of the points.
         device: device of the batches; None keeps that of the data.
         dtype: type of floating-point inputs and targets.
-        classes: refuse labels outside 0 to `classes` - 1.
         steps: number of batches; with it, data of unknown length are not counted.
         whole: returns whether the network takes integers; see `as_inputs`.
+        weight: weight of each data point [N], for arrays.
     """
-    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+    if isinstance(data, TensorDataset) and len(data.tensors) in (2, 3):
         data = data.tensors
     elif isinstance(data, TorchDataset):
         shuffle = not isinstance(data, IterableDataset)
         data = DataLoader(data, checked_size(batch_size), shuffle=shuffle)
     if _is_loader(data):
-        return LoaderBatches(data, seed, device, dtype, classes, steps, whole)
-    split = as_split(data, dtype, whole)
+        if weight is not None:
+            raise DataError("a loader gives its own weights, as triples (x, y, weight)")
+        return LoaderBatches(data, seed, device, dtype, None, steps, whole)
+    split = as_split(data, dtype, whole, weight)
     if split.y is None:
         raise DataError("there are inputs but no targets; pass a pair (x, y)")
-    if classes is not None:
-        check_labels(split.y, classes)
+    if isinstance(split.x, Opaque):
+        y, own = parted(split.y)
+        batch = (split.x.value, y) if own is None else (split.x.value, y, own)
+        return LoaderBatches([batch], seed, device, dtype, None, steps, whole)
     return ArrayBatches(split.x.to(device), split.y.to(device), batch_size, seed)
 
 
@@ -107,14 +117,31 @@ def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
         data = DataLoader(data, 1024)
     if not _is_loader(data):
         return as_split(data, dtype)
-    batches = [list(batch) if isinstance(batch, (tuple, list)) else [batch] for batch in data]
-    if not batches or any(len(batch) != len(batches[0]) for batch in batches):
+    splits = [_gathered_batch(batch, dtype) for batch in data]
+    if not splits or len({split.y is None for split in splits}) > 1:
         raise DataError("the loader gives no batches, or some with targets and some without")
-    x = torch.cat([as_inputs(batch[0], dtype).cpu() for batch in batches])
-    if len(batches[0]) < 2:
-        return Split(x)
-    y = [as_targets(batch[1], len(batch[0]), dtype).cpu() for batch in batches]
-    return Split(x, torch.cat(y))
+    x = joined([split.x for split in splits])
+    return Split(x, None if splits[0].y is None else joined([split.y for split in splits]))
+
+
+def _gathered_batch(batch: Any, dtype: torch.dtype) -> Split:
+    """One batch of a loader on the CPU: inputs, and targets if it has them."""
+    given = _inputs_or_batch(batch)
+    y = None if given.y is None else targets_of(given.y, None, dtype, given.weight).cpu()
+    x = inputs_of(given.x, dtype, points=None if y is None else len(y))
+    return Split(x.cpu(), y)
+
+
+def _inputs_or_batch(batch: Any) -> RawBatch:
+    """The parts of a batch that may have no targets: x, [x], (x, y), a dict or an object."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return RawBatch(batch[0])
+    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
+        return raw_batch(batch)
+    try:
+        return raw_batch(batch)
+    except DataError:
+        return RawBatch(batch)
 
 
 def input_batches(
@@ -124,7 +151,8 @@ def input_batches(
     dtype: torch.dtype = torch.float32,
     whole: Callable[[Tensor], bool] | None = None,
     trained: Sequence[float] | None = None,
-) -> Iterator[Tensor]:
+    takes: Callable[[int], bool] = lambda count: False,
+) -> Iterator[Inputs]:
     """Inputs in their own order, batch by batch on `device`; targets, if any, are left out.
 
     Args:
@@ -135,35 +163,52 @@ def input_batches(
         dtype: type of floating-point inputs.
         whole: returns whether the network takes integers; see `as_inputs`.
         trained: range of the training inputs, to check the first batch.
+        takes: whether the network takes this number of inputs, so that a tuple is not (x, y).
     """
     if isinstance(data, Dataset):
         raise DataError(f"dataset '{data.name}' has several splits; pass one, such as data.test")
     size = checked_size(batch_size)
     if isinstance(data, TorchDataset):
         data = DataLoader(data, size)
-    if isinstance(data, tuple) and len(data) == 2:
-        data = _inputs_of_pair(*data)
+    if isinstance(data, tuple) and not hasattr(data, "_fields") and not takes(len(data)):
+        data = _inputs_of_pair(*data) if len(data) == 2 else data
     elif isinstance(data, Split):
         data = data.x
+    elif isinstance(data, Mapping):
+        data = _inputs_or_batch(data).x
     if hasattr(data, "__array__"):
         inputs = as_inputs(data, dtype, whole)
         check_range(data, inputs, trained)
         for x in inputs.split(size):
             yield x.to(device)
         return
-    if not hasattr(data, "__iter__") or isinstance(data, (str, bytes, Mapping)):
+    if is_structure(data) or isinstance(data, (Structured, Opaque)):
+        yield from _structured_batches(data, size, device, dtype)
+        return
+    if not hasattr(data, "__iter__") or isinstance(data, (str, bytes)):
         raise DataError(f"x must be an array, a tensor or a loader, not {type(data).__name__}")
     for step, batch in enumerate(data):
-        x = batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
-        if not hasattr(x, "__array__"):
+        x = batch if isinstance(batch, tuple) and takes(len(batch)) else _inputs_or_batch(batch).x
+        if not hasattr(x, "__array__") and not is_structure(x):
             raise DataError(
                 f"a loader must yield tensors x or pairs (x, y), but a {type(x).__name__} came; "
                 f"turn plain lists into one array with numpy.asarray(x)"
             )
-        inputs = as_inputs(x, dtype, whole)
-        if step == 0:
+        inputs = inputs_of(x, dtype, whole)
+        if step == 0 and isinstance(inputs, Tensor):
             check_range(x, inputs, trained)
         yield inputs.to(device, non_blocking=True)
+
+
+def _structured_batches(
+    data: Any, size: int, device: torch.device | str | None, dtype: torch.dtype
+) -> Iterator[Inputs]:
+    inputs = inputs_of(data, dtype)
+    if isinstance(inputs, Structured):
+        for x in inputs.split(size):
+            yield x.to(device)
+    else:
+        yield inputs.to(device)
 
 
 def _inputs_of_pair(x: Any, y: Any) -> Any:
@@ -176,9 +221,14 @@ def _inputs_of_pair(x: Any, y: Any) -> Any:
     return x
 
 
-def _is_pair(data: object) -> bool:
+def _is_batch(data: Any) -> bool:
+    """Whether arrays come as (x, y), (x, y, weight), a dict with labels, or a batch object."""
     if isinstance(data, tuple):
-        return len(data) == 2
+        return len(data) in (2, 3)
+    if isinstance(data, Mapping):
+        return any(hasattr(value, "__array__") for value in data.values())
+    if is_structure(data):
+        return hasattr(data, "y")
     arrays = (np.ndarray, Tensor)
     return isinstance(data, list) and len(data) == 2 and all(isinstance(d, arrays) for d in data)
 
@@ -189,8 +239,10 @@ def _is_loader(data: Any) -> bool:
         return False
     if isinstance(data, list):
         first = data[0] if data else None
-        return isinstance(first, (tuple, list)) and any(hasattr(d, "__array__") for d in first)
-    return hasattr(data, "__iter__")
+        if isinstance(first, (tuple, list)):
+            return any(hasattr(d, "__array__") or is_structure(d) for d in first)
+        return is_structure(first)
+    return hasattr(data, "__iter__") and not is_structure(data)
 
 
 def _not_arrays(data: object) -> DataError:

@@ -8,14 +8,14 @@ change between steps (data order, learning rate, annealing, step number) are ten
 
 import gc
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 __all__ = ["CapturedSteps", "DataOnDevice"]
 
-Move = Callable[[Tensor, Tensor, float | Tensor, Tensor], None]
+Move = Callable[[Any, Any, float | Tensor, Tensor], None]
 """One training step: (x, y, annealing, step)."""
 
 
@@ -29,10 +29,10 @@ class DataOnDevice(Protocol):
     """
 
     @property
-    def x(self) -> Tensor: ...
+    def x(self) -> Any: ...
 
     @property
-    def y(self) -> Tensor: ...
+    def y(self) -> Any: ...
 
     @property
     def batch_size(self) -> int: ...

@@ -4,15 +4,17 @@ import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.structure import Inputs, Opaque, Structured
 from shoal.core.types import Tree
 from shoal.engine.layers import first_called, install_dropout, install_embeddings, install_linear
 from shoal.engine.member_runner import MemberInputs, MemberRunner, first_line, run_or_loop
+from shoal.engine.network_call import call_network, set_output
 from shoal.engine.precision import lowered, lowered_inputs
 
 __all__ = ["Group"]
@@ -43,8 +45,8 @@ class Group:
     prefix: str = ""
     compute: torch.dtype | None = None
     _proven: dict[tuple, MemberRunner] = field(default_factory=dict, repr=False)
-    _embedded: dict[torch.Size, Embedded | None] = field(default_factory=dict, repr=False)
-    _seen: set[tuple[torch.Size, torch.dtype]] = field(default_factory=set, repr=False)
+    _embedded: dict[Any, Embedded | None] = field(default_factory=dict, repr=False)
+    _seen: set[tuple[Any, Any]] = field(default_factory=set, repr=False)
     _whole: list[bool] = field(default_factory=list, repr=False)
 
     @classmethod
@@ -99,7 +101,7 @@ class Group:
         state = self.weights | self.buffers | (probe or {})
         if self.compute is not None:
             state = lowered(self.skeleton, state, self.compute)
-            shown = [MemberInputs(lowered_inputs(x, self.compute, own), own) for x, own in shown]
+            shown = [MemberInputs(_lowered(x, self.compute, own), own) for x, own in shown]
         if keys is not None:
             state = state | dict.fromkeys(self.keys, keys)
         own = tuple(inputs.own for inputs in shown)
@@ -119,6 +121,11 @@ class Group:
             return list(outputs)
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
 
+    def use_output(self, name: str | int | None) -> None:
+        """Choose which of several outputs of the network is used."""
+        set_output(self.skeleton, name)
+        self._proven.clear()
+
     def takes_whole(self, x: Tensor) -> bool:
         """Whether the network takes integers [B, ...], for example in an embedding.
 
@@ -137,7 +144,7 @@ class Group:
         training = self.skeleton.training
         try:
             with torch.no_grad():
-                functional_call(self.skeleton.eval(), one, (x,))
+                call_network(self.skeleton.eval(), one, x)
             return True
         except Exception:
             return False
@@ -147,9 +154,11 @@ class Group:
     def _real(self, x: Tensor) -> Tensor:
         return x.to(next(iter(self.weights.values())).dtype)
 
-    def taken(self, x: Tensor, own: bool = False) -> Tensor:
-        """The inputs; integers become floats if the network needs floats."""
-        if x.is_floating_point() or self.takes_whole(x[0] if own else x):
+    def taken(self, x: Inputs, own: bool = False) -> Inputs:
+        """The inputs; a tensor of integers becomes floats if the network needs floats."""
+        if not isinstance(x, Tensor) or x.is_floating_point():
+            return x
+        if self.takes_whole(x[0] if own else x):
             return x
         return self._real(x)
 
@@ -170,19 +179,20 @@ class Group:
             raise DataError(
                 f"the network does not take these inputs of type {_name(dtype)}: {reason}"
             ) from error
-        alone = shown.x.shape[int(shown.own)] == 1
+        alone = len(shown.x[0] if shown.own else shown.x) == 1
         if alone and self.skeleton.training and isinstance(error, ValueError):
             raise DataError(
                 f"this network cannot train on a batch of one data point ({reason}); "
                 f"give the loader drop_last=True or another batch_size"
             ) from error
 
-    def embedded(self, x: Tensor) -> Embedded | None:
+    def embedded(self, x: Inputs) -> Embedded | None:
         """The first embedding of tokens [B, ...]; None without an embedding."""
-        if x.shape not in self._embedded:
+        kind, _ = _kind(MemberInputs(x, False))
+        if (len(x), kind) not in self._embedded:
             one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
-            self._embedded[x.shape] = first_called(self.skeleton, one, x)
-        return self._embedded[x.shape]
+            self._embedded[len(x), kind] = first_called(self.skeleton, one, x)
+        return self._embedded[len(x), kind]
 
     def slice_members(self, start: int, stop: int) -> "Group":
         """Some of the members, on the same memory."""
@@ -200,17 +210,30 @@ class Group:
         return module.eval()
 
 
+def _lowered(x: Inputs, dtype: torch.dtype, own: bool) -> Inputs:
+    if isinstance(x, Structured):
+        return x.map(lambda tensor: lowered_inputs(tensor, dtype, own))
+    return lowered_inputs(x, dtype, own) if isinstance(x, Tensor) else x
+
+
 def _stack(members: Sequence[dict], name: str) -> Tensor:
     return torch.stack([tensors[name].detach() for tensors in members])
 
 
-def _kind(shown: MemberInputs) -> tuple[torch.Size, torch.dtype]:
-    """Shape and type of one input."""
-    return shown.x.shape[1 + shown.own :], shown.x.dtype
+def _kind(shown: MemberInputs) -> tuple[Any, Any]:
+    """Shape and type of one input; for a structure, of each of its tensors."""
+    x, own = shown
+    if isinstance(x, Tensor):
+        return x.shape[1 + own :], x.dtype
+    if isinstance(x, Opaque):
+        return (type(x.value).__name__,), None
+    parts = x.tensors.items()
+    return tuple((n, *t.shape[1 + own :]) for n, t in parts), tuple(t.dtype for _, t in parts)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(dtype: Any) -> str:
+    kinds = dtype if isinstance(dtype, tuple) else (dtype,)
+    return ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
 
 
 def _computed(module: nn.Module) -> list[tuple[str, str]]:

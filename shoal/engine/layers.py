@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from shoal.core.random import chance, hashed, key
+from shoal.core.structure import Inputs
 from shoal.core.types import Tree
+from shoal.engine.network_call import call_network
 
 __all__ = [
     "KeyedDropout",
@@ -149,7 +150,7 @@ def install_embeddings(module: nn.Module) -> None:
             layer.register_forward_hook(_nudge)
 
 
-def first_called(module: nn.Module, tensors: Tree, x: Tensor) -> tuple[str, torch.Size] | None:
+def first_called(module: nn.Module, tensors: Tree, x: Inputs) -> tuple[str, torch.Size] | None:
     """Probe of the first embedding that a member calls on a batch, and the embedding's shape."""
     found: list[tuple[str, torch.Size]] = []
 
@@ -161,7 +162,7 @@ def first_called(module: nn.Module, tensors: Tree, x: Tensor) -> tuple[str, torc
     training = module.training
     try:
         with torch.no_grad():
-            functional_call(module.eval(), tensors, (x,))
+            call_network(module.eval(), tensors, x)
     finally:
         module.train(training)
         for hook in hooks:

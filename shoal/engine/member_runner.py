@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
+from shoal.core.structure import Inputs, Structured
 from shoal.core.types import Tree
 from shoal.engine.derivatives import fast_second_order, forward_with_rows, fused_layers
+from shoal.engine.network_call import call_network, selected_output
 
 __all__ = [
     "MemberInputs",
@@ -64,7 +66,7 @@ def _sides(here: torch.cuda.Stream, count: int) -> list[torch.cuda.Stream]:
 class MemberInputs(NamedTuple):
     """Inputs of the members: [B, ...] for all, or [M, B, ...] with `own`, one batch per member."""
 
-    x: Tensor
+    x: Inputs
     own: bool
 
 
@@ -86,8 +88,8 @@ class MemberRunner:
     streams: int = 1
     compiled: bool = False
 
-    def __call__(self, module: nn.Module, state: Tree, x: Tensor, own_inputs: bool) -> Tensor:
-        """Outputs [M, B, C] of `module` with each member's tensors.
+    def __call__(self, module: nn.Module, state: Tree, x: Inputs, own_inputs: bool) -> Tensor:
+        """Outputs [M, B, ..., C] of `module` with each member's tensors.
 
         Args:
             module: the skeleton whose parameters and buffers are replaced.
@@ -102,22 +104,23 @@ class MemberRunner:
 
         The two outputs do not share memory, so their gradients stay separate.
         """
-        one = functools.partial(_one, module)
+        one, unpacked = _unpacked(module, shown)
         own = tuple(inputs.own for inputs in shown)
+        case = own if isinstance(shown[0].x, Tensor) else (*own, repr(shown[0].x))
         if self.kind == "loop":
-            run = _compiled(module, self, own, one) if self.compiled else one
-            return self._loop(run, state, shown)
+            run = _compiled(module, self, case, one) if self.compiled else one
+            return self._loop(run, state, unpacked)
         in_dims = (0, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
-        run = _compiled(module, self, own, run) if self.compiled else run
-        return run(state, *(inputs.x for inputs in shown))
+        run = _compiled(module, self, case, run) if self.compiled else run
+        return run(state, *(inputs.x for inputs in unpacked))
 
-    def _loop(self, one: "Run", state: Tree, shown: tuple[MemberInputs, ...]) -> tuple[Tensor, ...]:
-        members, device = len(next(iter(state.values()))), shown[0].x.device
+    def _loop(self, one: "Run", state: Tree, shown: "Sequence[_Unpacked]") -> tuple[Tensor, ...]:
+        members, device = len(next(iter(state.values()))), _first(shown).device
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
-        inputs = [x.unbind(0) if own else [x] * members for x, own in shown]
+        inputs = [_each(x, members) if own else [x] * members for x, own in shown]
         outputs = []
-        read = [*(x for x, _ in shown), *state.values()]
+        read = [*(t for x, _ in shown for t in _tensors(x)), *state.values()]
         with lanes(self.streams, device, read) as side, self._layers(device):
             for i in range(members):
                 tensors = {name: parts[i] for name, parts in split.items()}
@@ -180,8 +183,7 @@ def run_or_loop(
             if isinstance(cause, ShoalError):
                 raise
             raise DataError(
-                f"the network does not take inputs of shape {tuple(x.shape[1 + own :])}: "
-                f"{first_line(cause)}"
+                f"the network does not take {_described(x, own)}: {first_line(cause)}"
             ) from cause
         if mapping.kind != "loop":
             warnings.warn(
@@ -193,21 +195,66 @@ def run_or_loop(
         return outputs, loop
 
 
+class _Unpacked(NamedTuple):
+    """Inputs as `vmap` takes them: one tensor, a list of tensors, or None for an object."""
+
+    x: "Tensor | list[Tensor] | None"
+    own: bool
+
+
+def _unpacked(
+    module: nn.Module, shown: Sequence[MemberInputs]
+) -> "tuple[Run, Sequence[_Unpacked]]":
+    """The call of one member, and inputs that are tensors or lists of tensors."""
+    first = shown[0].x
+    if isinstance(first, Tensor):
+        return functools.partial(_one, module), shown  # type: ignore[return-value]
+    if not isinstance(first, Structured):
+        return functools.partial(_one_object, module, first), [_Unpacked(None, False)]
+    names = list(first.tensors)
+    one = functools.partial(_one_structure, module, first, names)
+    return one, [_Unpacked([each.x.tensors[n] for n in names], each.own) for each in shown]  # pyright: ignore
+
+
+def _tensors(x: "Tensor | list[Tensor] | None") -> list[Tensor]:
+    return [] if x is None else [x] if isinstance(x, Tensor) else x
+
+
+def _first(shown: "Sequence[_Unpacked]") -> Tensor:
+    found = _tensors(shown[0].x)
+    return found[0] if found else torch.empty(0)
+
+
+def _each(x: "Tensor | list[Tensor] | None", members: int) -> Sequence[Any]:
+    """The inputs of each member, from tensors [M, B, ...]."""
+    if isinstance(x, Tensor):
+        return x.unbind(0)
+    return [[tensor[i] for tensor in _tensors(x)] for i in range(members)]
+
+
 def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
     """Outputs [B, C] of one member for the batch, and for the rows if they are given."""
     if not part:
-        return (_checked(functional_call(module, tensors, (x,))),)
-    return tuple(map(_checked, forward_with_rows(module, tensors, x, *part)))
+        return (selected_output(module, functional_call(module, tensors, (x,))),)
+    outputs = forward_with_rows(module, tensors, x, *part)
+    return tuple(selected_output(module, each) for each in outputs)
 
 
-def _checked(outputs: Tensor) -> Tensor:
-    if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2):
-        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise DataError(f"a network must return outputs [B, C] for a batch of B, not {shape}")
-    if not outputs.is_floating_point():
-        kind = str(outputs.dtype).removeprefix("torch.")
-        raise DataError(f"a network must return real numbers, not outputs of type {kind}")
-    return outputs.unsqueeze(-1) if outputs.ndim == 1 else outputs
+def _one_structure(
+    module: nn.Module, like: Structured, names: list[str], state: Tree, leaves: list[Tensor]
+) -> tuple[Tensor, ...]:
+    given = Structured(dict(zip(names, leaves, strict=True)), like.form)
+    return (selected_output(module, call_network(module, state, given)),)
+
+
+def _one_object(module: nn.Module, x: Any, state: Tree, _: None) -> tuple[Tensor, ...]:
+    return (selected_output(module, call_network(module, state, x)),)
+
+
+def _described(x: Inputs, own: bool) -> str:
+    if isinstance(x, Tensor):
+        return f"inputs of shape {tuple(x.shape[1 + own :])}"
+    return f"the inputs {x}"
 
 
 Run = Callable[..., tuple[Tensor, ...]]
@@ -221,11 +268,11 @@ class _Kept(dict):
         return _Kept()
 
 
-def _compiled(module: nn.Module, mapping: MemberRunner, own: tuple[bool, ...], run: Run) -> Run:
+def _compiled(module: nn.Module, mapping: MemberRunner, case: tuple, run: Run) -> Run:
     kept = module.__dict__.setdefault("_shoal_compiled", _Kept())
-    if (mapping, own) not in kept:
-        kept[mapping, own] = torch.compile(run, dynamic=False)
-    return kept[mapping, own]
+    if (mapping, case) not in kept:
+        kept[mapping, case] = torch.compile(run, dynamic=False)
+    return kept[mapping, case]
 
 
 def first_line(error: BaseException) -> str:

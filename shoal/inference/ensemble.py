@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.files import read_tensors, write_tensors
+from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.core.values import came
 from shoal.engine.group import Group
 from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
+from shoal.engine.network_call import required_inputs
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.module_like import ModuleLike
 
@@ -130,6 +132,15 @@ class Ensemble(ModuleLike):
         """Whether the networks take integers [B, ...]; otherwise integers become floats."""
         return any(group.takes_whole(x) for group in self.groups)
 
+    def takes_inputs(self, count: int) -> bool:
+        """Whether the networks need this number of inputs, so that a tuple is not a pair (x, y)."""
+        return count > 1 and all(required_inputs(g.prototype) == count for g in self.groups)
+
+    def use_output(self, name: str | int | None) -> None:
+        """Choose which of several outputs of the networks is used; None for the default."""
+        for group in self.groups:
+            group.use_output(name)
+
     def train(self, mode: bool = True) -> Self:
         """Set training mode (batch statistics and dropout on) or evaluation mode."""
         self.training = mode
@@ -139,17 +150,18 @@ class Ensemble(ModuleLike):
 
     def __call__(
         self,
-        x: Tensor,
+        x: Inputs,
         mapping: MemberRunner = MemberRunner(),  # noqa: B008
         own_inputs: bool = False,
         seed: int = 0,
         step: int | Tensor = 0,
         probes: Sequence[Tree] | None = None,
     ) -> Tensor:
-        """Outputs of every member [M, B, C].
+        """Outputs of every member [M, B, C]; with tokens or places [M, B, ..., C].
 
         Args:
-            x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
+            x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`: a tensor, or
+                `Structured` inputs.
             mapping: the member runner.
             own_inputs: every member has its own inputs.
             seed: seed of the dropout masks in training.

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.core.random import key, uniform
+from shoal.core.structure import Inputs, Structured, parted
 from shoal.core.types import Tree
+from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberInputs, MemberRunner, twice_differentiable
 from shoal.engine.plan import has_batch_norm, has_convolutions
 from shoal.inference.ensemble import Ensemble
@@ -22,7 +24,15 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
-__all__ = ["BatchRows", "PassContext", "PassResult", "TrackedInputs", "looked_at", "random_rows"]
+__all__ = [
+    "BatchRows",
+    "PassContext",
+    "PassResult",
+    "TrackedInputs",
+    "looked_at",
+    "random_rows",
+    "tracked_input",
+]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,16 +57,29 @@ class TrackedInputs:
     Attributes:
         x: inputs [M, B, ...]; tokens [B, ...] for all members.
         probes: tensors added to the embeddings of each architecture, for tokens.
+        name: name of the tensor at which gradients are recorded, in a structure.
     """
 
-    x: Tensor
+    x: Inputs
     probes: list[Tree] | None = None
+    name: str | None = None
 
     @classmethod
-    def of(cls, ensemble: Ensemble, x: Tensor) -> "TrackedInputs":
-        """Record gradients at real inputs, or at the first embedding of tokens."""
-        if x.is_floating_point():
-            return cls(x.expand(ensemble.members, *x.shape).detach().requires_grad_())
+    def of(cls, ensemble: Ensemble, x: Inputs, name: str | None = None) -> "TrackedInputs":
+        """Record gradients at real inputs, or at the first embedding of tokens.
+
+        Args:
+            ensemble: the members.
+            x: inputs [B, ...].
+            name: which input of a structure; None for the only real input, or the embedding.
+        """
+        found = tracked_input(x, name)
+        if found is not None:
+            own = found[1].expand(ensemble.members, *found[1].shape).detach().requires_grad_()
+            if isinstance(x, Tensor):
+                return cls(own)
+            assert isinstance(x, Structured)
+            return cls(x.expand(ensemble.members).replaced(found[0], own), None, found[0])
         probes = []
         for group in ensemble.groups:
             found = group.embedded(x)
@@ -79,7 +102,12 @@ class TrackedInputs:
     @property
     def leaves(self) -> list[Tensor]:
         """Tensors at which gradients are recorded."""
-        return [self.x] if self.probes is None else [t for p in self.probes for t in p.values()]
+        if self.probes is not None:
+            return [t for p in self.probes for t in p.values()]
+        if isinstance(self.x, Structured):
+            return [self.x.tensors[self.name or ""]]
+        assert isinstance(self.x, Tensor)
+        return [self.x]
 
     def run(self, ensemble: Ensemble, context: PassContext) -> Tensor:
         """Outputs [M, B, C]."""
@@ -103,7 +131,7 @@ class TrackedInputs:
         # Without convolutions and statistics there is nothing to share, and a separate batch needs
         # no second derivative.
         apart = not (has_convolutions(ensemble.groups) or has_batch_norm(ensemble.groups))
-        if alone or apart or self.probes is not None:
+        if alone or apart or self.probes is not None or not isinstance(self.x, Tensor):
             whole = ensemble(batch.x, context.mapping, batch.own, seed, step)
             return whole, self.run(ensemble.aside(), context)
         with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
@@ -140,7 +168,7 @@ class PassResult(NamedTuple):
             None if not computed.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     outputs: Tensor
     gradients: Tensor | None = None
 
@@ -171,7 +199,7 @@ class BatchRows(NamedTuple):
 
 def looked_at(
     ensemble: Ensemble,
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Inputs, Targets],
     likelihood: Likelihood,
     space: Space,
     context: PassContext,
@@ -191,12 +219,17 @@ def looked_at(
         part: rows whose gradients are computed; None for all rows.
     """
     x, y = batch
+    name = innermost(space).gradients_of
     if part is None:
-        watched = TrackedInputs.of(ensemble, x)
+        watched = TrackedInputs.of(ensemble, x, name)
         shown, outputs = watched.x, watched.run(ensemble, context)
         judged = outputs
     else:
-        watched, shown, y = TrackedInputs.of(ensemble, x[part.rows]), part.batch.x, y[part.rows]
+        watched, shown, y = (
+            TrackedInputs.of(ensemble, x[part.rows], name),
+            part.batch.x,
+            y[part.rows],
+        )
         alone = innermost(space).own_statistics
         outputs, judged = watched.run_in(part.batch, alone, ensemble, context)
     scores = _scores(innermost(space).target, likelihood, judged, y)
@@ -212,8 +245,41 @@ def random_rows(
     return order[:count], order[count:]
 
 
-def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Tensor) -> Tensor:
-    """The scores whose gradients are taken, for every member and data point [M, B]."""
-    if target == "log-probability":
-        return likelihood.log_prob(outputs, y)
-    return likelihood.score(outputs, y)
+def tracked_input(x: Inputs, name: str | None = None) -> tuple[str, Tensor] | None:
+    """The real input whose gradients are compared, and its name; None for tokens.
+
+    Args:
+        x: inputs [B, ...].
+        name: which tensor of a structure; None for the only real one.
+    """
+    if isinstance(x, Tensor):
+        return ("x", x) if x.is_floating_point() else None
+    if not isinstance(x, Structured):
+        raise DataError(
+            f"a {type(x.original()).__name__} has no input gradients to compare; "
+            f"use a method such as 'f-kde'"
+        )
+    real = [key for key, t in x.tensors.items() if t.is_floating_point() and t.ndim > 1]
+    if name is not None and name not in real:
+        raise DataError(f"there is no real input '{name}' among {', '.join(x.tensors)}")
+    if name is None and len(real) > 1:
+        raise DataError(
+            f"the network has the real inputs {', '.join(real)}; type "
+            f"method={{'name': 'forde', 'gradients_of': '{real[0]}'}}"
+        )
+    chosen = name or (real[0] if real else None)
+    return None if chosen is None else (chosen, x.tensors[chosen])
+
+
+def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Targets) -> Tensor:
+    """The scores whose gradients are taken, for every member and data point [M, B].
+
+    Scores of tokens or places are summed over those that count.
+    """
+    y, _ = parted(y)
+    each = likelihood.log_prob if target == "log-probability" else likelihood.score
+    scores = each(outputs, y)
+    weight = likelihood.weight(y)
+    if weight is not None:
+        scores = torch.where(weight != 0, scores, 0.0)
+    return scores if scores.ndim == 2 else scores.flatten(2).sum(-1)

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.random import hashed, key, uniform
+from shoal.core.structure import Inputs, parted
 from shoal.core.tree import add_into, add_scaled, mul_each
 from shoal.core.types import Tree
+from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -31,7 +33,7 @@ from shoal.inference.priors import (
     WeightPrior,
 )
 
-__all__ = ["Posterior", "functional_score"]
+__all__ = ["Posterior", "functional_score", "target_weights", "total_weight"]
 
 
 @dataclass(frozen=True)
@@ -41,28 +43,37 @@ class Posterior:
     Attributes:
         likelihood: distribution of the targets, given the outputs.
         prior: prior on the weights, or on the outputs (`priors.FunctionalPrior`).
-        n: number of training data points.
+        n: number of training targets: data points times tokens or places, or their total weight.
         temperature: T; the members sample p(theta | D)^(1/T).
     """
 
     likelihood: Likelihood
     prior: WeightPrior | FunctionalPrior
-    n: int
+    n: float
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.n < 1:
+        if not self.n > 0:
             raise ConfigError(f"a posterior needs at least one data point, not {self.n}")
         if not self.temperature >= 0:
             raise ConfigError(f"temperature must be zero or positive, not {self.temperature}")
 
-    def push_scale(self, points: int | None = None) -> float:
+    def push_scale(self, points: float | Tensor | None = None) -> float | Tensor:
         """T / N, the factor of the push beside log p(theta | D) / N; or T / `points`."""
         return self.temperature / (self.n if points is None else points)
 
-    def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Mean over the batch [M]: an unbiased estimate of the mean over all N data points."""
-        return self.likelihood.log_prob(outputs, y).mean(-1)
+    def log_likelihood(self, outputs: Tensor, y: Targets) -> Tensor:
+        """Mean over the batch [M], which estimates the mean over all N targets.
+
+        With weights it is sum w log p / sum w over the batch.
+        """
+        targets, _ = parted(y)
+        each = self.likelihood.objective(outputs, targets)
+        weight = target_weights(self.likelihood, y, each.shape[1:])
+        if weight is None:
+            return each.mean(-1) if each.ndim == 2 else each.flatten(1).mean(-1)
+        total = weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+        return (each * weight).flatten(1).sum(-1) / total
 
     def add_prior(
         self,
@@ -85,6 +96,29 @@ class Posterior:
         return add_scaled(drive, prior.score(weights), factor / self.n, spans)
 
 
+def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Tensor | None:
+    """Weight of every target [B, ...]: of its data point times that of the likelihood; None for 1.
+
+    Args:
+        likelihood: may give weights to classes, and none to ignored labels.
+        y: targets, perhaps `Weighted`.
+        shape: of the log-likelihoods of one member [B, ...].
+    """
+    targets, own = parted(y)
+    weight = likelihood.weight(targets)
+    if own is None:
+        return weight
+    own = own.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
+    return own if weight is None else own * weight
+
+
+def total_weight(likelihood: Likelihood, y: Targets, sites: torch.Size) -> float:
+    """Number of targets, or their total weight, for data points with these tokens or places."""
+    shape = torch.Size([len(y), *sites])
+    weight = target_weights(likelihood, y, shape)
+    return shape.numel() if weight is None else float(weight.double().sum())
+
+
 def _add_multiples(drive: Tree, weights: Tree, scales: list[float]) -> Tree:
     drives, thetas = list(drive.values()), [weights[name] for name in drive]
     if len(set(scales)) > 1:
@@ -96,7 +130,7 @@ def functional_score(
     ensemble: Ensemble,
     posterior: Posterior,
     outputs: Tensor,
-    x: Tensor,
+    x: Inputs,
     seed: int,
     step: int | Tensor,
 ) -> Tensor | None:
@@ -107,7 +141,9 @@ def functional_score(
     start = key(seed, "prior", step, ensemble.device)
     seen = _places(ensemble, prior, outputs, start)
     draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x[seen], start)
-    score = prior.score_outputs(outputs[:, seen], draws, ensemble.alive) / posterior.n
+    here = outputs[:, seen]
+    flat = (values.flatten(2) for values in (here, draws))  # all tokens or places of a data point
+    score = prior.score_outputs(*flat, ensemble.alive).view_as(here) / posterior.n
     if isinstance(seen, slice):
         return score
     return torch.zeros_like(outputs).index_copy(1, seen, score)
@@ -122,7 +158,7 @@ def _places(
     points a process of full rank would count the same weights several times. With D / C data points
     and a linear network, the process equals the weight prior.
     """
-    _, B, C = outputs.shape
+    B, C = outputs.shape[1], outputs[0, 0].numel()
     weights = [sum(t[0].numel() for t in group.weights.values()) for group in ensemble.groups]
     points = max(min(weights) // C, 1)
     if not isinstance(prior, GaussianProcess) or points >= B:
@@ -135,7 +171,7 @@ def _drawn_outputs(
     ensemble: Ensemble,
     prior: WeightPrior,
     draws: int | None,
-    x: Tensor,
+    x: Inputs,
     start: Tensor,
 ) -> Tensor:
     outputs = []

@@ -29,7 +29,7 @@ from shoal.interaction.flows import Flow, Stein, Wasserstein
 from shoal.interaction.kernels import RBF, Kernel, LinearKernel
 from shoal.interaction.spaces import Outputs, Space
 
-__all__ = ["Interaction", "Push", "Repulsion", "interact", "registry", "repel"]
+__all__ = ["Interaction", "Push", "Repulsion", "interact", "registry", "repel", "weighted_space"]
 
 registry = Registry("repulsion")
 
@@ -94,8 +94,17 @@ class Interaction:
         return members.square() / self.K.sum()
 
 
-def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction:
-    """Matrices of the repulsion between the finite members at the given coordinates."""
+def interact(
+    repulsion: Repulsion, leaves: Leaves, alive: Tensor, weight: Tensor | None = None
+) -> Interaction:
+    """Matrices of the repulsion between the finite members at the given coordinates.
+
+    Args:
+        repulsion: the five choices.
+        leaves: coordinates [M, S, D].
+        alive: which members are finite [M].
+        weight: weight of each site [S] in the mean over sites; None for equal weights.
+    """
     kernel = repulsion.kernel
     cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, LinearKernel))
     gram, alive = cloud.gram, cloud.alive
@@ -109,7 +118,12 @@ def interact(repulsion: Repulsion, leaves: Leaves, alive: Tensor) -> Interaction
         h2 = repulsion.bandwidth(d2, alive)
         u = d2 / h2
         K, L = kernel.value(u), _laplacian(kernel.slope(u), h2, pair)
-    K = torch.where(pair, K, 0.0).mean(0)
+    K = torch.where(pair, K, 0.0)
+    if weight is None:
+        K = K.mean(0)
+    else:
+        share = (weight / weight.sum()).to(K)[:, None, None]
+        K, L = (share * K).sum(0), len(K) * share * L
     mix, B = repulsion.flow(K, L, alive.sum().clamp(min=1))
     if whitening is not None:
         B = stein_factor(mix, B, whitening.gram) * B @ whitening.inverse
@@ -122,6 +136,7 @@ def repel(
     alive: Tensor,
     gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     own: slice = slice(None),
+    weight: Tensor | None = None,
 ) -> "Push":
     """The push J^T (B z) on the base tensors, not yet added to anything.
 
@@ -131,10 +146,22 @@ def repel(
         alive: which of all members are finite [M].
         gather: adds the coordinates of frozen members.
         own: which of all members are trained.
+        weight: weight of each row of the outputs [B, ...], or of each data point [B] for input
+            gradients; None for equal weights.
     """
-    leaves, pull = with_pullback(repulsion.space, base)
-    interaction = interact(repulsion, [gather(leaf) for leaf in leaves], alive)
-    return Push(interaction, interaction.B[:, own], pull, repulsion.space.isometric)
+    leaves, pull = with_pullback(weighted_space(repulsion, weight), base)
+    sites = weight if repulsion.space.base == "gradients" else None
+    interaction = interact(repulsion, [gather(leaf) for leaf in leaves], alive, sites)
+    isometric = repulsion.space.isometric and weight is None
+    return Push(interaction, interaction.B[:, own], pull, isometric)
+
+
+def weighted_space(repulsion: Repulsion, weight: Tensor | None) -> Callable[[Tree], Leaves]:
+    """The space, with weights of the rows if it is of outputs."""
+    space = repulsion.space
+    if weight is None or space.base != "outputs":
+        return space
+    return lambda base: space({**base, "weight": weight})
 
 
 @dataclass(frozen=True)
@@ -157,7 +184,7 @@ class Push:
         """J^T (B z), tensors like the base."""
         return self.pull(self.interaction.cloud.times(self.B))
 
-    def added_to(self, drive: Tree, scale: float) -> tuple[Tree, Tensor, Tensor]:
+    def added_to(self, drive: Tree, scale: float | Tensor) -> tuple[Tree, Tensor, Tensor]:
         """drive + scale J^T (B z), and the norms of the drive and of the scaled push [M]."""
         cloud = self.interaction.cloud
         if not self.isometric:

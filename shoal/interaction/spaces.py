@@ -1,9 +1,10 @@
 """Spaces: the coordinates in which members are compared.
 
 A space turns its *base* into coordinates: leaves [M, S, D]. The base is a dict of tensors [M, ...]:
-the weights, `{"outputs": [M, B, C]}`, or the input gradients, `{"gradients": [M, B, ...]}`. The
-coordinates of member i depend on the tensors of member i alone. A wrapper (see
-`shoal.interaction.space`) is a space around another space, never a new kernel.
+the weights, `{"outputs": [M, B, C]}`, or the input gradients, `{"gradients": [M, B, ...]}`. Beside
+the outputs, `"weight"` may hold the weight of each row. The coordinates of member i depend on the
+tensors of member i alone. A wrapper (see `shoal.interaction.space`) is a space around another
+space, never a new kernel.
 """
 
 from dataclasses import dataclass, field
@@ -100,6 +101,9 @@ class Weights:
 class Outputs:
     """The function: outputs on the batch, S = 1 and D = B C.
 
+    With weights w of the rows, coordinates are multiplied by sqrt(w): a row of weight two repels
+    like the same row twice, and a row of weight zero does not count.
+
     Attributes:
         probabilities: softmax of the outputs instead of the outputs.
     """
@@ -116,6 +120,8 @@ class Outputs:
         """All outputs of a member as one vector."""
         outputs = base["outputs"]
         values = outputs.softmax(-1) if self.probabilities else outputs
+        if "weight" in base:
+            values = values * base["weight"].sqrt().unsqueeze(-1)
         return [values.flatten(1).unsqueeze(1)]
 
 
@@ -134,6 +140,8 @@ class InputGradients:
             is a mean over sites, and the fraction gives an unbiased estimate of it. Its logarithm
             is biased, as for any batch. Below 1, batch normalisation uses the statistics of the
             whole batch, which ignore the fraction's points (tokens: the fraction's statistics).
+        gradients_of: name of the input, for a network with several; by default the only real input,
+            or the first embedding.
         own_statistics: batch normalisation uses the fraction's own statistics instead, through
             which its points interact. On a GPU this costs nearly as much as the whole batch.
     """
@@ -141,6 +149,7 @@ class InputGradients:
     target: str = "logit"
     fraction: float = 1.0
     own_statistics: bool = False
+    gradients_of: str | None = None
     base: Base = field(default="gradients", init=False, repr=False)
     isometric: bool = field(default=False, init=False, repr=False)
 

@@ -3,19 +3,18 @@
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.structure import Inputs
 from shoal.data.batches import checked_size
-from shoal.data.dataset import Split
 from shoal.data.sources import input_batches
 from shoal.engine.plan import default_runner
 from shoal.engine.precision import calculating_in
@@ -28,7 +27,7 @@ __all__ = ["member_outputs", "predict"]
 
 def predict(
     source: Any,
-    x: Tensor | np.ndarray | Split | Iterable[Any],
+    x: Any,
     *,
     batch_size: int = 1024,
     device: str | torch.device | None = None,
@@ -44,8 +43,9 @@ def predict(
 
     Args:
         source: a run (anything with `ensemble` and `likelihood`) or an ensemble.
-        x: an array or tensor [B, ...], a `Split`, a pair (x, y), a torch `Dataset` of points x or
-            (x, y), or a loader or other iterable of batches x or (x, y).
+        x: an array or tensor [B, ...], a dict, tuple or object of inputs as the network takes them,
+            a `Split`, a pair (x, y), a torch `Dataset` of points x or (x, y), or a loader or other
+            iterable of batches.
         batch_size: inputs per forward pass; a loader has its own batch size.
         device: device of the computation; None for the ensemble's device.
         likelihood: distribution of the targets, given the outputs. None takes the run's likelihood,
@@ -87,7 +87,8 @@ def member_outputs(
     """
     with torch.no_grad(), _ready(ensemble, device, keep, precision) as call:
         whole = getattr(ensemble, "takes_whole", None)
-        batches = input_batches(x, batch_size, None, ensemble.dtype, whole, trained)
+        takes = getattr(ensemble, "takes_inputs", lambda count: False)
+        batches = input_batches(x, batch_size, None, ensemble.dtype, whole, trained, takes)
         outputs = [call(batch) for batch in batches]
     if not outputs:
         raise DataError("there is nothing to predict: x has no inputs")
@@ -139,7 +140,7 @@ def _ready(
         {"mapping": default_runner(placed.groups, placed.device)} if on_gpu else {}
     )
 
-    def call(x: Tensor) -> Tensor:
+    def call(x: Inputs) -> Tensor:
         outputs = placed(x.to(there), **how)
         # metrics sum in double precision, which only CUDA devices have
         outputs = outputs if keep and there.type == "cuda" else outputs.cpu()

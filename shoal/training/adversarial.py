@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shoal.core.differentiate import pull_back
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.structure import Inputs
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
 
@@ -37,10 +38,10 @@ class Adversarial:
         if not self.epsilon > 0:
             raise ConfigError(f"adversarial epsilon must be positive, not {self.epsilon}")
 
-    def watch(self, x: Tensor, members: int) -> Tensor:
+    def watch(self, x: Inputs, members: int) -> Tensor:
         """One copy of the inputs per member [M, B, ...]; autograd records its gradient."""
-        if not x.is_floating_point():
-            raise DataError("adversarial training needs real inputs, not integers")
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise DataError("adversarial training needs one tensor of real inputs, not integers")
         return x.expand(members, *x.shape).detach().requires_grad_()
 
     def pull_back(

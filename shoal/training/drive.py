@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import pull_back
+from shoal.core.structure import Inputs, parted
 from shoal.core.tree import add_scaled, mixed
 from shoal.core.types import Tree
+from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberInputs
 from shoal.engine.precision import rough_products
 from shoal.inference.ensemble import Ensemble
@@ -38,10 +40,10 @@ class Drive:
     """
 
     context: StepContext
-    y: Tensor
+    y: Targets
     rows: Tensor | None = None
 
-    def __call__(self, ensemble: Ensemble, x: Tensor) -> tuple[OutputResult, Tree]:
+    def __call__(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
         """The cotangents at the outputs, and J^T times them at the weights."""
         chunk = self.context.in_chunks
         if chunk is not None and chunk < ensemble.members:
@@ -51,12 +53,12 @@ class Drive:
         velocity, head = self._back(ensemble, passed, result)
         return result._replace(head=head), velocity
 
-    def within(self, y: Tensor | None = None, **changes: Any) -> "Drive":
+    def within(self, y: Targets | None = None, **changes: Any) -> "Drive":
         """The same batch, or other targets, in a context with these changes."""
         own = self.y if y is None else y
         return replace(self, y=own, context=replace(self.context, **changes))
 
-    def _in_chunks(self, ensemble: Ensemble, x: Tensor, chunk: int) -> tuple[OutputResult, Tree]:
+    def _in_chunks(self, ensemble: Ensemble, x: Inputs, chunk: int) -> tuple[OutputResult, Tree]:
         context = self.context
         whole = self.within(mapping=replace(context.mapping, chunk=None))
         starts = range(0, ensemble.members, chunk)
@@ -80,7 +82,7 @@ class Drive:
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
         return result._replace(head=head), _concatenated(velocities, ensemble.weights)
 
-    def _forward(self, ensemble: Ensemble, x: Tensor, live: bool = True) -> PassResult:
+    def _forward(self, ensemble: Ensemble, x: Inputs, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
         context, repulsion = self.context, self.context.repulsion
         if repulsion is None or context.base != "gradients":
@@ -92,19 +94,19 @@ class Drive:
             ensemble, batch, likelihood, repulsion.space, context, live=live, part=part
         )
 
-    def _member_inputs(self, ensemble: Ensemble, x: Tensor) -> MemberInputs:
+    def _member_inputs(self, ensemble: Ensemble, x: Inputs) -> MemberInputs:
         if self.context.adversarial is None:
             return MemberInputs(x, self.context.own_inputs)
         return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _forward_all(self, parts: list[Ensemble], x: Tensor) -> PassResult:
+    def _forward_all(self, parts: list[Ensemble], x: Inputs) -> PassResult:
         """Outputs of all members; running statistics do not change."""
         plain = self.within(adversarial=None)
         with torch.set_grad_enabled(self.context.base == "gradients"):
             passes = [plain._forward(part.aside(), x, live=False).still() for part in parts]
         return PassResult.joined(passes)
 
-    def _output_result(self, ensemble: Ensemble, x: Tensor, passed: PassResult) -> OutputResult:
+    def _output_result(self, ensemble: Ensemble, x: Inputs, passed: PassResult) -> OutputResult:
         """The cotangents at the outputs, and at the input gradients if there are any."""
         context, outputs = self.context, passed.outputs
         posterior, repulsion = context.posterior, context.repulsion
@@ -117,13 +119,15 @@ class Drive:
         if passed.gradients is None:
             return result
         with rough_products(ensemble.compute):
+            own = parted(self.y)[1]
+            own = own if own is None or self.rows is None else own[self.rows]
             pushed = context.stages.gradient_stage(
-                posterior, repulsion, result.alive, result.cotangent, passed.gradients, frozen
+                posterior, repulsion, result.alive, result.cotangent, passed.gradients, frozen, own
             )
         # A named tuple replaced inside a compiled stage lost fields (torch 2.11).
         return result._replace(**pushed._asdict())
 
-    def _frozen_state(self, x: Tensor) -> FrozenState | None:
+    def _frozen_state(self, x: Inputs) -> FrozenState | None:
         """Outputs or input gradients of the frozen members, if the repulsion acts on them."""
         context, frozen, base = self.context, self.context.frozen, self.context.base
         if frozen is None or base is None or base == "weights":

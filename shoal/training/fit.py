@@ -13,8 +13,11 @@ from shoal.core.devices import usable_device
 from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import nearest
+from shoal.core.structure import Inputs, Opaque, parted
 from shoal.data.arrays import check_columns
+from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
+from shoal.engine.network_call import arguments
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
 from shoal.inference.priors import FunctionalPrior, WeightPrior
@@ -74,32 +77,66 @@ def check_keeping(out: str | Path | None, callbacks: Sequence[Callable[..., Any]
 def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches) -> Likelihood:
     """The default likelihood for these targets and network outputs."""
     outputs, y, _ = _outputs(ensemble, batches)
-    check_columns(batches.y if isinstance(batches, ArrayBatches) else y)
-    return default_for(y, outputs)
+    targets, _ = parted(batches.y if isinstance(batches, ArrayBatches) else y)
+    if not isinstance(targets, torch.Tensor):
+        raise ConfigError(
+            "targets in a structure have no default likelihood; "
+            "type likelihood=shoal.likelihoods.Custom(loss)"
+        )
+    check_columns(targets)
+    return default_for(targets, outputs.shape[-1])
 
 
 def check_targets(
     ensemble: Ensemble, likelihood: Likelihood, batches: ArrayBatches | LoaderBatches
-) -> None:
-    """Refuse networks whose outputs do not fit the likelihood of these targets."""
+) -> torch.Size:
+    """Refuse targets that do not fit the networks; returns the shape of one point's targets.
+
+    The shape is empty for one target per data point, (T,) for tokens, (H, W) for places.
+    """
     outputs, y, x = _outputs(ensemble, batches)
     _check_last_batch(ensemble, batches, x)
+
+    def check(targets: Any) -> None:
+        if likelihood.about.name != "custom loss":
+            _check_sites(targets, outputs.shape[2:-1])
+        likelihood.check(targets, outputs.shape[-1])
+
     if isinstance(batches, ArrayBatches):
-        likelihood.check(batches.y, outputs)
-        return
-    if likelihood.about.has_classes:
-        batches.classes = outputs  # from here on every batch is checked when it is read
+        check(parted(batches.y)[0])
+    else:
+        batches.check = check  # from here on every batch is checked when it is read
         batches.first()
-        return
-    likelihood.check(y, outputs)
+    few = parted(y[: outputs.shape[1]])[0].to(outputs.device)
+    return likelihood.objective(outputs.detach(), few).shape[2:]
+
+
+def _check_sites(y: torch.Tensor, sites: torch.Size) -> None:
+    """Refuse targets without one value per token or place of the outputs [B, ..., C]."""
+    shape = tuple(y.shape)
+    if y.is_floating_point() or y.ndim == 1 + len(sites):
+        known = shape[1 : 1 + len(sites)]
+        if len(known) == len(sites) and (known == tuple(sites) or not y.is_floating_point()):
+            return
+    if not sites:
+        raise DataError(
+            f"y holds whole numbers in shape {shape}; wanted one label per point, (N,): "
+            f"type y.argmax(1) for one-hot rows, or pass floats to regress on them"
+        )
+    wanted = ", ".join(map(str, ("N", *sites)))
+    raise DataError(
+        f"y has shape {shape}, but the network gives outputs for targets of shape ({wanted})"
+    )
 
 
 def _outputs(
     ensemble: Ensemble, batches: ArrayBatches | LoaderBatches
-) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """Number of outputs of the networks, and the targets and inputs of the first batch."""
+) -> tuple[torch.Tensor, Targets, Inputs]:
+    """Outputs of the networks for the first points, and targets and inputs of the first batch."""
     x, y = batches.first()
-    few = x[:2].to(ensemble.device, ensemble.dtype if x.is_floating_point() else None)
+    few = x[:2].to(ensemble.device)
+    if isinstance(few, torch.Tensor):
+        few = few.to(dtype=ensemble.dtype if few.is_floating_point() else None)
     training = ensemble.training
     try:
         outputs = ensemble.train(False)(few)
@@ -110,10 +147,15 @@ def _outputs(
             )
     finally:
         ensemble.train(training)
-    return outputs.shape[-1], y, x
+    if outputs.shape[1] != len(few):
+        raise DataError(
+            f"the network returns {outputs.shape[1]} outputs for {len(few)} data points; "
+            f"the first axis of its outputs must be the batch"
+        )
+    return outputs, y, x
 
 
-def _all_depend(ensemble: Ensemble, few: torch.Tensor) -> bool:
+def _all_depend(ensemble: Ensemble, few: Inputs) -> bool:
     """Whether the outputs of every architecture depend on its weights."""
     ends = list(accumulate(group.members for group in ensemble.groups))
     spans = zip([0, *ends], ends, strict=False)
@@ -128,20 +170,22 @@ def _single_point_batch(batches: ArrayBatches | LoaderBatches) -> int | None:
     return size if size is not None and (batches.n - 1) % size == 0 else None
 
 
-def _check_last_batch(
-    ensemble: Ensemble, batches: ArrayBatches | LoaderBatches, x: torch.Tensor
-) -> None:
+def _check_last_batch(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches, x: Inputs) -> None:
     """Refuse a last batch of one data point if the network normalises over the batch."""
     size = _single_point_batch(batches)
-    if size is None:
+    if size is None or isinstance(x, Opaque):
         return
     device = ensemble.device
-    one = x[:1].to(device, ensemble.dtype if x.is_floating_point() else None)
+    one = x[:1].to(device)
+    if isinstance(one, torch.Tensor):
+        one = one.to(dtype=ensemble.dtype if one.is_floating_point() else None)
     generators = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=generators):
         for group in ensemble.groups:
             try:
-                group.member(0).train()(group.taken(one))
+                member = group.member(0).train()
+                positional, named = arguments(member, group.taken(one))
+                member(*positional, **named)
             except ValueError as error:
                 loader = " or drop_last=True" if isinstance(batches, LoaderBatches) else ""
                 raise DataError(
@@ -165,6 +209,8 @@ def fit(
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int = 128,
+    sample_weight: Any = None,
+    outputs: str | int | None = None,
     temperature: float = 1.0,
     strength: float | None = None,
     annealing: Any = None,
@@ -188,8 +234,10 @@ def fit(
     Main arguments:
         ensemble: the members, changed in place.
         data: a `Dataset`, a pair (x, y) of arrays or tensors, a torch `Dataset` or `DataLoader`, or
-            any iterable of batches (x, y). With `steps` the iterable may be endless. Byte inputs
-            (uint8) are divided by 255. Integer inputs stay integers only for an embedding.
+            any iterable of batches (x, y). With `steps` the iterable may be endless. Inputs may be
+            dicts, tuples or batch objects, as the network takes them; a batch may be a dict with
+            its targets under "labels", or (x, y, weight). Byte inputs (uint8) are divided by 255.
+            Integer inputs stay integers only for an embedding.
         method: a name from `shoal list methods`, or a `Repulsion` of your own.
         epochs: number of passes over the data (20); `steps` replaces it.
         out: the folder that stores the run.
@@ -207,6 +255,9 @@ def fit(
         schedule: learning rate schedule, such as "cosine".
         steps: number of batches to train on.
         batch_size: data points per batch; all members share a batch.
+        sample_weight: weight of each data point [N]; a whole number equals repetition.
+        outputs: name or position of the output to train, for a network that returns several; by
+            default the logits, or the first.
         temperature: T; 0 gives the plain ensemble, 1 the posterior.
         strength: factor of the repulsive force.
         annealing: schedule of the driving force, such as "linear".
@@ -242,11 +293,13 @@ def fit(
         dtype,
         steps=options.steps,
         whole=ensemble.takes_whole,
+        weight=sample_weight,
     )
+    ensemble.use_output(options.outputs)
     if options.likelihood is None:
         options = replace(options, likelihood=default_likelihood(ensemble, batches))
     settings = Settings.resolve(options)
     check_count(options.frozen, ensemble.members)
-    check_targets(ensemble, settings.likelihood, batches)
-    session = Session(ensemble, data, settings, batches, out, callbacks)
+    sites = check_targets(ensemble, settings.likelihood, batches)
+    session = Session(ensemble, data, settings, batches, out, callbacks, sites)
     return session.run(where, dtype, resume, progress)

@@ -108,6 +108,11 @@ def text(name: str, value: Any) -> str:
     return str(value)
 
 
+def output_name(name: str, value: Any) -> str | int:
+    """The name or the position of an output."""
+    return value if isinstance(value, str) else whole_or_zero(name, value)
+
+
 def _is_truth(value: Any) -> bool:
     return type(value).__name__ in ("bool", "bool_")  # Python's, or that of numpy
 
@@ -156,6 +161,12 @@ class Options:
     )
     steps: int | None = option(None, "number of batches to train on.", whole, excludes="epochs")
     batch_size: int = option(128, "data points per batch; all members share a batch.", whole)
+    outputs: str | int | None = option(
+        None,
+        "name or position of the output to train, for a network that returns several; by default "
+        "the logits, or the first.",
+        output_name,
+    )
     temperature: float = option(
         1.0, "T; 0 gives the plain ensemble, 1 the posterior.", not_negative
     )

@@ -17,12 +17,14 @@ from shoal.core.files import read_tensors, write_tensors
 from shoal.core.types import Tree
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.network_pass import tracked_input
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Flat, Gaussian
 from shoal.interaction.axes import Inputs, fitted, learned, needs_data, with_learned
 from shoal.interaction.flows import Stein
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.spaces import innermost
 from shoal.training.settings import Settings
 
 __all__ = ["AXES", "check_count", "divided", "hand_over", "keep", "prepared"]
@@ -107,7 +109,8 @@ def prepared(
     repulsion = method.repulsion
     if repulsion is None or repulsion.space.base != "gradients":
         return repulsion, {}
-    inputs = Inputs(lambda: _inputs(batches))
+    name = innermost(repulsion.space).gradients_of
+    inputs = Inputs(lambda: _inputs(batches, name))
     device = batches.first()[0].device
     path = None if folder is None else folder / AXES
     if path is not None and path.exists() and needs_data(repulsion.space):
@@ -124,9 +127,10 @@ def keep(folder: Path, axes: Tree) -> None:
         write_tensors(folder / AXES, axes)
 
 
-def _inputs(batches: ArrayBatches | LoaderBatches) -> Iterator[Tensor]:
-    if isinstance(batches, ArrayBatches):
-        yield from batches.x.split(_ROWS)
-        return
-    for x, _ in batches.sweep():
-        yield x
+def _inputs(batches: ArrayBatches | LoaderBatches, name: str | None) -> Iterator[Tensor]:
+    arrays = isinstance(batches, ArrayBatches)
+    parts = batches.x.split(_ROWS) if arrays else (x for x, _ in batches.sweep())
+    for x in parts:
+        found = tracked_input(x, name)
+        assert found is not None or isinstance(x, Tensor), "tokens have no axes to fit"
+        yield x if found is None else found[1]  # pyright: ignore

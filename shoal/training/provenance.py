@@ -54,15 +54,20 @@ def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
     """SHA-256 of the training tensors; None for a loader, whose data may change between passes."""
     if isinstance(batches, LoaderBatches):
         return None
-    total = _begun(batches.x).copy()
-    _add(total, batches.y)
+    x, y = batches.x, batches.y
+    first, *rest = [x] if isinstance(x, Tensor) else x.tensors.values()
+    total = _begun(first).copy()
+    for tensor in [*rest, *([y] if isinstance(y, Tensor) else y.tensors.values())]:
+        _add(total, tensor)
     return total.hexdigest()
 
 
 def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
     """Smallest and largest input value; for a loader, of its first batch."""
     loader = isinstance(batches, LoaderBatches)
-    return batches.input_range if loader else value_range(batches.x)
+    if loader:
+        return batches.input_range
+    return value_range(batches.x) if isinstance(batches.x, Tensor) else None
 
 
 @recalled

@@ -49,8 +49,10 @@ class Session:
         batches: ArrayBatches | LoaderBatches,
         out: str | Path | None,
         callbacks: Sequence[Callback],
+        sites: torch.Size = torch.Size(),  # noqa: B008
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        self.sites = sites
         self.folder = None if out is None else RunFolder(Path(out))
         self.callbacks = callbacks
         source = data.spec if isinstance(data, Dataset) else None
@@ -76,7 +78,9 @@ class Session:
             path = None if folder is None else folder.path
             repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
             stack.enter_context(calculating_in(self.settings.options.precision, ensemble))
-            trainer = self.trainer = Trainer(ensemble, self.settings, self.batches, repulsion)
+            trainer = self.trainer = Trainer(
+                ensemble, self.settings, self.batches, repulsion, self.sites
+            )
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
                 tracker = layout(trainer.tracker.state)

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import with_pullback
+from shoal.core.structure import parted
 from shoal.core.tree import finite, member_norms, mixed, per_member
 from shoal.core.types import Tree
-from shoal.inference.posterior import Posterior
-from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel
+from shoal.data.batch import Targets
+from shoal.inference.posterior import Posterior, target_weights
+from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel, weighted_space
 
 __all__ = [
     "FrozenState",
@@ -104,7 +106,7 @@ class WeightResult(NamedTuple):
 
 
 def likelihood_gradient(
-    posterior: Posterior, outputs: Tensor, y: Tensor, alive: Tensor
+    posterior: Posterior, outputs: Tensor, y: Targets, alive: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss [M], finite members [M], and the gradient of the log-likelihood [M, B, C]."""
     (value,), pull = with_pullback(
@@ -119,7 +121,7 @@ def output_stage(
     posterior: Posterior,
     repulsion: Repulsion | None,
     outputs: Tensor,
-    y: Tensor,
+    y: Targets,
     alive: Tensor,
     weight: Factor,
     prior: Tensor | None,
@@ -130,10 +132,13 @@ def output_stage(
     drive = weight * gradient
     drive = drive if prior is None else drive + prior
     here = {"outputs": drive}, {"outputs": outputs}
-    velocity, alive, mix, measures = _act(posterior, repulsion, "outputs", *here, alive, frozen)
+    rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])
+    velocity, alive, mix, measures = _act(
+        posterior, repulsion, "outputs", *here, alive, frozen, rows
+    )
     if repulsion is None:
         measures = measured(member_norms(here[0]), None, alive)
-    statistics = posterior.likelihood.statistics(outputs, y, alive)
+    statistics = posterior.likelihood.statistics(outputs, parted(y)[0], alive)
     found = loss, alive, gradient, velocity["outputs"], mix, measures
     return OutputResult(*found, statistics=statistics)
 
@@ -145,15 +150,17 @@ def gradient_stage(
     cotangent: Tensor,
     gradients: Tensor,
     frozen: FrozenState | None = None,
+    weight: Tensor | None = None,
 ) -> GradientResult:
     """The push on input gradients, and the mixed drives at the outputs if the flow mixes drives.
 
     Of the measures, only bandwidth and effective members are known here. Drive and push meet only
     at the weights.
     """
-    push, own = _pushed(repulsion, {"gradients": gradients}, alive, frozen)
+    push, own = _pushed(repulsion, {"gradients": gradients}, alive, frozen, weight)
     interaction = push.interaction
-    scale = -_push_scale(posterior, repulsion, gradients.shape[1]) * repulsion.strength
+    points = gradients.shape[1] if weight is None else weight.sum()
+    scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     drive, mix = _shared(interaction, {"outputs": cotangent}, own, frozen)
     push_back = scale * push.tree()["gradients"]
     alive = interaction.cloud.alive[own]
@@ -208,21 +215,25 @@ def _act(
     base: Tree,
     alive: Tensor,
     frozen: FrozenState | None,
+    weight: Tensor | None = None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
     """Mix the drives and add the push, if the repulsion's space has this base."""
     if repulsion is None or repulsion.space.base != where:
         return drive, alive, None, None
-    push, own = _pushed(repulsion, base, alive, frozen)
+    push, own = _pushed(repulsion, base, alive, frozen, weight)
     interaction = push.interaction
     alive = interaction.cloud.alive[own]
     drive, mix = _shared(interaction, drive, own, frozen)
-    points = base["outputs"].shape[1] if where == "outputs" else 1
+    points = base["outputs"][0, ..., 0].numel() if where == "outputs" else 1
+    points = points if weight is None else weight.sum()
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale)
     return velocity, alive, mix, measured(driven, pushed, alive, _kernel(interaction))
 
 
-def _push_scale(posterior: Posterior, repulsion: Repulsion, points: int) -> float:
+def _push_scale(
+    posterior: Posterior, repulsion: Repulsion, points: float | Tensor
+) -> float | Tensor:
     return posterior.push_scale(points if repulsion.per == "batch" else None)
 
 
@@ -235,16 +246,20 @@ def _kernel(interaction: Interaction) -> Tensor:
 
 
 def _pushed(
-    repulsion: Repulsion, base: Tree, alive: Tensor, frozen: FrozenState | None
+    repulsion: Repulsion,
+    base: Tree,
+    alive: Tensor,
+    frozen: FrozenState | None,
+    weight: Tensor | None = None,
 ) -> tuple[Push, slice]:
     """The push on the trained members, and which of all members these are."""
     if frozen is None:
-        return repel(repulsion, base, alive), slice(None)
+        return repel(repulsion, base, alive, weight=weight), slice(None)
     own = slice(len(frozen.alive), len(frozen.alive) + len(alive))
-    others = iter(repulsion.space(frozen.base))
+    others = iter(weighted_space(repulsion, weight)(frozen.base))
     everyone = torch.cat([frozen.alive, alive])
     gather = lambda leaf: torch.cat([next(others).to(leaf), leaf])  # noqa: E731
-    return repel(repulsion, base, everyone, gather, own), own
+    return repel(repulsion, base, everyone, gather, own, weight), own
 
 
 def _shared(

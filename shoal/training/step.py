@@ -28,8 +28,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.core.structure import Inputs
 from shoal.core.tree import add_scaled, member_norms
 from shoal.core.types import Tree
+from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import has_batch_norm
 from shoal.inference.ensemble import Ensemble
@@ -52,7 +54,7 @@ def share_of(repulsion: Repulsion) -> float:
     return getattr(innermost(repulsion.space), "fraction", 1.0)
 
 
-def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Tensor) -> tuple[OutputResult, Tree]:
+def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
     """The drive of the whole batch, and the push of a batch fraction."""
     context, repulsion = drive.context, drive.context.repulsion
     assert repulsion is not None, "without repulsion there is no batch fraction"
@@ -91,7 +93,7 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     return not (coupled or ensemble.buffers)
 
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Inputs, Targets]
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ def forces(
         ensemble: the members, in training or evaluation mode.
         posterior: gives the driving force.
         repulsion: gives the repulsive force; None for a plain ensemble.
-        batch: inputs [B, ...] and targets [B, ...].
+        batch: inputs [B, ...] and targets [B, ...]; see `shoal.data.batch`.
         annealing: factor of the driving force (likelihood and prior).
         adversarial: adds adversarial neighbours of the inputs.
         mapping: the member runner.

@@ -13,8 +13,10 @@ from torch import Tensor
 from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import DataError
 from shoal.core.random import key
+from shoal.core.structure import Inputs, parted
 from shoal.core.tree import rows
 from shoal.data.augment import augmented, is_per_member
+from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.autotune import faster_runner, faster_threads
 from shoal.engine.graph import CapturedSteps
@@ -23,7 +25,7 @@ from shoal.engine.memory import keep_freed, within_memory
 from shoal.engine.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.posterior import Posterior
+from shoal.inference.posterior import Posterior, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
 from shoal.training.history import Tracker
@@ -70,8 +72,10 @@ class Trainer:
         settings: Settings,
         batches: ArrayBatches | LoaderBatches,
         repulsion: Repulsion | None = None,
+        sites: torch.Size = torch.Size(),  # noqa: B008
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        self.sites, self._counted = sites, (0, 0.0)
         options = settings.options
         self.repulsion = repulsion or settings.method.repulsion
         self.moving, self.frozen = divided(ensemble, options.frozen)
@@ -79,7 +83,7 @@ class Trainer:
         self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
         likelihood = settings.likelihood
         if isinstance(batches, ArrayBatches):
-            likelihood = likelihood.begun(batches.y.to(ensemble.device))
+            likelihood = likelihood.begun(*parted(batches.y.to(ensemble.device)))
         posterior = self._posterior(likelihood)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
@@ -161,15 +165,15 @@ class Trainer:
         for x, y in islice(self.batches.batches(self.epoch, start), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
-                begun = self.settings.likelihood.begun(y)
+                begun = self.settings.likelihood.begun(*parted(y))
                 self.posterior = replace(self.posterior, likelihood=begun)
-            if self.batches.n != self.posterior.n:  # counted by the first pass over a stream
+            if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self.posterior = self._posterior(self.posterior.likelihood)
             set_learning_rate(self.optimizer, self._rate(self.step))
             self.move(x, y, self._factor(self.step), self.step)
             yield
 
-    def move(self, x: Tensor, y: Tensor, annealing: float | Tensor, step: int | Tensor) -> None:
+    def move(self, x: Inputs, y: Targets, annealing: float | Tensor, step: int | Tensor) -> None:
         """Take one step with every member, without waiting for the device."""
         settings, moving = self.settings, self.moving
         if settings.augment is not None:
@@ -188,7 +192,8 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
         if info.statistics is not None:
-            self.posterior.likelihood.learn(info.statistics, len(y), self.posterior.n)
+            points = len(y) * self.posterior.n / self.batches.n
+            self.posterior.likelihood.learn(info.statistics, points, self.posterior.n)
         moving.alive.copy_(info.alive)
         self.tracker.add(info)
 
@@ -199,8 +204,18 @@ class Trainer:
             if decay is not None:
                 group["weight_decay"] = decay
         temperature = settings.options.temperature
-        whole = Posterior(likelihood, settings.prior, self.batches.n, temperature)
+        whole = Posterior(likelihood, settings.prior, self._targets(likelihood), temperature)
         return hand_over(whole, self.repulsion, settings, self.optimizer)
+
+    def _targets(self, likelihood: Likelihood) -> float:
+        """Number of training targets, or their total weight; a loader's from its first batch."""
+        points = self.batches.n
+        if self._counted[0] != points:
+            arrays = isinstance(self.batches, ArrayBatches)
+            y = self.batches.y if arrays else self.batches.first()[1]
+            total = total_weight(likelihood, y, self.sites)
+            self._counted = points, total if len(y) == points else total * points / len(y)
+        return self._counted[1]
 
     def try_out(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""

@@ -1,0 +1,361 @@
+"""Inputs and targets of any structure: a tree of tensors that is indexed like one tensor.
+
+A network may take a dict, a tuple, a dataclass or an object of a library. `Structured` holds the
+tensors of such a batch, each [B, ...], and the form from which the original structure is rebuilt.
+It has the few methods of a tensor that moving and selecting batches need, so training code treats
+both alike. An object without visible tensors, such as a graph batch, stays whole: `Opaque`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import DataError
+
+__all__ = [
+    "Inputs",
+    "Opaque",
+    "Structured",
+    "Weighted",
+    "first_tensor",
+    "is_structure",
+    "joined",
+    "parted",
+]
+
+
+class Structured:
+    """Tensors [B, ...] in any structure, used like one tensor with B rows.
+
+    >>> batch = Structured.of({"a": torch.zeros(3, 2), "b": torch.arange(3), "note": None})
+    >>> len(batch), batch[1:].original()["b"]
+    (3, tensor([1, 2]))
+
+    Attributes:
+        tensors: the tensors by name: the keys on the way to each, joined by dots.
+        form: the structure with each tensor replaced by its name.
+    """
+
+    __slots__ = ("form", "tensors")
+
+    def __init__(self, tensors: Mapping[str, Tensor], form: Any) -> None:
+        self.tensors, self.form = dict(tensors), form
+
+    @classmethod
+    def of(
+        cls, structure: Any, convert: Callable[[str, Any], Tensor] = lambda _, value: value
+    ) -> "Structured":
+        """The tensors of a structure; `convert` makes a tensor of each array and its name."""
+        tensors: dict[str, Tensor] = {}
+        form = _form(structure, "", tensors, convert)
+        if not tensors:
+            raise DataError(f"a {type(structure).__name__} without tensors is not a batch")
+        lengths = {name: len(t) for name, t in tensors.items() if t.ndim > 0}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise DataError(f"the tensors of a batch need one row per data point, not {told}")
+        return cls(tensors, form)
+
+    def original(self) -> Any:
+        """The structure as it was given, with the tensors as they are now."""
+        return _rebuilt(self.form, self.tensors)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Structured":
+        """The same structure with every tensor changed; single numbers stay as they are."""
+        changed = {n: change(t) if t.ndim > 0 else t for n, t in self.tensors.items()}
+        return type(self)(changed, self.form)
+
+    def replaced(self, name: str, tensor: Tensor) -> "Structured":
+        """The same structure with another tensor of this name."""
+        return type(self)({**self.tensors, name: tensor}, self.form)
+
+    @property
+    def first(self) -> Tensor:
+        """The first tensor with rows."""
+        return next(t for t in self.tensors.values() if t.ndim > 0)
+
+    # The part of a tensor's interface that batches need.
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, rows: Any) -> "Structured":
+        return self.map(lambda tensor: tensor[rows])
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name} {list(t.shape)}" for name, t in self.tensors.items())
+        return f"{type(self).__name__}({told})"
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the first tensor."""
+        return self.first.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the first tensor."""
+        return self.first.ndim
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the first tensor."""
+        return self.first.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the tensors are on a GPU."""
+        return self.first.is_cuda
+
+    def is_floating_point(self) -> bool:
+        """False: a structure is never converted as a whole."""
+        return False
+
+    def to(self, *where: Any, **options: Any) -> "Structured":
+        """Move all tensors; a type applies to real numbers only."""
+        return type(self)(
+            {name: _moved(t, where, options) for name, t in self.tensors.items()}, self.form
+        )
+
+    def cpu(self) -> "Structured":
+        """All tensors on the CPU."""
+        return self.to("cpu")
+
+    def detach(self) -> "Structured":
+        """All tensors, detached."""
+        return self.map(Tensor.detach)
+
+    def index_select(self, dim: int, rows: Tensor) -> "Structured":
+        """Some rows of every tensor."""
+        return self.map(lambda tensor: tensor.index_select(dim, rows))
+
+    def expand(self, members: int, *_: int) -> "Structured":
+        """One copy of every tensor per member [M, B, ...], without memory."""
+        return self.map(lambda tensor: tensor.expand(members, *tensor.shape))
+
+    def split(self, size: int) -> Iterator["Structured"]:
+        """Parts of `size` rows, in order."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+    def unbind(self, dim: int = 0) -> list["Structured"]:
+        """The structure of each member, from tensors [M, B, ...]."""
+        return [self.map(lambda tensor, i=i: tensor.select(dim, i)) for i in range(len(self))]
+
+
+class Weighted(Structured):
+    """Targets with a weight per data point, in the interface of one tensor."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of_pair(cls, y: "Tensor | Structured", weight: Tensor) -> "Weighted":
+        """Targets and their weights [B]."""
+        if isinstance(y, Structured):
+            own = {f"y.{name}": t for name, t in y.tensors.items()}
+            return cls({**own, "weight": weight}, y.form)
+        return cls({"y": y, "weight": weight}, None)
+
+    @property
+    def y(self) -> "Tensor | Structured":
+        """The targets alone."""
+        if self.form is None:
+            return self.tensors["y"]
+        own = {n.removeprefix("y."): t for n, t in self.tensors.items() if n != "weight"}
+        return Structured(own, self.form)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights [B]."""
+        return self.tensors["weight"]
+
+
+class Opaque:
+    """A batch object that only its network understands, such as a batch of graphs.
+
+    Attributes:
+        value: the object; it has a method `to(device)`.
+        points: number of data points, which is that of the targets.
+    """
+
+    __slots__ = ("points", "value")
+
+    def __init__(self, value: Any, points: int) -> None:
+        self.value, self.points = value, points
+
+    def original(self) -> Any:
+        """The object."""
+        return self.value
+
+    def __len__(self) -> int:
+        return self.points
+
+    def __getitem__(self, rows: Any) -> "Opaque":
+        if isinstance(rows, slice) and rows in (slice(None), slice(None, 2), slice(None, 1)):
+            return self  # the first points are asked for only to try the network
+        raise DataError(
+            f"single data points of a {type(self.value).__name__} cannot be selected; "
+            f"use a loader of such batches and a method that compares whole batches"
+        )
+
+    def __repr__(self) -> str:
+        return f"Opaque({type(self.value).__name__}, {self.points} points)"
+
+    @property
+    def shape(self) -> torch.Size:
+        """The number of data points."""
+        return torch.Size([self.points])
+
+    @property
+    def ndim(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the object's first tensor."""
+        found = first_tensor(self.value)
+        return torch.device("cpu") if found is None else found.device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the object is on a GPU."""
+        return self.device.type == "cuda"
+
+    def is_floating_point(self) -> bool:
+        """False: an object is never converted."""
+        return False
+
+    def to(self, device: Any = None, *_: Any, **__: Any) -> "Opaque":
+        """The object on a device."""
+        if device is None or isinstance(device, torch.dtype):
+            return self
+        return Opaque(self.value.to(device), self.points)
+
+    def cpu(self) -> "Opaque":
+        """The object on the CPU."""
+        return self.to("cpu")
+
+    def detach(self) -> "Opaque":
+        """The object itself."""
+        return self
+
+
+Inputs = Tensor | Structured | Opaque
+"""Inputs of a batch: one tensor [B, ...], a structure of tensors, or an object."""
+
+
+def is_structure(value: Any) -> bool:
+    """Whether a value is a dict, tuple, dataclass or batch object, not one array or a loader."""
+    if isinstance(value, (Tensor, str, bytes)) or hasattr(value, "__array__"):
+        return False
+    return isinstance(value, (Mapping, tuple)) or _is_record(value) or _is_batch_object(value)
+
+
+def parted(y: Any) -> tuple[Any, Tensor | None]:
+    """Targets and their weights; None without weights."""
+    return (y.y, y.weight) if isinstance(y, Weighted) else (y, None)
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Batches of equal structure as one batch."""
+    first = parts[0]
+    if isinstance(first, Opaque):
+        if len(parts) > 1:
+            raise DataError(
+                f"batches of {type(first.value).__name__} objects cannot be joined; give one batch"
+            )
+        return first
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    names = first.tensors
+    tensors = {
+        n: torch.cat([part.tensors[n] for part in parts]) if t.ndim else t for n, t in names.items()
+    }
+    return type(first)(tensors, first.form)
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor in an object; None without any."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Mapping):
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, (tuple, list)):
+        inside = value
+    elif hasattr(value, "to_dict"):  # graph libraries store tensors outside of __dict__
+        inside = value.to_dict().values()
+    else:
+        inside = getattr(value, "__dict__", {}).values()
+    for item in inside:
+        if isinstance(item, (Tensor, Mapping, tuple, list)):
+            found = first_tensor(item)
+            if found is not None:
+                return found
+    return None
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_batch_object(value: Any) -> TypeGuard[Any]:
+    """Whether a value is an object that can be moved to a device, such as a batch of graphs."""
+    return callable(getattr(value, "to", None)) and first_tensor(value) is not None
+
+
+class _Name(str):
+    """Stands for the tensor of this name in a form."""
+
+
+class _Record:
+    """A dataclass or a named tuple in a form."""
+
+    __slots__ = ("fields", "kind")
+
+    def __init__(self, kind: type, fields: dict[str, Any]) -> None:
+        self.kind, self.fields = kind, fields
+
+
+def _form(
+    value: Any, path: str, tensors: dict[str, Tensor], convert: Callable[[str, Any], Tensor]
+) -> Any:
+    def inside(items: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        start = f"{path}." if path else ""
+        return {key: _form(each, f"{start}{key}", tensors, convert) for key, each in items}
+
+    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+        tensors[path or "x"] = convert(path or "x", value)
+        return _Name(path or "x")
+    if isinstance(value, Mapping):  # also the mappings of libraries, which become dicts
+        return inside(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _Record(type(value), inside(zip(value._fields, value, strict=True)))
+    if isinstance(value, (tuple, list)):
+        return type(value)(inside(enumerate(value)).values())
+    if _is_record(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return _Record(type(value), inside((name, getattr(value, name)) for name in names))
+    return value
+
+
+def _rebuilt(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(form, _Name):
+        return tensors[form]
+    if isinstance(form, dict):
+        return {key: _rebuilt(each, tensors) for key, each in form.items()}
+    if isinstance(form, (tuple, list)):
+        return type(form)(_rebuilt(each, tensors) for each in form)
+    if isinstance(form, _Record):
+        return form.kind(**{name: _rebuilt(each, tensors) for name, each in form.fields.items()})
+    return form
+
+
+def _moved(tensor: Tensor, where: tuple, options: dict[str, Any]) -> Tensor:
+    if tensor.is_floating_point():
+        return tensor.to(*where, **options)
+    places = [w for w in where if not isinstance(w, torch.dtype)]
+    options = {name: value for name, value in options.items() if name != "dtype"}
+    return tensor.to(*places, **options) if places or options else tensor
