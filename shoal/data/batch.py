@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.core.structure import Inputs, Opaque, Structured, Weighted, is_structure
+from shoal.core.opaque import Opaque
+from shoal.core.structure import Inputs, Structured, Weighted, is_structure
 from shoal.data.arrays import as_inputs, as_targets, as_tensor
 
 __all__ = ["RawBatch", "Targets", "inputs_of", "points_of", "raw_batch", "targets_of"]

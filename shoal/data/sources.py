@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from shoal.core.errors import DataError
-from shoal.core.structure import Inputs, Opaque, Structured, is_structure, joined, parted
+from shoal.core.opaque import Opaque, is_batch_object
+from shoal.core.structure import Inputs, Structured, is_structure, joined, parted
 from shoal.data.arrays import as_inputs, check_labels
 from shoal.data.batch import RawBatch, inputs_of, raw_batch, targets_of
 from shoal.data.batches import ArrayBatches, Batches, checked_size
@@ -55,8 +56,10 @@ def as_split(
         raise _not_arrays(data)
     else:
         x, y = data, None
-    points = len(y) if hasattr(y, "__len__") else None
-    inputs = inputs_of(x, dtype, whole, points)
+    if is_batch_object(x):
+        targets = targets_of(y, None, dtype, weight)
+        return Split(inputs_of(x, dtype, whole, len(targets)), targets)
+    inputs = inputs_of(x, dtype, whole)
     return Split(inputs, None if y is None else targets_of(y, len(inputs), dtype, weight))
 
 
@@ -171,7 +174,7 @@ def input_batches(
     if isinstance(data, TorchDataset):
         data = DataLoader(data, size)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and not takes(len(data)):
-        data = _inputs_of_pair(*data) if len(data) == 2 else data
+        data = _inputs_of_pair(*data) if len(data) == 2 else list(data)
     elif isinstance(data, Split):
         data = data.x
     elif isinstance(data, Mapping):

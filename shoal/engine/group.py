@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError, DataError, ShoalError
-from shoal.core.structure import Inputs, Opaque, Structured
+from shoal.core.opaque import Opaque
+from shoal.core.structure import Inputs, Structured
 from shoal.core.types import Tree
 from shoal.engine.layers import first_called, install_dropout, install_embeddings, install_linear
 from shoal.engine.member_runner import MemberInputs, MemberRunner, first_line, run_or_loop

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from shoal.core.errors import DataError
-from shoal.core.structure import Opaque, Structured
+from shoal.core.opaque import Opaque
+from shoal.core.structure import Structured
 from shoal.core.types import Tree
 
 __all__ = ["arguments", "call_network", "required_inputs", "selected_output", "set_output"]

@@ -90,14 +90,6 @@ class Likelihood:
         """Log density of each target, outputs [..., B, C] and y [B, ...] to [..., B]."""
         raise NotImplementedError
 
-    def objective(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """tmp."""
-        return self.log_prob(outputs, y)
-
-    def weight(self, y: Tensor) -> Tensor | None:
-        """tmp."""
-        return None
-
     def mean(self, outputs: Tensor) -> Tensor:
         """Mean of y under each member [..., B, K]; for classes, their probabilities."""
         raise NotImplementedError
@@ -159,7 +151,7 @@ class Likelihood:
 
     # Learned numbers besides the weights. Most likelihoods learn nothing.
 
-    def begun(self, y: Tensor, weight: Tensor | None = None) -> Self:
+    def begun(self, y: Tensor) -> Self:
         """The likelihood at the start of a run on these targets."""
         return self
 

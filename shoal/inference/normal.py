@@ -137,7 +137,7 @@ class Normal(Likelihood):
 class Standardising(Normal):
     """Gaussian that standardises its training targets, which may have any unit."""
 
-    def begun(self, y: Tensor, weight: Tensor | None = None) -> Self:
+    def begun(self, y: Tensor) -> Self:
         """Standardise by these targets; numbers learned before stay."""
         where = y.device, torch.float32 if y.device.type == "mps" else torch.float64
         if self.learned is not None:

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader
 from shoal.core.devices import usable_device
 from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.opaque import Opaque
 from shoal.core.registry import nearest
-from shoal.core.structure import Inputs, Opaque, parted
+from shoal.core.structure import Inputs, parted
 from shoal.data.arrays import check_columns
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
