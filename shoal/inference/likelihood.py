@@ -12,9 +12,11 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import Registry
 from shoal.data.dataset import Scaling
 
-__all__ = ["Likelihood", "Task", "registry", "task_of"]
+__all__ = ["Likelihood", "Task", "as_columns", "registry", "task_of"]
 
 registry = Registry("likelihood")
+
+_SMALLEST = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,10 @@ class Task:
     """Description of a likelihood's task for metrics and the report, as plain data.
 
     Metrics are named, not imported: a metric registers itself with its kind and its better
-    direction. Every likelihood has the kind "any". The kind "classes" has class probabilities,
-    "numbers" a mean and a variance, "gaussian" a mixture of Gaussians.
+    direction. Every likelihood has the kind "any", except a custom loss, which has only the kind
+    "loss". The kind "classes" has class probabilities, "binary" two classes per column, "ordinal"
+    classes in order. "numbers" has a mean and a variance, "intervals" a distribution function
+    (`cdf`), "gaussian" a mixture of Gaussians.
 
     Attributes:
         name: name of the task, such as "classification".
@@ -76,10 +80,19 @@ class Likelihood:
 
     A new likelihood is one class: write `about`, `log_prob`, `mean` and `variance`, decorate the
     class with `@dataclass(frozen=True)` and `@registry.register(name)`. The other methods have
-    defaults for real targets. Leading axes of the outputs broadcast everywhere.
+    defaults for real targets.
+
+    Outputs are [..., B, *S, C] with leading axes that broadcast everywhere. S is empty, (T,) for
+    tokens or (H, W) for dense labels: the sites of a data point. Targets are [B, *S] or, with K
+    columns, [B, *S, K].
+
+    Attributes:
+        about: the task.
+        discrete: the targets are whole numbers, so `cdf` is a staircase.
     """
 
     about: ClassVar[Task]
+    discrete: ClassVar[bool] = False
 
     @property
     def task(self) -> str:
@@ -87,27 +100,63 @@ class Likelihood:
         return self.about.name
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log density of each target, outputs [..., B, C] and y [B, ...] to [..., B]."""
+        """Log density of each target, outputs [..., B, *S, C] to [..., B, *S]."""
         raise NotImplementedError
 
+    def objective(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """What training maximises for each target [..., B, *S]; by default `log_prob`."""
+        return self.log_prob(outputs, y)
+
+    def weight(self, y: Tensor) -> Tensor | None:
+        """How much each target counts in training [B, *S]; None if all count 1."""
+        return None
+
+    def counted(self, y: Tensor) -> Tensor | None:
+        """Which targets metrics count [B, *S]; None for all."""
+        return None
+
     def mean(self, outputs: Tensor) -> Tensor:
-        """Mean of y under each member [..., B, K]; for classes, their probabilities."""
+        """Mean of y under each member [..., B, *S, K]; for classes, their probabilities."""
         raise NotImplementedError
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """Variance of y under each member [..., B, K]."""
+        """Variance of y under each member [..., B, *S, K]."""
         raise NotImplementedError
 
     def width(self, targets: int) -> int:
         """Number of outputs that a member needs for this many classes or target columns."""
         return targets
 
+    def width_for(self, y: Tensor, classes: int) -> int:
+        """Number of outputs for targets [B] or [B, K] that have `classes` classes, if any."""
+        return self.width(classes if self.about.has_classes else _columns(y))
+
     def moments(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of y under each member, both [..., B, K]."""
+        """Mean and variance of y under each member, both [..., B, *S, K]."""
         return self.mean(outputs), self.variance(outputs)
 
+    def cdf(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """P(Y <= y) of each column [..., B, *S, K], in double precision, for intervals.
+
+        By default Phi((y - mean) / std), if the likelihood has the kind "gaussian".
+        """
+        if "gaussian" not in self.about.kinds:
+            raise ConfigError(
+                f"{self.task} has no distribution function, so there are no intervals"
+            )
+        mean, variance = (moment.double() for moment in self.moments(outputs))
+        y = as_columns(y, mean, mean.shape[-1])
+        return torch.special.ndtr((y - mean) / variance.sqrt())
+
+    def mixture_log_prob(self, outputs: Tensor, y: Tensor, weights: Tensor | None) -> Tensor:
+        """Log density under a mixture of the members [M, B, *S, C] with weights [M]."""
+        each = self.log_prob(outputs, y)
+        if weights is None:
+            return each.logsumexp(0) - math.log(len(each))
+        return (each + weights.log().view(-1, *[1] * (each.ndim - 1))).logsumexp(0)
+
     def entropy(self, mean: Tensor, variance: Callable[[], Tensor]) -> Tensor:
-        """Entropy [..., B] of a prediction with this mean and variance [..., B, K], in nats.
+        """Entropy [..., B, *S] of a prediction with this mean and variance, in nats.
 
         By default the entropy of independent Gaussians, the largest for this variance.
         """
@@ -118,26 +167,43 @@ class Likelihood:
 
         By default the affinity of independent Gaussians with the same means and variances.
         """
-        mean, variance = (moment.double() for moment in self.moments(outputs))
+        moments = (moment.double().flatten(1, -2) for moment in self.moments(outputs))
+        mean, variance = next(moments), next(moments).clamp_min(_SMALLEST)
         rows = zip(mean, variance, strict=True)
         return torch.stack([_gaussian_affinity(m, v, mean, variance) for m, v in rows])
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The output of each member for target y [..., B]; input gradients are gradients of it."""
-        return outputs[..., : _columns(y)].sum(-1)
+        """The output of each member for target y [..., B, *S]; the source of input gradients."""
+        at_sites = y.ndim > 1 and y.shape == outputs.shape[-1 - y.ndim : -1]
+        one = y.ndim == 1 or at_sites
+        return outputs[..., : outputs.shape[-1] // self.width(1) if one else y.shape[-1]].sum(-1)
 
-    def check(self, y: Tensor, outputs: int) -> None:
-        """Refuse targets that do not fit this number of network outputs."""
-        columns = _columns(y)
+    # Classes. A likelihood of the kind "classes" may have targets that are probabilities.
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        """Class probabilities [..., C]; by default the mean."""
+        return self.mean(outputs)
+
+    def labels(self, y: Tensor) -> Tensor:
+        """The class of each target; for soft labels, the most probable class."""
+        return y
+
+    def target_probs(self, y: Tensor, classes: int) -> Tensor:
+        """The class probabilities [..., C] of targets: one-hot rows, or the soft labels."""
+        return torch.nn.functional.one_hot(y, classes)
+
+    def check(self, y: Tensor, outputs: int, sites: int = 0) -> None:
+        """Refuse targets that do not fit this number of network outputs and axes of sites."""
+        columns = _columns(y, sites)
         if outputs != self.width(columns):
             raise DataError(
                 f"targets have {columns} columns, for which the likelihood needs "
                 f"{self.width(columns)} outputs, but the network has {outputs}"
             )
 
-    def prepared(self, y: Tensor, outputs: int) -> Tensor:
-        """Targets in the form that `log_prob` and the metrics take: [B, K]."""
-        y = y.unsqueeze(-1) if y.ndim == 1 else y
+    def prepared(self, y: Tensor, outputs: int, sites: int = 0) -> Tensor:
+        """Targets in the form that `log_prob` and the metrics take: [B, *S, K]."""
+        y = y.unsqueeze(-1) if y.ndim == 1 + sites else y
         if outputs != self.width(y.shape[-1]):
             raise DataError(
                 f"y has {y.shape[-1]} columns but the members predict {outputs // self.width(1)}; "
@@ -151,8 +217,8 @@ class Likelihood:
 
     # Learned numbers besides the weights. Most likelihoods learn nothing.
 
-    def begun(self, y: Tensor) -> Self:
-        """The likelihood at the start of a run on these targets."""
+    def begun(self, y: Tensor, sites: int = 0) -> Self:
+        """The likelihood at the start of a run on these targets, on their device."""
         return self
 
     @property
@@ -164,16 +230,49 @@ class Likelihood:
         """The likelihood with the learned numbers of a checkpoint."""
         return self
 
-    def statistics(self, outputs: Tensor, y: Tensor, alive: Tensor) -> Tensor | None:
-        """Input of `learn` from a batch: outputs [M, B, C] of the finite members [M]."""
+    def statistics(
+        self, outputs: Tensor, y: Tensor, alive: Tensor, weight: Tensor | None = None
+    ) -> Tensor | None:
+        """Input of `learn` from a batch: outputs [M, B, *S, C] of the finite members [M].
+
+        `weight` [B, *S] says how much each target counts; None if all count 1.
+        """
         return None
 
     def learn(self, statistics: Tensor, points: int, n: int) -> None:
         """Learn from a batch of `points` of `n` data points, in place and on the device."""
 
 
-def _columns(y: Tensor) -> int:
-    return 1 if y.ndim == 1 else y.shape[-1]
+def as_columns(y: Tensor, outputs: Tensor, columns: int) -> Tensor:
+    """Targets with their column axis, [B, *S, K], for outputs [..., B, *S, C] of K columns.
+
+    A target [B, *S] without the axis has one column.
+
+    >>> as_columns(torch.zeros(5, 7), torch.zeros(2, 5, 7, 1), 1).shape
+    torch.Size([5, 7, 1])
+    """
+    if y.ndim <= 1:
+        return y.unsqueeze(-1)
+    fits = y.shape[-1] == columns and y.shape[:-1] == outputs.shape[-y.ndim : -1]
+    at_sites = y.shape == outputs.shape[-1 - y.ndim : -1]
+    if columns == 1 and at_sites and not fits:
+        return y.unsqueeze(-1)
+    if y.shape[-1] != columns:
+        raise DataError(
+            f"targets have {y.shape[-1]} columns but the members predict {columns}; "
+            f"give the network one mean per column"
+        )
+    return y
+
+
+def _columns(y: Tensor, sites: int = 0) -> int:
+    if y.ndim not in (1 + sites, 2 + sites):
+        wanted = ", ".join(["N", *(["site"] * sites)])
+        raise DataError(
+            f"y has shape {tuple(y.shape)}; wanted ({wanted}) or ({wanted}, columns), as the "
+            f"outputs of the network"
+        )
+    return 1 if y.ndim == 1 + sites else y.shape[-1]
 
 
 def _gaussian_affinity(m: Tensor, v: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -1,153 +1,128 @@
-"""Base classes of Gaussian likelihoods: targets in any unit, and learned numbers."""
+"""Gaussian likelihoods of real targets: known noise, learned noise, learned noise per input."""
 
-import copy
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from shoal.core.errors import CheckpointCorrupt, DataError
-from shoal.data.dataset import Scaling, standardise
-from shoal.inference.likelihood import Likelihood, Task
+from shoal.core.errors import ConfigError
+from shoal.inference.likelihood import Likelihood, Task, registry
+from shoal.inference.real_targets import LEAST, RealTargets, Standardising
 
-__all__ = ["Learned", "Normal", "Standardising"]
+__all__ = ["Gaussian", "HeteroscedasticGaussian", "HomoscedasticGaussian", "Normal"]
 
-_TINY = 1e-5
-
-
-@dataclass(frozen=True, eq=False)
-class Learned:
-    """Learned numbers, each [K]: y = location + scale * z, and the noise variance of z."""
-
-    location: Tensor
-    scale: Tensor
-    variance: Tensor | None = None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Learned):
-            return NotImplemented
-        mine, theirs = self.tensors, other.tensors
-        same = mine.keys() == theirs.keys()
-        return same and all(torch.equal(t.cpu(), theirs[name].cpu()) for name, t in mine.items())
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.tensors))
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The known numbers, by name."""
-        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+WINDOW = 10_000
+"""Data points in the average of learned noise: enough for a precision of one percent."""
 
 
 @dataclass(frozen=True)
-class Normal(Likelihood):
-    r"""Independent Gaussian target columns in any unit.
-
-    Outputs describe standardised targets: $y = a + b z$, so that
-    $\log p(y) = \log p_z((y - a) / b) - \sum_k \log b_k$. Without learned numbers a = 0 and b = 1.
-    """
+class Normal(RealTargets):
+    """Independent Gaussian target columns in any unit."""
 
     about: ClassVar[Task] = Task(
         "regression",
-        kinds=("any", "numbers", "gaussian"),
+        kinds=("any", "numbers", "intervals", "gaussian"),
         measures=("rmse", "nll", "crps", "coverage_90", "sharpness", "effective_functions"),
     )
-    learns_noise: ClassVar[bool] = False
-    learned: Learned | None = field(default=None, init=False, repr=False)
+
+    def _log_density(self, outputs: Tensor, z: Tensor) -> Tensor:
+        mean, variance = self._standard(outputs)
+        square = (z - mean).square() / variance
+        return -0.5 * (square + variance.log() + math.log(2 * math.pi)).sum(-1)
+
+    cdf = Likelihood.cdf
+
+
+@registry.register("gaussian")
+@dataclass(frozen=True)
+class Gaussian(Normal):
+    """Real targets with known noise: y ~ N(f, noise_std²), independent columns.
+
+    Attributes:
+        noise_std: standard deviation of the observation noise, in units of y.
+    """
+
+    noise_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.noise_std > 0:
+            raise ConfigError(f"noise_std must be positive, not {self.noise_std}")
 
     def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the standardised targets, both [..., B, K]."""
-        raise NotImplementedError
+        return outputs, torch.full_like(outputs, self.noise_std**2)
 
-    def mean(self, outputs: Tensor) -> Tensor:
-        """Mean of y under each member [..., B, K]."""
-        mean, known = self._standard(outputs)[0], self.learned
-        return mean if known is None else known.location.to(mean) + known.scale.to(mean) * mean
 
-    def variance(self, outputs: Tensor) -> Tensor:
-        """Variance of y under each member [..., B, K]."""
-        variance, known = self._standard(outputs)[1], self.learned
-        return variance if known is None else known.scale.square().to(variance) * variance
+@registry.register("homoscedastic")
+@dataclass(frozen=True, repr=False)
+class HomoscedasticGaussian(Normal, Standardising):
+    r"""Real targets with one learned noise per column: y ~ N(a + b f, b² s²).
 
-    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log density of the targets y [B] or [B, K]."""
-        mean, variance = self._standard(outputs)
-        square = (self._standardised(y, mean) - mean).square() / variance
-        value = -0.5 * (square + variance.log() + math.log(2 * math.pi)).sum(-1)
-        known = self.learned
-        if known is None:
-            return value
-        return value - known.scale.log().expand(mean.shape[-1]).sum().to(value)
+    a and b are mean and standard deviation of the training targets. Expectation maximisation finds
+    the noise of largest type II likelihood. With the M members as samples of the posterior, the
+    M-step has the closed form $s^2 = \frac{1}{MN} \sum_{m,n} (z_n - f_m(x_n))^2$, z = (y - a) / b.
+    Each step updates a moving average over about the last min(N, 10,000) data points. The noise
+    belongs to the data, so all members share it.
+    """
 
-    def _standardised(self, y: Tensor, mean: Tensor) -> Tensor:
-        y = y.unsqueeze(-1) if y.ndim == 1 else y
-        if y.shape[-1] != mean.shape[-1]:
-            raise DataError(
-                f"targets have {y.shape[-1]} columns but the members predict {mean.shape[-1]}; "
-                f"give the network one mean per column"
-            )
-        known = self.learned
-        if known is not None:
-            y = (y - known.location.to(y)) / known.scale.to(y)
-        return y.to(mean.dtype)
+    learns_noise: ClassVar[bool] = True
 
-    def check(self, y: Tensor, outputs: int) -> None:
-        """Refuse integer targets, and targets whose columns do not fit the outputs."""
-        if not y.is_floating_point():
-            raise DataError("regression needs real targets, not integers; convert y to float")
-        super().check(y, outputs)
-
-    def in_units(self, scaling: Scaling) -> Self:
-        """The likelihood of the original targets, if training used targets scaled by `scaling`."""
-        mean, std = torch.tensor([[scaling.mean], [scaling.std]], dtype=torch.float64)
-        known = self.learned
-        if known is None:
-            return self._with(Learned(mean, std))
-        location, scale = mean + std * known.location, std * known.scale
-        return self._with(Learned(location, scale, known.variance))
-
-    def _with(self, learned: Learned) -> Self:
-        other = copy.copy(self)
-        object.__setattr__(other, "learned", learned)
-        return other
+    def __repr__(self) -> str:
+        noise = ", ".join(f"{value:.3g}" for value in self.noise_std)
+        return f"HomoscedasticGaussian({f'noise_std={noise}' if noise else ''})"
 
     @property
-    def state(self) -> dict[str, Tensor]:
-        """Location, scale and variance, if they are learned."""
-        return {} if self.learned is None else self.learned.tensors
+    def noise_std(self) -> list[float]:
+        """Learned standard deviation of the noise in each column, in units of y."""
+        known = self.learned
+        if known is None or known.variance is None:
+            return []
+        return (known.scale * known.variance.sqrt()).tolist()
 
-    def restored(self, state: Mapping[str, Tensor]) -> Self:
-        """The likelihood with the numbers of a checkpoint; older checkpoints have none."""
-        if not state:
-            return self
-        names = {"location", "scale", *(["variance"] if self.learns_noise else [])}
-        lengths = {tuple(t.shape) for t in state.values()}
-        sound = all(bool(t.isfinite().all()) for t in state.values())
-        sound &= all(bool((t > 0).all()) for name, t in state.items() if name != "location")
-        if state.keys() != names or not sound or len(lengths) > 1 or len(lengths.pop()) != 1:
-            raise CheckpointCorrupt(
-                f"the checkpoint has no numbers for a {type(self).__name__}; use another"
-            )
-        return self._with(Learned(**state))
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        known = self.learned
+        if known is None or known.variance is None:
+            return outputs, torch.ones_like(outputs)
+        return outputs, known.variance.to(outputs).expand_as(outputs)
+
+    def statistics(
+        self, outputs: Tensor, y: Tensor, alive: Tensor, weight: Tensor | None = None
+    ) -> Tensor | None:
+        """Mean square of z - f over the finite members and the batch [K]; NaN without any."""
+        square = (self._standardised(y, outputs) - outputs).detach().square().flatten(1, -2)
+        if weight is None:
+            error = square.mean(-2)
+        else:
+            shares = (weight / weight.sum()).flatten().to(square)
+            error = (square * shares.unsqueeze(-1)).sum(-2)
+        counts = alive.unsqueeze(-1) & error.isfinite()
+        return torch.where(counts, error, 0.0).sum(0) / counts.sum(0)
+
+    def learn(self, statistics: Tensor, points: int, n: int) -> None:
+        """Move the variance towards the variance of the batch."""
+        if self.learned is None or self.learned.variance is None:
+            return
+        variance = self.learned.variance
+        share = min(1.0, points / min(n, WINDOW))
+        moved = variance.lerp(statistics.to(variance), share).clamp(min=LEAST)
+        variance.copy_(torch.where(moved.isfinite(), moved, variance))
 
 
-class Standardising(Normal):
-    """Gaussian that standardises its training targets, which may have any unit."""
+@registry.register("heteroscedastic", cite=("lakshminarayanan2017simple",))
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(Normal, Standardising):
+    """Real targets with learned noise per input: y ~ N(a + b mu, b² (softplus(s) + 1e-6)).
 
-    def begun(self, y: Tensor) -> Self:
-        """Standardise by these targets; numbers learned before stay."""
-        where = y.device, torch.float32 if y.device.type == "mps" else torch.float64
-        if self.learned is not None:
-            kept = {name: t.to(*where, copy=True) for name, t in self.state.items()}
-            return self._with(Learned(**kept))
-        real = y.detach().reshape(len(y), -1).cpu().double()
-        _, location, scale = standardise(real, real)
-        # Standardised targets stay the same, bit for bit.
-        if bool((location.abs() < _TINY).all() and ((scale - 1).abs() < _TINY).all()):
-            location, scale = torch.zeros_like(location), torch.ones_like(scale)
-        found = {"location": location, "scale": scale}
-        found |= {"variance": torch.ones_like(scale)} if self.learns_noise else {}
-        return self._with(Learned(**{name: t.to(*where) for name, t in found.items()}))
+    The network returns (mu, s); a and b are mean and standard deviation of the training targets.
+    Lakshminarayanan et al. (2017), arXiv 1612.01474.
+    """
+
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = outputs.chunk(2, -1)
+        return mean, F.softplus(raw) + LEAST
+
+    def width(self, targets: int) -> int:
+        """A mean and a raw variance per column."""
+        return 2 * targets

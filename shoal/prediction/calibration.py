@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.prediction.metric import of_points
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["AccuracyConfidence", "Reliability", "accuracy_confidence", "reliability"]
+__all__ = ["AccuracyConfidence", "Reliability", "accuracy_confidence", "binned", "reliability"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,7 @@ class Reliability:
         return float((self.count * gap).sum() / self.count.sum())
 
 
+@of_points
 def reliability(
     pred: Predictive, y: ArrayLike, bins: int = 15, adaptive: bool = False
 ) -> Reliability:
@@ -50,8 +52,12 @@ def reliability(
     """
     if bins < 1:
         raise ConfigError(f"a reliability diagram needs at least 1 bin, not {bins}")
-    sure = pred.confidence().double()
-    right = (pred.labels() == pred.check(y)).double()
+    sure, right = pred.confidence().double(), _right(pred, y)
+    return binned(sure.flatten(), right.flatten(), bins, adaptive)
+
+
+def binned(sure: Tensor, right: Tensor, bins: int, adaptive: bool = False) -> Reliability:
+    """Probabilities [N] and what came of them [N], in bins."""
     inner = _equal_mass(sure, bins) if adaptive else torch.arange(1, bins).to(sure) / bins
     index = torch.bucketize(sure, inner)
 
@@ -61,6 +67,11 @@ def reliability(
     count = total(torch.ones_like(sure))
     edges = torch.cat([inner.new_zeros(1), inner, inner.new_ones(1)])
     return Reliability(edges, count, total(sure) / count, total(right) / count)
+
+
+def _right(pred: Predictive, y: ArrayLike) -> Tensor:
+    """1 for each prediction that equals the label, else 0."""
+    return (pred.labels() == pred.likelihood.labels(pred.check(y))).double()
 
 
 def _equal_mass(values: Tensor, bins: int) -> Tensor:
@@ -76,6 +87,7 @@ class AccuracyConfidence(NamedTuple):
     retained: Tensor
 
 
+@of_points
 def accuracy_confidence(
     pred: Predictive,
     y: ArrayLike,
@@ -92,10 +104,10 @@ def accuracy_confidence(
         thresholds: confidence thresholds [T]; None for 0, 0.05, ..., 0.95.
         ood: predictions for OOD data, pooled with the others and always counted as wrong.
     """
-    sure, right = pred.confidence(), (pred.labels() == pred.check(y)).double()
+    sure, right = pred.confidence().flatten(), _right(pred, y).flatten()
     if ood is not None:
-        sure = torch.cat([sure, ood.confidence()])
-        right = torch.cat([right, right.new_zeros(len(ood))])
+        others = ood.points()[0].confidence().flatten()
+        sure, right = torch.cat([sure, others]), torch.cat([right, right.new_zeros(len(others))])
     if thresholds is None:
         thresholds = torch.arange(20) / 20
     threshold = torch.as_tensor(thresholds).to(sure)

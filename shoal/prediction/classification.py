@@ -2,10 +2,8 @@
 
 import math
 
-import torch
-
 from shoal.prediction.calibration import reliability
-from shoal.prediction.metric import ANY, CLASSES, average, register
+from shoal.prediction.metric import ANY, CLASSES, LOSS, OUTPUTS, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = [
@@ -17,6 +15,7 @@ __all__ = [
     "ece_30",
     "ece_adaptive",
     "entropy",
+    "loss",
     "mutual_information",
     "nll",
     "nll_legacy",
@@ -25,14 +24,20 @@ __all__ = [
 
 @register("accuracy", CLASSES, "higher")
 def accuracy(pred: Predictive, y: ArrayLike) -> float:
-    """Share of inputs whose most probable class is the label."""
-    return average(pred.labels() == pred.check(y))
+    """Share of targets whose most probable class is the label."""
+    return average(pred.labels() == pred.likelihood.labels(pred.check(y)))
 
 
 @register("nll", ANY, "lower", cite=("lakshminarayanan2017simple",))
 def nll(pred: Predictive, y: ArrayLike) -> float:
     r"""Negative log-likelihood $-\frac1n \sum_n \log p(y_n | x_n)$ of the mixture, in nats."""
     return -average(pred.log_prob(y))
+
+
+@register("loss", LOSS, "lower")
+def loss(pred: Predictive, y: ArrayLike) -> float:
+    """Mean of the custom loss over members and targets."""
+    return -average(pred.average(pred.likelihood.log_prob(pred.members, pred.check(y))))
 
 
 @register("nll_legacy", CLASSES, "lower", cite=("dangelo2021repulsive",))
@@ -48,7 +53,7 @@ def nll_legacy(pred: Predictive, y: ArrayLike) -> float:
 def brier(pred: Predictive, y: ArrayLike) -> float:
     r"""Brier score $\frac1n \sum_n \sum_c (p_{nc} - 1[y_n = c])^2$, summed over classes: 0 to 2."""
     probs = pred.probs.double()
-    truth = torch.nn.functional.one_hot(pred.check(y), probs.shape[-1])
+    truth = pred.likelihood.target_probs(pred.check(y), probs.shape[-1])
     return average((probs - truth).square().sum(-1))
 
 
@@ -88,7 +93,7 @@ def mutual_information(pred: Predictive, y: ArrayLike | None = None) -> float:
     return average(pred.mutual_information())
 
 
-@register("disagreement", ANY, "neither", cite=("dangelo2021repulsive",))
+@register("disagreement", OUTPUTS, "neither", cite=("dangelo2021repulsive",))
 def disagreement(pred: Predictive, y: ArrayLike | None = None) -> float:
     """Mean disagreement: standard deviation of the members' predictions."""
     return average(pred.disagreement())

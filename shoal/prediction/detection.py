@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.prediction.metric import ANY, CLASSES, NUMBERS, Better, average, register
+from shoal.prediction.metric import CLASSES, NUMBERS, OUTPUTS, Better, average, register
 from shoal.prediction.predictive import Predictive
 
 __all__ = ["aupr", "auroc", "check_pair", "disagreement_ratio", "entropy_ratio", "fpr95", "scores"]
@@ -38,13 +38,14 @@ def fpr95(test: Tensor, ood: Tensor) -> float:
 
 def _max_prob(pred: Predictive) -> Tensor:
     """1 - max p, summed from the other classes so that a confidence near 1 keeps its digits."""
-    return pred.probs.scatter(-1, pred.labels().unsqueeze(-1), 0.0).sum(-1)
+    others = pred.probs.scatter(-1, pred.labels().unsqueeze(-1), 0.0).sum(-1)
+    return others.flatten(1).mean(-1) if others.ndim > 1 else others
 
 
 _SCORES: dict[str, tuple[Callable[[Predictive], Tensor], tuple[str, ...], str]] = {
     "entropy": (Predictive.entropy, CLASSES, "entropy"),
     "mutual_information": (Predictive.mutual_information, CLASSES, "mutual information"),
-    "disagreement": (Predictive.disagreement, ANY, "disagreement of the members"),
+    "disagreement": (Predictive.disagreement, OUTPUTS, "disagreement of the members"),
     "max_prob": (_max_prob, CLASSES, "one minus the largest probability"),
     "variance": (lambda pred: pred.variance.mean(-1), NUMBERS, "variance"),
 }
@@ -58,6 +59,7 @@ _MEASURES: dict[str, tuple[Callable[[Tensor, Tensor], float], Better, str]] = {
 
 def scores(pred: Predictive) -> dict[str, Tensor]:
     """Every uncertainty score for OOD detection, each [B]; OOD data should score high."""
+    pred = pred.points()[0]
     known = pred.likelihood.about.kinds
     fitting = {name: score for name, (score, kinds, _) in _SCORES.items() if {*kinds} & {*known}}
     return {name: score(pred) for name, score in fitting.items()}
@@ -65,7 +67,7 @@ def scores(pred: Predictive) -> dict[str, Tensor]:
 
 def check_pair(test: Predictive, ood: Predictive) -> None:
     """Refuse test and OOD predictions of different tasks or shapes."""
-    if test.likelihood != ood.likelihood or test.members.shape[2] != ood.members.shape[2]:
+    if test.likelihood != ood.likelihood or test.members.shape[-1] != ood.members.shape[-1]:
         raise DataError(
             f"test and OOD predictions must come from the same ensemble, not {test} and {ood}"
         )
@@ -95,7 +97,7 @@ def entropy_ratio(test: Predictive, ood: Predictive) -> float:
     return _ratio(ood.entropy(), test.entropy())
 
 
-@register("disagreement_ratio", ANY, "higher", ood=True, cite=("dangelo2021repulsive",))
+@register("disagreement_ratio", OUTPUTS, "higher", ood=True, cite=("dangelo2021repulsive",))
 def disagreement_ratio(test: Predictive, ood: Predictive) -> float:
     """Mean disagreement on OOD data / on the test set; NaN for a single member."""
     check_pair(test, ood)

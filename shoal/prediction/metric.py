@@ -1,5 +1,6 @@
 """The registry of metrics: a function, the predictions it applies to, the better direction."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +12,18 @@ from shoal.core.registry import Registry
 
 __all__ = [
     "ANY",
+    "BINARY",
     "CLASSES",
     "GAUSSIAN",
+    "INTERVALS",
+    "LOSS",
     "NUMBERS",
+    "ORDINAL",
+    "OUTPUTS",
     "Better",
     "Metric",
     "average",
+    "of_points",
     "register",
     "registry",
 ]
@@ -24,12 +31,18 @@ __all__ = [
 registry = Registry("metric")
 
 Better = Literal["lower", "higher", "neither"]
-F = TypeVar("F", bound=Callable[..., float])
+T = TypeVar("T")
 
 ANY = ("any",)
 CLASSES = ("classes",)
+BINARY = ("binary",)
+ORDINAL = ("ordinal",)
 NUMBERS = ("numbers",)
 GAUSSIAN = ("gaussian",)
+INTERVALS = ("intervals", "gaussian")
+LOSS = ("loss",)
+OUTPUTS = ("any", "loss")
+"""Metrics that need the outputs alone."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +79,30 @@ def register(
     *,
     ood: bool = False,
     cite: tuple[str, ...] = (),
-) -> Callable[[F], F]:
-    """Decorator that registers a function as a metric; the function itself does not change."""
+) -> Callable[[Callable[..., float]], Callable[..., float]]:
+    """Decorator that registers a function as a metric, of the data points that count."""
 
-    def file(function: F) -> F:
-        registry.register(name, cite=cite)(Metric(function, kinds, better, ood))
-        return function
+    def file(function: Callable[..., float]) -> Callable[..., float]:
+        found = of_points(function)
+        registry.register(name, cite=cite)(Metric(found, kinds, better, ood))
+        return found
 
     return file
+
+
+def of_points(function: Callable[..., T]) -> Callable[..., T]:
+    """Decorator that calls `function(pred, y)` with sites as data points, without ignored ones.
+
+    The second argument may be a prediction, for OOD metrics.
+    """
+
+    @functools.wraps(function)
+    def wrapped(pred: Any, y: Any = None, *args: Any, **options: Any) -> T:
+        if hasattr(y, "members"):
+            return function(pred.points()[0], y.points()[0], *args, **options)
+        return function(*pred.points(y), *args, **options)
+
+    return wrapped
 
 
 def average(values: Tensor) -> float:

@@ -19,6 +19,7 @@ from shoal.prediction.classification import (
     ece_30,
     ece_adaptive,
     entropy,
+    loss,
     mutual_information,
     nll,
     nll_legacy,
@@ -31,6 +32,13 @@ from shoal.prediction.detection import (
     entropy_ratio,
     fpr95,
     scores,
+)
+from shoal.prediction.label_metrics import (
+    ece_positive,
+    label_auroc,
+    label_mae,
+    rps,
+    subset_accuracy,
 )
 from shoal.prediction.metric import Metric, register, registry
 from shoal.prediction.predictive import ArrayLike, Predictive
@@ -55,11 +63,15 @@ __all__ = [
     "ece",
     "ece_30",
     "ece_adaptive",
+    "ece_positive",
     "effective_functions",
     "entropy",
     "entropy_ratio",
     "evaluate",
     "fpr95",
+    "label_auroc",
+    "label_mae",
+    "loss",
     "mutual_information",
     "nll",
     "nll_legacy",
@@ -69,8 +81,10 @@ __all__ = [
     "registry",
     "reliability",
     "rmse",
+    "rps",
     "scores",
     "sharpness",
+    "subset_accuracy",
 ]
 
 
@@ -88,10 +102,10 @@ def evaluate(pred: Predictive, y: ArrayLike, ood: Predictive | None = None) -> d
     >>> evaluate(pred, [0, 1])["accuracy"]
     1.0
     """
-    y = pred.check(y)
+    pred, y = pred.points(pred.check(y))
     metrics = {name: registry[name] for name in registry if registry[name].fits(pred)}
     found = {name: metric(pred, y) for name, metric in metrics.items() if not metric.ood}
     if ood is not None:
-        check_pair(pred, ood)
+        check_pair(pred, ood := ood.points()[0])
         found |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
     return found

@@ -20,6 +20,8 @@ __all__ = ["ArrayLike", "Predictive"]
 ArrayLike = Tensor | np.ndarray | Sequence[Any]
 """A tensor, an array, or nested sequences of numbers."""
 
+_HALVINGS = 80
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictive:
@@ -30,7 +32,8 @@ class Predictive:
     are in nats.
 
     Attributes:
-        members: outputs of the members [M, B, C], before the likelihood's softmax or softplus.
+        members: outputs of the members [M, B, C], before the likelihood's softmax or softplus;
+            [M, B, *S, C] for outputs at the sites S of a data point, such as tokens.
         likelihood: distribution of the targets, given the outputs.
         weights: weights of the members [M] with sum 1; None for equal weights. Equal weights become
             None, so that results are the same bit for bit.
@@ -49,7 +52,7 @@ class Predictive:
 
     def __post_init__(self) -> None:
         outputs = self.members
-        if not isinstance(outputs, Tensor) or outputs.ndim != 3 or outputs.numel() == 0:
+        if not isinstance(outputs, Tensor) or outputs.ndim < 3 or outputs.numel() == 0:
             came = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise DataError(
                 f"members must be a non-empty tensor [members, points, outputs], not {came}"
@@ -60,13 +63,14 @@ class Predictive:
             object.__setattr__(self, "weights", _checked_weights(self.weights, self.members))
 
     def __repr__(self) -> str:
-        M, B, C = self.members.shape
-        counts = {"member": M, "point": B, "output": C}
+        M, B, *S, C = self.members.shape
+        sites = {"site": math.prod(S)} if S else {}
+        counts = {"member": M, "point": B, **sites, "output": C}
         told = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
         return f"Predictive({told}, {self.likelihood})"
 
     def _repr_html_(self) -> str:
-        M, B, C = self.members.shape
+        M, B, *_, C = self.members.shape
         facts = {"members": M, "points": B, "outputs": C, "likelihood": self.likelihood}
         weights = "equal" if self.weights is None else "not equal"
         return facts_html("Predictive", {**facts, "weights": weights})
@@ -96,7 +100,7 @@ class Predictive:
             raise DataError("concat needs at least one prediction, not an empty list")
         first = parts[0]
         for part in parts[1:]:
-            same = part.size == first.size and part.members.shape[2] == first.members.shape[2]
+            same = part.size == first.size and part.members.shape[2:] == first.members.shape[2:]
             if not (same and part.likelihood == first.likelihood and _same_weights(part, first)):
                 raise DataError(
                     f"concat needs predictions of the same members, not {first} and {part}"
@@ -111,8 +115,10 @@ class Predictive:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the mixture: `probs` for classes, [B, K] for regression."""
-        return self.probs if self._has_classes else self.average(self._member_means)
+        """Mean of the mixture: `probs` for classes, [B, K] for columns of numbers or of 0 and 1."""
+        kinds = self.likelihood.about.kinds
+        one_hot = "classes" in kinds and "binary" not in kinds
+        return self.probs if one_hot else self.average(self._member_means)
 
     @property
     def variance(self) -> Tensor:
@@ -121,7 +127,7 @@ class Predictive:
         For regression $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$ [B, K].
         """
         if self._has_classes:
-            return self.probs * (1 - self.probs)
+            return self.mean * (1 - self.mean)
         variance = self.likelihood.variance(self.members)
         return self.average(variance + (self._member_means - self.mean).square())
 
@@ -132,10 +138,30 @@ class Predictive:
 
     def log_prob(self, y: ArrayLike) -> Tensor:
         r"""$\log \sum_m w_m\, p(y \,|\, f_m)$ for labels [B] or targets [B] or [B, K], to [B]."""
-        each = self.likelihood.log_prob(self.members, self.check(y))
-        if self.weights is None:
-            return each.logsumexp(0) - math.log(self.size)
-        return (each + self.weights.log().unsqueeze(-1)).logsumexp(0)
+        return self.likelihood.mixture_log_prob(self.members, self.check(y), self.weights)
+
+    def cdf(self, y: ArrayLike) -> Tensor:
+        """P(Y <= y) of each target column [B, K], in double precision."""
+        return self.average(self.likelihood.cdf(self.members, self.check(y)))
+
+    def quantile(self, level: float) -> Tensor:
+        """The smallest y with P(Y <= y) >= level, in each target column [B, K], by bisection."""
+        if not 0 < level < 1:
+            raise ConfigError(f"the level of a quantile must be between 0 and 1, not {level}")
+        self._only("numbers", "quantiles", "probs")
+        whole = self.likelihood.discrete
+        # Chebyshev's inequality: P(|Y - mean| >= r std) <= 1 / r²
+        reach = self.stddev.double() / math.sqrt(min(level, 1 - level) / 2) + whole
+        low, high = self.mean.double() - reach, self.mean.double() + reach
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            below = self.average(self.likelihood.cdf(self.members, middle)) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return high.floor() if whole else high
+
+    def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Ends of the central interval of probability `level`, each [B, K]."""
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def entropy(self) -> Tensor:
         """Predictive entropy [B]: the total uncertainty.
@@ -177,14 +203,34 @@ class Predictive:
 
     def check(self, y: ArrayLike) -> Tensor:
         """`y` as a tensor that fits this prediction: labels [B] or targets [B, K]."""
-        y = y if self._has_classes else _real(y)
-        targets = as_targets(y, len(self), self.members.dtype)
-        return self.likelihood.prepared(targets, self.members.shape[2]).to(self.members.device)
+        y = y if self._has_classes or "loss" in self.likelihood.about.kinds else _real(y)
+        targets = _as_targets(y, len(self), self.members.dtype)
+        sites = self.members.ndim - 3
+        shape = (self.members.shape[-1], sites) if sites else self.members.shape[-1:]
+        return self.likelihood.prepared(targets, *shape).to(self.members.device)
+
+    def points(self, y: ArrayLike | None = None) -> "tuple[Predictive, ArrayLike | None]":
+        """The prediction with every site as a data point, and its targets; no ignored targets."""
+        sites, targets = self.members.ndim - 3, y
+        if y is not None and (sites or not isinstance(y, Tensor)):
+            targets = self.check(y)
+        counted = None if targets is None else self.likelihood.counted(targets)  # pyright: ignore
+        if not sites and (counted is None or bool(counted.all())):
+            return self, y
+        members = self.members.flatten(1, -2)
+        if isinstance(targets, Tensor):
+            targets = targets.flatten(0, sites)
+        if counted is not None:
+            kept = counted.flatten().to(members.device)
+            members, targets = members[:, kept], targets[kept]  # pyright: ignore
+        if members.shape[1] == 0:
+            raise DataError("every target is ignored; give at least one that counts")
+        return Predictive(members, self.likelihood, self.weights), targets
 
     def member_probs(self) -> Tensor:
         """Class probabilities of each member [M, B, C]."""
         self._only("classes", "class probabilities", "mean, variance or log_prob")
-        return self._member_means
+        return self._member_probs
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the target under each member, both [M, B, K]."""
@@ -206,6 +252,11 @@ class Predictive:
         return self.likelihood.mean(self.members)
 
     @cached_property
+    def _member_probs(self) -> Tensor:
+        binary = "binary" in self.likelihood.about.kinds
+        return self.likelihood.probs(self.members) if binary else self._member_means
+
+    @cached_property
     def _entropy(self) -> Tensor:
         return self.likelihood.entropy(self.mean, lambda: self.variance)
 
@@ -221,7 +272,7 @@ class Predictive:
         each = self._member_means
         share = 1 / self.size if self.weights is None else float(self.weights.square().sum())
         if 1 - share < 1e-6:
-            return torch.zeros_like(each[0, :, 0])
+            return torch.zeros_like(each[0, ..., 0])
         variance = self.average((each - self.average(each)).square()) / (1 - share)
         return variance.sqrt().mean(-1)
 
@@ -246,6 +297,17 @@ def _same_weights(a: Predictive, b: Predictive) -> bool:
     if a.weights is None or b.weights is None:
         return a.weights is b.weights
     return torch.equal(a.weights, b.weights)
+
+
+def _as_targets(y: ArrayLike, n: int, dtype: torch.dtype) -> Tensor:
+    """Targets of `n` data points, of any shape; the likelihood checks the shape and the values."""
+    raw = y if isinstance(y, Tensor) else np.asarray(y)
+    numbers = isinstance(raw, Tensor) or raw.dtype.kind in "biuf"
+    tensor = torch.as_tensor(raw) if numbers else None
+    if tensor is None or tensor.ndim == 0 or len(tensor) != n or tensor.dtype.is_floating_point:
+        few = tensor is None or tensor.ndim <= 2
+        return as_targets(y, n, dtype) if few else tensor.to(dtype)
+    return tensor.to(torch.int64)
 
 
 def _real(y: ArrayLike) -> ArrayLike:

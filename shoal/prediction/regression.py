@@ -1,4 +1,4 @@
-"""Metrics of regression predictions (mixtures of Gaussians), in the units of the targets."""
+"""Metrics of predictions of numbers, in the units of the targets."""
 
 import math
 
@@ -7,10 +7,12 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Scaling
-from shoal.prediction.metric import GAUSSIAN, NUMBERS, average, register
+from shoal.prediction.metric import GAUSSIAN, INTERVALS, NUMBERS, average, of_points, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["coverage", "crps", "in_units", "pit", "rmse", "sharpness"]
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @register("rmse", NUMBERS, "lower")
@@ -45,36 +47,59 @@ def _expected_distance(shift: Tensor, variance: Tensor) -> Tensor:
     return 2 * scale * density + shift * torch.special.erf(shift / (scale * math.sqrt(2)))
 
 
+@of_points
 def pit(pred: Predictive, y: ArrayLike) -> Tensor:
-    """Distribution function of the mixture at the targets [B, K]; uniform if calibrated."""
-    mean, variance = (moment.double() for moment in pred.moments())
-    return pred.average(torch.special.ndtr((pred.check(y) - mean) / variance.sqrt()))
+    r"""Distribution function of the mixture at the targets [B, K]; uniform if calibrated.
+
+    For counts the randomised transform $F(y - 1) + v_n (F(y) - F(y - 1))$, which is uniform, too.
+    The $v_n$ are the fixed sequence n times the golden ratio, modulo 1.
+    Czado et al. (2009), doi 10.1111/j.1541-0420.2009.01191.x.
+    """
+    low, high = _pit_bounds(pred, pred.check(y))
+    if not pred.likelihood.discrete:
+        return high
+    places = torch.arange(high.numel(), device=high.device, dtype=high.dtype).view_as(high)
+    return low + (places * _GOLDEN + 0.5).frac() * (high - low)
 
 
+def _pit_bounds(pred: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
+    """P(Y < y) and P(Y <= y) of the mixture; equal for continuous targets."""
+    high = pred.cdf(y)
+    return (pred.cdf(y - 1) if pred.likelihood.discrete else high), high
+
+
+@of_points
 def coverage(pred: Predictive, y: ArrayLike, level: float = 0.9) -> float:
     """Share of targets inside the central interval of probability `level`.
 
     The interval lies between the quantiles (1 - level)/2 and (1 + level)/2 of the mixture itself,
-    not of a fitted Gaussian.
+    not of a fitted Gaussian. A count at an end of the interval counts in part: by the share of its
+    probability that lies inside. So the coverage of calibrated counts is `level`.
     """
     if not 0 < level < 1:
         raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
-    return average((pit(pred, y) - 0.5).abs() <= level / 2)
+    low, high = _pit_bounds(pred, pred.check(y))
+    if not pred.likelihood.discrete:
+        return average((high - 0.5).abs() <= level / 2)
+    inside = high.clamp_max(0.5 + level / 2) - low.clamp_min(0.5 - level / 2)
+    mass = high - low
+    # a count of no probability lies outside
+    return average(torch.where(mass > 0, inside.clamp_min(0) / mass, 0.0))
 
 
-@register("coverage_50", GAUSSIAN, "neither")
+@register("coverage_50", INTERVALS, "neither")
 def coverage_50(pred: Predictive, y: ArrayLike) -> float:
     """Fraction of targets in the central 50 % interval; best near 0.5."""
     return coverage(pred, y, 0.5)
 
 
-@register("coverage_90", GAUSSIAN, "neither")
+@register("coverage_90", INTERVALS, "neither")
 def coverage_90(pred: Predictive, y: ArrayLike) -> float:
     """Fraction of targets in the central 90 % interval; best near 0.9."""
     return coverage(pred, y, 0.9)
 
 
-@register("coverage_95", GAUSSIAN, "neither")
+@register("coverage_95", INTERVALS, "neither")
 def coverage_95(pred: Predictive, y: ArrayLike) -> float:
     """Fraction of targets in the central 95 % interval; best near 0.95."""
     return coverage(pred, y, 0.95)

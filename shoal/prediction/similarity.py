@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shoal.prediction.metric import ANY, register
+from shoal.prediction.metric import OUTPUTS, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["affinity", "effective_functions", "effective_number", "pairwise_disagreement"]
@@ -14,7 +14,7 @@ def pairwise_disagreement(pred: Predictive) -> Tensor:
 
     Fort et al. (2019), arXiv 1912.02757.
     """
-    labels = pred.member_probs().argmax(-1)
+    labels = pred.member_probs().argmax(-1).flatten(1)
     return torch.stack([(labels != row).double().mean(-1) for row in labels])
 
 
@@ -28,7 +28,7 @@ def affinity(pred: Predictive) -> Tensor:
     return pred.likelihood.affinity(pred.members)
 
 
-@register("effective_functions", ANY, "neither")
+@register("effective_functions", OUTPUTS, "neither")
 def effective_functions(pred: Predictive, y: ArrayLike | None = None) -> float:
     r"""Effective number of functions, from 1 (all members equal) to M (all different).
 
