@@ -84,6 +84,8 @@ class Opaque:
 
 def is_batch_object(value: Any) -> bool:
     """Whether a value is an object that can be moved to a device, such as a batch of graphs."""
+    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+        return False
     return callable(getattr(value, "to", None)) and first_tensor(value) is not None
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "as_tensor",
     "check_columns",
     "check_labels",
+    "check_not_negative",
     "mark_constant",
     "recalled",
 ]
@@ -133,12 +134,23 @@ def check_labels(y: Tensor, classes: int) -> None:
             "y holds floats, which are values to regress on; for classes pass integers: "
             "type y.astype(int) for an array, y.long() for a tensor"
         )
-    outside = (y < 0) | (y >= classes)
+    check_not_negative(y)
+    outside = y >= classes
     if outside.any():
         first = int(outside.nonzero()[0])
         raise DataError(
             f"y[{first}] is {int(y[first])}, but the network has {classes} outputs for the "
             f"classes 0 to {classes - 1}; give it one output per class"
+        )
+
+
+def check_not_negative(y: Tensor) -> None:
+    """Refuse negative labels [N]."""
+    if (y < 0).any():
+        first = int((y < 0).nonzero()[0])
+        raise DataError(
+            f"labels must be 0, 1, 2, ... but y[{first}] is {int(y[first])}; "
+            f"type numpy.unique(y, return_inverse=True)[1] to number the classes"
         )
 
 

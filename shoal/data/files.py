@@ -15,6 +15,7 @@ from shoal.core.optional import require
 from shoal.data.dataset import Split
 from shoal.data.images import as_pixels
 from shoal.data.readers import READERS
+from shoal.data.arrays import check_not_negative
 from shoal.data.sources import as_split
 
 __all__ = ["class_folders", "load_file", "read_images", "title"]
@@ -55,7 +56,10 @@ def load_file(
             x, y = reader(file)
             if y is None and target is not None:
                 x, y = _last_column(x)
-            return as_split((x, _typed(y, target)))
+            split = as_split((x, _typed(y, target)))
+            if target == "class":
+                check_not_negative(split.y.flatten())
+            return split
         except DataError as error:
             raise DataError(f"{path} cannot be used: {error}") from None
 

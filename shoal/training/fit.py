@@ -99,9 +99,10 @@ def check_targets(
     _check_last_batch(ensemble, batches, x)
 
     def check(targets: Any) -> None:
-        if likelihood.about.name != "custom loss":
-            _check_sites(targets, outputs.shape[2:-1])
-        likelihood.check(targets, outputs.shape[-1])
+        sites = outputs.shape[2:-1]
+        likelihood.check(targets, outputs.shape[-1], len(sites))
+        if "any" in likelihood.about.kinds:
+            _check_sites(targets, sites)
 
     if isinstance(batches, ArrayBatches):
         check(parted(batches.y)[0])
@@ -113,21 +114,12 @@ def check_targets(
 
 
 def _check_sites(y: torch.Tensor, sites: torch.Size) -> None:
-    """Refuse targets without one value per token or place of the outputs [B, ..., C]."""
-    shape = tuple(y.shape)
-    if y.is_floating_point() or y.ndim == 1 + len(sites):
-        known = shape[1 : 1 + len(sites)]
-        if len(known) == len(sites) and (known == tuple(sites) or not y.is_floating_point()):
-            return
-    if not sites:
+    """Refuse targets without one value per place; sequences may differ in length by batch."""
+    if len(sites) > 1 and y.shape[1 : 1 + len(sites)] != sites:
+        wanted = ", ".join(map(str, ("N", *sites)))
         raise DataError(
-            f"y holds whole numbers in shape {shape}; wanted one label per point, (N,): "
-            f"type y.argmax(1) for one-hot rows, or pass floats to regress on them"
+            f"y has shape {tuple(y.shape)}, but the network gives outputs for ({wanted}) targets"
         )
-    wanted = ", ".join(map(str, ("N", *sites)))
-    raise DataError(
-        f"y has shape {shape}, but the network gives outputs for targets of shape ({wanted})"
-    )
 
 
 def _outputs(

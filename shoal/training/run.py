@@ -192,12 +192,17 @@ class RunFolder:
         return "it is a file" if self.path.is_file() else "it has no config.toml"
 
 
-def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None = None) -> Run:
+def load(
+    folder: str | Path,
+    build: Build | Sequence[tuple[Build, int]] | None = None,
+    likelihood: Likelihood | None = None,
+) -> Run:
     """Load a run from its folder, at its last valid checkpoint.
 
     Args:
         folder: the folder that `fit(out=...)` wrote.
         build: makes the networks; not needed for a registered model.
+        likelihood: the likelihood of the run, if it is your own; a registered one is in the folder.
     """
     files = RunFolder(checked_path(folder, "folder"))
     config = files.config()
@@ -205,7 +210,7 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
         raise StorageError(
             f"{files.path} holds no checkpoint yet; its run stopped before the first checkpoint"
         )
-    likelihood, numbers = _likelihood(config), None
+    likelihood, numbers = _likelihood(config, likelihood), None
     if build is None:
         build = blueprints = _builds(config, files.path)
         numbers = sum(blueprint.numbers() * count for blueprint, count in blueprints)
@@ -216,6 +221,7 @@ def load(folder: str | Path, build: Build | Sequence[tuple[Build, int]] | None =
     if numbers is not None:
         _check_size(state, numbers, files.path)
     ensemble = Ensemble.from_state(state, build)
+    ensemble.use_output(config.get("outputs"))
     provenance = files.provenance()
     return Run(
         ensemble,
@@ -288,12 +294,14 @@ def _argument(name: str) -> str:
     return name if name.isidentifier() else "build"
 
 
-def _likelihood(config: dict[str, Any]) -> Likelihood:
+def _likelihood(config: dict[str, Any], given: Likelihood | None) -> Likelihood:
     spec = config.get("likelihood", "categorical")
     if isinstance(spec, dict) and "custom" in spec:
+        if given is not None:
+            return given
         raise ConfigError(
             f"this run's likelihood is your own '{spec['custom']}', which a folder cannot store; "
-            f"register it before training, or use the run that fit returned"
+            f"type: shoal.load(folder, build, likelihood=...)"
         )
     check_spec("likelihood", spec, likelihoods.registry)
     return likelihoods.registry.make(spec)

@@ -138,7 +138,7 @@ def output_stage(
     )
     if repulsion is None:
         measures = measured(member_norms(here[0]), None, alive)
-    statistics = posterior.likelihood.statistics(outputs, parted(y)[0], alive)
+    statistics = posterior.likelihood.statistics(outputs, parted(y)[0], alive, rows)
     found = loss, alive, gradient, velocity["outputs"], mix, measures
     return OutputResult(*found, statistics=statistics)
 

@@ -83,7 +83,7 @@ class Trainer:
         self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
         likelihood = settings.likelihood
         if isinstance(batches, ArrayBatches):
-            likelihood = likelihood.begun(*parted(batches.y.to(ensemble.device)))
+            likelihood = likelihood.begun(parted(batches.y.to(ensemble.device))[0], len(sites))
         posterior = self._posterior(likelihood)
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         self.steps = settings.total_steps(batches.steps_per_epoch)
@@ -165,7 +165,7 @@ class Trainer:
         for x, y in islice(self.batches.batches(self.epoch, start), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
-                begun = self.settings.likelihood.begun(*parted(y))
+                begun = self.settings.likelihood.begun(parted(y)[0], len(self.sites))
                 self.posterior = replace(self.posterior, likelihood=begun)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self.posterior = self._posterior(self.posterior.likelihood)

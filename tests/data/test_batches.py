@@ -15,6 +15,7 @@ from torch.utils.data import (
 )
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.data.arrays import check_labels
 from shoal.data.batches import ArrayBatches
 from shoal.data.loaders import LoaderBatches
 
@@ -196,12 +197,13 @@ def test_batches_are_converted():
     ("loader", "sentence"),
     [
         ([], "the loader gave no batches"),
-        ([{"x": X, "y": Y}], "batch 0 of the loader is a dict; wanted a pair"),
-        ([(X, Y), (X, Y, Y)], "batch 1 of the loader is a tuple of 3; wanted a pair"),
+        ([{"x": X, "z": Y}], "batch 0 is a dict of 'x', 'z'; it needs .* under 'labels'"),
+        ([(X, Y), (X, Y, Y, Y)], "batch 1 of the loader is a tuple of 4; wanted a pair"),
+        ([(X, Y, Y[:4])], r"sample_weight has shape \(4,\); wanted one number per point, \(23,\)"),
+        ([(X, Y, -Y)], "sample_weight must be numbers from 0 on"),
         ([X], "batch 0 of the loader is a Tensor; wanted a pair"),
         ([(X, Y[:4])], "in batch 0 of the loader, x has 23 points but y has 4 points"),
         ([(X / 0, Y)], "in batch 0 of the loader, x has 23 values that are not finite"),
-        ([(X, Y), (X, Y - 1)], r"in batch 1 of the loader, labels must be .* y\[0\] is -1"),
         (((x, y) for x, y in [(X, Y)]), "a generator can be read only once"),
         (zip([X], [Y], strict=True), "a zip can be read only once"),
         (DataLoader(TensorDataset(X[:0])), "the loader's dataset is empty"),
@@ -213,6 +215,6 @@ def test_loaders_that_are_refused(loader, sentence):
 
 
 def test_labels_beyond_the_outputs_are_refused_before_they_reach_the_device():
-    source = LoaderBatches(DataLoader(TensorDataset(X, Y), 5), classes=12)
+    source = LoaderBatches(DataLoader(TensorDataset(X, Y), 5), check=lambda y: check_labels(y, 12))
     with pytest.raises(DataError, match=r"in batch 2 of the loader, y\[2\] is 12, but the network"):
         list(source.batches(0))

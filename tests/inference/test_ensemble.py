@@ -272,13 +272,23 @@ def test_small_batches(points):
     assert ensemble(inputs("mlp", points=points)).shape == (3, points, 2)
 
 
+class Sum(nn.Linear):
+    """A network that forgets its batch."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, x):
+        return super().forward(x).sum()
+
+
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 def test_wrong_shapes_are_refused_in_a_sentence(kind):
     if kind == "inputs":
         build, x = BUILDS["mlp"], torch.zeros(6, 5)
         sentence = r"does not take inputs of shape \(5,\)"
     else:
-        build, x = (lambda: nn.Conv1d(3, 2, 1)), torch.zeros(6, 3, 4)
+        build, x = (lambda: Sum()), torch.zeros(6, 3)
         sentence = r"must return outputs \[B, C\]"
     with pytest.raises(DataError, match=sentence):
         shoal.Ensemble.init(build, 2)(x)

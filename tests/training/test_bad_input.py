@@ -66,12 +66,12 @@ DATA = {
     "flat inputs": ((X[:, 0], Y), "each data point must be a row"),
     "one-hot labels": ((X, nn.functional.one_hot(Y)), "argmax"),
     "no labels": (X, "no targets"),
-    "three tensors": ((X, Y, Y), "pair (x, y)"),
+    "four tensors": ((X, Y, Y, Y), "pair (x, y)"),
     "text": ((np.array([["a", "b", "c"]] * POINTS), Y), "not numbers"),
     "ragged rows": (([[1.0, 2.0, 3.0], [1.0]], [0, 1]), "regular"),
     "a name": ("digits", "not numbers"),
     "batches read only once": (iter([(X, Y)]), "only once"),
-    "batches of three": ([(X.numpy(), Y.numpy(), Y.numpy())], "pair"),
+    "batches of four": ([(X.numpy(), Y.numpy(), Y.numpy(), Y.numpy())], "pair"),
 }
 
 TARGETS = {

@@ -23,13 +23,14 @@ from shoal.training.options import DEFAULTS, KEPT, NAMES, Options
 from shoal.training.run import RunFolder
 from shoal.training.settings import REGISTRIES, Settings
 
-OF_ONE_CALL = {"ensemble", "data", "resume", "out", "callbacks", "progress"}
+OF_ONE_CALL = {"ensemble", "data", "sample_weight", "resume", "out", "callbacks", "progress"}
 """What `fit` is told besides: members, data, and where this call leaves what it does."""
 
 FIELDS = {entry.name: entry for entry in dataclasses.fields(Options)}
 ARGUMENTS = inspect.signature(fit).parameters
 CHECKED = [name for name, entry in FIELDS.items() if entry.metadata["check"] is not None]
-CHECKED.remove("engine")  # a name, which is looked up when the members are known
+for name in ("engine", "outputs"):  # names, which are looked up when the members are known
+    CHECKED.remove(name)
 
 
 def alternatives(annotation):

@@ -33,7 +33,7 @@ from shoal.models import MLP, Blueprint, SmallCNN
 BLUEPRINT = Blueprint(MLP((8,), "tanh", norm="batch", dropout=0.2), (3,), CLASSES)
 IMAGES = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
 NOT_SETTINGS = {"ensemble", "data", "device", "out", "resume", "save_every", "callbacks"}
-NOT_SETTINGS |= {"progress"}
+NOT_SETTINGS |= {"progress", "sample_weight"}
 FULL = {
     "method": "f-sge",
     "legacy": True,
@@ -45,6 +45,7 @@ FULL = {
     "schedule": {"name": "steps", "at": (0.3, 0.6), "factor": 0.5},
     "steps": 7,
     "batch_size": 6,
+    "outputs": 0,
     "temperature": 0.3,
     "annealing": {"name": "cyclic", "cycles": 2},
     "adversarial": {"epsilon": 0.05, "shared": True},
