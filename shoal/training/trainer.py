@@ -12,34 +12,24 @@ from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import DataError
-from shoal.core.random import key
 from shoal.core.structure import Inputs, parted
 from shoal.core.tree import rows
-from shoal.data.augment import augmented, is_per_member
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.autotune import faster_runner, faster_threads
 from shoal.engine.graph import CapturedSteps
 from shoal.engine.member_runner import MemberRunner
-from shoal.engine.memory import keep_freed, within_memory
 from shoal.engine.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.posterior import Posterior, total_weight
+from shoal.inference.posterior import total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
 from shoal.training.history import Tracker
-from shoal.training.optim import (
-    clip_members,
-    flat_state,
-    load_flat_state,
-    make_optimizer,
-    set_learning_rate,
-)
-from shoal.training.prepare import divided, hand_over
+from shoal.training.optim import flat_state, set_learning_rate
+from shoal.training.mover import Mover
 from shoal.training.settings import Settings
-from shoal.training.stages import Stages, compiled_stages
-from shoal.training.step import forces_in
+from shoal.training.step import StepInfo, forces_in
 
 __all__ = ["Trainer"]
 
@@ -47,18 +37,12 @@ WORTH_A_TRIAL = 300
 """In runs with fewer steps, autotune would take longer than it saves."""
 
 
-class Trainer:
-    """Moves an ensemble along its velocity, one batch after another.
+class Trainer(Mover):
+    """Moves an ensemble over the batches of a run.
 
     Attributes:
-        ensemble: the members, changed in place.
-        moving: the trained members, on the same memory.
-        frozen: the frozen members; None without any.
-        settings: the settings of the run.
         batches: the training data.
-        repulsion: the method's repulsion, with axes and units from the training data.
-        context: the settings of every step. Its posterior omits a prior that the optimiser applies;
-            its likelihood learns together with the members.
+        sites: shape of one data point's targets; empty for one target per data point.
         steps: number of steps of the run.
         step: number of finished steps.
         rows: one history row per finished epoch.
@@ -74,57 +58,22 @@ class Trainer:
         repulsion: Repulsion | None = None,
         sites: torch.Size = torch.Size(),  # noqa: B008
     ) -> None:
-        self.ensemble, self.settings, self.batches = ensemble, settings, batches
-        self.sites, self._counted = sites, (0, 0.0)
-        options = settings.options
-        self.repulsion = repulsion or settings.method.repulsion
-        self.moving, self.frozen = divided(ensemble, options.frozen)
-        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, options.lr)
-        self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
+        self.batches, self.sites, self._counted = batches, sites, (0, 0.0)
+        self.steps = settings.total_steps(batches.steps_per_epoch)
         likelihood = settings.likelihood
         if isinstance(batches, ArrayBatches):
-            likelihood = likelihood.begun(parted(batches.y.to(ensemble.device))[0], len(sites))
-        posterior = self._posterior(likelihood)
-        self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
-        self.steps = settings.total_steps(batches.steps_per_epoch)
-        waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
-        self.plan = parse_engine(options.engine).settled_for(
-            ensemble.groups, ensemble.device, self.steps, waits
-        )
-        self.mapping = self.plan.mapping or MemberRunner()
-        self.context = StepContext(
-            posterior=posterior,
-            repulsion=self.repulsion,
-            adversarial=settings.adversarial,
-            seed=options.seed,
-            stages=compiled_stages() if self.plan.compiled else Stages(),
-            own_inputs=is_per_member(settings.augment),
-            frozen=self.frozen,
-        )
+            likelihood = self._begun(likelihood, batches.y.to(ensemble.device))
+        targets = self._targets(likelihood)
+        super().__init__(ensemble, settings, repulsion, likelihood, targets, batches.n, self.steps)
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
         self.initial: Tensor | None = None
         self.captured = self._capture()
-        if ensemble.device.type == "cpu":
-            keep_freed()
 
-    @property
-    def posterior(self) -> Posterior:
-        """What drives the members, less what the optimiser has taken over."""
-        return self.context.posterior
-
-    @posterior.setter
-    def posterior(self, posterior: Posterior) -> None:
-        self.context = replace(self.context, posterior=posterior)
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """A copy of the likelihood, with its learned numbers so far."""
-        state = {
-            name: t.detach().cpu().clone() for name, t in self.posterior.likelihood.state.items()
-        }
-        return self.posterior.likelihood.restored(state)
+    def _begun(self, likelihood: Likelihood, y: Targets) -> Likelihood:
+        targets, weight = parted(y)
+        return likelihood.begun(targets, len(self.sites), weight)
 
     @property
     def epoch(self) -> int:
@@ -165,47 +114,26 @@ class Trainer:
         for x, y in islice(self.batches.batches(self.epoch, start), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
-                begun = self.settings.likelihood.begun(parted(y)[0], len(self.sites))
+                begun = self._begun(self.settings.likelihood, y)
                 self.posterior = replace(self.posterior, likelihood=begun)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
-                self.posterior = self._posterior(self.posterior.likelihood)
+                self._recount()
             set_learning_rate(self.optimizer, self._rate(self.step))
             self.move(x, y, self._factor(self.step), self.step)
             yield
 
-    def move(self, x: Inputs, y: Targets, annealing: float | Tensor, step: int | Tensor) -> None:
-        """Take one step with every member, without waiting for the device."""
-        settings, moving = self.settings, self.moving
-        if settings.augment is not None:
-            own = key(settings.options.seed, "augment", step, x.device)
-            x = augmented(settings.augment, x, own, moving.members)
-        (velocity, info), self.mapping = within_memory(
-            lambda mapping: forces_in(self.context.at(step, annealing, mapping), moving, (x, y)),
-            moving.buffers,
-            moving.members,
-            moving.device,
-            self.mapping,
-        )
-        velocity = clip_members(velocity, settings.options.clip, self.spans)
-        for name, weight in moving.weights.items():
-            weight.grad = _laid_out_like(weight, velocity[name])
-        self.optimizer.step()
-        self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
-        if info.statistics is not None:
-            points = len(y) * self.posterior.n / self.batches.n
-            self.posterior.likelihood.learn(info.statistics, points, self.posterior.n)
-        moving.alive.copy_(info.alive)
+    def move(
+        self,
+        x: Inputs,
+        y: Targets,
+        annealing: float | Tensor,
+        step: int | Tensor,
+        context: StepContext | None = None,
+    ) -> StepInfo:
+        """Take one step with every member, and add its measures to the history."""
+        info = super().move(x, y, annealing, step, context)
         self.tracker.add(info)
-
-    def _posterior(self, likelihood: Likelihood) -> Posterior:
-        """The posterior for the known number of data points, without a prior in the optimiser."""
-        settings = self.settings
-        for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
-            if decay is not None:
-                group["weight_decay"] = decay
-        temperature = settings.options.temperature
-        whole = Posterior(likelihood, settings.prior, self._targets(likelihood), temperature)
-        return hand_over(whole, self.repulsion, settings, self.optimizer)
+        return info
 
     def _targets(self, likelihood: Likelihood) -> float:
         """Number of training targets, or their total weight; a loader's from its first batch."""
@@ -278,17 +206,15 @@ class Trainer:
             alive[span] &= rows(weight.detach()).isfinite().all(1)
         self.tracker.mark_diverged(before & ~alive)
 
+    def _recount(self) -> None:
+        """Set the number of targets anew, when a stream has been counted."""
+        likelihood = self.posterior.likelihood
+        self.posterior = self._posterior(likelihood, self._targets(likelihood))
+        self.points = self.batches.n
+
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """All tensors of a checkpoint."""
-        tensors, _ = flat_state(self.optimizer)
-        random = {"cpu": torch.get_rng_state()}
-        if self.ensemble.device.type == "cuda":
-            random["cuda"] = torch.cuda.get_rng_state(self.ensemble.device)
-        ensemble = {name: tensor.detach() for name, tensor in self.ensemble.state.items()}
-        parts = {"ensemble": ensemble, "optimizer": tensors, "random": random}
-        parts["tracker"] = self.tracker.state
-        learned = self.posterior.likelihood.state
-        return parts | ({"likelihood": learned} if learned else {})
+        return {**self.tensors(), "tracker": self.tracker.state}
 
     def state(self) -> dict[str, Any]:
         """All plain values of a checkpoint."""
@@ -305,32 +231,15 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue where a checkpoint was taken."""
         parts, state = checkpoint.parts, checkpoint.state
-        self.ensemble.load_state(parts["ensemble"])
-        load_flat_state(self.optimizer, parts.get("optimizer", {}), state["optimizer"])
+        self.load_tensors(parts, state["optimizer"])
         self.tracker.load_state(parts["tracker"])
-        self._restore_likelihood(parts.get("likelihood", {}))
-        torch.set_rng_state(parts["random"]["cpu"])
-        if self.ensemble.device.type == "cuda" and "cuda" in parts["random"]:
-            torch.cuda.set_rng_state(parts["random"]["cuda"], self.ensemble.device)
         self.step, self.rows = state["step"], state["history"]
         self.mapping = MemberRunner(**state["mapping"])
         initial = state.get("initial_loss")
         self.initial = None if initial is None else torch.tensor(initial)
         if isinstance(self.batches, LoaderBatches):
             self.batches.found = state.get("data", {})
-            self.posterior = self._posterior(self.posterior.likelihood)
-
-    def _restore_likelihood(self, learned: dict[str, Tensor]) -> None:
-        device = self.ensemble.device
-        own = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
-        likelihood = self.settings.likelihood.restored(own)
-        self.posterior = replace(self.posterior, likelihood=likelihood)
-
-
-def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
-    # A fused optimiser reads memory in order and ignores strides.
-    same = velocity.stride() == weight.stride()
-    return velocity if same else torch.empty_like(weight).copy_(velocity)
+            self._recount()
 
 
 def _at(schedule: Any, step: int, steps: int) -> float:

@@ -1,0 +1,181 @@
+"""The mover: members and optimiser, moved along their velocity by one batch at a time.
+
+`fit` moves the members in its own loop (`training.trainer`), `Stepper` in a loop of the user's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.random import key
+from shoal.core.structure import Inputs
+from shoal.data.augment import augmented, is_per_member
+from shoal.data.batch import Targets
+from shoal.engine.member_runner import MemberRunner
+from shoal.engine.memory import keep_freed, within_memory
+from shoal.engine.plan import parse_engine
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.posterior import Posterior
+from shoal.interaction.repulsion import Repulsion
+from shoal.training.context import StepContext
+from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
+from shoal.training.prepare import divided, hand_over
+from shoal.training.settings import Settings
+from shoal.training.stages import Stages, compiled_stages
+from shoal.training.step import StepInfo, forces_in
+
+__all__ = ["Mover"]
+
+
+class Mover:
+    """Moves an ensemble along its velocity, one batch after another.
+
+    Attributes:
+        ensemble: the members, changed in place.
+        moving: the trained members, on the same memory.
+        frozen: the frozen members; None without any.
+        settings: the settings of the run.
+        repulsion: the method's repulsion, with axes and units from the training data.
+        context: the settings of every step. Its posterior omits a prior that the optimiser applies;
+            its likelihood learns together with the members.
+        points: number of data points, of which a batch is a share.
+        mapping: the member runner.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        settings: Settings,
+        repulsion: Repulsion | None,
+        likelihood: Likelihood,
+        n: float,
+        points: int,
+        steps: int,
+    ) -> None:
+        """Prepare the members for training.
+
+        Args:
+            ensemble: the members.
+            settings: the settings of the run.
+            repulsion: with axes and units; None takes that of the settings.
+            likelihood: at its start, in the units of the targets.
+            n: number of targets, see `Posterior`.
+            points: number of data points.
+            steps: expected number of steps, which decides what is worth compiling.
+        """
+        options = settings.options
+        self.ensemble, self.settings, self.points = ensemble, settings, points
+        self.repulsion = repulsion or settings.method.repulsion
+        self.moving, self.frozen = divided(ensemble, options.frozen)
+        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, options.lr)
+        self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
+        self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
+        waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
+        self.plan = parse_engine(options.engine).settled_for(
+            ensemble.groups, ensemble.device, steps, waits
+        )
+        self.mapping = self.plan.mapping or MemberRunner()
+        self.context = StepContext(
+            posterior=self._posterior(likelihood, n),
+            repulsion=self.repulsion,
+            adversarial=settings.adversarial,
+            seed=options.seed,
+            stages=compiled_stages() if self.plan.compiled else Stages(),
+            own_inputs=is_per_member(settings.augment),
+            frozen=self.frozen,
+        )
+        if ensemble.device.type == "cpu":
+            keep_freed()
+
+    @property
+    def posterior(self) -> Posterior:
+        """What drives the members, less what the optimiser has taken over."""
+        return self.context.posterior
+
+    @posterior.setter
+    def posterior(self, posterior: Posterior) -> None:
+        self.context = replace(self.context, posterior=posterior)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """A copy of the likelihood, with its learned numbers so far."""
+        state = {
+            name: t.detach().cpu().clone() for name, t in self.posterior.likelihood.state.items()
+        }
+        return self.posterior.likelihood.restored(state)
+
+    def move(
+        self,
+        x: Inputs,
+        y: Targets,
+        annealing: float | Tensor,
+        step: int | Tensor,
+        context: StepContext | None = None,
+    ) -> StepInfo:
+        """Take one step with every member, without waiting for the device."""
+        settings, moving = self.settings, self.moving
+        context = self.context if context is None else context
+        if settings.augment is not None:
+            own = key(settings.options.seed, "augment", step, x.device)
+            x = augmented(settings.augment, x, own, moving.members)
+        (velocity, info), self.mapping = within_memory(
+            lambda mapping: forces_in(context.at(step, annealing, mapping), moving, (x, y)),
+            moving.buffers,
+            moving.members,
+            moving.device,
+            self.mapping,
+        )
+        velocity = clip_members(velocity, settings.options.clip, self.spans)
+        for name, weight in moving.weights.items():
+            weight.grad = _laid_out_like(weight, velocity[name])
+        self.optimizer.step()
+        self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
+        if info.statistics is not None:
+            posterior = context.posterior
+            share = posterior.n / self.points
+            posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
+        moving.alive.copy_(info.alive)
+        return info
+
+    def _posterior(self, likelihood: Likelihood, n: float) -> Posterior:
+        """The posterior for n targets, without a prior that the optimiser applies."""
+        settings = self.settings
+        for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
+            if decay is not None:
+                group["weight_decay"] = decay
+        whole = Posterior(likelihood, settings.prior, n, settings.options.temperature)
+        return hand_over(whole, self.repulsion, settings, self.optimizer)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """All tensors that a later step depends on."""
+        tensors, _ = flat_state(self.optimizer)
+        random = {"cpu": torch.get_rng_state()}
+        if self.ensemble.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.ensemble.device)
+        ensemble = {name: tensor.detach() for name, tensor in self.ensemble.state.items()}
+        parts = {"ensemble": ensemble, "optimizer": tensors, "random": random}
+        learned = self.posterior.likelihood.state
+        return parts | ({"likelihood": learned} if learned else {})
+
+    def load_tensors(self, parts: Mapping[str, Any], optimizer: Any) -> None:
+        """Continue with the tensors and the optimiser's plain values of an earlier state."""
+        self.ensemble.load_state(parts["ensemble"])
+        load_flat_state(self.optimizer, parts.get("optimizer", {}), optimizer)
+        device = self.ensemble.device
+        learned = parts.get("likelihood", {})
+        own = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
+        likelihood = self.settings.likelihood.restored(own)
+        self.posterior = replace(self.posterior, likelihood=likelihood)
+        torch.set_rng_state(parts["random"]["cpu"])
+        if device.type == "cuda" and "cuda" in parts["random"]:
+            torch.cuda.set_rng_state(parts["random"]["cuda"], device)
+
+
+def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
+    # A fused optimiser reads memory in order and ignores strides.
+    same = velocity.stride() == weight.stride()
+    return velocity if same else torch.empty_like(weight).copy_(velocity)
