@@ -287,4 +287,32 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "Bayesian Analysis",
         "https://arxiv.org/abs/1704.02030",
     ),
+    "mccullagh1980regression": Citation(
+        "McCullagh, Peter",
+        "Regression Models for Ordinal Data",
+        1980,
+        "Journal of the Royal Statistical Society B",
+        "https://doi.org/10.1111/j.2517-6161.1980.tb01109.x",
+    ),
+    "lange1989robust": Citation(
+        "Lange, Kenneth L. and Little, Roderick J. A. and Taylor, Jeremy M. G.",
+        "Robust Statistical Modeling Using the t Distribution",
+        1989,
+        "Journal of the American Statistical Association",
+        "https://doi.org/10.1080/01621459.1989.10478852",
+    ),
+    "bishop1994mixture": Citation(
+        "Bishop, Christopher M.",
+        "Mixture Density Networks",
+        1994,
+        "Aston University, Neural Computing Research Group Report NCRG/94/004",
+        "https://publications.aston.ac.uk/id/eprint/373/",
+    ),
+    "hilbe2011negative": Citation(
+        "Hilbe, Joseph M.",
+        "Negative Binomial Regression",
+        2011,
+        "Cambridge University Press",
+        "https://doi.org/10.1017/CBO9780511973420",
+    ),
 }

@@ -96,8 +96,8 @@ class Classes(Likelihood):
         check_labels((y if counted is None else y.where(counted, 0)).flatten(), classes)
         if y.ndim != 1 + sites:
             raise DataError(
-                f"labels have shape {tuple(y.shape)}, but the outputs of the network have "
-                f"{sites} axes of sites; give one label per site"
+                f"labels have shape {tuple(y.shape)}, but the network predicts one label for each "
+                f"of {1 + sites} axes; type y.argmax(-1) for one-hot rows"
             )
 
     def prepared(self, y: Tensor, outputs: int, sites: int = 0) -> Tensor:
@@ -290,3 +290,12 @@ class Ordinal(Classes):
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The log probability of the label."""
         return self.log_prob(outputs, y)
+
+    def check(self, y: Tensor, outputs: int, sites: int = 0) -> None:
+        """Refuse labels above the number of outputs."""
+        if not y.is_floating_point() and y.numel() and int(y.max()) > outputs:
+            raise DataError(
+                f"y holds the class {int(y.max())}, but {outputs} outputs are thresholds of the "
+                f"classes 0 to {outputs}; give the network one output less than classes"
+            )
+        super().check(y, outputs, sites)

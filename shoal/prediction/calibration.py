@@ -59,7 +59,7 @@ def reliability(
 def binned(sure: Tensor, right: Tensor, bins: int, adaptive: bool = False) -> Reliability:
     """Probabilities [N] and what came of them [N], in bins."""
     inner = _equal_mass(sure, bins) if adaptive else torch.arange(1, bins).to(sure) / bins
-    index = torch.bucketize(sure, inner)
+    index = torch.bucketize(sure.contiguous(), inner)
 
     def total(values: Tensor) -> Tensor:
         return sure.new_zeros(bins).index_add(0, index, values)

@@ -302,12 +302,15 @@ def _same_weights(a: Predictive, b: Predictive) -> bool:
 def _as_targets(y: ArrayLike, n: int, dtype: torch.dtype) -> Tensor:
     """Targets of `n` data points, of any shape; the likelihood checks the shape and the values."""
     raw = y if isinstance(y, Tensor) else np.asarray(y)
-    numbers = isinstance(raw, Tensor) or raw.dtype.kind in "biuf"
-    tensor = torch.as_tensor(raw) if numbers else None
-    if tensor is None or tensor.ndim == 0 or len(tensor) != n or tensor.dtype.is_floating_point:
-        few = tensor is None or tensor.ndim <= 2
-        return as_targets(y, n, dtype) if few else tensor.to(dtype)
-    return tensor.to(torch.int64)
+    real = raw.is_floating_point() if isinstance(raw, Tensor) else raw.dtype.kind not in "biu"
+    few = raw.ndim <= 2 if real else raw.ndim < 2 or tuple(raw.shape[1:]) == (1,)
+    below = not real and bool((raw < 0).any())  # an ignored label, or one that is refused later
+    if (few and not below) or raw.ndim == 0 or len(raw) != n:
+        return as_targets(y, n, dtype)
+    tensor = (
+        raw if isinstance(raw, Tensor) else torch.from_numpy(raw.astype(float if real else int))
+    )
+    return tensor.to(dtype if real else torch.int64)
 
 
 def _real(y: ArrayLike) -> ArrayLike:
