@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from shoal.training.run import Run, load
     from shoal.training.sample import sample
     from shoal.training.step import StepInfo, forces
+    from shoal.training.stepper import Stepper
 
 _HOMES = {
     # Train
@@ -75,6 +76,7 @@ _HOMES = {
     "likelihoods": "inference",
     "priors": "inference",
     # Below the training loop
+    "Stepper": "training.stepper",
     "forces": "training.step",
     "StepInfo": "training.step",
     "sample": "training.sample",
@@ -119,6 +121,7 @@ __all__ = [  # noqa: RUF022
     "Posterior",
     "likelihoods",
     "priors",
+    "Stepper",
     "forces",
     "StepInfo",
     "sample",

@@ -33,12 +33,19 @@ class Scaling:
         return self.mean + self.std * y
 
 
-def standardise(x: Tensor, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def standardise(
+    x: Tensor, like: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Standardised columns of `x`, with the mean and standard deviation of `like`, and both.
 
-    A column that is constant in `like` is only centred.
+    A column that is constant in `like` is only centred. Rows of `like` may have weights [N].
     """
-    mean, std = like.mean(0), like.std(0, correction=0)
+    if weight is None:
+        mean, std = like.mean(0), like.std(0, correction=0)
+    else:
+        share = (weight / weight.sum()).unsqueeze(-1)
+        mean = (share * like).sum(0)
+        std = (share * (like - mean).square()).sum(0).sqrt()
     # Rounding of the mean gives a constant column a tiny standard deviation.
     constant = std <= 1e-12 * (1 + mean.abs())
     std = std.where(~constant, std.new_ones(()))

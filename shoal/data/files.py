@@ -12,10 +12,10 @@ import torch
 
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.optional import require
+from shoal.data.arrays import check_not_negative
 from shoal.data.dataset import Split
 from shoal.data.images import as_pixels
 from shoal.data.readers import READERS
-from shoal.data.arrays import check_not_negative
 from shoal.data.sources import as_split
 
 __all__ = ["class_folders", "load_file", "read_images", "title"]

@@ -8,12 +8,15 @@ change between steps (data order, learning rate, annealing, step number) are ten
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-__all__ = ["CapturedSteps", "DataOnDevice"]
+from shoal.core.structure import Structured
+
+__all__ = ["CapturedMove", "CapturedSteps", "DataOnDevice"]
 
 Move = Callable[[Any, Any, float | Tensor, Tensor], None]
 """One training step: (x, y, annealing, step)."""
@@ -125,3 +128,57 @@ class CapturedSteps:
         self.rate.copy_(pace[0])
         self.move(x, y, pace[1] if self.annealed else 1.0, step[0])
         self.places += 1
+
+
+class CapturedMove:
+    """Replays one training step on further batches of the same shape.
+
+    Args:
+        move: one step: from inputs, targets and the step number to a dataclass of measures.
+        x: the first inputs.
+        y: the first targets.
+    """
+
+    WARM = 3
+
+    def __init__(self, move: Callable[[Any, Any, Tensor], Any], x: Any, y: Any) -> None:
+        self.move, self.x, self.y = move, _copied(x), _copied(y)
+        self.step = torch.zeros((), dtype=torch.int64, device=x.device)
+        self.side = torch.cuda.Stream(x.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.steps, self.info = 0, None
+
+    def __call__(self, x: Any, y: Any, step: int) -> Any:
+        """Take one step; the measures are copies, which later steps do not change."""
+        _copy_into(self.x, x)
+        _copy_into(self.y, y)
+        self.step.fill_(step)
+        self.steps += 1
+        if self.steps <= self.WARM:  # libraries choose kernels, the optimiser makes its state
+            here = torch.cuda.current_stream()
+            self.side.wait_stream(here)
+            with torch.cuda.stream(self.side):
+                info = self.move(self.x, self.y, self.step)
+            here.wait_stream(self.side)
+            return info
+        if self.graph is None:
+            torch.cuda.synchronize()
+            gc.collect()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=self.side):
+                self.info = self.move(self.x, self.y, self.step)
+        self.graph.replay()
+        copies = {n: v.clone() for n, v in vars(self.info).items() if isinstance(v, Tensor)}
+        return replace(self.info, **copies)
+
+
+def _copied(value: Any) -> Any:
+    return value.map(Tensor.clone) if isinstance(value, Structured) else value.clone()
+
+
+def _copy_into(kept: Any, value: Any) -> None:
+    if isinstance(kept, Structured):
+        for name, tensor in kept.tensors.items():
+            tensor.copy_(value.tensors[name], non_blocking=True)
+    else:
+        kept.copy_(value, non_blocking=True)

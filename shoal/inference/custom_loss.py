@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.core.structure import Structured
 from shoal.inference.likelihood import Likelihood, Task
 
 __all__ = ["Custom"]
@@ -67,6 +68,8 @@ class Custom(Likelihood):
 
     def _each(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The losses by one call under `vmap`, or member by member where `vmap` fails."""
+        if isinstance(y, Structured):
+            y = y.original()
         if not self._loops:
             try:
                 return torch.vmap(self.loss, in_dims=(0, None))(outputs, y)

@@ -217,8 +217,8 @@ class Likelihood:
 
     # Learned numbers besides the weights. Most likelihoods learn nothing.
 
-    def begun(self, y: Tensor, sites: int = 0) -> Self:
-        """The likelihood at the start of a run on these targets, on their device."""
+    def begun(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
+        """The likelihood at the start of a run on these targets with weights [B]."""
         return self
 
     @property

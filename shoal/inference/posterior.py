@@ -72,7 +72,9 @@ class Posterior:
         weight = target_weights(self.likelihood, y, each.shape[1:])
         if weight is None:
             return each.mean(-1) if each.ndim == 2 else each.flatten(1).mean(-1)
-        total = weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+        own = weight.ndim == each.ndim  # every member has its own weights
+        total = weight.flatten(1).sum(-1) if own else weight.sum()
+        total = total.clamp(min=torch.finfo(weight.dtype).tiny)
         return (each * weight).flatten(1).sum(-1) / total
 
     def add_prior(
@@ -101,14 +103,16 @@ def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Ten
 
     Args:
         likelihood: may give weights to classes, and none to ignored labels.
-        y: targets, perhaps `Weighted`.
+        y: targets, perhaps `Weighted`; weights [M, B] are those of each member, and give
+            [M, B, ...].
         shape: of the log-likelihoods of one member [B, ...].
     """
     targets, own = parted(y)
     weight = likelihood.weight(targets)
     if own is None:
         return weight
-    own = own.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
+    own = own.reshape(*own.shape, *(1,) * (len(shape) - 1))
+    own = own.expand(*own.shape[: own.ndim - len(shape)], *shape)
     return own if weight is None else own * weight
 
 

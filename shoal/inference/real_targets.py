@@ -146,7 +146,7 @@ class RealTargets(Likelihood):
 class Standardising(RealTargets):
     """Standardises its training targets, which may have any unit."""
 
-    def begun(self, y: Tensor, sites: int = 0) -> Self:
+    def begun(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
         """Standardise by these targets; numbers learned before stay."""
         where = y.device, torch.float32 if y.device.type == "mps" else torch.float64
         if self.learned is not None:
@@ -154,7 +154,9 @@ class Standardising(RealTargets):
             return self._with(Learned(**kept))
         columns = y.shape[-1] if y.ndim == 2 + sites else 1
         real = y.detach().reshape(-1, columns).cpu().double()
-        _, location, scale = standardise(real, real)
+        if weight is not None:
+            weight = weight.double().cpu().repeat_interleave(len(real) // len(y))
+        _, location, scale = standardise(real, real, weight)
         # Standardised targets stay the same, bit for bit.
         if bool((location.abs() < _TINY).all() and ((scale - 1).abs() < _TINY).all()):
             location, scale = torch.zeros_like(location), torch.ones_like(scale)

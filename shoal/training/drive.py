@@ -120,6 +120,7 @@ class Drive:
             return result
         with rough_products(ensemble.compute):
             own = parted(self.y)[1]
+            own = own.mean(0) if own is not None and own.ndim == 2 else own
             own = own if own is None or self.rows is None else own[self.rows]
             pushed = context.stages.gradient_stage(
                 posterior, repulsion, result.alive, result.cotangent, passed.gradients, frozen, own

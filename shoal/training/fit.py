@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from shoal.core.devices import usable_device
 from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
-from shoal.core.registry import nearest
 from shoal.core.structure import Inputs, parted
 from shoal.data.arrays import check_columns
 from shoal.data.batch import Targets
@@ -27,44 +25,17 @@ from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.options import Options
-from shoal.training.prepare import check_count
+from shoal.training.prepare import check_count, destination
 from shoal.training.run import Run
 from shoal.training.session import Callback, Session
 from shoal.training.settings import Settings
 
 __all__ = [
-    "PRECISIONS",
     "check_keeping",
     "check_targets",
     "default_likelihood",
-    "destination",
     "fit",
 ]
-
-PRECISIONS = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "tf32": torch.float32,
-    "bfloat16": torch.float32,
-}
-"""Type of the weights. With "tf32" and "bfloat16" only the networks use lower precision."""
-
-
-def destination(
-    ensemble: Any, device: torch.device | str | None, precision: str | None
-) -> tuple[torch.device, torch.dtype]:
-    """Device and type in which the members train."""
-    if not isinstance(ensemble, Ensemble):
-        raise ConfigError(
-            f"fit trains an Ensemble, not a {type(ensemble).__name__}; "
-            f"type: Ensemble.init(build, members=5)"
-        )
-    if precision is not None and not (isinstance(precision, str) and precision in PRECISIONS):
-        raise ConfigError(
-            f"there is no precision '{precision}'; {nearest(str(precision), PRECISIONS)}"
-        )
-    dtype = ensemble.dtype if precision is None else PRECISIONS[precision]
-    return ensemble.device if device is None else usable_device(device), dtype
 
 
 def check_keeping(out: str | Path | None, callbacks: Sequence[Callable[..., Any]]) -> None:

@@ -150,6 +150,10 @@ class Mover:
         whole = Posterior(likelihood, settings.prior, n, settings.options.temperature)
         return hand_over(whole, self.repulsion, settings, self.optimizer)
 
+    def for_targets(self, n: float) -> Posterior:
+        """The posterior for another number of targets."""
+        return self._posterior(self.posterior.likelihood, n)
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors that a later step depends on."""
         tensors, _ = flat_state(self.optimizer)

@@ -1,19 +1,23 @@
 """Preparation of a run before its first step.
 
-`divided` separates frozen from trained members. `hand_over` lets the optimiser apply a Gaussian
-prior as weight decay. `prepared` and `keep` fit and store the axes of the repulsion's space.
+`destination` finds device and type of the members. `divided` separates frozen from trained members.
+`hand_over` lets the optimiser apply a Gaussian prior as weight decay. `prepared` and `keep` fit and
+store the axes of the repulsion's space.
 """
 
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError
 from shoal.core.files import read_tensors, write_tensors
+from shoal.core.registry import nearest
 from shoal.core.types import Tree
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
@@ -27,7 +31,42 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.settings import Settings
 
-__all__ = ["AXES", "check_count", "divided", "hand_over", "keep", "prepared"]
+__all__ = [
+    "AXES",
+    "PRECISIONS",
+    "check_count",
+    "destination",
+    "divided",
+    "hand_over",
+    "keep",
+    "prepared",
+]
+
+
+PRECISIONS = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "tf32": torch.float32,
+    "bfloat16": torch.float32,
+}
+"""Type of the weights. With "tf32" and "bfloat16" only the networks use lower precision."""
+
+
+def destination(
+    ensemble: Any, device: torch.device | str | None, precision: str | None
+) -> tuple[torch.device, torch.dtype]:
+    """Device and type in which the members train."""
+    if not isinstance(ensemble, Ensemble):
+        raise ConfigError(
+            f"fit trains an Ensemble, not a {type(ensemble).__name__}; "
+            f"type: Ensemble.init(build, members=5)"
+        )
+    if precision is not None and not (isinstance(precision, str) and precision in PRECISIONS):
+        raise ConfigError(
+            f"there is no precision '{precision}'; {nearest(str(precision), PRECISIONS)}"
+        )
+    dtype = ensemble.dtype if precision is None else PRECISIONS[precision]
+    return ensemble.device if device is None else usable_device(device), dtype
 
 
 def check_count(count: int, members: int) -> None:

@@ -133,6 +133,8 @@ def output_stage(
     drive = drive if prior is None else drive + prior
     here = {"outputs": drive}, {"outputs": outputs}
     rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])
+    if rows is not None and rows.ndim == outputs.ndim - 1:
+        rows = rows.mean(0)  # members with weights of their own are compared where any counts
     velocity, alive, mix, measures = _act(
         posterior, repulsion, "outputs", *here, alive, frozen, rows
     )

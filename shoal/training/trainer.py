@@ -26,8 +26,8 @@ from shoal.inference.posterior import total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
 from shoal.training.history import Tracker
-from shoal.training.optim import flat_state, set_learning_rate
 from shoal.training.mover import Mover
+from shoal.training.optim import flat_state, set_learning_rate
 from shoal.training.settings import Settings
 from shoal.training.step import StepInfo, forces_in
 
@@ -209,7 +209,7 @@ class Trainer(Mover):
     def _recount(self) -> None:
         """Set the number of targets anew, when a stream has been counted."""
         likelihood = self.posterior.likelihood
-        self.posterior = self._posterior(likelihood, self._targets(likelihood))
+        self.posterior = self.for_targets(self._targets(likelihood))
         self.points = self.batches.n
 
     def parts(self) -> dict[str, dict[str, Tensor]]:

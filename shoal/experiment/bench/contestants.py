@@ -24,9 +24,8 @@ from shoal.models.blueprint import Architecture, Blueprint
 from shoal.models.cnn import SmallCNN
 from shoal.models.mlp import MLP
 from shoal.models.resnet import ResNet18
-from shoal.training.fit import destination
 from shoal.training.options import Options
-from shoal.training.prepare import prepared
+from shoal.training.prepare import destination, prepared
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 

@@ -1,0 +1,276 @@
+"""One training step for loops of one's own: the step of `fit`, without its loop."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.core.structure import Inputs, Structured, Weighted, parted
+from shoal.data.batch import Targets, inputs_of, raw_batch, targets_of
+from shoal.data.batches import ArrayBatches
+from shoal.engine.graph import CapturedMove
+from shoal.engine.precision import calculating_in
+from shoal.inference.custom_loss import Custom
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood, default_for
+from shoal.inference.posterior import total_weight
+from shoal.inference.priors import FunctionalPrior, WeightPrior
+from shoal.inference.priors import Gaussian as GaussianPrior
+from shoal.interaction.axes import needs_data
+from shoal.interaction.methods import Method
+from shoal.interaction.repulsion import Repulsion
+from shoal.training.mover import Mover
+from shoal.training.optim import flat_state, set_learning_rate
+from shoal.training.options import Options, positive
+from shoal.training.prepare import destination, prepared
+from shoal.training.settings import Settings
+from shoal.training.step import StepInfo
+
+__all__ = ["Stepper"]
+
+Loss = Callable[[Any, Any], Tensor]
+"""From the outputs [B, ..., C] of one member and its targets to losses [B, ...] or their mean."""
+
+
+class Stepper:
+    """The training step of `fit`, for a loop of your own.
+
+        stepper = shoal.Stepper(ensemble, n=len(data), method="kde", lr=1e-3)
+        for batch in loader:
+            info = stepper(batch)  # info.loss [M], info.ratio, ...
+
+    Reinforcement learning, several losses or schedules of your own need another loop than that of
+    `fit`. A step here does the same as a step of `fit`: with the same batches and settings, the
+    members come out the same. Nothing waits for the device. On a GPU, steps of one shape are
+    captured and replayed.
+
+    Attributes:
+        ensemble: the members, changed in place and left in training mode.
+        step: number of finished steps.
+    """
+
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        n: int,
+        *,
+        method: str | Method | Repulsion | Mapping[str, Any] = "f-kde",
+        legacy: bool = False,
+        calibrated: bool = False,
+        likelihood: Likelihood | str | Mapping[str, Any] | None = None,
+        prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = GaussianPrior(1.0),  # noqa: B008
+        optimizer: str | type[torch.optim.Optimizer] | Mapping[str, Any] = "adam",
+        lr: float = 1e-3,
+        outputs: str | int | None = None,
+        temperature: float = 1.0,
+        strength: float | None = None,
+        clip: float | None = None,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        precision: str | None = None,
+        engine: str = "auto",
+        frozen: int = 0,
+        inputs: Any = None,
+    ) -> None:
+        """Prepare the members.
+
+        Args:
+            ensemble: the members.
+            n: number of data points N that the batches stand for; it scales prior and repulsion.
+            method: as in `fit`; so are the arguments that are not named here.
+            legacy: see `fit`.
+            calibrated: see `fit`.
+            likelihood: see `fit`; by default from the first batch.
+            prior: see `fit`.
+            optimizer: see `fit`.
+            lr: learning rate of all steps that do not have their own.
+            outputs: see `fit`.
+            temperature: see `fit`.
+            strength: see `fit`.
+            clip: see `fit`.
+            seed: see `fit`.
+            device: see `fit`.
+            precision: see `fit`.
+            engine: see `fit`.
+            frozen: see `fit`.
+            inputs: inputs to which methods such as 'forde' fit their axes.
+        """
+        self._options = Options.of(locals())
+        self._where, self._dtype = destination(ensemble, device, precision)
+        if not (isinstance(n, int | float) and not isinstance(n, bool) and n > 0):
+            raise ConfigError(f"n must be the number of data points, not {n!r}")
+        self.n, self._inputs = n, inputs
+        self.ensemble = ensemble.to(self._where, self._dtype).train()
+        self.ensemble.use_output(self._options.outputs)
+        self.step = 0
+        self._mover: Mover | None = None
+        self._waiting: Mapping[str, Any] | None = None
+        self._captured: dict[Any, CapturedMove] = {}
+        self._losses: dict[Any, Custom] = {}
+
+    def __call__(
+        self,
+        batch: Any,
+        *,
+        lr: float | None = None,
+        annealing: float = 1.0,
+        loss: Loss | None = None,
+        own: bool = False,
+    ) -> StepInfo:
+        """Take one step with every member.
+
+        Args:
+            batch: (x, y), (x, y, weight), a dict with `labels`, or a batch object. A weight may
+                be [B], or [M, B] for members that see different points of a common batch.
+            lr: learning rate of this step and of later steps.
+            annealing: factor of the driving force.
+            loss: a loss in place of the likelihood for this step, as in `likelihoods.Custom`.
+            own: every member has its own batch: inputs and targets are [M, B, ...]. Members are
+                then compared by their weights.
+
+        Returns:
+            Measures of the step, on the device: `loss` [M], `drive`, `push`, `ratio`, ...
+        """
+        x, y = self._read(batch, own)
+        mover = self._mover or self._begin(x, y, own, loss)
+        if lr is not None:
+            set_learning_rate(mover.optimizer, positive("lr", lr))
+        context = replace(mover.context, own_inputs=own) if own else mover.context
+        if loss is not None:
+            kind = OwnLoss if own else Custom
+            custom = self._losses.setdefault((loss, own), kind(loss))
+            context = replace(context, posterior=replace(context.posterior, likelihood=custom))
+        if own:
+            self._check_own(mover)
+        with calculating_in(self._options.precision, self.ensemble):
+            info = self._move(mover, x, y, annealing, context, (loss, own))
+        self.step += 1
+        return info
+
+    def _read(self, batch: Any, own: bool) -> tuple[Inputs, Targets]:
+        given = raw_batch(batch)
+        members = self.ensemble.members - self._options.frozen
+        weight, per_member = given.weight, None
+        if weight is not None and getattr(weight, "ndim", 1) == 2:
+            per_member, weight = torch.as_tensor(weight).to(self._where, self._dtype), None
+        y = targets_of(given.y, None, self._dtype, weight).to(self._where)
+        x = inputs_of(given.x, self._dtype, self.ensemble.takes_whole, len(y)).to(self._where)
+        if own and (len(x) != members or len(y) != members):
+            raise DataError(
+                f"with own=True inputs and targets are [{members}, B, ...], one batch per member, "
+                f"not {tuple(x.shape)} and {tuple(y.shape)}"
+            )
+        if not own and len(x) != len(y):
+            raise DataError(f"x has {len(x)} points but y has {len(y)}; each x needs its own y")
+        if own and isinstance(y, Tensor) and y.is_floating_point() and y.ndim == 2:
+            y = y.unsqueeze(-1)  # a column axis, so that members are not taken for data points
+        if per_member is not None:
+            y = Weighted.of_pair(y, per_member)
+        return x, y
+
+    def _begin(self, x: Inputs, y: Targets, own: bool, loss: Loss | None) -> Mover:
+        """Make the mover from the first batch, which shows the units and the number of targets."""
+        one = (x[0], y[0]) if own else (x, y)
+        targets, weight = parted(one[1])
+        options = self._options
+        with torch.no_grad():
+            outputs = self.ensemble.aside()(one[0])
+        if options.likelihood is None:
+            known = Custom(loss) if loss is not None else default_for(targets, outputs.shape[-1])
+            options = replace(options, likelihood=known)
+        settings = Settings.resolve(options)
+        likelihood = settings.likelihood
+        sites = likelihood.objective(outputs, targets).shape[2:]
+        likelihood.check(targets, outputs.shape[-1], len(sites))
+        shared = weight if weight is not None and weight.ndim == 1 else None
+        likelihood = likelihood.begun(targets, len(sites), shared)
+        y_one = targets if shared is None else Weighted.of_pair(targets, shared)
+        share = total_weight(likelihood, y_one, sites) / len(targets)
+        repulsion = self._repulsion(settings)
+        n = self.n * share
+        mover = Mover(self.ensemble, settings, repulsion, likelihood, n, int(self.n), 0)
+        self._mover = mover
+        if self._waiting is not None:
+            self._restore(mover, self._waiting)
+        return mover
+
+    def _repulsion(self, settings: Settings) -> Repulsion | None:
+        repulsion = settings.method.repulsion
+        if repulsion is None or repulsion.space.base != "gradients":
+            return repulsion
+        if self._inputs is None and needs_data(repulsion.space):
+            raise ConfigError(
+                f"'{settings.method.name}' fits its axes to inputs; type Stepper(..., inputs=x)"
+            )
+        given = self._inputs
+        x = inputs_of(given, self._dtype) if given is not None else torch.zeros(1, 1)
+        placed = x.to(self._where)
+        rows = torch.zeros(len(placed), device=self._where)
+        source = ArrayBatches(placed, rows, len(placed))  # pyright: ignore
+        return prepared(settings.method, source, None, self._dtype)[0]
+
+    def _check_own(self, mover: Mover) -> None:
+        repulsion = mover.repulsion
+        compared = repulsion is not None and repulsion.space.base != "weights"
+        if compared or isinstance(mover.settings.prior, FunctionalPrior):
+            raise ConfigError(
+                "members with batches of their own are not compared by their outputs; give a "
+                "common batch with weights [M, B], or choose a method such as 'kde'"
+            )
+
+    def _move(
+        self, mover: Mover, x: Inputs, y: Targets, annealing: float, context: Any, kind: Any
+    ) -> StepInfo:
+        rate = mover.optimizer.param_groups[0]["lr"]
+        plain = isinstance(x, Tensor | Structured) and isinstance(rate, Tensor)
+        if not (plain and mover.plan.graph and self._where.type == "cuda"):
+            return mover.move(x, y, annealing, self.step, context)
+        case = (kind, annealing, repr(x), repr(y) if not isinstance(y, Tensor) else y.shape)
+        if case not in self._captured:
+            self._captured[case] = CapturedMove(
+                lambda a, b, step: mover.move(a, b, annealing, step, context), x, y
+            )
+        return self._captured[case](x, y, self.step)
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        """The likelihood with its learned numbers; None before the first step."""
+        return None if self._mover is None else self._mover.likelihood
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on: tensors by part and name, and plain values."""
+        if self._mover is None:
+            ensemble = {name: t.detach() for name, t in self.ensemble.state.items()}
+            return {"step": 0, "tensors": {"ensemble": ensemble}, "optimizer": None}
+        mover = self._mover
+        plain = {"step": self.step, "n": mover.posterior.n}
+        return {**plain, "tensors": mover.tensors(), "optimizer": flat_state(mover.optimizer)[1]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken, with the same settings."""
+        self.step = int(state["step"])
+        self.ensemble.load_state(state["tensors"]["ensemble"])
+        if state["optimizer"] is None:
+            return
+        if self._mover is None:
+            self._waiting = state  # the optimiser is made at the first batch
+        else:
+            self._restore(self._mover, state)
+
+    def _restore(self, mover: Mover, state: Mapping[str, Any]) -> None:
+        mover.posterior = mover.for_targets(state["n"])
+        mover.load_tensors(state["tensors"], state["optimizer"])
+        self._waiting = None
+        self._captured.clear()
+
+
+@dataclass(frozen=True, repr=False)
+class OwnLoss(Custom):
+    """A loss for members that have targets of their own, [M, B, ...]."""
+
+    def _each(self, outputs: Tensor, y: Any) -> Tensor:
+        own = y.original() if isinstance(y, Structured) else y
+        return torch.vmap(self.loss)(outputs, own)

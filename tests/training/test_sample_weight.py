@@ -1,0 +1,102 @@
+"""Weights of data points: a whole number equals repetition, zero equals absence."""
+
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.inference import likelihoods
+
+N, M = 12, 3
+REPEATS = torch.tensor([1, 2, 3, 1, 1, 2, 1, 4, 1, 1, 2, 1])
+
+
+def points(kind):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
+    if kind == "classes":
+        return x, torch.randint(0, 2, (N,), generator=generator)
+    if kind == "tokens":
+        x = torch.randint(0, 5, (N, 4), generator=generator)
+        y = torch.randint(0, 2, (N, 4), generator=generator)
+        return x, y.masked_fill(torch.rand(N, 4, generator=generator) < 0.2, -100)
+    return x, torch.randn(N, generator=generator, dtype=torch.float64) * 3 + 1
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens).tanh())
+
+
+def build(kind):
+    if kind == "tokens":
+        return Tokens()
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2 if kind == "classes" else 1))
+
+
+def trained(kind, data, method, **options):
+    ensemble = shoal.Ensemble.init(lambda: build(kind).double(), members=M, seed=2)
+    likelihood = likelihoods.Categorical(ignore_index=-100) if kind == "tokens" else None
+    return shoal.fit(
+        ensemble,
+        data,
+        method=method,
+        strength=30.0 if method != "ensemble" else None,
+        likelihood=likelihood,
+        optimizer="sgd",
+        lr=0.05,
+        steps=4,
+        batch_size=100,
+        precision="float64",
+        progress=False,
+        **options,
+    )
+
+
+METHODS = ["ensemble", "kde", "svgd", "f-kde", "f-sge", "f-svgd", "forde-identity"]
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression", "tokens"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_whole_weight_equals_repetition(kind, method):
+    x, y = points(kind)
+    rows = torch.arange(N).repeat_interleave(REPEATS)
+    weighted = trained(kind, (x, y), method, sample_weight=REPEATS)
+    repeated = trained(kind, (x[rows], y[rows]), method)
+    for name, tensor in repeated.ensemble.weights.items():
+        torch.testing.assert_close(weighted.ensemble.weights[name], tensor, atol=1e-10, rtol=1e-10)
+    assert weighted.history[-1]["loss"] == pytest.approx(repeated.history[-1]["loss"], abs=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_weight_of_zero_equals_absence(method):
+    x, y = points("classes")
+    weight = torch.ones(N)
+    weight[3:6] = 0
+    kept = weight > 0
+    weighted = trained("classes", (x, y, weight), method)
+    absent = trained("classes", (x[kept], y[kept]), method)
+    for name, tensor in absent.ensemble.weights.items():
+        torch.testing.assert_close(weighted.ensemble.weights[name], tensor, atol=1e-10, rtol=1e-10)
+
+
+def test_weights_are_part_of_the_data_of_a_run(tmp_path):
+    x, y = points("classes")
+    trained("classes", (x, y, REPEATS), "kde", out=tmp_path)
+    trained("classes", (x, y, REPEATS), "kde", out=tmp_path, resume=True)
+    with pytest.raises(shoal.ConfigError, match="other data"):
+        trained("classes", (x, y, REPEATS.flip(0)), "kde", out=tmp_path, resume=True)
+
+
+def test_a_loader_gives_weights_with_its_batches():
+    x, y = points("classes")
+    loaded = trained("classes", [(x, y, REPEATS)], "f-kde")
+    whole = trained("classes", (x, y), "f-kde", sample_weight=REPEATS)
+    for name, tensor in whole.ensemble.weights.items():
+        torch.testing.assert_close(loaded.ensemble.weights[name], tensor, atol=1e-10, rtol=1e-10)
+    with pytest.raises(shoal.DataError, match="gives its own weights"):
+        trained("classes", [(x, y)], "f-kde", sample_weight=REPEATS)

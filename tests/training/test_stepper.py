@@ -1,0 +1,192 @@
+"""Steps in a loop of one's own: those of `fit`, with batches, losses and rates of one's own."""
+
+import pytest
+import torch
+from small_runs import assert_equal_trees
+from torch import nn
+
+import shoal
+from shoal.data.batches import ArrayBatches
+
+N, M, B = 24, 3, 8
+
+
+def build():
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 2))
+
+
+def ensemble(seed=4, make=build):
+    return shoal.Ensemble.init(lambda: make().double(), members=M, seed=seed)
+
+
+def points(kind="classes"):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
+    if kind == "classes":
+        return x, torch.randint(0, 2, (N,), generator=generator)
+    return x, 5 + 3 * x[:, 0] + torch.randn(N, generator=generator, dtype=torch.float64)
+
+
+def weights(ensemble):
+    return {name: tensor.detach().clone() for name, tensor in ensemble.weights.items()}
+
+
+METHODS = ["ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde"]
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_trajectory_is_that_of_fit(method, kind):
+    x, y = points(kind)
+    options = {"method": method, "lr": 0.01, "seed": 7, "clip": 50.0}
+    fitted = ensemble()
+    # one batch an epoch, so that both standardise the targets of a regression alike
+    size = N if kind == "regression" else B
+    shoal.fit(fitted, (x, y), epochs=3, batch_size=size, progress=False, **options)
+    stepped = ensemble()
+    stepper = shoal.Stepper(stepped, n=N, inputs=x if method == "forde" else None, **options)
+    batches = ArrayBatches(x, y, size, seed=7)
+    for epoch in range(3):
+        for batch in batches.batches(epoch):
+            info = stepper(batch)
+    assert_equal_trees(weights(stepped), weights(fitted))
+    assert info.loss.shape == (M,) and stepper.step == 3 * N // size
+
+
+def test_rates_and_annealing_are_those_of_the_call():
+    x, y = points()
+    before, still = ensemble(), ensemble()
+    stepper = shoal.Stepper(still, n=N, method="ensemble", optimizer="sgd", prior="flat")
+    stepper((x, y), annealing=0.0)
+    assert_equal_trees(weights(still), weights(before))
+    slow, fast = ensemble(), ensemble()
+    shoal.Stepper(slow, n=N, method="ensemble", optimizer="sgd", lr=0.1)((x, y))
+    shoal.Stepper(fast, n=N, method="ensemble", optimizer="sgd", lr=0.001)((x, y), lr=0.1)
+    assert_equal_trees(weights(slow), weights(fast))
+
+
+def own_batches(kind="classes"):
+    x, y = points(kind)
+    rows = torch.stack([torch.randperm(N, generator=torch.manual_seed(i))[:B] for i in range(M)])
+    return x[rows], y[rows], rows
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_members_may_have_batches_of_their_own(kind):
+    x, y, _ = own_batches(kind)
+    likelihood = None if kind == "classes" else shoal.likelihoods.Gaussian(2.0)
+    make = build if kind == "classes" else lambda: nn.Linear(3, 1)
+    options = {"n": N, "method": "ensemble", "optimizer": "sgd", "likelihood": likelihood}
+    together = ensemble(make=make)
+    info = shoal.Stepper(together, **options)((x, y), own=True)
+    for member in range(M):
+        alone = ensemble(make=make)
+        alone_info = shoal.Stepper(alone, **options)((x[member], y[member]))
+        for name, tensor in together.weights.items():
+            torch.testing.assert_close(tensor[member], alone.weights[name][member])
+        torch.testing.assert_close(info.loss[member], alone_info.loss[member])
+
+
+@pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde", "svgd"])
+def test_weights_of_each_member_choose_its_points(method):
+    """Bootstrap weights [M, B] over a common batch; zero is absence."""
+    x, y = points()
+    weight = (torch.rand(M, N, generator=torch.manual_seed(3)) < 0.6).double()
+    together = shoal.Stepper(ensemble(make=quiet), n=N, method=method, optimizer="sgd")
+    losses = together((x, y, weight)).loss
+    for member, kept in enumerate(weight > 0):
+        alone = shoal.Stepper(ensemble(make=quiet), n=N, method="ensemble", optimizer="sgd")
+        torch.testing.assert_close(losses[member], alone((x[kept], y[kept])).loss[member])
+
+
+def quiet():
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def test_a_loss_of_the_call_replaces_the_likelihood():
+    x, y = points()
+
+    def hinge(outputs, labels):
+        sign = 2.0 * labels - 1
+        return (1 - sign * (outputs[:, 1] - outputs[:, 0])).clamp(min=0)
+
+    mine = ensemble(make=quiet)
+    info = shoal.Stepper(mine, n=N, method="ensemble", optimizer="sgd", lr=0.1, prior="flat")(
+        (x, y), loss=hinge
+    )
+    for index in range(M):
+        member = ensemble(make=quiet).member(index)
+        for parameter in member.parameters():
+            parameter.requires_grad_()
+        value = hinge(member(x), y).mean()
+        value.backward()
+        torch.testing.assert_close(info.loss[index], value)
+        for name, parameter in member.named_parameters():
+            wanted = parameter.detach() - 0.1 * parameter.grad
+            torch.testing.assert_close(mine.weights[name][index], wanted)
+
+
+def test_several_losses_and_targets_of_each_member():
+    x, y, _ = own_batches("regression")
+    stepper = shoal.Stepper(ensemble(make=lambda: nn.Linear(3, 1)), n=N, method="kde")
+    info = stepper((x, y), loss=lambda f, t: (f - t).abs().mean(), own=True)
+    outputs = ensemble(make=lambda: nn.Linear(3, 1))
+    each = [(outputs.member(i)(x[i]) - y[i][:, None]).abs().mean() for i in range(M)]
+    torch.testing.assert_close(info.loss, torch.stack(each))
+    stepper((x[0], y[0]), loss=lambda f, t: (f[:, 0] - t).square())
+    assert stepper.step == 2
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression"])
+def test_a_state_continues_bit_for_bit(kind):
+    x, y = points(kind)
+    whole, first, second = ensemble(), ensemble(), ensemble(seed=9)
+    options = {"n": N, "method": "f-kde", "seed": 3}
+    stepper = shoal.Stepper(whole, **options)
+    for _ in range(6):
+        stepper((x, y))
+    begun = shoal.Stepper(first, **options)
+    for _ in range(3):
+        begun((x, y))
+    resumed = shoal.Stepper(second, **options)
+    resumed.load_state_dict(begun.state_dict())
+    for _ in range(3):
+        resumed((x, y))
+    assert resumed.step == 6
+    assert_equal_trees(weights(second), weights(whole))
+
+
+def test_dicts_and_tokens_step_too():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Embedding(5, 4)
+
+        def forward(self, x, tokens):
+            return {"logits": self.a(x).tanh() + self.b(tokens)}
+
+    x, y = points()
+    batch = {"x": x, "tokens": torch.arange(N) % 5, "labels": y}
+    stepper = shoal.Stepper(ensemble(make=Two), n=N)
+    losses = [float(stepper(batch, lr=0.05).loss.mean()) for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "sentence"),
+    [
+        ({"n": 0}, {}, "n must be the number of data points"),
+        ({"method": "forde"}, {}, "Stepper\\(..., inputs=x\\)"),
+        ({"method": "f-kde"}, {"own": True}, r"one batch per member"),
+        ({"lr": -1}, {}, "lr must be positive"),
+    ],
+)
+def test_what_cannot_be_stepped_is_one_sentence(options, call, sentence):
+    with pytest.raises(shoal.ShoalError, match=sentence):
+        shoal.Stepper(ensemble(), **{"n": N, **options})(points(), **call)
+
+
+def test_outputs_of_different_inputs_are_not_compared():
+    x, y, _ = own_batches()
+    with pytest.raises(shoal.ConfigError, match="weights \\[M, B\\]"):
+        shoal.Stepper(ensemble(), n=N, method="f-kde")((x, y), own=True)
