@@ -53,7 +53,7 @@ def raw_batch(batch: Any, step: int = 0) -> RawBatch:
             f"batch {step} is a dict of {', '.join(map(repr, batch))}; "
             f"it needs inputs, and the targets under 'labels'"
         )
-    if is_structure(batch) and not isinstance(batch, tuple) and hasattr(batch, "y"):
+    if is_structure(batch) and not isinstance(batch, (tuple, list)) and hasattr(batch, "y"):
         return RawBatch(batch, batch.y)
     size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
     raise DataError(

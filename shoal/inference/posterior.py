@@ -146,7 +146,7 @@ def functional_score(
     seen = _places(ensemble, prior, outputs, start)
     draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x[seen], start)
     here = outputs[:, seen]
-    flat = (values.flatten(2) for values in (here, draws))  # all tokens or places of a data point
+    flat = here.flatten(2), draws.flatten(2)  # all tokens or places of a data point
     score = prior.score_outputs(*flat, ensemble.alive).view_as(here) / posterior.n
     if isinstance(seen, slice):
         return score

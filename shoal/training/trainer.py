@@ -139,8 +139,8 @@ class Trainer(Mover):
         """Number of training targets, or their total weight; a loader's from its first batch."""
         points = self.batches.n
         if self._counted[0] != points:
-            arrays = isinstance(self.batches, ArrayBatches)
-            y = self.batches.y if arrays else self.batches.first()[1]
+            batches = self.batches
+            y = batches.y if isinstance(batches, ArrayBatches) else batches.first()[1]
             total = total_weight(likelihood, y, self.sites)
             self._counted = points, total if len(y) == points else total * points / len(y)
         return self._counted[1]
