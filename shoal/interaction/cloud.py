@@ -64,7 +64,7 @@ class Cloud:
         return [torch.einsum("sij,jsd->isd", B, leaf) for leaf in leaves]
 
     def added_to(
-        self, drives: Sequence[Tensor], B: Tensor, scale: float | Tensor
+        self, drives: Sequence[Tensor], B: Tensor, scale: float
     ) -> tuple[list[Tensor], Tensor]:
         """drive + scale B z for every leaf, and the norms of the drives; [m, D], at one site.
 
@@ -102,7 +102,7 @@ def _of_finite(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
     return leaf - leaf.sum(0, keepdim=True) / alive.sum().clamp(min=1)
 
 
-def _plus_product(matrix: Tensor, left: Tensor, right: Tensor, scale: float | Tensor) -> Tensor:
+def _plus_product(matrix: Tensor, left: Tensor, right: Tensor, scale: float) -> Tensor:
     if torch.compiler.is_compiling():
         return matrix + scale * (left @ right)
     return torch.addmm(matrix, left, right, alpha=scale)
