@@ -70,6 +70,7 @@ class Posterior:
         targets, _ = parted(y)
         each = self.likelihood.objective(outputs, targets)
         weight = target_weights(self.likelihood, y, each.shape[1:])
+        weight = None if weight is None else weight.to(each.dtype)
         if weight is None:
             return each.mean(-1) if each.ndim == 2 else each.flatten(1).mean(-1)
         own = weight.ndim == each.ndim  # every member has its own weights
