@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["Registry", "nearest", "nested_field"]
+__all__ = ["Registry", "later_field", "nearest", "nested_field"]
 
 T = TypeVar("T")
 
@@ -112,7 +112,8 @@ class Registry:
         for name, registered in self._entries.items():
             if type(instance) is registered:
                 inner = _inner_registries(registered)
-                values = {f.name: getattr(instance, f.name) for f in _settable(registered)}
+                values = {f.name: getattr(instance, f.name) for f in _settable(registered)
+                          if not _is_implied(f, instance)}  # fmt: skip
                 nested = {key: inner[key].spec(values[key]) for key in inner}
                 return {"name": name} | values | nested
         raise ConfigError(
@@ -127,6 +128,24 @@ def nested_field(registry: Registry, default: Callable[[], Any]) -> Any:
     It allows nested tables, such as {"name": "wasserstein", "estimator": {"name": "sge"}}.
     """
     return dataclasses.field(default_factory=default, metadata={"registry": registry})
+
+
+def later_field(default: Any) -> Any:
+    """A dataclass field that came later: a spec omits its default, so that older specs are equal.
+
+    >>> shapes = Registry("shape")
+    >>> @shapes.register("square")
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Square:
+    ...     angle: float = later_field(0.0)
+    >>> shapes.spec(Square()), shapes.spec(Square(0.5))
+    ({'name': 'square'}, {'name': 'square', 'angle': 0.5})
+    """
+    return dataclasses.field(default=default, metadata={"later": True})
+
+
+def _is_implied(field: dataclasses.Field, instance: object) -> bool:
+    return "later" in field.metadata and getattr(instance, field.name) == field.default
 
 
 def _settable(registered: Any) -> list[dataclasses.Field]:

@@ -173,9 +173,10 @@ def check_columns(y: Tensor) -> None:
         if one_hot
         else f"type (y[:, 0] == {high}).astype(int) for the labels of one column"
     )
+    several = ", likelihood='bernoulli' for several labels at once" if values == [0, 1] else ""
     raise DataError(
         f"y has {y.shape[-1]} columns of {low} and {high}, which may be labels or numbers; "
-        f"{other}, or likelihood='gaussian' to regress on them"
+        f"{other}{several}, or likelihood='gaussian' to regress on them"
     )
 
 

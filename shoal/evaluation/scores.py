@@ -13,6 +13,7 @@ from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
 from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_evaluation, made_from
 from shoal.evaluation.inspection import attention_samples, gradient_samples
+from shoal.inference.likelihoods import Task
 from shoal.prediction import Predictive, evaluate, metrics, predict
 from shoal.prediction.regression import in_units
 
@@ -90,25 +91,26 @@ def evaluate_run(
             f"the data set '{dataset.name}' has no labelled test set; "
             f"give Dataset(..., test=Split(x, y))"
         )
-    test = _predicted(run, labelled, scaling)
-    scores: dict[str, Any] = {"test": evaluate(test, labelled.y), "shifts": {}, "ood": {}}
-    samples = _samples("test", test, labelled, gallery) | _members(test, labelled.y)
+    test, counted = _predicted(run, labelled, scaling)
+    y: Any = counted.y
+    scores: dict[str, Any] = {"test": evaluate(test, y), "shifts": {}, "ood": {}}
+    samples = _samples("test", test, counted, gallery) | _members(test, y)
     counts = {"test": len(test)}
     for name, split in dataset.shifts.items():
         split = _in_units(split, scaling)
-        key, pred = f"shift:{name}", _predicted(run, split, scaling)
+        key, (pred, split) = f"shift:{name}", _predicted(run, split, scaling)
         counts[key] = len(pred)
         scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
         samples |= _thinned(_samples(key, pred, split, 0), KEPT // len(dataset.shifts))
         after(key)
     for name, split in dataset.ood.items():
-        key, pred = f"ood:{name}", _predicted(run, split, scaling)
+        key, (pred, _) = f"ood:{name}", _predicted(run, Split(split.x), scaling)
         counts[key] = len(pred)
         scores["ood"][name] = _ood_scores(test, pred)
         samples |= _samples(key, pred, Split(split.x), gallery)
-        samples |= _pooled(name, test, labelled.y, pred)
+        samples |= _pooled(name, test, y, pred)
         after(key)
-    samples |= _training_points(dataset) | _plane(run, dataset)
+    samples |= _training_points(dataset, test.likelihood.about) | _plane(run, dataset)
     samples |= gradient_samples(run, labelled) | attention_samples(run, labelled)
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
@@ -120,10 +122,15 @@ def evaluate_run(
     return found
 
 
-def _predicted(run: Any, split: Split, scaling: Scaling | None) -> Predictive:
-    """Prediction of a run for a split, in the units of the targets, on the device of the run."""
+def _predicted(run: Any, split: Split, scaling: Scaling | None) -> tuple[Predictive, Split]:
+    """Prediction of a run for a split, in the units of the targets, on the device of the run.
+
+    Every site is a data point, and ignored targets are left out: of the prediction and the split.
+    """
     at_once = AT_ONCE.get(run.ensemble.device.type, 1024)
-    return in_units(predict(run, split, batch_size=at_once, keep=True), scaling)
+    pred = in_units(predict(run, split, batch_size=at_once, keep=True), scaling)
+    points, y = pred.points(split.y)
+    return points, split if points is pred else replace(split, y=y)
 
 
 def _in_units(split: Split, scaling: Scaling | None) -> Split:
@@ -159,25 +166,28 @@ def _ood_scores(test: Predictive, ood: Predictive) -> dict[str, float]:
 
 
 def _uncertainty(pred: Predictive) -> dict[str, Tensor]:
-    if not pred.likelihood.about.has_classes:
-        return {"disagreement": pred.disagreement(), "stddev": pred.stddev.mean(-1)}
+    about = pred.likelihood.about
+    if not about.has_classes:
+        spread = {"stddev": pred.stddev.mean(-1)} if "numbers" in about.kinds else {}
+        return {"disagreement": pred.disagreement(), **spread}
     return {
         "entropy": pred.entropy(),
         "mutual_information": pred.mutual_information(),
         "disagreement": pred.disagreement(),
-        "confidence": pred.confidence(),
+        "confidence": pred.confidence().flatten(),
     }
 
 
 def _samples(key: str, pred: Predictive, split: Split, gallery: int) -> dict[str, Tensor]:
     found = {name: values.float() for name, values in _uncertainty(pred).items()}
     if not pred.likelihood.about.has_classes:
-        found |= _numbers(pred, split)
+        found |= _numbers(pred, split) if "numbers" in pred.likelihood.about.kinds else {}
     else:
-        found["prediction"] = pred.labels()
+        found["prediction"] = pred.labels().flatten()
         if split.y is not None:
             found |= _labelled(pred, pred.check(split.y))
-        found |= _gallery(split.x, found, gallery)
+        alone = len(split.x) == len(found["prediction"])  # an image has one label
+        found |= _gallery(split.x, found, gallery if alone else 0)
     return {f"{key}/{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
@@ -196,11 +206,11 @@ def _spaced(values: Tensor, room: int) -> Tensor:
 
 def _numbers(pred: Predictive, split: Split) -> dict[str, Tensor]:
     found = {"mean": _column(pred.mean), "stddev": _column(pred.stddev)}
-    if split.x[0].numel() == 1:
+    if split.x[0].numel() == 1 and len(split.x) == len(pred):
         found["x"] = split.x.flatten().float()
     if split.y is not None:
         found["y"] = _column(pred.check(split.y))
-        if "gaussian" in pred.likelihood.about.kinds:
+        if {"gaussian", "intervals"} & {*pred.likelihood.about.kinds}:
             found["pit"] = _column(metrics.pit(pred, split.y))
     return found
 
@@ -213,7 +223,8 @@ def _labelled(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
     bins, above = metrics.reliability(pred, y), metrics.accuracy_confidence(pred, y)
     curves = {f"reliability/{name}": getattr(bins, name) for name in bins.__dataclass_fields__}
     curves |= {f"above/{name}": values for name, values in above._asdict().items()}
-    return {"label": y, **{name: values.float() for name, values in curves.items()}}
+    label = pred.likelihood.labels(y).flatten()
+    return {"label": label, **{name: values.float() for name, values in curves.items()}}
 
 
 def _pooled(name: str, test: Predictive, y: Tensor, ood: Predictive) -> dict[str, Tensor]:
@@ -243,14 +254,14 @@ def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
     """Differences between members: accuracy of each, disagreement of each pair."""
     if not pred.likelihood.about.has_classes:
         return {"test/affinity": metrics.affinity(pred).float()}
-    correct = pred.member_probs().argmax(-1) == pred.check(y)
+    correct = pred.member_probs().argmax(-1) == pred.likelihood.labels(pred.check(y))
     return {
         "test/pairwise": metrics.pairwise_disagreement(pred).float(),
-        "test/member_accuracy": correct.double().mean(-1).float(),
+        "test/member_accuracy": correct.double().flatten(1).mean(-1).float(),
     }
 
 
-def _training_points(dataset: Dataset) -> dict[str, Tensor]:
+def _training_points(dataset: Dataset, about: Task) -> dict[str, Tensor]:
     """The training data, if they have at most two dimensions."""
     x, y = dataset.train.x, dataset.train.y
     flat = x.ndim <= 2 and x.shape[1:].numel() <= 2
@@ -259,7 +270,7 @@ def _training_points(dataset: Dataset) -> dict[str, Tensor]:
     y = y.flatten()[:SHOWN]
     y = y if dataset.scaling is None else dataset.scaling.original(y)
     points = x.reshape(len(x), -1)[:SHOWN].float()
-    return {"train/x": points, "train/y": y.float() if y.is_floating_point() else y.long()}
+    return {"train/x": points, "train/y": y.long() if about.has_classes else y.float()}
 
 
 def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ def make_ensemble(config: Config, data: Dataset, build: Build | None = None) -> 
         return Ensemble.init(build, config.members, seed=seed)
     y = torch.zeros(0, dtype=torch.int64) if data.train.y is None else data.train.y
     likelihood = likelihoods.registry.make(config.likelihood or likelihoods.default_for(y))
-    outputs = likelihood.width(data.outputs)
+    outputs = likelihood.width_for(y, data.outputs)
     pairs = [(_blueprint(table, data, outputs), count) for table, count in _networks(config)]
     _check_memory(pairs)
     return Ensemble.init(pairs, seed=seed)

@@ -19,7 +19,7 @@ __all__ = ["MixtureDensity", "StudentT"]
 @registry.register("student-t", cite=("lange1989robust",))
 @dataclass(frozen=True)
 class StudentT(Standardising):
-    r"""Real targets with outliers: y ~ a + b (mu + sqrt(v) T), T Student's t with `df` degrees.
+    """Real targets with outliers: y ~ a + b (mu + sqrt(v) T), T Student's t with `df` degrees.
 
     The network returns (mu, s) per column, and v = softplus(s) + 1e-6 is the squared scale. a and b
     are mean and standard deviation of the training targets. The variance is b² v df / (df - 2).
@@ -64,7 +64,7 @@ class StudentT(Standardising):
 @registry.register("mixture-density", cite=("bishop1994mixture",))
 @dataclass(frozen=True)
 class MixtureDensity(Standardising):
-    r"""Real targets with several peaks: $y \sim a + b \sum_j \pi_j N(\mu_j, v_j)$ per column.
+    """Real targets with several peaks: y ~ a + b sum_j pi_j N(mu_j, v_j) in each column.
 
     The network returns logits, means mu and raw variances s, in this order and each [K, J], for K
     columns and J components. pi = softmax(logits) and v = softplus(s) + 1e-6. a and b are mean and

@@ -33,6 +33,15 @@ class Counts(Likelihood):
 
     def check(self, y: Tensor, outputs: int, sites: int = 0) -> None:
         """Refuse targets that are negative or not whole."""
+        self._check_whole(y)
+        super().check(y, outputs, sites)
+
+    def prepared(self, y: Tensor, outputs: int, sites: int = 0) -> Tensor:
+        """Counts [B, *S, K]."""
+        self._check_whole(y)
+        return super().prepared(y, outputs, sites)
+
+    def _check_whole(self, y: Tensor) -> None:
         wrong = ((y < 0) | (y != y.round())).flatten() if y.is_floating_point() else y.flatten() < 0
         if wrong.any():
             first = float(y.flatten()[int(wrong.nonzero()[0])])
@@ -40,7 +49,6 @@ class Counts(Likelihood):
                 f"counts are 0, 1, 2, ... but y holds {first:g}; drop such targets, or type "
                 f"likelihood='gaussian' to regress on them"
             )
-        super().check(y, outputs, sites)
 
     def _counts(self, y: Tensor, outputs: Tensor) -> Tensor:
         return as_columns(y, outputs, outputs.shape[-1] // self.width(1)).to(outputs.dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.registry import later_field
 from shoal.data.arrays import check_labels
 from shoal.inference.likelihood import Likelihood, Task, registry
 
@@ -123,7 +124,7 @@ def _check_soft(y: Tensor) -> None:
 
 
 @registry.register("categorical")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Categorical(Classes):
     """Classes by softmax: log p(y | f) = f_y - log sum_c exp f_c.
 
@@ -139,9 +140,9 @@ class Categorical(Classes):
     tensor([0.2500])
     """
 
-    smoothing: float = 0.0
-    class_weights: tuple[float, ...] | None = None
-    ignore_index: int | None = None
+    smoothing: float = later_field(0.0)
+    class_weights: tuple[float, ...] | None = later_field(None)
+    ignore_index: int | None = later_field(None)
     _weights: Tensor | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +157,10 @@ class Categorical(Classes):
             raise ConfigError(f"class_weights must be numbers of at least 0, not {list(values)}")
         if self.smoothing and least == 0:
             raise ConfigError("class_weights of 0 need smoothing=0; give every class some weight")
+
+    def __repr__(self) -> str:
+        settings = registry.spec(self).items()
+        return f"Categorical({', '.join(f'{k}={v!r}' for k, v in settings if k != 'name')})"
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log softmax [..., C]."""
@@ -207,6 +212,10 @@ class Categorical(Classes):
     def probs(self, outputs: Tensor) -> Tensor:
         """Class probabilities [..., C]."""
         return outputs.softmax(-1)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The class of the largest logit [...]."""
+        return outputs.argmax(-1)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The logit of the label; 0 for ignored labels."""

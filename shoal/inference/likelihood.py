@@ -184,6 +184,10 @@ class Likelihood:
         """Class probabilities [..., C]; by default the mean."""
         return self.mean(outputs)
 
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """The most probable class of each member."""
+        return self.probs(outputs).argmax(-1)
+
     def labels(self, y: Tensor) -> Tensor:
         """The class of each target; for soft labels, the most probable class."""
         return y

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from shoal.inference.likelihood import Likelihood, Task, registry, task_of
+from shoal.inference.likelihood import Likelihood, Task, as_columns, registry, task_of
 
 # The order of listings. The task name of an older file means the first likelihood that has it.
 # isort: off
@@ -28,6 +28,7 @@ __all__ = [
     "Poisson",
     "StudentT",
     "Task",
+    "as_columns",
     "default_for",
     "registry",
     "task_of",

@@ -33,6 +33,10 @@ _NAMES = {
     "brier": "Brier score",
     "ece": "ECE",
     "effective_functions": "effective number of functions",
+    "label_auroc": "label AUROC",
+    "label_mae": "label MAE",
+    "loss": "mean loss",
+    "rps": "RPS",
     "rmse": "RMSE",
     "crps": "CRPS",
     "coverage_90": "90 % coverage",
@@ -171,7 +175,8 @@ def diverged(record: RunRecord) -> bool:
         return False
     nll = record.assessment.test.get("nll", 0.0)
     classes = record.assessment.scores["data"].get("classes") or []
-    return math.isnan(nll) or (len(classes) > 1 and nll > math.log(len(classes)))
+    one_of_many = len(classes) > 1 and "binary" not in record.assessment.about.kinds
+    return math.isnan(nll) or (one_of_many and nll > math.log(len(classes)))
 
 
 def diverged_sentence(found: Mapping[str, Mapping[float, SeedGroup]]) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "entropy_sentence",
     "error_sentence",
     "halves_sentence",
+    "loss_sentence",
     "members_sentence",
     "ood_sentence",
     "repulsion_sentence",
@@ -49,6 +50,18 @@ def error_sentence(rmse: float, stddev: float, count: int) -> str:
     """
     text = f"RMSE: {rmse:.3g} ({count:,} test inputs)."
     return f"{text} The targets' standard deviation is {stddev:.3g}." if stddev > 0 else text
+
+
+def loss_sentence(loss: float, count: int) -> str:
+    """The mean of a custom loss.
+
+    >>> loss_sentence(0.5, 100)
+    "The members' mean loss is 0.5 (100 test inputs). A custom loss gives no probabilities."
+    """
+    return (
+        f"The members' mean loss is {loss:.3g} ({count:,} test inputs). "
+        f"A custom loss gives no probabilities."
+    )
 
 
 def calibration_sentence(

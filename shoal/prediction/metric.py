@@ -31,7 +31,7 @@ __all__ = [
 registry = Registry("metric")
 
 Better = Literal["lower", "higher", "neither"]
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 ANY = ("any",)
 CLASSES = ("classes",)
@@ -79,10 +79,10 @@ def register(
     *,
     ood: bool = False,
     cite: tuple[str, ...] = (),
-) -> Callable[[Callable[..., float]], Callable[..., float]]:
+) -> Callable[[F], F]:
     """Decorator that registers a function as a metric, of the data points that count."""
 
-    def file(function: Callable[..., float]) -> Callable[..., float]:
+    def file(function: F) -> F:
         found = of_points(function)
         registry.register(name, cite=cite)(Metric(found, kinds, better, ood))
         return found
@@ -90,19 +90,19 @@ def register(
     return file
 
 
-def of_points(function: Callable[..., T]) -> Callable[..., T]:
+def of_points(function: F) -> F:
     """Decorator that calls `function(pred, y)` with sites as data points, without ignored ones.
 
     The second argument may be a prediction, for OOD metrics.
     """
 
     @functools.wraps(function)
-    def wrapped(pred: Any, y: Any = None, *args: Any, **options: Any) -> T:
+    def wrapped(pred: Any, y: Any = None, *args: Any, **options: Any) -> Any:
         if hasattr(y, "members"):
             return function(pred.points()[0], y.points()[0], *args, **options)
         return function(*pred.points(y), *args, **options)
 
-    return wrapped
+    return wrapped  # pyright: ignore[reportReturnType]
 
 
 def average(values: Tensor) -> float:

@@ -209,20 +209,19 @@ class Predictive:
         shape = (self.members.shape[-1], sites) if sites else self.members.shape[-1:]
         return self.likelihood.prepared(targets, *shape).to(self.members.device)
 
-    def points(self, y: ArrayLike | None = None) -> "tuple[Predictive, ArrayLike | None]":
+    def points(self, y: ArrayLike | None = None) -> "tuple[Predictive, Any]":
         """The prediction with every site as a data point, and its targets; no ignored targets."""
         sites, targets = self.members.ndim - 3, y
         if y is not None and (sites or not isinstance(y, Tensor)):
             targets = self.check(y)
-        counted = None if targets is None else self.likelihood.counted(targets)  # pyright: ignore
+        counted = self.likelihood.counted(targets) if isinstance(targets, Tensor) else None
         if not sites and (counted is None or bool(counted.all())):
             return self, y
         members = self.members.flatten(1, -2)
-        if isinstance(targets, Tensor):
-            targets = targets.flatten(0, sites)
-        if counted is not None:
-            kept = counted.flatten().to(members.device)
-            members, targets = members[:, kept], targets[kept]  # pyright: ignore
+        if y is not None:
+            targets = self.check(y).flatten(0, sites)
+            kept = ... if counted is None else counted.flatten().to(members.device)
+            members, targets = members[:, kept], targets[kept]
         if members.shape[1] == 0:
             raise DataError("every target is ignored; give at least one that counts")
         return Predictive(members, self.likelihood, self.weights), targets

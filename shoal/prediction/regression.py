@@ -64,8 +64,12 @@ def pit(pred: Predictive, y: ArrayLike) -> Tensor:
 
 def _pit_bounds(pred: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
     """P(Y < y) and P(Y <= y) of the mixture; equal for continuous targets."""
-    high = pred.cdf(y)
-    return (pred.cdf(y - 1) if pred.likelihood.discrete else high), high
+
+    def below(y: Tensor) -> Tensor:
+        return pred.average(pred.likelihood.cdf(pred.members, y))
+
+    high = below(y)
+    return (below(y - 1) if pred.likelihood.discrete else high), high
 
 
 @of_points

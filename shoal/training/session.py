@@ -112,7 +112,7 @@ class Session:
         self._check_same(folder)
 
     def _check_same(self, folder: RunFolder) -> None:
-        stored = {key: completed(key, value) for key, value in folder.config().items()}
+        stored = {key: _plain(completed(key, value)) for key, value in folder.config().items()}
         known = {**DEFAULTS, **stored}
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
         # The initial members do not matter: the checkpoint replaces them.

@@ -84,7 +84,8 @@ def evaluated(
     y = _targets(split).to(found.device)
     loss = -likelihood.log_prob(found, y).mean(-1)
     if likelihood.about.has_classes:
-        accuracy = (found.argmax(-1) == y).double().mean(-1)
+        right = likelihood.predicted(found) == likelihood.labels(y)
+        accuracy = right.double().flatten(1).mean(-1)
     else:
         accuracy = torch.full_like(loss, torch.nan).double()
     far = apart(likelihood, found, found[:0] if references is None else references)
@@ -99,7 +100,7 @@ def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
     """
     references = references.to(found.device)
     if likelihood.about.has_classes:
-        labels, others = found.argmax(-1), references.argmax(-1)
+        labels, others = (likelihood.predicted(f).flatten(1) for f in (found, references))
         each = [(labels != other).double().mean(-1) for other in others]
     else:
         mean, means = likelihood.mean(found), likelihood.mean(references)

@@ -73,6 +73,9 @@ def _columns(pred: Predictive) -> dict[str, np.ndarray]:
         for column in range(mean.shape[1]):
             found |= {f"mean_{column}": mean[:, column], f"stddev_{column}": stddev[:, column]}
         return found
+    if pred.probs.ndim > 2:
+        columns = pred.mean.numpy().T
+        return {f"probability_{column}": values for column, values in enumerate(columns)}
     return {
         "class": pred.labels().numpy(),
         "probability": pred.confidence().numpy(),

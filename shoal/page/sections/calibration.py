@@ -119,7 +119,8 @@ def answer(report_data: ReportData) -> str:
     lead, worst = report_data.lead, _worst(report_data)
     if not report_data.assessment.about.has_classes:
         if "coverage_90" not in report_data.assessment.test:
-            return "This kind of target has no intervals."
+            loss = "loss" in report_data.assessment.about.kinds
+            return f"{'A custom loss' if loss else 'This kind of target'} has no intervals."
         found, _ = Measure("coverage_90", worst or "test").summary(lead)
         count = report_data.assessment.scores["data"]["counts"].get(worst or "test", 1)
         return sentences.coverage_sentence(0.9, found, count)
@@ -224,6 +225,7 @@ def _severity(report_data: ReportData) -> Iterator[Block]:
 _READING = {
     "accuracy": "Some loss of accuracy is unavoidable; confidence should fall with accuracy.",
     "ece": "A low curve means that confidence falls with accuracy.",
+    "label_mae": "Lower is better: the distance of the predicted class from the label.",
     "nll": "Lower is better: certain but wrong predictions cost most.",
     "rmse": "Some increase is unavoidable; intervals should widen with the error.",
 }

@@ -55,8 +55,10 @@ def answer(report_data: ReportData) -> str:
 
 
 def _histograms(report_data: ReportData) -> Iterator[Block]:
-    quantity = "entropy" if report_data.assessment.about.has_classes else "stddev"
-    noun = "entropy" if quantity == "entropy" else "the standard deviation"
+    about = report_data.assessment.about
+    spread = "stddev" if "numbers" in about.kinds else "disagreement"
+    quantity = "entropy" if about.has_classes else spread
+    noun = "the standard deviation" if quantity == "stddev" else quantity
     for label, group in list(report_data.peers().items())[:_PANELS]:
         found = _uncertainties(group, quantity)
         if found is not None:

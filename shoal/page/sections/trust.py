@@ -20,7 +20,8 @@ _ENOUGH = 50
 @section("trust", order=10)
 def trust_section(report_data: ReportData) -> Section:
     """The first run's main numbers, in three to five sentences."""
-    describe = _classes if report_data.assessment.about.has_classes else _numbers
+    about = report_data.assessment.about
+    describe = _classes if about.has_classes else _loss if "loss" in about.kinds else _numbers
     statements = [
         *describe(report_data),
         *_ood(report_data),
@@ -102,6 +103,12 @@ def _numbers(report_data: ReportData) -> list[Statement]:
     held = sentences.coverage_sentence(0.9, found, count)
     tone = "good" if coverage(0.9, found, count) is Coverage.HELD else "mind"
     return [error, Statement("intervals", f"{percent(found)} inside", held, tone)]
+
+
+def _loss(report_data: ReportData) -> list[Statement]:
+    count = report_data.assessment.scores["data"]["counts"]["test"]
+    loss, _ = _mean(report_data.lead, "loss")
+    return [Statement("mean loss", f"{loss:.3g}", sentences.loss_sentence(loss, count))]
 
 
 def _ood(report_data: ReportData) -> list[Statement]:

@@ -43,7 +43,7 @@ def diversity(scene: Scene) -> AnalysisResult:
     right = float(evaluated(reference, scene.test, scene.run.likelihood).accuracy[0])
     scores = {
         "reference": right,
-        "classes": scene.outputs.shape[-1],
+        "classes": scene.run.likelihood.probs(scene.outputs[:1, :1]).shape[-1],
         "inputs": len(scene.test),
         "at_equal_accuracy": _at_equal_accuracy(found),
     }
