@@ -1,6 +1,9 @@
 """One small network of every kind that `kinds_table` lists; libraries are imported when used."""
 
+import importlib
+import warnings
 from dataclasses import dataclass
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -9,6 +12,13 @@ from torch.nn.utils import parametrizations, spectral_norm
 
 CLASSES, PLACES, WORDS, LENGTH = 3, 4, 11, 5
 """Classes of a label, side of an image, size of a vocabulary, length of a sequence."""
+
+
+def library(name: str) -> ModuleType:
+    """A module of an optional library, without the warnings of its import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
 
 
 def perceptron() -> nn.Module:
@@ -196,16 +206,16 @@ class GraphNetwork(nn.Module):
 
 def gcn() -> nn.Module:
     """A graph convolution of torch_geometric, on the graphs of its own loader."""
-    from torch_geometric.nn import GCNConv, global_mean_pool
+    layers = library("torch_geometric.nn")
 
     class GCN(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.last = GCNConv(4, 6), nn.Linear(6, CLASSES)
+            self.first, self.last = layers.GCNConv(4, 6), nn.Linear(6, CLASSES)
 
         def forward(self, data: object) -> Tensor:
             hidden = self.first(data.x, data.edge_index).tanh()  # pyright: ignore
-            return self.last(global_mean_pool(hidden, data.batch))  # pyright: ignore
+            return self.last(layers.global_mean_pool(hidden, data.batch))  # pyright: ignore
 
     return GCN()
 
@@ -217,29 +227,26 @@ _SMALL = {
 
 
 def vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
+    transformers = library("transformers")
+    config = transformers.ViTConfig(
         **_SMALL, image_size=PLACES, patch_size=2, num_channels=1, num_labels=CLASSES
     )
-    return ViTForImageClassification(config)
+    return transformers.ViTForImageClassification(config)
 
 
 def bert() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
+    transformers = library("transformers")
+    config = transformers.BertConfig(
         **_SMALL, vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=CLASSES
     )
-    return BertForSequenceClassification(config)
+    return transformers.BertForSequenceClassification(config)
 
 
 def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
+    transformers = library("transformers")
+    config = transformers.GPT2Config(
         vocab_size=WORDS, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2, n_inner=8,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return GPT2LMHeadModel(config)
+    return transformers.GPT2LMHeadModel(config)

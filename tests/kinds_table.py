@@ -12,7 +12,7 @@ from typing import Any
 import kinds_networks as networks
 import pytest
 import torch
-from kinds_networks import CLASSES, LENGTH, PLACES, WORDS, Graphs, Point, Record
+from kinds_networks import CLASSES, LENGTH, PLACES, WORDS, Graphs, Point, Record, library
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
@@ -44,7 +44,7 @@ class Kind:
         name: name of the kind.
         batch: the inputs and targets of a batch, in words.
         build: makes a network, or a list of (build, count).
-        x: all inputs, as the network takes them.
+        x: all inputs, as the network takes them, or a function that makes them.
         y: their targets.
         data: the training data, as a user gives them; None for the pair (x, y).
         loss: the loss of torch for outputs as the network returns them.
@@ -52,6 +52,7 @@ class Kind:
         shape: shape of the members' outputs without the member axis.
         options: further arguments of `fit`.
         forde: the method that repels input gradients; None if there are no input gradients.
+        weights: whether the members have a common space of weights.
         together: whether `vmap` runs all members at once.
         report: whether the test writes a report; otherwise it evaluates only.
         needs: library that must be installed.
@@ -68,6 +69,7 @@ class Kind:
     shape: tuple[int, ...] = (POINTS, CLASSES)
     options: dict[str, Any] = field(default_factory=dict)
     forde: str | None = "forde"
+    weights: bool = True
     together: bool = True
     report: bool = False
     needs: str | None = None
@@ -78,11 +80,23 @@ class Kind:
 
     def method(self, name: str) -> str | None:
         """The method for a column of the table; None if the kind has none."""
+        if name == "kde":
+            return name if self.weights else None
         return self.forde if name == "forde" else name
 
-    def by_hand(self, member: torch.nn.Module, x: Any = None) -> Tensor:
+    @property
+    def inputs(self) -> Any:
+        """All inputs."""
+        return self.x() if callable(self.x) else self.x
+
+    @property
+    def members(self) -> int | None:
+        """Ensemble size for `Ensemble.init`."""
+        return None if isinstance(self.build, list) else 2
+
+    def by_hand(self, member: torch.nn.Module) -> Tensor:
         """Outputs of one network, called as a user calls it."""
-        x = self.x if x is None else x
+        x = self.inputs
         if isinstance(x, dict):
             return self.raw(member(**x))
         if type(x) is tuple:
@@ -102,12 +116,11 @@ def _rows(x: Any, rows: Any) -> Any:
 
 def _encoded() -> DataLoader:
     """A loader of `BatchEncoding`, as tokenizers and collators of transformers give them."""
-    from transformers import BatchEncoding
-
+    encoding = library("transformers").BatchEncoding
     points = [{**_rows(TEXT, i), "labels": LABELS[i]} for i in range(POINTS)]
 
-    def collate(points: list[dict[str, Tensor]]) -> BatchEncoding:
-        return BatchEncoding({name: torch.stack([p[name] for p in points]) for name in points[0]})
+    def collate(points: list[dict[str, Tensor]]) -> Any:
+        return encoding({name: torch.stack([p[name] for p in points]) for name in points[0]})
 
     return DataLoader(points, BATCH, shuffle=True, collate_fn=collate)  # pyright: ignore
 
@@ -136,18 +149,16 @@ def _graphs(rows: range) -> Graphs:
 
 @functools.cache
 def _geometric() -> list[Any]:
-    from torch_geometric.data import Data
-
+    data = library("torch_geometric.data").Data
     return [
-        Data(x=random(3 + i % 3, 4, seed=i), edge_index=_ring(3 + i % 3), y=LABELS[i : i + 1])
+        data(x=random(3 + i % 3, 4, seed=i), edge_index=_ring(3 + i % 3), y=LABELS[i : i + 1])
         for i in range(POINTS)
     ]
 
 
 def _geometric_loader(size: int = BATCH, shuffle: bool = True) -> Any:
-    from torch_geometric.loader import DataLoader as GraphLoader
-
-    return GraphLoader(_geometric(), batch_size=size, shuffle=shuffle)
+    loader = library("torch_geometric.loader").DataLoader
+    return loader(_geometric(), batch_size=size, shuffle=shuffle)
 
 
 def _all_graphs() -> Any:
@@ -169,7 +180,10 @@ FEATURES, TOKEN = random(POINTS, 4), whole(WORDS, POINTS)
 IMAGES, SEQUENCES = random(POINTS, 1, PLACES, PLACES), random(POINTS, LENGTH, 4)
 PIXELS = whole(CLASSES, POINTS, PLACES, PLACES)
 TOKENS, NEXT = whole(WORDS, POINTS, LENGTH), whole(WORDS, POINTS, LENGTH, seed=2)
-TEXT = {"input_ids": TOKENS, "attention_mask": (TOKENS > 1).long().index_fill(1, torch.tensor([0]), 1)}
+TEXT = {
+    "input_ids": TOKENS,
+    "attention_mask": (TOKENS > 1).long().index_fill(1, torch.tensor([0]), 1),
+}
 TOKEN_SHAPE, PIXEL_SHAPE = (POINTS, LENGTH, WORDS), (POINTS, PLACES, PLACES, CLASSES)
 HUGGING_FACE: dict[str, Any] = {"raw": lambda outputs: outputs.logits, "needs": "transformers"}
 IGNORING: dict[str, Any] = {"likelihood": {"name": "categorical", "ignore_index": IGNORED}}
@@ -201,8 +215,8 @@ def _kinds() -> Iterator[Kind]:
         loss=_tokens_last(F.cross_entropy), shape=TOKEN_SHAPE, options=IGNORING,
         forde="forde-identity", report=True, **HUGGING_FACE,
     )  # fmt: skip
-    yield Kind("LSTM", "sequences [B, T, D], y [B]", networks.lstm, SEQUENCES)
-    yield Kind("GRU", "sequences [B, T, D], y [B]", networks.gru, SEQUENCES)
+    yield Kind("LSTM", "sequences [B, T, D], y [B]", networks.lstm, SEQUENCES, together=False)
+    yield Kind("GRU", "sequences [B, T, D], y [B]", networks.gru, SEQUENCES, together=False)
     yield from _graph_kinds()
     yield from _structured_kinds()
     yield from _unusual_modules()
@@ -214,7 +228,7 @@ def _kinds() -> Iterator[Kind]:
     yield Kind(
         "counts", "x [B, D], y [B] of counts", networks.counter, **real,
         y=whole(4, POINTS).float(), shape=(POINTS, 1), options={"likelihood": "poisson"},
-        loss=lambda f, y: F.poisson_nll_loss(f[:, 0], y),
+        loss=lambda f, y: F.poisson_nll_loss(f[:, 0], y) + torch.lgamma(y + 1).mean(),
     )  # fmt: skip
 
 
@@ -223,12 +237,10 @@ def _summed(loss: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _graph_kinds() -> Iterator[Kind]:
-    if installed("torch_geometric"):
-        yield Kind(
-            "graph network (torch_geometric)", "loader of graph batches with `y`", networks.gcn,
-            None, data=_geometric_loader, forde=None, together=False, report=True,
-            needs="torch_geometric",
-        )  # fmt: skip
+    yield Kind(
+        "graph network (torch_geometric)", "loader of graph batches with `y`", networks.gcn,
+        _all_graphs, data=_geometric_loader, forde=None, report=True, needs="torch_geometric",
+    )  # fmt: skip
     yield Kind(
         "graph network", "objects with `.to` and `y`", networks.GraphNetwork,
         _graphs(range(POINTS)), data=lambda: [_graphs(range(6)), _graphs(range(6, POINTS))],
@@ -251,13 +263,16 @@ def _structured_kinds() -> Iterator[Kind]:
 
 def _unusual_modules() -> Iterator[Kind]:
     mixed = [(networks.perceptron, 1), (networks.wide_perceptron, 1)]
-    yield Kind("mixed architectures", "x [B, D], y [B]", mixed, FEATURES)
+    yield Kind("mixed architectures", "x [B, D], y [B]", mixed, FEATURES, weights=False)
     yield Kind(
         "tied weights", "tokens [B, T], y [B, T]", networks.Tied, TOKENS, NEXT,
         loss=_tokens_last(F.cross_entropy), shape=TOKEN_SHAPE, forde="forde-identity",
     )  # fmt: skip
-    yield Kind("spectral norm", "x [B, D], y [B]", networks.spectral, FEATURES)
-    yield Kind("spectral norm by a hook", "x [B, D], y [B]", networks.spectral_by_hook, FEATURES)
+    yield Kind("spectral norm", "x [B, D], y [B]", networks.spectral, FEATURES, together=False)
+    yield Kind(
+        "spectral norm by a hook", "x [B, D], y [B]", networks.spectral_by_hook, FEATURES,
+        together=False,
+    )  # fmt: skip
     yield Kind("weight norm", "x [B, D], y [B]", networks.weight_normed, FEATURES)
     yield Kind("orthogonal weights", "x [B, D], y [B]", networks.orthogonal, FEATURES)
     yield Kind("lazy layers, called once", "x [B, D], y [B]", networks.lazy_called, FEATURES)
@@ -272,14 +287,19 @@ def _unusual_modules() -> Iterator[Kind]:
 KINDS = list(_kinds())
 
 
-def cases(*columns: str) -> list[Any]:
-    """Parameters for every kind, or for every kind and each of these columns."""
+def cases(*columns: str, works: bool = True) -> list[Any]:
+    """Parameters for every kind, or for every kind and each of these methods that it takes.
+
+    With `works=False`, methods that it cannot take.
+    """
     found = []
     for kind in KINDS:
         missing = kind.needs is not None and not installed(kind.needs)
         mark = pytest.mark.skipif(missing, reason=f"{kind.needs} is not installed")
-        for column in columns or ("",):
-            values = (kind, column) if columns else (kind,)
-            name = f"{kind.name}-{column}" if columns else kind.name
-            found.append(pytest.param(*values, id=name, marks=mark))
+        if not columns:
+            found.append(pytest.param(kind, id=kind.name, marks=mark))
+        for column in columns:
+            if (kind.method(column) is not None) == works:
+                values = kind, column if kind.method(column) is None else kind.method(column)
+                found.append(pytest.param(*values, id=f"{kind.name}-{column}", marks=mark))
     return found
