@@ -1,6 +1,6 @@
 """Batch objects that only their network understands, such as batches of graphs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 
-__all__ = ["Opaque", "first_tensor", "is_batch_object"]
+__all__ = ["Opaque", "OpaqueBatches", "first_tensor", "is_batch_object", "tensors_in"]
 
 
 class Opaque:
@@ -34,10 +34,16 @@ class Opaque:
     def __getitem__(self, rows: Any) -> "Opaque":
         if isinstance(rows, slice) and rows in (slice(None), slice(None, 2), slice(None, 1)):
             return self  # the first points are asked for only to try the network
+        if isinstance(rows, slice) and rows == slice(None, 0):
+            return Opaque(self.value, 0)  # no data, but their kind
         raise DataError(
             f"single data points of a {type(self.value).__name__} cannot be selected; "
             f"use a loader of such batches and a method that compares whole batches"
         )
+
+    def split(self, size: int) -> Iterator["Opaque"]:
+        """The object as one batch, whatever the size."""
+        yield self
 
     def __repr__(self) -> str:
         return f"Opaque({type(self.value).__name__}, {self.points} points)"
@@ -82,6 +88,34 @@ class Opaque:
         return self
 
 
+class OpaqueBatches(Opaque):
+    """Several batch objects in order, as the inputs of a whole data set.
+
+    Attributes:
+        batches: the batches; `value` is the object of the first.
+    """
+
+    __slots__ = ("batches",)
+
+    def __init__(self, batches: Sequence[Opaque]) -> None:
+        super().__init__(batches[0].value, sum(len(batch) for batch in batches))
+        self.batches = list(batches)
+
+    def __getitem__(self, rows: Any) -> Opaque:
+        return self if rows == slice(None) else self.batches[0][rows]
+
+    def __repr__(self) -> str:
+        return f"{len(self.batches)} batches of {type(self.value).__name__}, {self.points} points"
+
+    def split(self, size: int) -> Iterator[Opaque]:
+        """The batches as they are, whatever the size."""
+        yield from self.batches
+
+    def to(self, device: Any = None, *_: Any, **__: Any) -> "OpaqueBatches":
+        """The objects on a device."""
+        return OpaqueBatches([batch.to(device) for batch in self.batches])
+
+
 def is_batch_object(value: Any) -> bool:
     """Whether a value is an object that can be moved to a device, such as a batch of graphs."""
     if isinstance(value, Tensor) or hasattr(value, "__array__"):
@@ -91,19 +125,29 @@ def is_batch_object(value: Any) -> bool:
 
 def first_tensor(value: Any) -> Tensor | None:
     """The first tensor in an object; None without any."""
+    return next(tensors_in(value), None)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in an object, in the order of its attributes."""
     if isinstance(value, Tensor):
-        return value
-    if isinstance(value, Mapping):
-        inside: Iterable[Any] = value.values()
-    elif isinstance(value, (tuple, list)):
-        inside = value
-    elif hasattr(value, "to_dict"):  # graph libraries store tensors outside of __dict__
-        inside = value.to_dict().values()
+        yield value
+    elif isinstance(value, OpaqueBatches):
+        for batch in value.batches:
+            yield from tensors_in(batch.value)
+    elif isinstance(value, Opaque):
+        yield from tensors_in(value.value)
     else:
-        inside = getattr(value, "__dict__", {}).values()
-    for item in inside:
-        if isinstance(item, (Tensor, Mapping, tuple, list)):
-            found = first_tensor(item)
-            if found is not None:
-                return found
-    return None
+        for item in _inside(value):
+            if isinstance(item, (Tensor, Mapping, tuple, list)):
+                yield from tensors_in(item)
+
+
+def _inside(value: Any) -> Sequence[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (tuple, list)):
+        return value
+    if hasattr(value, "to_dict"):  # graph libraries store tensors outside of __dict__
+        return list(value.to_dict().values())
+    return list(getattr(value, "__dict__", {}).values())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.core.opaque import Opaque, is_batch_object
+from shoal.core.opaque import Opaque, OpaqueBatches, is_batch_object
 
 __all__ = [
     "Inputs",
@@ -191,11 +191,7 @@ def joined(parts: Sequence[Any]) -> Any:
     """Batches of equal structure as one batch."""
     first = parts[0]
     if isinstance(first, Opaque):
-        if len(parts) > 1:
-            raise DataError(
-                f"batches of {type(first.value).__name__} objects cannot be joined; give one batch"
-            )
-        return first
+        return first if len(parts) == 1 else OpaqueBatches(parts)
     if isinstance(first, Tensor):
         return torch.cat(list(parts))
     names = first.tensors

@@ -206,12 +206,8 @@ def input_batches(
 def _structured_batches(
     data: Any, size: int, device: torch.device | str | None, dtype: torch.dtype
 ) -> Iterator[Inputs]:
-    inputs = inputs_of(data, dtype)
-    if isinstance(inputs, Structured):
-        for x in inputs.split(size):
-            yield x.to(device)
-    else:
-        yield inputs.to(device)
+    for x in inputs_of(data, dtype).split(size):
+        yield x.to(device)
 
 
 def _inputs_of_pair(x: Any, y: Any) -> Any:

@@ -208,6 +208,7 @@ class Group:
         with torch.no_grad():
             for name, stacked in (self.weights | self.buffers).items():
                 tensors[name].data = stacked[index].detach().clone()
+        set_output(module, self.skeleton.__dict__.get("_shoal_output"))
         return module.eval()
 
 

@@ -113,7 +113,8 @@ class MemberRunner:
         in_dims = (0, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
-        return run(state, *(inputs.x for inputs in unpacked))
+        with _without_fallback_warnings():
+            return run(state, *(inputs.x for inputs in unpacked))
 
     def _loop(self, one: "Run", state: Tree, shown: "Sequence[_Unpacked]") -> tuple[Tensor, ...]:
         members, device = len(next(iter(state.values()))), _first(shown).device
@@ -193,6 +194,17 @@ def run_or_loop(
                 stacklevel=2,
             )
         return outputs, loop
+
+
+@contextmanager
+def _without_fallback_warnings() -> Iterator[None]:
+    """Operations that `vmap` runs member by member are right, and no concern of the user."""
+    functorch: Any = torch._C._functorch  # pyright: ignore
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)
 
 
 class _Unpacked(NamedTuple):

@@ -15,7 +15,7 @@ from shoal.data.dataset import Dataset
 from shoal.inference.likelihoods import Task, task_of
 from shoal.prediction.calibration import AccuracyConfidence, Reliability
 from shoal.training.own_data import again
-from shoal.training.provenance import tensor_digest
+from shoal.training.provenance import inputs_digest
 
 __all__ = [
     "SAMPLES",
@@ -151,7 +151,7 @@ def made_from(run: Any, dataset: Dataset) -> dict[str, Any]:
     digests = {f"shift:{name}": "" for name in dataset.shifts}
     for name, split in splits.items():
         tensors = [split.x] if split.y is None else [split.x, split.y]
-        digests[name] = "-".join(tensor_digest(tensor)[:16] for tensor in tensors)
+        digests[name] = "-".join(inputs_digest(tensor)[:16] for tensor in tensors)
     return {"epochs": len(getattr(run, "history", ())), "digests": digests}
 
 

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import DataError
+from shoal.core.opaque import Opaque
+from shoal.core.structure import parted
 from shoal.data.dataset import Split
 from shoal.engine.member_runner import MemberRunner
+from shoal.engine.network_call import selected_output
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.network_pass import PassContext, looked_at
@@ -20,6 +23,7 @@ __all__ = [
     "attention_samples",
     "gradient_samples",
     "gradient_similarity",
+    "is_image",
     "overlap",
 ]
 
@@ -92,7 +96,7 @@ def _maps(module: nn.Module, x: Tensor, y: Tensor) -> dict[Size, Tensor]:
         hook.remove()
     if not last:
         return {}
-    score = outputs.gather(-1, y[:, None]).sum()
+    score = selected_output(module, outputs).gather(-1, y[:, None]).sum()
     gradients = torch.autograd.grad(score, list(last.values()), allow_unused=True)
     pairs = zip(last.items(), gradients, strict=True)
     return {size: _map(A, g) for (size, A), g in pairs if g is not None}
@@ -147,7 +151,7 @@ SHOWN = 3
 
 def gradient_samples(run: Any, split: Split) -> dict[str, Tensor]:
     """Similarity of the members' input gradients; empty if inputs have no gradients."""
-    if split.y is None or run.ensemble.members < 2:
+    if split.y is None or run.ensemble.members < 2 or isinstance(split.x, Opaque):
         return {}
     x, y = split.x[:COMPARED], split.y[:COMPARED]
     try:
@@ -157,12 +161,16 @@ def gradient_samples(run: Any, split: Split) -> dict[str, Tensor]:
     return {"test/gradient_similarity": matrix.float().cpu()}
 
 
+def is_image(x: Any) -> bool:
+    """Whether inputs are images [B, C, H, W] in grey or colour, and nothing else."""
+    return isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] in (1, 3)
+
+
 def attention_samples(run: Any, split: Split) -> dict[str, Tensor]:
     """Class-activation maps of a few images at every depth, and their diversity over more."""
-    y = split.y
-    if y is None or y.is_floating_point() or split.x.ndim != 4 or run.ensemble.members < 2:
-        return {}
-    if split.x.shape[1] not in (1, 3):
+    y, _ = parted(split.y)
+    labels = isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point()
+    if not labels or not is_image(split.x) or run.ensemble.members < 2:
         return {}
     try:
         found = attention_maps(run.ensemble, split.x[:COMPARED], y[:COMPARED])

@@ -13,7 +13,7 @@ from shoal.core.structure import Weighted, parted
 from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
 from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_evaluation, made_from
-from shoal.evaluation.inspection import attention_samples, gradient_samples
+from shoal.evaluation.inspection import attention_samples, gradient_samples, is_image
 from shoal.inference.likelihoods import Task
 from shoal.prediction import Predictive, evaluate, metrics, predict
 from shoal.prediction.regression import in_units
@@ -215,7 +215,8 @@ def _spaced(values: Tensor, room: int) -> Tensor:
 
 def _numbers(pred: Predictive, split: Split) -> dict[str, Tensor]:
     found = {"mean": _column(pred.mean), "stddev": _column(pred.stddev)}
-    if split.x[0].numel() == 1 and len(split.x) == len(pred):
+    single = isinstance(split.x, Tensor) and split.x[0].numel() == 1
+    if single and len(split.x) == len(pred):
         found["x"] = split.x.flatten().float()
     if split.y is not None:
         found["y"] = _column(pred.check(split.y))
@@ -246,7 +247,7 @@ def _pooled(name: str, test: Predictive, y: Tensor, ood: Predictive) -> dict[str
 
 def _gallery(x: Tensor, found: dict[str, Tensor], count: int) -> dict[str, Tensor]:
     """The images at both ends of each quantity, as bytes, with their indices in the split."""
-    if count < 1 or x.ndim != 4 or x.shape[1] not in (1, 3):
+    if count < 1 or not is_image(x):
         return {}
     kept: dict[str, Tensor] = {}
     low, high = (float(end) for end in x.aminmax())
@@ -273,7 +274,7 @@ def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
 def _training_points(dataset: Dataset, about: Task) -> dict[str, Tensor]:
     """The training data, if they have at most two dimensions."""
     x, y = dataset.train.x, dataset.train.y
-    flat = x.ndim <= 2 and x.shape[1:].numel() <= 2
+    flat = isinstance(x, Tensor) and x.ndim <= 2 and x.shape[1:].numel() <= 2
     if not flat or y is None or len(x) == 0 or (y.ndim > 1 and y.shape[-1] > 1):
         return {}
     y = y.flatten()[:SHOWN]
@@ -284,7 +285,8 @@ def _training_points(dataset: Dataset, about: Task) -> dict[str, Tensor]:
 
 def _plane(run: Any, dataset: Dataset) -> dict[str, Tensor]:
     """Predictive entropy on a grid around the data, for two-dimensional inputs with classes."""
-    if not run.likelihood.about.has_classes or dataset.input_shape != (2,):
+    flat = isinstance(dataset.train.x, Tensor) and dataset.input_shape == (2,)
+    if not run.likelihood.about.has_classes or not flat:
         return {}
     known, points = dataset.train, {}
     if not len(known) and dataset.test is not None and dataset.test.y is not None:
@@ -309,7 +311,7 @@ def _around(x: Tensor) -> Iterator[Tensor]:
 
 def _described(dataset: Dataset, pred: Predictive, counts: Mapping[str, int]) -> dict[str, Any]:
     classes = None if dataset.classes is None else list(dataset.classes)
-    image = len(dataset.input_shape) == 3 and dataset.input_shape[0] in (1, 3)
+    image = is_image(dataset.train.x)
     return {
         "name": dataset.name,
         "task": pred.task,

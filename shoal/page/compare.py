@@ -29,7 +29,7 @@ from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.optim import optimizer_table, schedules
 from shoal.training.own_data import OWN_DATA
-from shoal.training.provenance import tensor_digest
+from shoal.training.provenance import inputs_digest
 
 __all__ = ["Comparison", "compare"]
 
@@ -157,7 +157,7 @@ def _config(source: Any, settings: Mapping[str, Any]) -> Config:
 def _own_config(build: Build, data: Dataset, settings: Mapping[str, Any]) -> Config:
     """A config that identifies the user's network and data, but cannot rebuild them."""
     name = getattr(build, "__qualname__", type(build).__qualname__)
-    digest = "-".join(tensor_digest(t)[:16] for t in (data.train.x, data.train.y) if t is not None)
+    digest = "-".join(inputs_digest(t)[:16] for t in (data.train.x, data.train.y) if t is not None)
     known = {key: value for key, value in settings.items() if value is not None}
     own = {"data": {"custom": data.name, "sha256": digest}, "model": {"custom": name}}
     return make_config(own | known, "compare" if data.name == OWN_DATA else data.name)

@@ -58,6 +58,7 @@ _CONFIG: dict[str, Check] = {
     **dict.fromkeys(("legacy", "calibrated"), _FLAG),
     **dict.fromkeys(("precision", "engine"), _TEXT),
     "adversarial": _TABLE,
+    "outputs": ("a name or a position", lambda value: isinstance(value, str) or _is_whole(value)),
     "model": _TABLES,
 }
 _KEYS = {*_CONFIG, *(field.name for field in fields(Settings))}

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.opaque import tensors_in
+from shoal.core.structure import Inputs, Structured
 from shoal.data.arrays import recalled
 from shoal.data.input_range import value_range
 from shoal.data.sources import ArrayBatches, LoaderBatches
 
-__all__ = ["COMMAND", "command", "digest", "input_range", "provenance", "tensor_digest"]
+__all__ = ["COMMAND", "command", "digest", "input_range", "inputs_digest", "provenance"]
 
 COMMAND = "SHOAL_COMMAND"
 """Environment variable with the command that the user typed."""
@@ -70,8 +72,18 @@ def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
     return value_range(batches.x) if isinstance(batches.x, Tensor) else None
 
 
+def inputs_digest(x: Inputs) -> str:
+    """SHA-256 of inputs or targets: of one tensor, or of all tensors of a structure or object."""
+    if isinstance(x, Tensor):
+        return _tensor_digest(x)
+    total = hashlib.sha256()
+    for tensor in x.tensors.values() if isinstance(x, Structured) else tensors_in(x):
+        total.update(_tensor_digest(tensor).encode())
+    return total.hexdigest()
+
+
 @recalled
-def tensor_digest(tensor: Tensor) -> str:
+def _tensor_digest(tensor: Tensor) -> str:
     """SHA-256 of one tensor, its shape and its type."""
     total = hashlib.sha256()
     _add(total, tensor)

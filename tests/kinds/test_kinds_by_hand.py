@@ -1,0 +1,48 @@
+"""Outputs and steps of every kind of network, beside what one writes by hand with torch."""
+
+import pytest
+import torch
+from kinds_table import Kind, cases
+
+import shoal
+
+pytestmark = pytest.mark.filterwarnings("ignore:members run:shoal.core.errors.ShoalWarning")
+
+RATE = 0.1
+
+
+def ensemble(kind: Kind) -> shoal.Ensemble:
+    made = shoal.Ensemble.init(kind.build, kind.members, seed=2)
+    made.use_output(kind.options.get("outputs"))
+    return made
+
+
+@pytest.mark.parametrize("kind", cases())
+def test_outputs_are_those_of_each_member(kind):
+    found = ensemble(kind)
+    members = shoal.predict(found, kind.inputs).members
+    for index in range(found.members):
+        wanted = kind.by_hand(found.member(index)).detach()
+        wanted = wanted.movedim(1, -1) if wanted.ndim == 4 else wanted
+        torch.testing.assert_close(members[index], wanted)
+
+
+@pytest.mark.parametrize("kind", cases())
+def test_one_step_is_the_step_of_a_loop_in_torch(kind):
+    """The loss of torch, its gradient and plain SGD, running statistics included."""
+    options = {"method": "ensemble", "prior": "flat", "optimizer": "sgd", "lr": RATE, "steps": 1}
+    batches = [(kind.inputs, kind.y)]
+    stepped = ensemble(kind)
+    run = shoal.fit(stepped, batches, progress=False, **options, **kind.options)
+    first = ensemble(kind)
+    for index in range(first.members):
+        member = first.member(index).train()
+        optimizer = torch.optim.SGD(member.parameters(), RATE)
+        loss = kind.loss(kind.by_hand(member), kind.y)
+        loss.backward()
+        optimizer.step()
+        assert run.history[0]["member_loss"][index] == pytest.approx(loss.item(), rel=1e-4)
+        wanted, found = member.state_dict(), stepped.member(index).state_dict()
+        assert wanted.keys() == found.keys()
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
