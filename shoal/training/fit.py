@@ -17,6 +17,7 @@ from shoal.data.arrays import check_columns
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.network_call import arguments
+from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
 from shoal.inference.priors import FunctionalPrior, WeightPrior
@@ -80,7 +81,10 @@ def check_targets(
     else:
         batches.check = check  # from here on every batch is checked when it is read
         batches.first()
-    few = parted(y[: outputs.shape[1]])[0].to(outputs.device)
+    few, weight = parted(y[: outputs.shape[1]])
+    few = few.to(outputs.device)
+    if weight is not None and isinstance(likelihood, Custom):
+        likelihood.check_weighable(outputs.detach(), few)
     return likelihood.objective(outputs.detach(), few).shape[2:]
 
 

@@ -108,8 +108,9 @@ def test_scores_weigh_points_as_repetition_does(kind):
     run = trained(kind, (x, y), "ensemble")
     rows = torch.arange(N).repeat_interleave(REPEATS)
     repeated = shoal.evaluate(run, (x[rows], y[rows]), keep=False).test
-    assert shoal.evaluate(run, (x, y, REPEATS), keep=False).test == repeated
-    third = shoal.evaluate(shoal.predict(run, x), y, sample_weight=REPEATS / 3)
+    weighted = shoal.evaluate(run, (x, y, REPEATS), keep=False).test
+    assert weighted == pytest.approx(repeated, abs=1e-10)
+    third = shoal.evaluate(shoal.predict(run, x), y, sample_weight=REPEATS.double() / 3)
     assert {"accuracy", "nll"} & third.keys() and third.keys() < repeated.keys()
     for name, value in third.items():
         assert value == pytest.approx(repeated[name], abs=1e-10), name
