@@ -33,7 +33,7 @@ from shoal.inference.priors import (
     WeightPrior,
 )
 
-__all__ = ["Posterior", "functional_score", "target_weights", "total_weight"]
+__all__ = ["Posterior", "begun", "functional_score", "site_axes", "target_weights", "total_weight"]
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,19 @@ def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Ten
     own = own.reshape(*own.shape, *(1,) * (len(shape) - 1))
     own = own.expand(*own.shape[: own.ndim - len(shape)], *shape)
     return own if weight is None else own * weight
+
+
+def begun(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:
+    """The likelihood at the start of a run on these targets, perhaps `Weighted`."""
+    targets, weight = parted(y)
+    if weight is None:
+        return likelihood.begun(targets, *site_axes(sites))
+    return likelihood.begun(targets, len(sites), weight)
+
+
+def site_axes(sites: torch.Size) -> tuple[int, ...]:
+    """Number of axes of sites as an argument; none without sites, which older classes expect."""
+    return (len(sites),) if sites else ()
 
 
 def total_weight(likelihood: Likelihood, y: Targets, sites: torch.Size) -> float:

@@ -20,6 +20,7 @@ from shoal.engine.network_call import arguments
 from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
+from shoal.inference.posterior import site_axes
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
@@ -72,7 +73,7 @@ def check_targets(
 
     def check(targets: Any) -> None:
         sites = outputs.shape[2:-1]
-        likelihood.check(targets, outputs.shape[-1], len(sites))
+        likelihood.check(targets, outputs.shape[-1], *site_axes(sites))
         if "any" in likelihood.about.kinds:
             _check_sites(targets, sites)
 
