@@ -1,6 +1,7 @@
 """Batch objects that only their network understands, such as batches of graphs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -44,6 +45,10 @@ class Opaque:
     def split(self, size: int) -> Iterator["Opaque"]:
         """The object as one batch, whatever the size."""
         yield self
+
+    def head(self, count: int) -> "Opaque":
+        """The first batches with at most `count` data points, at least one batch."""
+        return self
 
     def __repr__(self) -> str:
         return f"Opaque({type(self.value).__name__}, {self.points} points)"
@@ -110,6 +115,12 @@ class OpaqueBatches(Opaque):
     def split(self, size: int) -> Iterator[Opaque]:
         """The batches as they are, whatever the size."""
         yield from self.batches
+
+    def head(self, count: int) -> Opaque:
+        """The first batches with at most `count` data points, at least one batch."""
+        ends = accumulate(len(batch) for batch in self.batches)
+        kept = sum(end <= count for end in ends)
+        return OpaqueBatches(self.batches[: max(kept, 1)])
 
     def to(self, device: Any = None, *_: Any, **__: Any) -> "OpaqueBatches":
         """The objects on a device."""

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Generator, Tensor, randperm
 
 from shoal.core.notebook import facts_html
+from shoal.core.opaque import Opaque
 from shoal.core.registry import Registry
 from shoal.core.structure import parted
 
@@ -66,6 +67,21 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
+        """Inputs and targets of `size` data points at a time; batch objects stay whole."""
+        start = 0
+        for x in self.x.split(size):
+            yield x, None if self.y is None else self.y[start : start + len(x)]
+            start += len(x)
+
+    def sample(self, count: int, random: Generator) -> "Split":
+        """`count` random data points; of batch objects, the first that have so many points."""
+        if isinstance(self.x, Opaque):
+            x = self.x.head(count)
+            return Split(x, None if self.y is None else self.y[: len(x)])
+        index = randperm(len(self), generator=random)[:count]
+        return Split(self.x[index], None if self.y is None else self.y[index])
 
     def __repr__(self) -> str:
         shown = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}

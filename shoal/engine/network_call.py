@@ -12,13 +12,26 @@ from shoal.core.opaque import Opaque
 from shoal.core.structure import Structured
 from shoal.core.types import Tree
 
-__all__ = ["arguments", "call_network", "required_inputs", "selected_output", "set_output"]
+__all__ = [
+    "arguments",
+    "call_network",
+    "member_call",
+    "required_inputs",
+    "selected_output",
+    "set_output",
+]
 
 
 def call_network(module: nn.Module, state: Tree, x: Any) -> Any:
     """Whatever a network returns for a batch, with these tensors instead of its own."""
     positional, named = arguments(module, x)
     return functional_call(module, state, positional, named)
+
+
+def member_call(module: nn.Module, x: Any) -> Tensor:
+    """Outputs [B, ..., C] of an ordinary module for a batch."""
+    positional, named = arguments(module, x)
+    return selected_output(module, module(*positional, **named))
 
 
 def arguments(module: nn.Module, x: Any) -> tuple[tuple, dict[str, Any]]:

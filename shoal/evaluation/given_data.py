@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ def evaluation_data(
         found = own_data(run, _name(run), f"type: {what_to_type('evaluate', run.config)}")
     elif isinstance(data, Dataset):
         found = data
-    elif isinstance(data, str | Mapping):
+    elif _is_description(data):
         found = load_data(data)
     else:
         found = _tested(run, gathered(data, run.ensemble.dtype))
@@ -100,7 +100,7 @@ def training_data(
         found = own_data(run, _name(run), advice)
     elif isinstance(data, Dataset):
         found = data
-    elif isinstance(data, str | Mapping):
+    elif _is_description(data):
         found = load_data(data)
     else:
         name = data_name({} if run is None else run.config)
@@ -117,6 +117,13 @@ def splits_of(
     """A data set of training data, test set, OOD sets and shifts."""
     found = training_data(None, data, test)
     return _with_shifts(_with_ood(found, ood), shifts, SEVERITIES)
+
+
+def _is_description(data: Any) -> TypeGuard[str | Mapping[str, Any]]:
+    """Whether data are named or described by a table, not a dict of tensors."""
+    if isinstance(data, str):
+        return True
+    return isinstance(data, Mapping) and not any(hasattr(v, "__array__") for v in data.values())
 
 
 def _name(run: Run) -> str:

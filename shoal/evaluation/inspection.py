@@ -11,7 +11,7 @@ from shoal.core.opaque import Opaque
 from shoal.core.structure import parted
 from shoal.data.dataset import Split
 from shoal.engine.member_runner import MemberRunner
-from shoal.engine.network_call import selected_output
+from shoal.engine.network_call import member_call
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.network_pass import PassContext, looked_at
@@ -91,12 +91,12 @@ def _maps(module: nn.Module, x: Tensor, y: Tensor) -> dict[Size, Tensor]:
 
     hooks = [layer.register_forward_hook(note) for layer in module.modules()]
     with torch.enable_grad():
-        outputs = module(x)
+        outputs = member_call(module, x)
     for hook in hooks:
         hook.remove()
     if not last:
         return {}
-    score = selected_output(module, outputs).gather(-1, y[:, None]).sum()
+    score = outputs.gather(-1, y[:, None]).sum()
     gradients = torch.autograd.grad(score, list(last.values()), allow_unused=True)
     pairs = zip(last.items(), gradients, strict=True)
     return {size: _map(A, g) for (size, A), g in pairs if g is not None}

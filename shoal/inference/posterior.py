@@ -130,6 +130,19 @@ def site_axes(sites: torch.Size) -> tuple[int, ...]:
     return (len(sites),) if sites else ()
 
 
+def as_points(likelihood: Likelihood, outputs: Tensor, y: Targets) -> tuple[Tensor, Tensor]:
+    """Outputs [M, P, C] and targets [P, ...]: every site is a point, without ignored targets."""
+    targets, _ = parted(y)
+    sites, counted = outputs.ndim - 3, likelihood.counted(targets)
+    if not sites and counted is None:
+        return outputs, targets
+    outputs, targets = outputs.flatten(1, -2), targets.flatten(0, sites)
+    if counted is None:
+        return outputs, targets
+    kept = counted.flatten().nonzero().squeeze(-1)
+    return outputs.index_select(1, kept.to(outputs.device)), targets[kept]
+
+
 def total_weight(likelihood: Likelihood, y: Targets, sites: torch.Size) -> float:
     """Number of targets, or their total weight, for data points with these tokens or places."""
     shape = torch.Size([len(y), *sites])

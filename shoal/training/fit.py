@@ -16,7 +16,7 @@ from shoal.core.structure import Inputs, parted
 from shoal.data.arrays import check_columns
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
-from shoal.engine.network_call import arguments
+from shoal.engine.network_call import member_call
 from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
@@ -153,8 +153,7 @@ def _check_last_batch(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches,
         for group in ensemble.groups:
             try:
                 member = group.member(0).train()
-                positional, named = arguments(member, group.taken(one))
-                member(*positional, **named)
+                member_call(member, group.taken(one))
             except ValueError as error:
                 loader = " or drop_last=True" if isinstance(batches, LoaderBatches) else ""
                 raise DataError(

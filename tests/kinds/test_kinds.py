@@ -1,4 +1,4 @@
-"""Every kind of network and data of `kinds_table`: trained, stored, resumed, evaluated."""
+"""Every kind of `kinds_table` is trained, predicted, stored, resumed and evaluated."""
 
 import functools
 import tempfile

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shoal.analysis.evidence.members import sites_of
 from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.posterior import Posterior
+from shoal.inference.posterior import Posterior, total_weight
 from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.prediction.similarity import affinity
 from shoal.training.step import Batch, forces
@@ -141,18 +142,20 @@ def gradient_norms(
 
     Args:
         ensemble: the members; they run in evaluation mode and keep their mode.
-        posterior: likelihood and prior, with N = len(data).
+        posterior: likelihood and prior, with N targets.
         data: the training data, with targets.
         batch_size: data points per forward pass.
     """
     training = ensemble.training
     ensemble.train(False)
     total: Tree | None = None
+    sites = sites_of(ensemble, data)
+    whole = total_weight(posterior.likelihood, data.y, sites)
     try:
         for x, y in _batches(ensemble, data, batch_size):
             drive, _ = forces(ensemble, posterior, None, (x, y))
             # each batch includes the whole prior, and the shares sum to one
-            share = len(x) / len(data)
+            share = total_weight(posterior.likelihood, y, sites) / whole
             total = add_scaled(
                 {n: torch.zeros_like(t) for n, t in drive.items()} if total is None else total,
                 drive,
@@ -166,6 +169,6 @@ def gradient_norms(
 
 def _batches(ensemble: Ensemble, data: Split, batch_size: int) -> Iterator[Batch]:
     assert data.y is not None, "the evidence needs targets"
-    for x, y in zip(data.x.split(batch_size), data.y.split(batch_size), strict=True):
+    for x, y in data.batches(batch_size):
         x = x.to(ensemble.device, ensemble.dtype if x.is_floating_point() else None)
         yield x, y.to(ensemble.device)

@@ -18,11 +18,13 @@ from shoal.analysis.evidence.members import (
     modules_of,
     parts_of,
     prior_of,
+    sites_of,
     stacking_weights,
 )
 from shoal.analysis.evidence.prior_comparison import PriorComparison, PriorResult, compare_priors
+from shoal.core.structure import parted
 from shoal.data.dataset import Split
-from shoal.inference.posterior import Posterior
+from shoal.inference.posterior import Posterior, as_points, total_weight
 from shoal.inference.priors import Flat
 from shoal.prediction.predict import member_outputs
 from shoal.prediction.predictive import Predictive
@@ -54,7 +56,7 @@ class Evidence:
     Attributes:
         members: number of members.
         living: indices of the finite members.
-        points: N, number of training data points.
+        points: N, number of training targets that count: data points, or their tokens.
         step: step of the run at the time of computation.
         log_likelihoods: log L of each finite member.
         log_priors: log density of the weight prior at each finite member; empty without a prior.
@@ -137,7 +139,7 @@ def evidence(
     return Evidence(
         members=run.ensemble.members,
         living=living,
-        points=len(parts.train),
+        points=round(_targets(run, parts.train)),
         step=step_of(run),
         log_likelihoods=found.tolist(),
         log_priors=[] if prior is None else prior[living].tolist(),
@@ -167,7 +169,8 @@ def _point_masses(found: Tensor) -> dict[str, Any]:
 def _same(run: Any, parts: EvidenceSplits, living: list[int]) -> dict[str, Any]:
     """Groups of members that coincide, as indices among all members."""
     split = parts.train if parts.judged is None else parts.judged
-    pred = Predictive(member_outputs(run.ensemble, split)[living], run.likelihood)
+    found, _ = as_points(run.likelihood, member_outputs(run.ensemble, split)[living], split.y)
+    pred = Predictive(found, run.likelihood)
     one = len(run.ensemble.groups) == 1
     tensors = {name: t[living] for name, t in run.ensemble.weights.items()} if one else None
     same = degeneracy(pred, tensors)
@@ -181,8 +184,14 @@ def _same(run: Any, parts: EvidenceSplits, living: list[int]) -> dict[str, Any]:
 
 def _norms(run: Any, train: Split) -> Tensor:
     prior = prior_of(run.config)
-    posterior = Posterior(run.likelihood, Flat() if prior is None else prior, len(train))
+    n = _targets(run, train)
+    posterior = Posterior(run.likelihood, Flat() if prior is None else prior, n)
     return gradient_norms(run.ensemble, posterior, train)
+
+
+def _targets(run: Any, train: Split) -> float:
+    """N: the number of targets that count; tokens and places are targets of their own."""
+    return total_weight(run.likelihood, train.y, sites_of(run.ensemble, train))
 
 
 def _weightings(
@@ -199,24 +208,23 @@ def _weightings(
     weights["implied"] = pointmass.implied_prior(found)
     if parts.held_out is not None:
         weights["stacking"] = stacking_weights(log_probs(run, parts.held_out)[living])
-    judged = parts.judged
-    pred = None
-    if judged is not None:
-        pred = Predictive(member_outputs(run.ensemble, judged)[living].double(), run.likelihood)
-    return {
-        name: _judged(pred, judged, values, living, len(each)) for name, values in weights.items()
-    }
+    pred, y = None, None
+    if parts.judged is not None:
+        outputs = member_outputs(run.ensemble, parts.judged)[living].double()
+        outputs, y = as_points(run.likelihood, outputs, parts.judged.y)
+        pred = Predictive(outputs, run.likelihood)
+    return {name: _judged(pred, y, values, living, len(each)) for name, values in weights.items()}
 
 
 def _judged(
-    pred: Predictive | None, judged: Split | None, weights: Tensor, living: list[int], members: int
+    pred: Predictive | None, y: Tensor | None, weights: Tensor, living: list[int], members: int
 ) -> Weighting:
     whole = torch.zeros(members, dtype=torch.float64)
     whole[living] = weights
     effective = pointmass.effective_number(weights)
-    if pred is None or judged is None or judged.y is None:
+    if pred is None or y is None:
         return Weighting(whole.tolist(), effective)
-    beside = compare(pred, judged.y, weights)
+    beside = compare(pred, y, weights)
     return Weighting(whole.tolist(), effective, beside.nll, beside.total_variation)
 
 
@@ -231,5 +239,7 @@ def _ladder(
 
 
 def _double(split: Split) -> Split:
-    x = split.x.double() if split.x.is_floating_point() else split.x
-    return Split(x.cpu(), None if split.y is None else split.y.cpu())
+    x = split.x
+    if not isinstance(x, Tensor) or x.is_floating_point():
+        x = x.to(torch.float64)
+    return Split(x.cpu(), None if split.y is None else parted(split.y)[0].cpu())

@@ -9,23 +9,25 @@ interactions of weights, or the eigenvectors of the exact H of the last layer fo
 Immer, Korzepa & Bauer (2021), arXiv 2008.08171.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vjp, vmap
+from torch.func import grad, jacrev, vjp, vmap
 
 from shoal.core.errors import ConfigError
+from shoal.core.structure import Inputs, Structured
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
+from shoal.engine.network_call import call_network, member_call, selected_output
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.posterior import as_points
 
 __all__ = ["Expansion", "diagonal", "features_of", "last_layer", "last_linear"]
 
 
-def last_linear(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
+def last_linear(module: nn.Module, x: Inputs) -> tuple[str, nn.Linear]:
     """Name and module of the linear layer that gives the outputs of the network."""
     made: dict[str, Any] = {}
     hooks = [
@@ -35,7 +37,7 @@ def last_linear(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
     ]
     try:
         with torch.no_grad():
-            outputs = module(x)
+            outputs = member_call(module, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -50,14 +52,14 @@ def last_linear(module: nn.Module, x: Tensor) -> tuple[str, nn.Linear]:
     )
 
 
-def features_of(module: nn.Module, x: Tensor, batch_size: int = 1024) -> tuple[Tensor, Tensor]:
-    """Inputs [B, F] of the last layer, and the outputs of the network [B, C]."""
+def features_of(module: nn.Module, x: Inputs, batch_size: int = 1024) -> tuple[Tensor, Tensor]:
+    """Inputs [B, ..., F] of the last layer, and the outputs of the network [B, ..., C]."""
     _, layer = last_linear(module, x[:1])
     seen: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     try:
         with torch.no_grad():
-            outputs = [module(part) for part in x.split(batch_size)]
+            outputs = [member_call(module, part) for part in x.split(batch_size)]
     finally:
         hook.remove()
     return torch.cat(seen), torch.cat(outputs)
@@ -93,16 +95,17 @@ class Expansion:
     basis: Tensor | None = None
     at_mode: bool = False
 
-    def outputs(self, x: Tensor, steps: Tensor) -> Tensor:
-        """Linearised outputs f(x) + J δ [S, B, C] for steps δ [S, d]."""
+    def outputs(self, x: Inputs, steps: Tensor) -> Tensor:
+        """Linearised outputs f(x) + J δ [S, B, ..., C] for steps δ [S, d]."""
         if self.basis is None:
             return _pushed_forward(self.module, x, steps)
         phi, f = features_of(self.module, x)
         moved = steps @ self.basis.mT
-        size = f.shape[1] * phi.shape[1]
-        W = moved[:, :size].reshape(len(steps), f.shape[1], -1)
-        found = f + phi @ W.mT
-        return found + moved[:, None, size:] if moved.shape[1] > size else found
+        size, flat = f.shape[-1] * phi.shape[-1], phi.flatten(0, -2)
+        W = moved[:, :size].reshape(len(steps), f.shape[-1], -1)
+        found = f.flatten(0, -2) + flat @ W.mT
+        found = found + moved[:, None, size:] if moved.shape[1] > size else found
+        return found.reshape(len(steps), *f.shape)
 
 
 def diagonal(
@@ -134,7 +137,8 @@ def last_layer(
     name, layer = last_linear(module, data.x[:1])
     assert data.y is not None, "there is no likelihood of data without targets"
     phi, f = features_of(module, data.x)
-    slope, Λ = _at_outputs(likelihood, f, data.y)
+    (phi,), (f,), y = _counted(likelihood, phi, f, data.y)
+    slope, Λ = _at_outputs(likelihood, f, y)
     inner = phi if layer.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
     C, F = f.shape[1], inner.shape[1]
     H = torch.einsum("ncd,na,nb->cadb", Λ, inner, inner).reshape(C * F, C * F)
@@ -146,6 +150,14 @@ def last_layer(
     rotated = (theta @ Q, factor * gradient @ Q, factor * eigenvalues.clamp_min(0))
     one = torch.zeros(len(theta), dtype=torch.int64)
     return Expansion(module, log_likelihood, *rotated, one, (name,), Q)
+
+
+def _counted(
+    likelihood: Likelihood, phi: Tensor, f: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features [1, P, F], outputs [1, P, C] and targets [P] of every site that counts."""
+    outputs, targets = as_points(likelihood, f[None], y)
+    return as_points(likelihood, phi[None], y)[0], outputs, targets
 
 
 def _weights_then_biases(C: int, F: int, biased: bool) -> Tensor:
@@ -169,37 +181,53 @@ def _summed_rows(
     module: nn.Module, weights: Tree, likelihood: Likelihood, data: Split
 ) -> tuple[Tree, Tree]:
     """g and the diagonal of H, from the columns of J^T R with R R^T = Λ, point by point."""
+    with torch.no_grad():
+        if member_call(module, data.x[:1]).ndim > 2:
+            raise ConfigError(
+                "a prior on all layers needs one target per data point, not tokens or places; "
+                "use the priors on the last layer"
+            )
     buffers = dict(module.named_buffers())
 
-    def one(x: Tensor, slope: Tensor, root: Tensor) -> tuple[Tree, Tree]:
-        _, back, *_ = vjp(lambda w: functional_call(module, (w, buffers), (x[None],))[0], weights)
+    def one(x: Any, slope: Tensor, root: Tensor) -> tuple[Tree, Tree]:
+        def outputs(w: Tree) -> Tensor:
+            return selected_output(module, call_network(module, {**w, **buffers}, _alone(x, data)))
+
+        _, back, *_ = vjp(lambda w: outputs(w)[0], weights)
         columns = vmap(back)(root.mT)[0]
         return back(slope)[0], {name: column.square().sum(0) for name, column in columns.items()}
 
     gradient = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.no_grad():
-        for x, y in _chunks(data):
-            slope, Λ = _at_outputs(likelihood, module(x), y)
+        for x, y in data.batches(CHUNK):
+            slope, Λ = _at_outputs(likelihood, member_call(module, x), y)
             eigenvalues, V = torch.linalg.eigh(Λ)
             root = V * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
-            for total, part in zip((gradient, squares), vmap(one)(x, slope, root), strict=True):
+            each = vmap(one)(x.tensors if isinstance(x, Structured) else x, slope, root)
+            for total, part in zip((gradient, squares), each, strict=True):
                 for name, rows in part.items():
                     total[name] += rows.sum(0)
     return gradient, squares
 
 
-def _chunks(data: Split) -> Iterator[tuple[Tensor, Tensor]]:
-    assert data.y is not None, "there is no likelihood of data without targets"
-    yield from zip(data.x.split(CHUNK), data.y.split(CHUNK), strict=True)
+def _alone(x: Any, data: Split) -> Inputs:
+    """One input, or the tensors of one, as a batch of one."""
+    if isinstance(x, Tensor):
+        return x[None]
+    return Structured({name: tensor[None] for name, tensor in x.items()}, data.x.form)
 
 
-def _pushed_forward(module: nn.Module, x: Tensor, steps: Tensor) -> Tensor:
+def _pushed_forward(module: nn.Module, x: Inputs, steps: Tensor) -> Tensor:
     """f(x) + J δ; J is the pullback of the pullback, which is linear in its cotangent."""
     weights = {name: p.detach() for name, p in module.named_parameters()}
     buffers = dict(module.named_buffers())
     sizes = [weight.numel() for weight in weights.values()]
-    f, back, *_ = vjp(lambda w: functional_call(module, (w, buffers), (x,)), weights)
+
+    def outputs(w: Tree) -> Tensor:
+        return selected_output(module, call_network(module, {**w, **buffers}, x))
+
+    f, back, *_ = vjp(outputs, weights)
     _, push, *_ = vjp(lambda cotangent: back(cotangent)[0], torch.zeros_like(f))
 
     def one(step: Tensor) -> Tensor:

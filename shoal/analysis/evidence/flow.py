@@ -24,6 +24,7 @@ from shoal.core.optional import require
 from shoal.core.random import derive, generator, seeded
 from shoal.data.dataset import Split
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.posterior import as_points
 
 __all__ = ["FlowFit", "LastLayerLikelihood", "fit_flow"]
 
@@ -58,8 +59,10 @@ class LastLayerLikelihood:
         found = [features_of(e.module, data.x) for e in expansions]
         bases = torch.stack([e.basis for e in expansions if e.basis is not None])
         features = torch.stack([phi for phi, _ in found]).float()
-        y, C = data.y, found[0][1].shape[1]
-        assert y is not None, "there is no likelihood of data without targets"
+        assert data.y is not None, "there is no likelihood of data without targets"
+        # features and outputs [N, ..., F] of every site, without ignored targets
+        features, y = as_points(likelihood, features, data.y)
+        C = found[0][1].shape[-1]
         y = y.float() if y.is_floating_point() else y
         return cls(features, y, bases.float(), likelihood, C, 256, seed)
 

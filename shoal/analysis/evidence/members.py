@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.opaque import Opaque
 from shoal.core.optional import require
+from shoal.core.structure import parted
 from shoal.data.dataset import Dataset, Split
 from shoal.data.sources import as_split
 from shoal.inference import priors
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.posterior import as_points
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.prediction.predict import member_outputs
 
@@ -26,6 +29,7 @@ __all__ = [
     "modules_of",
     "parts_of",
     "prior_of",
+    "sites_of",
     "stacking_weights",
 ]
 
@@ -62,7 +66,7 @@ def parts_of(data: Any) -> EvidenceSplits:
     test = _labelled(data.test if isinstance(data, Dataset) else None)
     if validation is not None:
         return EvidenceSplits(train, validation, test, "the validation data", "the test data")
-    if test is None or len(test) < 2:
+    if test is None or len(test) < 2 or isinstance(test.x, Opaque):
         return EvidenceSplits(train, None, test, "", "the test data")
     halves = "every second test point", "the other half of the test data"
     return EvidenceSplits(train, _every_second(test, 0), _every_second(test, 1), *halves)
@@ -120,15 +124,24 @@ def _solved(p: np.ndarray) -> Tensor:
 
 
 def log_probs(run: Any, data: Split) -> Tensor:
-    """log p(y_b | x_b, theta_m) [M, B] in evaluation mode; -inf for diverged members."""
+    """log p(y_b | x_b, theta_m) [M, B] in evaluation mode; -inf for diverged members.
+
+    Every token or place is a data point, and ignored targets are left out.
+    """
     outputs = member_outputs(run.ensemble, data).double()
-    y = data.y if data.y is None or not data.y.is_floating_point() else data.y.double()
+    y, _ = parted(data.y)
     assert y is not None, "there is no likelihood of data without targets"
-    found = run.likelihood.log_prob(outputs, y)
+    points, y = as_points(run.likelihood, outputs, y)
+    found = run.likelihood.log_prob(points, y.double() if y.is_floating_point() else y)
     living = run.ensemble.alive.cpu() & outputs.isfinite().flatten(1).all(1)
     if not bool(living.any()):
         raise DataError("all members diverged, so there is no evidence; train again")
     return torch.where(living[:, None], found, -math.inf)
+
+
+def sites_of(ensemble: Ensemble, data: Split) -> torch.Size:
+    """The tokens or places of a data point: (T,) or (H, W); empty for one target per point."""
+    return member_outputs(ensemble, data.x[:1]).shape[2:-1]
 
 
 def log_likelihoods(run: Any, data: Split) -> Tensor:

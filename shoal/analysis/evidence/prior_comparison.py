@@ -18,9 +18,13 @@ from shoal.analysis.evidence.flow import LastLayerLikelihood, fit_flow
 from shoal.analysis.evidence.laplace import Centre, fit_laplace
 from shoal.analysis.evidence.pointmass import log_evidence
 from shoal.core.errors import ConfigError
+from shoal.core.opaque import Opaque
 from shoal.core.random import generator
+from shoal.core.structure import Inputs
 from shoal.data.dataset import Split
+from shoal.engine.network_call import member_call
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.posterior import as_points
 from shoal.prediction.predictive import Predictive
 
 __all__ = ["PriorComparison", "PriorResult", "compare_priors"]
@@ -112,6 +116,11 @@ class PriorComparison:
         size = min(self.points, len(self.train))
         chosen = torch.randperm(len(self.train), generator=generator(self.seed, "curvature"))[:size]
         assert self.train.y is not None
+        if isinstance(self.train.x, Opaque):
+            raise ConfigError(
+                "learned priors need single data points, but these inputs are batch objects; "
+                "compare priors on inputs in tensors"
+            )
         some, factor = Split(self.train.x[chosen], self.train.y[chosen]), len(self.train) / size
         return [
             build(module, self.likelihood, some, float(value), factor)
@@ -149,8 +158,8 @@ class PriorComparison:
 
     def _loss(self, outputs: Tensor, weights: Tensor | None) -> float:
         assert self.judged is not None and self.judged.y is not None
-        pred = Predictive(outputs, self.likelihood, weights)
-        return -float(pred.log_prob(self.judged.y).mean())
+        outputs, y = as_points(self.likelihood, outputs, self.judged.y)
+        return -float(Predictive(outputs, self.likelihood, weights).log_prob(y).mean())
 
 
 def compare_priors(
@@ -174,6 +183,10 @@ def compare_priors(
     return sorted(rungs, key=lambda rung: -rung.log_evidence), missing
 
 
-def _stacked(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+_AT_ONCE = 1024
+
+
+def _stacked(modules: Sequence[nn.Module], x: Inputs) -> Tensor:
     with torch.no_grad():
-        return torch.stack([module(x) for module in modules])
+        calls = [[member_call(module, part) for part in x.split(_AT_ONCE)] for module in modules]
+        return torch.stack([torch.cat(parts) for parts in calls])

@@ -24,6 +24,7 @@ from shoal.data.dataset import Split
 from shoal.engine.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.inference.posterior import as_points
 
 __all__ = ["Layer", "align", "connect", "hidden_layers", "permuted"]
 
@@ -172,9 +173,9 @@ def connect(
     random = generator(seed, "connect")
     for _ in range(steps):
         at = (torch.arange(places) + torch.rand(places, generator=random).double()) / places
-        batch = torch.randperm(len(train.x), generator=random)[:batch_size]
+        batch = train.sample(batch_size, random)
         coefficients = curve.coefficients(at).to(pair.device)
-        losses = _losses(pair, _whole(ends, inner), coefficients, train, batch, likelihood)
+        losses = _losses(pair, _whole(ends, inner), coefficients, batch, likelihood)
         optimizer.zero_grad()
         losses.mean().backward()
         optimizer.step()
@@ -189,17 +190,17 @@ def _losses(
     pair: Ensemble,
     pivots: Tree,
     coefficients: Tensor,
-    train: Split,
-    batch: Tensor,
+    batch: Split,
     likelihood: Likelihood | None,
 ) -> Tensor:
     """NLL at the points coefficients @ pivots."""
     points = with_weights(pair, mixed(coefficients, pivots))
-    x = train.x[batch].to(pair.device, pair.dtype)
-    y = train.y[batch].to(pair.device) if train.y is not None else batch
+    meaning = likelihood or Categorical()
+    x = batch.x.to(pair.device, pair.dtype if batch.x.is_floating_point() else None)
     with using_batch_statistics(points):
         found = points(x, default_runner(points.groups, points.device))
-    return -(likelihood or Categorical()).log_prob(found, y).mean(-1)
+    found, y = as_points(meaning, found, batch.y.to(pair.device))
+    return -meaning.log_prob(found, y).mean(-1)
 
 
 def _whole(ends: Tree, inner: Tree) -> Tree:

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.core.errors import ConfigError
+from shoal.core.opaque import Opaque
+from shoal.core.structure import Inputs
 from shoal.core.tree import mixed, rows
 from shoal.core.types import Tree
 from shoal.engine.group import Group
@@ -87,7 +89,7 @@ def using_batch_statistics(ensemble: Ensemble) -> Iterator[list[nn.Module]]:
             layer.momentum = momentum  # pyright: ignore
 
 
-def refresh(ensemble: Ensemble, x: Tensor, batch_size: int = 256) -> Ensemble:
+def refresh(ensemble: Ensemble, x: Inputs, batch_size: int = 256) -> Ensemble:
     r"""Compute the running statistics of every member from its activations on `x`, in place.
 
     Means and variances of the batches are averaged one by one, $m_k = m_{k-1} + (b_k -
@@ -99,10 +101,12 @@ def refresh(ensemble: Ensemble, x: Tensor, batch_size: int = 256) -> Ensemble:
             return ensemble
         # A last batch of one or two inputs would count as much as a full batch.
         full = max(len(x) // batch_size, 1) * batch_size
-        for count, batch in enumerate(x[:full].split(batch_size), start=1):
+        most = x if isinstance(x, Opaque) else x[:full]
+        for count, batch in enumerate(most.split(batch_size), start=1):
             for layer in layers:
                 layer.momentum = 1 / count  # pyright: ignore
-            ensemble(batch.to(ensemble.device, ensemble.dtype))
+            real = ensemble.dtype if batch.is_floating_point() else None
+            ensemble(batch.to(ensemble.device, real))
     return ensemble
 
 

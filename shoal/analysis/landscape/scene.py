@@ -14,8 +14,11 @@ from shoal.analysis.landscape.trajectories import tracks
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import generator
 from shoal.core.registry import Registry
+from shoal.core.structure import Inputs, parted
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.posterior import as_points
+from shoal.prediction.predictive import Predictive
 
 __all__ = ["AnalysisResult", "Effort", "Scene", "registry"]
 
@@ -99,14 +102,19 @@ class Scene:
         return self._some(self.data.train)
 
     @property
-    def statistics(self) -> Tensor | None:
+    def statistics(self) -> Inputs | None:
         """Inputs for the statistics of batch normalisation; None without batch normalisation."""
         return self.train.x if batch_norms(self.ensemble) else None
 
     @cached_property
     def outputs(self) -> Tensor:
-        """Outputs of the members on the test set [M, B, C]."""
+        """Outputs of the members on the test set [M, B, C]; with sites [M, B, ..., C]."""
         return outputs(self.ensemble, self.test.x).cpu()
+
+    def predictive(self, found: Tensor) -> Predictive:
+        """The prediction of networks with these outputs on the test set; sites become points."""
+        points, _ = as_points(self.run.likelihood, found, self.test.y)
+        return Predictive(points, self.run.likelihood)
 
     @cached_property
     def modes(self) -> list[Mode]:
@@ -135,6 +143,5 @@ class Scene:
         return chosen(self.ensemble, range(count))
 
     def _some(self, split: Split) -> Split:
-        order = torch.randperm(len(split), generator=generator(self.seed, "landscape"))
-        index = order[: self.effort.inputs]
-        return Split(split.x[index], None if split.y is None else split.y[index])
+        some = split.sample(self.effort.inputs, generator(self.seed, "landscape"))
+        return Split(some.x, parted(some.y)[0])

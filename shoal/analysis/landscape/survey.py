@@ -8,11 +8,14 @@ from torch import Tensor
 
 from shoal.analysis.landscape.points import batch_norms, combined, refresh
 from shoal.core.errors import DataError
+from shoal.core.opaque import tensors_in
+from shoal.core.structure import Inputs, Structured
 from shoal.data.dataset import Split
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.posterior import as_points
 
 __all__ = ["Survey", "Tick", "apart", "chunk_size", "evaluated", "outputs", "survey"]
 
@@ -80,15 +83,18 @@ def survey(
 def evaluated(
     found: Tensor, split: Split, likelihood: Likelihood, references: Tensor | None = None
 ) -> Survey:
-    """The survey of networks whose outputs [K, B, C] are known."""
-    y = _targets(split).to(found.device)
+    """The survey of networks whose outputs [K, B, ..., C] are known, without ignored targets."""
+    given = _targets(split).to(found.device)
+    some = references is not None and len(references) > 0
+    others = as_points(likelihood, references, given)[0] if some else None  # pyright: ignore
+    found, y = as_points(likelihood, found, given)
     loss = -likelihood.log_prob(found, y).mean(-1)
     if likelihood.about.has_classes:
         right = likelihood.predicted(found) == likelihood.labels(y)
         accuracy = right.double().flatten(1).mean(-1)
     else:
         accuracy = torch.full_like(loss, torch.nan).double()
-    far = apart(likelihood, found, found[:0] if references is None else references)
+    far = apart(likelihood, found, found[:0] if others is None else others)
     return Survey(loss.double().cpu(), accuracy.cpu(), far.cpu())
 
 
@@ -108,8 +114,8 @@ def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
     return torch.stack(each) if each else found.new_zeros(0, len(found)).double()
 
 
-def outputs(ensemble: Ensemble, x: Tensor, mapping: MemberRunner | None = None) -> Tensor:
-    """Outputs [K, B, C] of every member, without gradients, on the ensemble's device."""
+def outputs(ensemble: Ensemble, x: Inputs, mapping: MemberRunner | None = None) -> Tensor:
+    """Outputs [K, B, ..., C] of every member, without gradients, on the ensemble's device."""
     if mapping is None:
         mapping = default_runner(ensemble.groups, ensemble.device)
     with torch.no_grad():
@@ -117,14 +123,22 @@ def outputs(ensemble: Ensemble, x: Tensor, mapping: MemberRunner | None = None) 
     return torch.cat(found, 1)
 
 
-def chunk_size(ensemble: Ensemble, x: Tensor) -> int:
+def chunk_size(ensemble: Ensemble, x: Inputs) -> int:
     """Points per chunk: enough to keep the device busy, within its memory."""
     kind = _kind(ensemble)
-    numbers = min(len(x), BATCH[kind]) * _WIDENING * x[0].numel()
+    numbers = min(len(x), BATCH[kind]) * _WIDENING * _size_of_one(x)
     return max(4, min(ROOM[kind] // max(numbers, 1), 256))
 
 
-def _batches(ensemble: Ensemble, x: Tensor) -> Iterator[Tensor]:
+def _size_of_one(x: Inputs) -> int:
+    """Numbers in one input."""
+    if isinstance(x, Tensor):
+        return x[0].numel()
+    tensors = x.tensors.values() if isinstance(x, Structured) else tensors_in(x)
+    return sum(tensor.numel() for tensor in tensors) // max(len(x), 1)
+
+
+def _batches(ensemble: Ensemble, x: Inputs) -> Iterator[Inputs]:
     for batch in x.split(BATCH[_kind(ensemble)]):
         yield batch.to(ensemble.device, ensemble.dtype if batch.is_floating_point() else None)
 

@@ -14,6 +14,7 @@ from shoal.core.errors import DataError
 from shoal.data.dataset import Split
 from shoal.engine.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.posterior import as_points
 from shoal.prediction.predictive import Predictive
 from shoal.prediction.similarity import affinity, effective_number, pairwise_disagreement
 
@@ -61,7 +62,8 @@ def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Te
     def total(x: Tensor, tensors: dict) -> Tensor:
         one = {name: tensor[None] for name, tensor in tensors.items()}
         found = MemberRunner("loop")(group.skeleton, one, x, False)[0]
-        return likelihood.log_prob(found, y).sum()
+        found, targets = as_points(likelihood, found[None], y)
+        return likelihood.log_prob(found, targets).sum()
 
     slopes = vmap(grad(total), in_dims=(None, 0))(x, state).flatten(2).double()
     unit = slopes / slopes.norm(dim=-1, keepdim=True).clamp_min(1e-300)
@@ -78,9 +80,9 @@ def trajectories(scene: Scene) -> AnalysisResult:
     found = tracks(scene.run, members, scene.effort.snapshots)
     points = joined([track.points for track in found])
     said = outputs(points, scene.test.x).cpu()
-    pred = Predictive(said, scene.run.likelihood)
+    pred = scene.predictive(said)
     owner = torch.arange(len(members)).repeat_interleave(len(found[0].epochs))
-    far = apart(scene.run.likelihood, said, said)
+    far = apart(scene.run.likelihood, pred.members, pred.members)
     other = owner[:, None] != owner
     ends = (torch.arange(len(owner)) + 1) % len(found[0].epochs) == 0
     late = other & ends & ends[:, None]
@@ -110,6 +112,6 @@ def _last_apart(far: torch.Tensor, count: int) -> float | None:
 @registry.register("functions", cite=("friedman2023vendi",))
 def functions(scene: Scene) -> AnalysisResult:
     """Effective number of members in every space."""
-    pred = Predictive(scene.outputs, scene.run.likelihood)
+    pred = scene.predictive(scene.outputs)
     numbers = effective_numbers(scene.ensemble, pred, scene.test)
     return AnalysisResult({"members": scene.ensemble.members, "effective": numbers})

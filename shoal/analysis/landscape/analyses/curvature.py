@@ -16,12 +16,14 @@ from shoal.analysis.landscape.points import only_group
 from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
 from shoal.core.errors import DataError
 from shoal.core.random import key, normal, uniform
+from shoal.core.structure import Inputs, parted
 from shoal.core.tree import member_norms, per_member, rows
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
 from shoal.engine.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.inference.posterior import as_points
 
 __all__ = ["Trace", "curvature", "hessian_product", "top_eigenvalues", "trace"]
 
@@ -48,21 +50,28 @@ def hessian_product(
     """
     if split.y is None:
         raise DataError("curvature of the loss needs targets, but these data have no targets")
-    x, y = split.x.to(ensemble.device, ensemble.dtype), split.y.to(ensemble.device)
-    group, meaning, n = only_group(ensemble), likelihood or Categorical(), len(x)
+    real = ensemble.dtype if split.x.is_floating_point() else None
+    split = Split(split.x.to(ensemble.device, real), parted(split.y)[0].to(ensemble.device))
+    group, meaning = only_group(ensemble), likelihood or Categorical()
+    with torch.no_grad():
+        sites = ensemble(split.x[:1]).shape[2:-1]
+    counted = meaning.counted(split.y)
+    n = len(split) * sites.numel() if counted is None else int(counted.sum())
     weights = {name: tensor.detach() for name, tensor in group.weights.items()}
+    runner = MemberRunner("loop" if group.must_loop else "vmap")
 
-    def loss(tree: Tree, x: Tensor, y: Tensor) -> Tensor:
-        found = MemberRunner()(group.skeleton, tree | group.buffers, x, False)
+    def loss(tree: Tree, x: Inputs, y: Tensor) -> Tensor:
+        found = runner(group.skeleton, tree | group.buffers, x, False)
+        found, y = as_points(meaning, found, y)
         return -meaning.log_prob(found, y).sum() / n
 
-    def along(tree: Tree, vectors: Tree, x: Tensor, y: Tensor) -> Tensor:
+    def along(tree: Tree, vectors: Tree, x: Inputs, y: Tensor) -> Tensor:
         slopes = grad(loss)(tree, x, y)
         return torch.stack([(slope * vectors[name]).sum() for name, slope in slopes.items()]).sum()
 
     def product(vectors: Tree) -> Tree:
         total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-        for inputs, targets in zip(x.split(batch_size), y.split(batch_size), strict=True):
+        for inputs, targets in split.batches(batch_size):
             change = grad(along)(weights, vectors, inputs, targets)
             total = {name: tensor + change[name].detach() for name, tensor in total.items()}
         return total
