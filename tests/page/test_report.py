@@ -159,7 +159,7 @@ def test_names_of_the_user_are_escaped(picture_runs):
     assert text.count("<script>") == 1
 
 
-def test_runs_without_evaluation_leave_out_sections_about_predictions(picture_runs):
+def test_runs_without_evaluation_leave_out_sections_about_predictions(undrawn, picture_runs):
     run, _ = picture_runs[0]
     text = render(load_report_data([run]))
     headings = [html.unescape(h) for h in re.findall(r"<h2>(.*?)</h2>", text)]
@@ -168,7 +168,7 @@ def test_runs_without_evaluation_leave_out_sections_about_predictions(picture_ru
     assert "Not evaluated yet" in text
 
 
-def test_some_runs_evaluated_some_not(picture_runs):
+def test_some_runs_evaluated_some_not(undrawn, picture_runs):
     text = render(load_report_data([picture_runs[0][0], picture_runs[1]]))
     assert "Not evaluated yet" in text
     assert "Can I trust it?" in text
@@ -247,12 +247,6 @@ def test_measures_are_those_the_runs_have(picture_runs, line_runs):
     assert "accuracy" not in {key for key, _ in keys}
 
 
-def test_page_is_written_whole(picture_runs, tmp_path, single):
-    path = report(picture_runs[:1], tmp_path / "new" / "page.html")
-    assert path.read_text(encoding="utf-8") == single
-    assert [file.name for file in path.parent.iterdir()] == ["page.html"]
-
-
 def folder_of(pair, folder):
     run, found = pair
     write_text(folder / "config.toml", to_toml(run.config))
@@ -262,7 +256,7 @@ def folder_of(pair, folder):
     return folder
 
 
-def test_folders_are_opened_without_weights(picture_runs, tmp_path):
+def test_folders_are_opened_without_weights(undrawn, picture_runs, tmp_path):
     folder = folder_of(picture_runs[0], tmp_path / "first")
     text = words_of(render(load_report_data([folder])))
     assert "A note." in text
@@ -270,7 +264,9 @@ def test_folders_are_opened_without_weights(picture_runs, tmp_path):
     assert "run = shoal.fit(ensemble, (x, y)" in text
 
 
-def test_a_run_on_named_data_is_made_again_by_a_command(picture_runs, tmp_path, monkeypatch):
+def test_a_run_on_named_data_is_made_again_by_a_command(
+    undrawn, picture_runs, tmp_path, monkeypatch
+):
     run, found = picture_runs[0]
     named = replace(run, config=run.config | {"data": "digits"})
     folder = folder_of((named, found), tmp_path / "first")
@@ -293,7 +289,7 @@ def test_a_folder_without_a_run_is_one_sentence(tmp_path):
         load_report_data([tmp_path])
 
 
-def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
+def test_a_new_section_appears_by_registration(undrawn, picture_runs, monkeypatch):
     builders()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
@@ -305,25 +301,28 @@ def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
     assert [html.unescape(h) for h in headings][-2:] == ["Is there more?", QUESTIONS[-1]]
 
 
-def test_progress_counts_the_figures(picture_runs, tmp_path, capsys):
-    page = report(picture_runs[:1], tmp_path / "page.html", progress=True)
+def test_page_is_written_whole_and_progress_counts_its_figures(
+    picture_runs, tmp_path, capsys, single
+):
+    path = report(picture_runs[:1], tmp_path / "new" / "page.html", progress=True)
+    assert path.read_text(encoding="utf-8") == single
+    assert [file.name for file in path.parent.iterdir()] == ["page.html"]
     *_, last = capsys.readouterr().err.splitlines()
-    drawn = page.read_text().count("<svg ")
+    drawn = single.count("<svg ")
     assert last == f"{drawn}/{drawn}  Did training go well?"
     assert gc.isenabled()
-    report(picture_runs[:1], tmp_path / "page.html")
-    assert capsys.readouterr().err == ""
 
 
-def test_figures_are_written_as_files_of_their_own(picture_runs, tmp_path):
-    report(picture_runs, tmp_path / "page.html", figures=tmp_path / "figures")
+def test_figures_are_written_as_files_of_their_own_without_a_word(line_runs, tmp_path, capsys):
+    report(line_runs, tmp_path / "page.html", figures=tmp_path / "figures")
     page = (tmp_path / "page.html").read_text()
     found = sorted((tmp_path / "figures").glob("*.png"))
-    assert len(found) == page.count('<svg role="img"')
+    assert len(found) == page.count('<svg role="img"') > 10
     for path in found:
         assert path.read_bytes().startswith(b"\x89PNG")
         drawn = path.with_suffix(".svg").read_text()
         assert "currentColor" not in drawn and "xmlns" in drawn
+    assert capsys.readouterr().err == ""
 
 
 def test_the_largest_ensemble_of_the_first_method_leads(picture_runs):
