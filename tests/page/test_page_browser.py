@@ -102,6 +102,18 @@ def test_page_never_scrolls_sideways(seen, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_the_first_number_of_every_table_is_seen_on_a_phone(seen):
+    hidden = seen(390, unfolded=True).evaluate(
+        "[...document.querySelectorAll('table')].filter(table => {"
+        " table.closest('.scroll').scrollLeft = 0;"
+        " const frame = table.closest('.scroll').getBoundingClientRect();"
+        " return [...table.tBodies[0].rows].some("
+        "  row => row.cells[1].getBoundingClientRect().right > frame.right + 1) })"
+        ".map(table => table.textContent.replace(/\\s+/g, ' ').slice(0, 200))"
+    )
+    assert hidden == []
+
+
 def test_text_is_large_enough_on_a_phone(seen):
     page = seen(390)
     heights = page.evaluate(

@@ -14,13 +14,15 @@ import pytest
 from shoal.core.errors import ConfigError, ShoalWarning, StorageError
 from shoal.core.files import write_json, write_text
 from shoal.core.formats import to_toml
-from shoal.page.blocks import Section, registry, section
+from shoal.page.blocks import Figure, Section, registry, section
 from shoal.page.measures import Measure, against_baseline, measures
-from shoal.page.report import render, report
+from shoal.page.report import render, report, section_figures
 from shoal.page.report_data import load_report_data
 from shoal.page.sections import builders
 from shoal.page.sections.calibration import families
-from shoal.page.sections.making import bibtex, numbers_csv
+from shoal.page.sections.diversity import diversity_section
+from shoal.page.sections.making import bibtex, making_section, numbers_csv
+from shoal.page.sections.predictive_uncertainty import uncertainty_section
 from shoal.prediction.statistics import paired_difference
 
 QUESTIONS = [
@@ -179,6 +181,28 @@ def test_one_run_is_told_without_comparison(single):
     assert "shoal.compare(build, " in text
     assert "Difference to the plain ensemble" not in text
     assert "One seed." in text
+
+
+def test_no_method_is_left_out_where_there_are_many(picture_runs):
+    run, found = picture_runs[0]
+    many = [(replace(run, config=run.config | {"strength": float(s)}), found) for s in range(2, 8)]
+    for build, words in (
+        (uncertainty_section, "Uncertainty of kde:{}"),
+        (diversity_section, "Pairwise disagreement: kde:{}"),
+    ):
+        blocks = build(load_report_data(many)).blocks
+        titles = [figure.title for figure in section_figures(blocks)]
+        assert {words.format(s) for s in range(2, 8)} <= set(titles)
+        unfolded = [block.title for block in blocks if isinstance(block, Figure)]
+        assert sum(title.startswith(words[:11]) for title in unfolded) == 4
+
+
+def test_ranges_are_short(picture_runs):
+    run, _ = picture_runs[0]
+    ranged = replace(run, provenance={"input_range": [-3.8994216918945312, 6.0]})
+    section = making_section(load_report_data([ranged]))
+    tables = [block for block in section.blocks if block.title.startswith("Environment")]
+    assert ["input_range", "-3.899, 6"] in [[c.text for c in r] for t in tables for r in t.rows]
 
 
 def test_regression_is_told(line_runs):
