@@ -33,7 +33,15 @@ from shoal.inference.priors import (
     WeightPrior,
 )
 
-__all__ = ["Posterior", "begun", "functional_score", "site_axes", "target_weights", "total_weight"]
+__all__ = [
+    "Posterior",
+    "as_points",
+    "begun",
+    "functional_score",
+    "site_axes",
+    "target_weights",
+    "total_weight",
+]
 
 
 @dataclass(frozen=True)
