@@ -129,7 +129,7 @@ def begun(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:
     """The likelihood at the start of a run on these targets, perhaps `Weighted`."""
     targets, weight = parted(y)
     if weight is None:
-        return likelihood.begun(targets, *site_axes(sites))
+        return likelihood.begun(targets, len(sites)) if sites else likelihood.begun(targets)
     return likelihood.begun(targets, len(sites), weight)
 
 
