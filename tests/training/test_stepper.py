@@ -190,3 +190,20 @@ def test_outputs_of_different_inputs_are_not_compared():
     x, y, _ = own_batches()
     with pytest.raises(shoal.ConfigError, match="weights \\[M, B\\]"):
         shoal.Stepper(ensemble(), n=N, method="f-kde")((x, y), own=True)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_dicts_train_in_another_precision(precision):
+    x, y = points()
+    ensemble = shoal.Ensemble.init(lambda: Named(), members=M)
+    run = shoal.fit(ensemble, ({"x": x.numpy()}, y), precision=precision, steps=2, progress=False)
+    assert run.ensemble.dtype == getattr(torch, precision)
+    assert shoal.predict(run, {"x": x}).members.shape == (M, N, 2)
+
+
+class Named(nn.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, x):
+        return super().forward(x)
