@@ -98,9 +98,7 @@ def _outputs(
 ) -> tuple[torch.Tensor, Targets, Inputs]:
     """Outputs of the networks for the first points, and targets and inputs of the first batch."""
     x, y = batches.first()
-    few = x[:2].to(ensemble.device)
-    if isinstance(few, torch.Tensor):
-        few = few.to(dtype=ensemble.dtype if few.is_floating_point() else None)
+    few = _as_taken(x[:2], ensemble)
     training = ensemble.training
     try:
         outputs = ensemble.train(False)(few)
@@ -117,6 +115,13 @@ def _outputs(
             f"the first axis of its outputs must be the batch"
         )
     return outputs, y, x
+
+
+def _as_taken(x: Inputs, ensemble: Ensemble) -> Inputs:
+    """Inputs on the device of the members, real ones in the type of the members."""
+    if isinstance(x, torch.Tensor) and not x.is_floating_point():
+        return x.to(ensemble.device)
+    return x.to(ensemble.device).to(ensemble.dtype)
 
 
 def _all_depend(ensemble: Ensemble, few: Inputs) -> bool:
@@ -140,9 +145,7 @@ def _check_last_batch(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches,
     if size is None or isinstance(x, Opaque):
         return
     device = ensemble.device
-    one = x[:1].to(device)
-    if isinstance(one, torch.Tensor):
-        one = one.to(dtype=ensemble.dtype if one.is_floating_point() else None)
+    one = _as_taken(x[:1], ensemble)
     generators = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=generators):
         for group in ensemble.groups:
