@@ -212,8 +212,8 @@ def _kinds() -> Iterator[Kind]:
     yield Kind(
         "GPT-2", '{"input_ids", "attention_mask", "labels" [B, T] with -100}', networks.gpt2, TEXT,
         _masked(NEXT, IGNORED), lambda: {**TEXT, "labels": _masked(NEXT, IGNORED)},
-        loss=_tokens_last(F.cross_entropy), shape=TOKEN_SHAPE, options=IGNORING,
-        forde="forde-identity", report=True, **HUGGING_FACE,
+        loss=_tokens_last(F.cross_entropy), shape=TOKEN_SHAPE, forde="forde-identity", report=True,
+        **HUGGING_FACE,
     )  # fmt: skip
     yield Kind("LSTM", "sequences [B, T, D], y [B]", networks.lstm, SEQUENCES, together=False)
     yield Kind("GRU", "sequences [B, T, D], y [B]", networks.gru, SEQUENCES, together=False)

@@ -243,7 +243,8 @@ def _form(
     if isinstance(value, Mapping):  # also the mappings of libraries, which become dicts
         return inside(value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _Record(type(value), inside(zip(value._fields, value, strict=True)))
+        names: Any = value._fields  # pyright: ignore[reportAttributeAccessIssue]
+        return _Record(type(value), inside(zip(names, value, strict=True)))
     if isinstance(value, (tuple, list)):
         return type(value)(inside(enumerate(value)).values())
     if _is_record(value):

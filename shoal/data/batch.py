@@ -15,7 +15,15 @@ from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, Structured, Weighted, is_structure
 from shoal.data.arrays import as_inputs, as_targets, as_tensor
 
-__all__ = ["RawBatch", "Targets", "inputs_of", "points_of", "raw_batch", "targets_of"]
+__all__ = [
+    "RawBatch",
+    "Targets",
+    "checked_weights",
+    "inputs_of",
+    "points_of",
+    "raw_batch",
+    "targets_of",
+]
 
 Targets = Tensor | Structured
 """Targets of a batch: one tensor [B, ...], or a structure; `Weighted` if points have weights."""
@@ -53,7 +61,7 @@ def raw_batch(batch: Any, step: int = 0) -> RawBatch:
             f"batch {step} is a dict of {', '.join(map(repr, batch))}; "
             f"it needs inputs, and the targets under 'labels'"
         )
-    if is_structure(batch) and not isinstance(batch, tuple) and hasattr(batch, "y"):
+    if is_structure(batch) and not isinstance(batch, (tuple, list)) and hasattr(batch, "y"):
         return RawBatch(batch, batch.y)
     size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
     raise DataError(
@@ -106,7 +114,7 @@ def targets_of(
         raise DataError(f"x has {n} points but y has {len(found)} points; each x needs its own y")
     if weight is None:
         return found
-    return Weighted.of_pair(found, _weights(weight, len(found), dtype))
+    return Weighted.of_pair(found, checked_weights(weight, len(found), dtype))
 
 
 def points_of(batch: Any) -> int:
@@ -131,7 +139,8 @@ def _part(name: str, value: Any, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype == torch.bool else tensor.to(torch.int64)
 
 
-def _weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
+def checked_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
+    """Weights of `n` data points as a tensor [N]; the error says what is wrong with them."""
     found = as_tensor(weight, "sample_weight").to(dtype)
     if found.shape != (n,):
         raise DataError(

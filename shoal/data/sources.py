@@ -128,8 +128,8 @@ def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
     y = None if splits[0].y is None else joined([split.y for split in splits])
     if isinstance(y, Opaque):
         raise DataError(
-            "the targets of the batches have different lengths; pad them to one length with -100, "
-            "and type likelihood=shoal.likelihoods.Categorical(ignore_index=-100)"
+            "the targets of the batches have different lengths; pad inputs and labels to one "
+            "length, the labels with -100"
         )
     return Split(x, y)
 

@@ -18,7 +18,7 @@ from shoal.core.structure import Structured
 
 __all__ = ["CapturedMove", "CapturedSteps", "DataOnDevice"]
 
-Move = Callable[[Any, Any, float | Tensor, Tensor], None]
+Move = Callable[[Any, Any, float | Tensor, Tensor], object]
 """One training step: (x, y, annealing, step)."""
 
 
@@ -146,7 +146,8 @@ class CapturedMove:
         self.step = torch.zeros((), dtype=torch.int64, device=x.device)
         self.side = torch.cuda.Stream(x.device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.steps, self.info = 0, None
+        self.steps = 0
+        self.info: Any = None
 
     def __call__(self, x: Any, y: Any, step: int) -> Any:
         """Take one step; the measures are copies, which later steps do not change."""

@@ -111,7 +111,7 @@ def selected_output(module: nn.Module, outputs: Any) -> Tensor:
     return found if found.ndim == 3 else found.movedim(1, -1)
 
 
-def _found(outputs: Any, name: str | int | None) -> Any:
+def _found(outputs: Any, name: Any) -> Any:
     if isinstance(outputs, Tensor):
         return outputs
     if name is not None:

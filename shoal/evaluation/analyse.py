@@ -111,6 +111,8 @@ def evidence(
     if points < 1 or flow_steps < 0:
         raise ConfigError("points must be 1 or more, and flow_steps 0 or more")
     run = opened(run)
+    if "any" not in run.likelihood.about.kinds:
+        raise ConfigError("a custom loss is not a likelihood, so the run has no evidence")
     advice = f"type: {what_to_type('evidence', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     with Ticker(7 if priors else 3, show=progress) as ticker:

@@ -30,7 +30,11 @@ def splits_ticker(data: Dataset, quiet: bool) -> Ticker:
 
 @overload
 def evaluate(
-    source: Predictive, data: ArrayLike, ood: Predictive | None = None
+    source: Predictive,
+    data: ArrayLike,
+    ood: Predictive | None = None,
+    *,
+    sample_weight: ArrayLike | None = None,
 ) -> dict[str, float]: ...
 
 
@@ -56,6 +60,7 @@ def evaluate(
     *,
     shifts: Shifts | None = None,
     severities: Sequence[int] = SEVERITIES,
+    sample_weight: ArrayLike | None = None,
     gallery: int = 12,
     device: torch.device | str | None = None,
     keep: bool = True,
@@ -80,6 +85,8 @@ def evaluate(
         shifts: changed test inputs by name: pairs (x, y), or inputs with the test targets; or for
             images the names of corruptions (`shoal list corruptions`), "standard" or "all".
         severities: corruption severities, from 1 to 5.
+        sample_weight: weight of each target of a prediction [B]. For a run, give the test set as
+            (x, y, weight): its scores are weighted, its figures are not.
         gallery: number of images to keep at each end of disagreement, entropy and confidence.
         device: device to compute on; None keeps the device of the members.
         keep: store the evaluation in the folder or the run.
@@ -90,7 +97,9 @@ def evaluate(
             raise ConfigError(
                 "a prediction is evaluated with its targets; type: shoal.evaluate(pred, y)"
             )
-        return metrics.evaluate(source, data, ood)
+        return metrics.evaluate(source, data, ood, sample_weight)
+    if sample_weight is not None:
+        raise ConfigError("for a run give the test set with its weights, as (x, y, weight)")
     run = placed(opened(source), device)
     dataset = evaluation_data(run, data, ood, shifts, severities)
     with splits_ticker(dataset, not progress) as ticker:

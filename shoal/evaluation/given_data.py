@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.structure import Weighted
 from shoal.data.corruptions import SEVERITIES, with_corruptions
 from shoal.data.dataset import Dataset, Split
 from shoal.data.load import load as load_data
@@ -136,10 +135,6 @@ def _tested(run: Run, test: Split) -> Dataset:
     """A data set with a test set only; its training data are empty."""
     if test.y is None:
         raise DataError("a run is evaluated on inputs and targets; pass a pair (x_test, y_test)")
-    if isinstance(test.y, Weighted):
-        raise DataError(
-            "metrics count every data point once; pass (x_test, y_test) without weights"
-        )
     pixels = run.provenance.get("pixel_range") if hasattr(run, "provenance") else None
     return Dataset(
         data_name(run.config),

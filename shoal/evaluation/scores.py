@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
+from shoal.core.structure import Weighted, parted
 from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
 from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_evaluation, made_from
@@ -91,20 +92,20 @@ def evaluate_run(
             f"the data set '{dataset.name}' has no labelled test set; "
             f"give Dataset(..., test=Split(x, y))"
         )
-    test, counted = _predicted(run, labelled, scaling)
+    test, counted, found = _predicted(run, labelled, scaling)
     y: Any = counted.y
-    scores: dict[str, Any] = {"test": evaluate(test, y), "shifts": {}, "ood": {}}
+    scores: dict[str, Any] = {"test": found, "shifts": {}, "ood": {}}
     samples = _samples("test", test, counted, gallery) | _members(test, y)
     counts = {"test": len(test)}
     for name, split in dataset.shifts.items():
         split = _in_units(split, scaling)
-        key, (pred, split) = f"shift:{name}", _predicted(run, split, scaling)
+        key, (pred, split, found) = f"shift:{name}", _predicted(run, split, scaling)
         counts[key] = len(pred)
-        scores["shifts"][name] = {} if split.y is None else evaluate(pred, split.y)
+        scores["shifts"][name] = found
         samples |= _thinned(_samples(key, pred, split, 0), KEPT // len(dataset.shifts))
         after(key)
     for name, split in dataset.ood.items():
-        key, (pred, _) = f"ood:{name}", _predicted(run, Split(split.x), scaling)
+        key, (pred, _, _) = f"ood:{name}", _predicted(run, Split(split.x), scaling)
         counts[key] = len(pred)
         scores["ood"][name] = _ood_scores(test, pred)
         samples |= _samples(key, pred, Split(split.x), gallery)
@@ -122,22 +123,30 @@ def evaluate_run(
     return found
 
 
-def _predicted(run: Any, split: Split, scaling: Scaling | None) -> tuple[Predictive, Split]:
-    """Prediction of a run for a split, in the units of the targets, on the device of the run.
+def _predicted(
+    run: Any, split: Split, scaling: Scaling | None
+) -> tuple[Predictive, Split, dict[str, float]]:
+    """Prediction of a run for a split, in the units of the targets, and its scores.
 
     Every site is a data point, and ignored targets are left out: of the prediction and the split.
     """
     at_once = AT_ONCE.get(run.ensemble.device.type, 1024)
     pred = in_units(predict(run, split, batch_size=at_once, keep=True), scaling)
-    points, y = pred.points(split.y)
-    return points, split if points is pred else replace(split, y=y)
+    targets, weight = parted(split.y)
+    scores = {} if targets is None else evaluate(pred, targets, sample_weight=weight)
+    points, y = pred.points(targets)
+    same = points is pred and weight is None
+    return points, split if same else replace(split, y=y), scores
 
 
 def _in_units(split: Split, scaling: Scaling | None) -> Split:
     """The split with its targets in their original units."""
     if scaling is None or split.y is None:
         return split
-    return replace(split, y=scaling.original(split.y))
+    y, weight = parted(split.y)
+    original = scaling.original(y)
+    weighted = original if weight is None else Weighted.of_pair(original, weight)
+    return replace(split, y=weighted)
 
 
 def detected_share(test: Tensor, ood: Tensor, alarms: float = 0.05) -> float:

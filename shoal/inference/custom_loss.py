@@ -82,6 +82,14 @@ class Custom(Likelihood):
     def _looped(self, outputs: Tensor, y: Tensor) -> Tensor:
         return torch.stack([self.loss(member, y) for member in outputs])
 
+    def check_weighable(self, outputs: Tensor, y: Tensor) -> None:
+        """Refuse a loss that returns the mean of a batch, which data points cannot weigh in."""
+        if self._each(outputs, y).ndim == 1:
+            raise ConfigError(
+                f"the loss '{vars(self)['__qualname__']}' returns the mean of a batch, but data "
+                f"points have weights; return one number per target"
+            )
+
     def mean(self, outputs: Tensor) -> Tensor:
         """The outputs themselves."""
         return outputs

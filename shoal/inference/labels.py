@@ -187,10 +187,10 @@ class Categorical(Classes):
 
         For soft labels q, $\sum_c w_c ((1 - ε) q_c + ε / C) \log p_c$.
         """
-        soft, w, C = y.is_floating_point(), self._class_weights(outputs), outputs.shape[-1]
-        if not self.smoothing and (w is None or not soft):
+        soft, eps = y.is_floating_point(), self.smoothing
+        if not eps and (self.class_weights is None or not soft):
             return self.log_prob(outputs, y)
-        logs, eps = self.log_probs(outputs), self.smoothing
+        logs, w, C = self.log_probs(outputs), self._class_weights(outputs), outputs.shape[-1]
         if soft:
             shares = (1 - eps) * y.to(logs.dtype) + eps / C
             return _expected(shares if w is None else w * shares, logs)

@@ -243,7 +243,7 @@ class Likelihood:
         """
         return None
 
-    def learn(self, statistics: Tensor, points: int, n: int) -> None:
+    def learn(self, statistics: Tensor, points: float, n: float) -> None:
         """Learn from a batch of `points` of `n` data points, in place and on the device."""
 
 

@@ -35,16 +35,22 @@ __all__ = [
 ]
 
 
+IGNORED = -100
+"""Label of tokens and places that do not count, by the convention of torch."""
+
+
 def default_for(y: Tensor, outputs: int | None = None) -> Likelihood:
     """Categorical for integers; a Gaussian with learned noise for real targets.
 
-    The noise is learned per input if the network has two outputs per target column.
+    Labels of tokens or places that are -100 are ignored, as torch's cross entropy does. The noise
+    is learned per input if the network has two outputs per target column.
 
     Args:
         y: targets.
         outputs: number of network outputs; None if unknown.
     """
     if not y.is_floating_point():
-        return Categorical()
+        ignores = y.ndim > 1 and bool((y == IGNORED).any())
+        return Categorical(ignore_index=IGNORED) if ignores else Categorical()
     columns = 1 if y.ndim == 1 else y.shape[-1]
     return HeteroscedasticGaussian() if outputs == 2 * columns else HomoscedasticGaussian()

@@ -7,7 +7,7 @@ and `random_rows` draws the batch fraction on which members are compared.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -278,10 +278,11 @@ def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Targets) ->
 
     Scores of tokens or places are summed over those that count.
     """
-    y, _ = parted(y)
-    each = likelihood.log_prob if target == "log-probability" else likelihood.score
-    scores = each(outputs, y)
-    weight = likelihood.weight(y)
+    y = parted(y)[0]
+    each: Any = likelihood.log_prob if target == "log-probability" else likelihood.score
+    targets: Any = y
+    scores = each(outputs, targets)
+    weight = likelihood.weight(targets)
     if weight is not None:
         scores = torch.where(weight != 0, scores, 0.0)
     return scores if scores.ndim == 2 else scores.flatten(2).sum(-1)

@@ -100,7 +100,7 @@ class HomoscedasticGaussian(Normal, Standardising):
         counts = alive.unsqueeze(-1) & error.isfinite()
         return torch.where(counts, error, 0.0).sum(0) / counts.sum(0)
 
-    def learn(self, statistics: Tensor, points: int, n: int) -> None:
+    def learn(self, statistics: Tensor, points: float, n: float) -> None:
         """Move the variance towards the variance of the batch."""
         if self.learned is None or self.learned.variance is None:
             return

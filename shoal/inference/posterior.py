@@ -33,7 +33,7 @@ from shoal.inference.priors import (
     WeightPrior,
 )
 
-__all__ = ["Posterior", "functional_score", "target_weights", "total_weight"]
+__all__ = ["Posterior", "begun", "functional_score", "site_axes", "target_weights", "total_weight"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Posterior:
         targets, _ = parted(y)
         each = self.likelihood.objective(outputs, targets)
         weight = target_weights(self.likelihood, y, each.shape[1:])
+        weight = None if weight is None else weight.to(each.dtype)
         if weight is None:
             return each.mean(-1) if each.ndim == 2 else each.flatten(1).mean(-1)
         own = weight.ndim == each.ndim  # every member has its own weights
@@ -129,6 +130,19 @@ def as_points(likelihood: Likelihood, outputs: Tensor, y: Targets) -> tuple[Tens
     return outputs.index_select(1, kept.to(outputs.device)), targets[kept]
 
 
+def begun(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:
+    """The likelihood at the start of a run on these targets, perhaps `Weighted`."""
+    targets, weight = parted(y)
+    if weight is None:
+        return likelihood.begun(targets, *site_axes(sites))
+    return likelihood.begun(targets, len(sites), weight)
+
+
+def site_axes(sites: torch.Size) -> tuple[int, ...]:
+    """Number of axes of sites as an argument; none without sites, which older classes expect."""
+    return (len(sites),) if sites else ()
+
+
 def total_weight(likelihood: Likelihood, y: Targets, sites: torch.Size) -> float:
     """Number of targets, or their total weight, for data points with these tokens or places."""
     shape = torch.Size([len(y), *sites])
@@ -159,7 +173,7 @@ def functional_score(
     seen = _places(ensemble, prior, outputs, start)
     draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x[seen], start)
     here = outputs[:, seen]
-    flat = (values.flatten(2) for values in (here, draws))  # all tokens or places of a data point
+    flat = here.flatten(2), draws.flatten(2)  # all tokens or places of a data point
     score = prior.score_outputs(*flat, ensemble.alive).view_as(here) / posterior.n
     if isinstance(seen, slice):
         return score

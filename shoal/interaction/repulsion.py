@@ -187,7 +187,7 @@ class Push:
     def added_to(self, drive: Tree, scale: float | Tensor) -> tuple[Tree, Tensor, Tensor]:
         """drive + scale J^T (B z), and the norms of the drive and of the scaled push [M]."""
         cloud = self.interaction.cloud
-        if not self.isometric:
+        if not self.isometric or isinstance(scale, Tensor):
             push = self.tree()
             lengths = member_norms(drive), abs(scale) * member_norms(push)
             return add_scaled(drive, push, scale), *lengths

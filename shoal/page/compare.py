@@ -72,6 +72,7 @@ def compare(
     epochs: int | None = UNSET,
     steps: int | None = UNSET,
     batch_size: int = UNSET,
+    outputs: str | int | None = UNSET,
     temperature: float = UNSET,
     strength: float | None = UNSET,
     annealing: Any = UNSET,

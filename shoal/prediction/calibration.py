@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.prediction.metric import of_points
+from shoal.prediction.metric import of_points, point_weight
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["AccuracyConfidence", "Reliability", "accuracy_confidence", "binned", "reliability"]
@@ -58,11 +58,13 @@ def reliability(
 
 def binned(sure: Tensor, right: Tensor, bins: int, adaptive: bool = False) -> Reliability:
     """Probabilities [N] and what came of them [N], in bins."""
+    weight = point_weight()
+    weight = torch.ones_like(sure) if weight is None else weight.to(sure).expand_as(sure)
     inner = _equal_mass(sure, bins) if adaptive else torch.arange(1, bins).to(sure) / bins
     index = torch.bucketize(sure.contiguous(), inner)
 
     def total(values: Tensor) -> Tensor:
-        return sure.new_zeros(bins).index_add(0, index, values)
+        return sure.new_zeros(bins).index_add(0, index, weight * values)
 
     count = total(torch.ones_like(sure))
     edges = torch.cat([inner.new_zeros(1), inner, inner.new_ones(1)])

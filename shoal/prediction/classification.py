@@ -40,7 +40,7 @@ def loss(pred: Predictive, y: ArrayLike) -> float:
     return -average(pred.average(pred.likelihood.log_prob(pred.members, pred.check(y))))
 
 
-@register("nll_legacy", CLASSES, "lower", cite=("dangelo2021repulsive",))
+@register("nll_legacy", CLASSES, "lower", weighs=False, cite=("dangelo2021repulsive",))
 def nll_legacy(pred: Predictive, y: ArrayLike) -> float:
     r"""The released repulsive-ensemble code's "NLL", $-\log \frac1n \sum_n p(y_n | x_n)$.
 
@@ -72,7 +72,7 @@ def ece_30(pred: Predictive, y: ArrayLike) -> float:
     return ece(pred, y, bins=30)
 
 
-@register("ece_adaptive", CLASSES, "lower", cite=("guo2017calibration",))
+@register("ece_adaptive", CLASSES, "lower", weighs=False, cite=("guo2017calibration",))
 def ece_adaptive(pred: Predictive, y: ArrayLike) -> float:
     """Expected calibration error in 15 bins of equal mass.
 

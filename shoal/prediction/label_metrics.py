@@ -17,14 +17,14 @@ def subset_accuracy(pred: Predictive, y: ArrayLike) -> float:
     return average(right.flatten(1).all(-1) if right.ndim > 1 else right)
 
 
-@register("ece_positive", BINARY, "lower", cite=("guo2017calibration",))
+@register("ece_positive", BINARY, "lower", weighs=False, cite=("guo2017calibration",))
 def ece_positive(pred: Predictive, y: ArrayLike, bins: int = 15) -> float:
     r"""Calibration error of the probability of 1, $\sum_i (n_i / n)\, |freq_i - p_i|$."""
     truth = pred.likelihood.target_probs(pred.check(y), 2)[..., 1].double()
     return binned(pred.probs[..., 1].double().flatten(), truth.flatten(), bins).error
 
 
-@register("label_auroc", BINARY, "higher")
+@register("label_auroc", BINARY, "higher", weighs=False)
 def label_auroc(pred: Predictive, y: ArrayLike) -> float:
     """Probability that a 1 has a higher probability than a 0, mean over the columns.
 

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -24,8 +26,10 @@ __all__ = [
     "Metric",
     "average",
     "of_points",
+    "point_weight",
     "register",
     "registry",
+    "weighing",
 ]
 
 registry = Registry("metric")
@@ -54,12 +58,14 @@ class Metric:
         kinds: kinds of predictions that the metric applies to; see `inference.likelihood.Task`.
         better: "lower", "higher", or "neither" for descriptive numbers.
         ood: whether the metric compares test and OOD predictions.
+        weighs: whether data points may have weights that are not whole numbers.
     """
 
     function: Callable[..., float]
     kinds: tuple[str, ...]
     better: Better
     ood: bool = False
+    weighs: bool = True
 
     def __post_init__(self) -> None:
         vars(self)["__doc__"] = inspect.getdoc(self.function)
@@ -78,13 +84,14 @@ def register(
     better: Better,
     *,
     ood: bool = False,
+    weighs: bool = True,
     cite: tuple[str, ...] = (),
 ) -> Callable[[F], F]:
     """Decorator that registers a function as a metric, of the data points that count."""
 
     def file(function: F) -> F:
         found = of_points(function)
-        registry.register(name, cite=cite)(Metric(found, kinds, better, ood))
+        registry.register(name, cite=cite)(Metric(found, kinds, better, ood, weighs))
         return found
 
     return file
@@ -106,5 +113,27 @@ def of_points(function: F) -> F:
 
 
 def average(values: Tensor) -> float:
-    """Mean of all entries, summed in double precision."""
-    return float(values.double().mean())
+    """Mean of all entries, summed in double precision; weighted inside of `weighing`."""
+    weight = point_weight()
+    if weight is None:
+        return float(values.double().mean())
+    rows = values.double().reshape(len(values), -1).mean(1)
+    return float((rows * weight).sum() / weight.sum())
+
+
+_WEIGHT: ContextVar[Tensor | None] = ContextVar("weight of the data points", default=None)
+
+
+def point_weight() -> Tensor | None:
+    """Weights of the data points [B] of the present evaluation; None for equal weights."""
+    return _WEIGHT.get()
+
+
+@contextmanager
+def weighing(weight: Tensor | None) -> Iterator[None]:
+    """A block in which metrics are weighted means over the data points."""
+    token = _WEIGHT.set(None if weight is None else weight.double())
+    try:
+        yield
+    finally:
+        _WEIGHT.reset(token)

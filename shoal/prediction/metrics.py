@@ -4,6 +4,10 @@ To add a metric, write a function of `(pred, y)`, or of `(pred_test, pred_ood)`,
 family. Decorate the function with `register`: it appears in `evaluate`, in listings and in tests.
 """
 
+import torch
+from torch import Tensor
+
+from shoal.data.batch import checked_weights
 from shoal.prediction.calibration import (
     AccuracyConfidence,
     Reliability,
@@ -40,7 +44,7 @@ from shoal.prediction.label_metrics import (
     rps,
     subset_accuracy,
 )
-from shoal.prediction.metric import Metric, register, registry
+from shoal.prediction.metric import Metric, register, registry, weighing
 from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.prediction.regression import coverage, crps, pit, rmse, sharpness
 from shoal.prediction.similarity import affinity, effective_functions, pairwise_disagreement
@@ -88,13 +92,20 @@ __all__ = [
 ]
 
 
-def evaluate(pred: Predictive, y: ArrayLike, ood: Predictive | None = None) -> dict[str, float]:
+def evaluate(
+    pred: Predictive,
+    y: ArrayLike,
+    ood: Predictive | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> dict[str, float]:
     """Every registered metric that fits the task, by name.
 
     Args:
         pred: the prediction for labelled data.
         y: labels [B] for classes, targets [B] or [B, K] for regression.
         ood: the same ensemble's prediction for OOD data; adds OOD detection metrics.
+        sample_weight: weight of each data point [B]. A whole number equals repetition. With other
+            numbers, metrics that are not means over data points are left out.
 
     >>> import torch
     >>> from shoal.inference.likelihoods import Categorical
@@ -102,10 +113,33 @@ def evaluate(pred: Predictive, y: ArrayLike, ood: Predictive | None = None) -> d
     >>> evaluate(pred, [0, 1])["accuracy"]
     1.0
     """
-    pred, y = pred.points(pred.check(y))
+    targets = pred.check(y)
+    weight = None if sample_weight is None else _of_points(pred, targets, sample_weight)
+    pred, targets = pred.points(targets)
     metrics = {name: registry[name] for name in registry if registry[name].fits(pred)}
-    found = {name: metric(pred, y) for name, metric in metrics.items() if not metric.ood}
+    if weight is not None and bool((weight == weight.round()).all()):
+        rows = torch.arange(len(weight), device=weight.device).repeat_interleave(weight.long())
+        pred, targets = (
+            Predictive(pred.members[:, rows], pred.likelihood, pred.weights),
+            targets[rows],
+        )
+        weight = None
+    with weighing(weight):
+        found = {
+            name: metric(pred, targets)
+            for name, metric in metrics.items()
+            if not metric.ood and (metric.weighs or weight is None)
+        }
     if ood is not None:
         check_pair(pred, ood := ood.points()[0])
         found |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
     return found
+
+
+def _of_points(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:
+    """The weight of every target that counts, from the weights of the data points [B]."""
+    own = checked_weights(weight, len(pred), torch.float64).to(pred.members.device)
+    sites = pred.members.shape[2:-1].numel()
+    counted = pred.likelihood.counted(y)
+    own = own.repeat_interleave(sites)
+    return own if counted is None else own[counted.flatten().to(own.device)]

@@ -134,7 +134,7 @@ def _ready(
     device: str | torch.device | None,
     keep: bool,
     precision: str | None,
-) -> Iterator[Callable[[Tensor], Tensor]]:
+) -> Iterator[Callable[[Inputs], Tensor]]:
     """The ensemble in evaluation mode, as a function of one batch; restores its mode."""
     there = torch.device(ensemble.device) if device is None else usable_device(device)
     # moving in place would detach the tensors from an active optimiser

@@ -204,7 +204,7 @@ class Predictive:
     def check(self, y: ArrayLike) -> Tensor:
         """`y` as a tensor that fits this prediction: labels [B] or targets [B, K]."""
         y = y if self._has_classes or "loss" in self.likelihood.about.kinds else _real(y)
-        targets = _as_targets(y, len(self), self.members.dtype)
+        targets = as_targets(y, len(self), self.members.dtype)
         sites = self.members.ndim - 3
         shape = (self.members.shape[-1], sites) if sites else self.members.shape[-1:]
         return self.likelihood.prepared(targets, *shape).to(self.members.device)
@@ -296,20 +296,6 @@ def _same_weights(a: Predictive, b: Predictive) -> bool:
     if a.weights is None or b.weights is None:
         return a.weights is b.weights
     return torch.equal(a.weights, b.weights)
-
-
-def _as_targets(y: ArrayLike, n: int, dtype: torch.dtype) -> Tensor:
-    """Targets of `n` data points, of any shape; the likelihood checks the shape and the values."""
-    raw = y if isinstance(y, Tensor) else np.asarray(y)
-    real = raw.is_floating_point() if isinstance(raw, Tensor) else raw.dtype.kind not in "biu"
-    few = raw.ndim <= 2 if real else raw.ndim < 2 or tuple(raw.shape[1:]) == (1,)
-    below = not real and bool((raw < 0).any())  # an ignored label, or one that is refused later
-    if (few and not below) or raw.ndim == 0 or len(raw) != n:
-        return as_targets(y, n, dtype)
-    tensor = (
-        raw if isinstance(raw, Tensor) else torch.from_numpy(raw.astype(float if real else int))
-    )
-    return tensor.to(dtype if real else torch.int64)
 
 
 def _real(y: ArrayLike) -> ArrayLike:

@@ -28,7 +28,7 @@ def affinity(pred: Predictive) -> Tensor:
     return pred.likelihood.affinity(pred.members)
 
 
-@register("effective_functions", OUTPUTS, "neither")
+@register("effective_functions", OUTPUTS, "neither", weighs=False)
 def effective_functions(pred: Predictive, y: ArrayLike | None = None) -> float:
     r"""Effective number of functions, from 1 (all members equal) to M (all different).
 

@@ -156,18 +156,17 @@ class Drive:
             last = {name: weights[name] for name in ensemble.heads}
             head = pull_back(passed.outputs, result.cotangent, last, keep_graph=True)
             values, cotangents = [*values, passed.gradients], [*cotangents, result.push]
-        at_inputs = None
+        at_inputs, x = None, passed.inputs
         if adversarial is not None:
+            assert isinstance(x, Tensor)
             more = context.at_outputs or head is not None
             data = result.gradient if more else None
-            velocity, at_inputs = adversarial.pull_back(
-                values, cotangents, data, weights, passed.inputs
-            )
+            velocity, at_inputs = adversarial.pull_back(values, cotangents, data, weights, x)
         else:
             velocity = pull_back(values, cotangents, weights)
-        if adversarial is None or at_inputs is None:
+        if adversarial is None or at_inputs is None or not isinstance(x, Tensor):
             return velocity, head
-        worst = adversarial.neighbours(passed.inputs, at_inputs, result.alive)
+        worst = adversarial.neighbours(x, at_inputs, result.alive)
         own = not adversarial.shared
         again = ensemble(worst, context.mapping, own, context.seed, context.step)
         gradient = likelihood_gradient(context.posterior, again.detach(), self.y, result.alive)[2]

@@ -17,8 +17,10 @@ from shoal.data.arrays import check_columns
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.network_call import member_call
+from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
+from shoal.inference.posterior import site_axes
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
@@ -71,7 +73,7 @@ def check_targets(
 
     def check(targets: Any) -> None:
         sites = outputs.shape[2:-1]
-        likelihood.check(targets, outputs.shape[-1], len(sites))
+        likelihood.check(targets, outputs.shape[-1], *site_axes(sites))
         if "any" in likelihood.about.kinds:
             _check_sites(targets, sites)
 
@@ -80,7 +82,10 @@ def check_targets(
     else:
         batches.check = check  # from here on every batch is checked when it is read
         batches.first()
-    few = parted(y[: outputs.shape[1]])[0].to(outputs.device)
+    few, weight = parted(y[: outputs.shape[1]])
+    few = few.to(outputs.device)
+    if weight is not None and isinstance(likelihood, Custom):
+        likelihood.check_weighable(outputs.detach(), few)
     return likelihood.objective(outputs.detach(), few).shape[2:]
 
 

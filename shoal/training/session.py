@@ -28,7 +28,7 @@ from shoal.training.own_data import OWN_DATA, has_own_data
 from shoal.training.prepare import keep, prepared
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
-from shoal.training.settings import Settings, completed
+from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 from shoal.training.trajectory import Trajectory, copy_state
 
@@ -112,8 +112,7 @@ class Session:
         self._check_same(folder)
 
     def _check_same(self, folder: RunFolder) -> None:
-        stored = {key: _plain(completed(key, value)) for key, value in folder.config().items()}
-        known = {**DEFAULTS, **stored}
+        known = {**DEFAULTS, **folder.config()}
         plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
         # The initial members do not matter: the checkpoint replaces them.
         for key in {**plain, **known}:

@@ -1,14 +1,13 @@
 """Settings: the options of a run, and the objects that the options describe."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 
-from shoal.core.errors import ConfigError, ShoalError
+from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 from shoal.core.values import came, fits
 from shoal.data import augment as augmentations
@@ -31,7 +30,7 @@ from shoal.training.annealing import Annealing
 from shoal.training.optim import Schedule, check_optimizer, optimizer_table, schedules
 from shoal.training.options import KEPT, Options, number
 
-__all__ = ["REGISTRIES", "Settings", "completed"]
+__all__ = ["REGISTRIES", "Settings"]
 
 
 def made_by(registry: Registry, *signs: str, optional: bool = False) -> Any:
@@ -145,15 +144,6 @@ class Settings:
         made |= {"optimizer": dict(self.optimizer), **_told(self.method)}
         options = self.options
         return {n: _plain(made[n] if n in made else getattr(options, n)) for n in KEPT}
-
-
-def completed(name: str, spec: Any) -> Any:
-    """A stored description with the fields that later versions added, at their defaults."""
-    if name not in REGISTRIES or not isinstance(spec, Mapping) or "name" not in spec:
-        return spec
-    with suppress(ShoalError):
-        return _plain(_spec(REGISTRIES[name], REGISTRIES[name].make(dict(spec))))
-    return spec
 
 
 _MADE = {entry.name: entry.metadata for entry in fields(Settings) if entry.metadata}

@@ -16,7 +16,7 @@ from shoal.engine.precision import calculating_in
 from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
-from shoal.inference.posterior import total_weight
+from shoal.inference.posterior import begun, site_axes, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.axes import needs_data
@@ -184,10 +184,10 @@ class Stepper:
         settings = Settings.resolve(options)
         likelihood = settings.likelihood
         sites = likelihood.objective(outputs, targets).shape[2:]
-        likelihood.check(targets, outputs.shape[-1], len(sites))
+        likelihood.check(targets, outputs.shape[-1], *site_axes(sites))
         shared = weight if weight is not None and weight.ndim == 1 else None
-        likelihood = likelihood.begun(targets, len(sites), shared)
         y_one = targets if shared is None else Weighted.of_pair(targets, shared)
+        likelihood = begun(likelihood, y_one, sites)
         share = total_weight(likelihood, y_one, sites) / len(targets)
         repulsion = self._repulsion(settings)
         n = self.n * share

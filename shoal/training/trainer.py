@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import DataError
-from shoal.core.structure import Inputs, parted
+from shoal.core.structure import Inputs
 from shoal.core.tree import rows
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches
@@ -22,7 +22,7 @@ from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.posterior import total_weight
+from shoal.inference.posterior import begun, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
 from shoal.training.history import Tracker
@@ -72,8 +72,7 @@ class Trainer(Mover):
         self.captured = self._capture()
 
     def _begun(self, likelihood: Likelihood, y: Targets) -> Likelihood:
-        targets, weight = parted(y)
-        return likelihood.begun(targets, len(self.sites), weight)
+        return begun(likelihood, y, self.sites)
 
     @property
     def epoch(self) -> int:
@@ -114,8 +113,8 @@ class Trainer(Mover):
         for x, y in islice(self.batches.batches(self.epoch, start), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
-                begun = self._begun(self.settings.likelihood, y)
-                self.posterior = replace(self.posterior, likelihood=begun)
+                start = self._begun(self.settings.likelihood, y)
+                self.posterior = replace(self.posterior, likelihood=start)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self._recount()
             set_learning_rate(self.optimizer, self._rate(self.step))
@@ -139,8 +138,8 @@ class Trainer(Mover):
         """Number of training targets, or their total weight; a loader's from its first batch."""
         points = self.batches.n
         if self._counted[0] != points:
-            arrays = isinstance(self.batches, ArrayBatches)
-            y = self.batches.y if arrays else self.batches.first()[1]
+            batches = self.batches
+            y = batches.y if isinstance(batches, ArrayBatches) else batches.first()[1]
             total = total_weight(likelihood, y, self.sites)
             self._counted = points, total if len(y) == points else total * points / len(y)
         return self._counted[1]

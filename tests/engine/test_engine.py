@@ -14,7 +14,7 @@ from shoal.engine.kernels import small_matrices as small
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import EnginePlan, has_convolutions, parse_engine
 from shoal.engine.precision import calculating_in
-from shoal.training import trainer as trainer_module
+from shoal.training import mover as mover_module
 from shoal.training.options import Options
 from shoal.training.settings import Settings
 from shoal.training.stages import Stages
@@ -85,7 +85,7 @@ def test_compiled_stages_give_the_same_steps(method, monkeypatch):
     def traced():
         return Stages(*(torch.compile(s, dynamic=False, backend="aot_eager") for s in Stages()))
 
-    monkeypatch.setattr(trainer_module, "compiled_stages", traced)
+    monkeypatch.setattr(mover_module, "compiled_stages", traced)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Dynamo detected")
         found = trained(Convolutions, "vmap+compile", method)
@@ -96,7 +96,7 @@ def test_compiled_stages_give_the_same_steps(method, monkeypatch):
 @pytest.mark.parametrize("error", ["OutOfMemoryError", "not enough memory"])
 def test_when_memory_runs_out_members_go_in_chunks_with_the_same_result(monkeypatch, error):
     expected = trained(Convolutions, "vmap", "f-kde")
-    forces_in = trainer_module.forces_in
+    forces_in = mover_module.forces_in
     chunks = []
 
     def scarce(context, *args):
@@ -110,7 +110,7 @@ def test_when_memory_runs_out_members_go_in_chunks_with_the_same_result(monkeypa
             }[error]
         return result
 
-    monkeypatch.setattr(trainer_module, "forces_in", scarce)
+    monkeypatch.setattr(mover_module, "forces_in", scarce)
     with pytest.warns(shoal.ShoalWarning, match="chunks of") as caught:
         found = trained(Convolutions, "vmap", "f-kde")
     assert len(caught) == 2
@@ -123,7 +123,7 @@ def test_when_one_member_is_too_large_it_is_said(monkeypatch):
     def never(*args, **options):
         raise torch.OutOfMemoryError("out")
 
-    monkeypatch.setattr(trainer_module, "forces_in", never)
+    monkeypatch.setattr(mover_module, "forces_in", never)
     with pytest.raises(shoal.DataError, match="memory is too small for one member"):
         trained(mlp, "chunk:1", "kde")
 
@@ -132,7 +132,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(trainer_module, "forces_in", broken)
+    monkeypatch.setattr(mover_module, "forces_in", broken)
     with pytest.raises(RuntimeError, match="something else"):
         trained(mlp, "vmap", "kde")
 

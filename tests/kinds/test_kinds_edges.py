@@ -6,7 +6,6 @@ import torch
 from kinds_table import (
     FEATURES,
     IGNORED,
-    IGNORING,
     IMAGES,
     KINDS,
     LABELS,
@@ -100,6 +99,20 @@ def test_weights_of_a_structured_batch_are_repetition(form):
         torch.testing.assert_close(tensor, other.ensemble.weights[name])
 
 
+def test_weights_of_a_structured_test_set_are_repetition():
+    kind, weight = NAMED["dict of two inputs"], torch.arange(12.0) % 3
+    rows = torch.repeat_interleave(torch.arange(12), weight.long())
+    repeated = {name: tensor[rows] for name, tensor in kind.inputs.items()}, LABELS[rows]
+    weighted = kind.inputs, LABELS, weight
+    run = fitted(kind.name)
+    one, other = (shoal.evaluate(run, data, keep=False).test for data in (weighted, repeated))
+    assert one["nll"] == pytest.approx(other["nll"])
+    one, other = (shoal.evidence(run, data, priors=False) for data in (weighted, repeated))
+    assert one.points == other.points == len(rows)
+    assert one.log_likelihoods == pytest.approx(other.log_likelihoods)
+    assert one.gradient_norms == pytest.approx(other.gradient_norms, rel=1e-4)
+
+
 class TwoReal(nn.Module):
     def __init__(self):
         super().__init__()
@@ -122,12 +135,8 @@ def test_input_gradients_of_a_named_input():
 
 REFUSED = {
     "tokens have no axes": (lambda: fitted("tied weights", method="forde"), "forde-identity"),
-    "tokens of a dict have no axes": (
-        lambda: fitted("tied weights", method="forde"),
-        "forde-identity",
-    ),
     "labels of -100": (
-        lambda: fitted("tied weights", (TOKEN[:, None], torch.full((12, 1), IGNORED))),
+        lambda: fitted("perceptron", (FEATURES, LABELS.where(LABELS > 0, IGNORED))),
         "ignore_index=-100",
     ),
     "two real inputs": (two_real, "gradients_of"),
@@ -150,10 +159,6 @@ REFUSED = {
         lambda: shoal.predict(fitted("two inputs"), {"features": FEATURES, "token": TOKEN[:3]}),
         "one row per data point",
     ),
-    "weights of metrics": (
-        lambda: shoal.evaluate(fitted("perceptron"), (FEATURES, LABELS, torch.ones(12))),
-        "without weights",
-    ),
 }
 
 
@@ -165,11 +170,8 @@ def test_one_sentence_says_what_to_do(case):
     assert_one_sentence(caught.value, words)
 
 
-def test_ignored_labels_of_a_dict_are_advised():
+def test_tokens_of_a_dict_have_no_axes():
     pytest.importorskip("transformers")
     with pytest.raises(shoal.ShoalError) as caught:
-        fitted("GPT-2", likelihood=None)
-    assert_one_sentence(caught.value, "ignore_index=-100")
-    with pytest.raises(shoal.ShoalError) as caught:
-        fitted("GPT-2", method="forde", **IGNORING)
+        fitted("GPT-2", method="forde")
     assert_one_sentence(caught.value, "forde-identity")

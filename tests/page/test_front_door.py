@@ -258,7 +258,8 @@ def test_methods_are_compared_over_a_config(tmp_path):
 
 @pytest.mark.parametrize("function", [grow, shoal.compare])
 def test_settings_are_those_of_fit_by_name_and_type(function):
-    own = {"ensemble", "data", "frozen", "resume", "out", "callbacks", "progress", "method"}
+    own = {"ensemble", "data", "sample_weight", "frozen", "resume", "out", "callbacks"}
+    own |= {"progress", "method"}
     wanted = {n: p for n, p in inspect.signature(shoal.fit).parameters.items() if n not in own}
     found = inspect.signature(function).parameters
     assert not any(p.kind is p.VAR_KEYWORD for p in found.values())

@@ -235,7 +235,7 @@ class TestTheConfig:
         quick(out=tmp_path, augment=brighter)
         assert "brighter" in settings_in(tmp_path)["augment"]["custom"]
 
-    def test_a_likelihood_of_ones_own_trains_but_does_not_load(self, tmp_path):
+    def test_a_likelihood_of_ones_own_is_given_again_to_load(self, tmp_path):
         class Mine(shoal.likelihoods.Categorical):
             pass
 
@@ -243,7 +243,10 @@ class TestTheConfig:
         assert_equal_trees(frozen(run.ensemble), frozen(quick().ensemble))
         with pytest.raises(ConfigError) as caught:
             shoal.load(tmp_path, plain)
-        assert_one_sentence(caught.value, "Mine", "register it")
+        assert_one_sentence(caught.value, "Mine", "likelihood=")
+        loaded = shoal.load(tmp_path, plain, likelihood=Mine())
+        assert loaded.likelihood == Mine()
+        assert_equal_trees(frozen(loaded.ensemble), frozen(run.ensemble))
 
 
 class TestWhatIsNotARun:

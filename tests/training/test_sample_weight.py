@@ -100,3 +100,30 @@ def test_a_loader_gives_weights_with_its_batches():
         torch.testing.assert_close(loaded.ensemble.weights[name], tensor, atol=1e-10, rtol=1e-10)
     with pytest.raises(shoal.DataError, match="gives its own weights"):
         trained("classes", [(x, y)], "f-kde", sample_weight=REPEATS)
+
+
+@pytest.mark.parametrize("kind", ["classes", "regression", "tokens"])
+def test_scores_weigh_points_as_repetition_does(kind):
+    x, y = points(kind)
+    run = trained(kind, (x, y), "ensemble")
+    rows = torch.arange(N).repeat_interleave(REPEATS)
+    repeated = shoal.evaluate(run, (x[rows], y[rows]), keep=False).test
+    weighted = shoal.evaluate(run, (x, y, REPEATS), keep=False).test
+    assert weighted == pytest.approx(repeated, abs=1e-10)
+    third = shoal.evaluate(shoal.predict(run, x), y, sample_weight=REPEATS.double() / 3)
+    assert {"accuracy", "nll"} & third.keys() and third.keys() < repeated.keys()
+    for name, value in third.items():
+        assert value == pytest.approx(repeated[name], abs=1e-10), name
+
+
+def test_the_mean_of_a_loss_cannot_be_weighted():
+    x, y = points("regression")
+    mean = likelihoods.Custom(lambda f, t: (f[:, 0] - t).abs().mean())
+    with pytest.raises(shoal.ConfigError, match="one number per target"):
+        shoal.fit(
+            shoal.Ensemble.init(lambda: build("regression"), 2),
+            (x, y, REPEATS),
+            likelihood=mean,
+            steps=1,
+            progress=False,
+        )

@@ -244,7 +244,7 @@ class ModuleLoop:
         return F.cross_entropy(outputs.float() if low else outputs, y)
 
 
-def forever(source: ArrayBatches) -> Iterator[tuple[Tensor, Tensor]]:
+def forever(source: ArrayBatches) -> Iterator[tuple[Any, Any]]:
     """Batches of one epoch after another, in the order of an ensemble."""
     for epoch in count():
         yield from source.batches(epoch)
