@@ -99,6 +99,18 @@ def test_weights_of_a_structured_batch_are_repetition(form):
         torch.testing.assert_close(tensor, other.ensemble.weights[name])
 
 
+@pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde", "f-svgd", "forde-identity"])
+def test_ignored_tokens_are_as_if_absent(method):
+    """N, the loss and the repulsion count the other tokens only."""
+    kind = NAMED["tied weights"]
+    more = torch.cat([kind.inputs, kind.inputs[:, :2]], 1)
+    ignored = torch.cat([kind.y, torch.full((12, 2), IGNORED)], 1)
+    options = {"batch_size": 99, "method": method, "optimizer": "sgd", "lr": 0.1, "steps": 2}
+    one, other = (fitted(kind.name, data, **options) for data in (None, (more, ignored)))
+    for name, tensor in one.ensemble.weights.items():
+        torch.testing.assert_close(tensor, other.ensemble.weights[name])
+
+
 def test_weights_of_a_structured_test_set_are_repetition():
     kind, weight = NAMED["dict of two inputs"], torch.arange(12.0) % 3
     rows = torch.repeat_interleave(torch.arange(12), weight.long())
