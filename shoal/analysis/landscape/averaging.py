@@ -12,6 +12,7 @@ from shoal.analysis.landscape.points import combined, joined, only_group, refres
 from shoal.analysis.landscape.subspace import SWAG, Mode, sample_mode
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
+from shoal.core.structure import Inputs
 from shoal.engine.layers import KeyedDropout
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
@@ -42,7 +43,7 @@ def ema(path: Ensemble, decay: float = 0.8) -> Ensemble:
     return combined(path, weights[None])
 
 
-def averaged(paths: Sequence[Ensemble], train: Tensor | None = None) -> Ensemble:
+def averaged(paths: Sequence[Ensemble], train: Inputs | None = None) -> Ensemble:
     """An ensemble of weight-averaged members, one per path."""
     found = joined([swa(path) for path in paths])
     return found if train is None else refresh(found, train)
@@ -50,11 +51,11 @@ def averaged(paths: Sequence[Ensemble], train: Tensor | None = None) -> Ensemble
 
 def multiswag(
     modes: Sequence[Mode],
-    x: Tensor,
+    x: Inputs,
     samples: int = 10,
     *,
     likelihood: Likelihood | None = None,
-    train: Tensor | None = None,
+    train: Inputs | None = None,
     seed: int = 0,
 ) -> Predictive:
     """SWAG within each of several modes; all samples have equal weight, ordered by mode.
@@ -73,7 +74,7 @@ def multiswag(
 
 def mc_dropout(
     ensemble: Ensemble,
-    x: Tensor,
+    x: Inputs,
     samples: int = 10,
     *,
     likelihood: Likelihood | None = None,

@@ -8,6 +8,7 @@ from torch import Tensor
 from shoal.analysis.landscape.points import gram, only_group
 from shoal.analysis.landscape.survey import Tick, outputs, survey
 from shoal.core.errors import ConfigError
+from shoal.core.structure import Inputs
 from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -114,7 +115,7 @@ def levelled(
     coefficients: Tensor,
     split: Split,
     likelihood: Likelihood,
-    train: Tensor | None = None,
+    train: Inputs | None = None,
     tick: Tick = lambda count: None,
 ) -> Tensor:
     r"""Coefficients [K, R] of the low-loss tunnel: the valley raised to the loss of its ends.

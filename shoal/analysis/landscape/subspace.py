@@ -17,6 +17,7 @@ from shoal.analysis.landscape.survey import chunk_size, outputs
 from shoal.core.errors import ConfigError
 from shoal.core.random import key, normal, uniform
 from shoal.core.registry import Registry
+from shoal.core.structure import Inputs
 from shoal.core.tree import member_norms, mixed, per_member
 from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
@@ -89,10 +90,10 @@ def sample_mode(
     sampler: Sampler,
     mode: Mode,
     reach: Tensor,
-    x: Tensor,
+    x: Inputs,
     *,
     likelihood: Likelihood | None = None,
-    train: Tensor | None = None,
+    train: Inputs | None = None,
     seed: int = 0,
 ) -> Predictive:
     """The prediction of samples of a mode for `x`; weights are drawn and discarded in chunks.

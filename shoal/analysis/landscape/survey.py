@@ -52,7 +52,7 @@ def survey(
     split: Split,
     likelihood: Likelihood,
     references: Tensor | None = None,
-    train: Tensor | None = None,
+    train: Inputs | None = None,
     tick: Tick = lambda count: None,
 ) -> Survey:
     """Loss, accuracy and disagreement with the references at the points coefficients @ basis.

@@ -12,6 +12,7 @@ from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import Survey, evaluated, outputs
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
+from shoal.core.structure import Inputs
 from shoal.inference.ensemble import Ensemble
 
 __all__ = ["averaging", "diversity"]
@@ -99,11 +100,11 @@ def averaging(scene: Scene) -> AnalysisResult:
     return AnalysisResult({"parts": found, "members": len(paths)})
 
 
-def _refreshed(ensemble: Ensemble, x: Tensor | None) -> Ensemble:
+def _refreshed(ensemble: Ensemble, x: Inputs | None) -> Ensemble:
     return ensemble if x is None else refresh(ensemble, x)
 
 
-def _sampled(scene: Scene, x: Tensor) -> dict[str, Tensor]:
+def _sampled(scene: Scene, x: Inputs) -> dict[str, Tensor]:
     """SWAG in each mode, and MC dropout if networks have dropout [modes, samples, B, C]."""
     most = max(_SAMPLES)
     swag = multiswag(
