@@ -86,7 +86,9 @@ def backward_pass(ensemble: Ensemble, found: PassResult, at: PassResult) -> list
     return list(torch.autograd.grad(found, weights, given))
 
 
-def plain_gradients(ensemble: Ensemble, x: Tensor, y: Tensor, mapping: MemberRunner) -> list[Tensor]:
+def plain_gradients(
+    ensemble: Ensemble, x: Tensor, y: Tensor, mapping: MemberRunner
+) -> list[Tensor]:
     """The same without repulsion: the step of a plain ensemble."""
     outputs = ensemble(x, mapping)
     loss = F.cross_entropy(outputs.float().flatten(0, 1), y.repeat(len(outputs))) * len(outputs)

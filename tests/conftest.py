@@ -7,7 +7,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from page_runs import arrays, line_runs, picture_runs, readme  # noqa: F401
+from browser import browser  # noqa: F401
+from page_runs import arrays, line_runs, picture_runs, readme, undrawn  # noqa: F401
 from slow_tests import SLOW, SLOW_FILES
 
 torch.set_num_threads(1)

@@ -122,6 +122,12 @@ def line_runs():
     return found
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are built but not drawn, for tests of the words of a page."""
+    monkeypatch.setattr("shoal.page.report.svg", lambda figure, name, title="": "<svg></svg>")
+
+
 README = Path(__file__).parents[1] / "README.md"
 CENTRES = np.array([[0, 0, 0, 0], [3, 0, 0, 0], [0, 3, 0, 0]])
 

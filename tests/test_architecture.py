@@ -152,7 +152,11 @@ def test_every_test_that_is_called_slow_exists():
 
 BROKEN = ("sklearn", "matplotlib", "rich", "scipy", "PIL", "pandas", "torchmetrics", "torchvision")
 BARE = """
-import sys, torch, shoal
+import os, sys
+before = dict(os.environ)
+import torch, shoal
+shoal.fit, shoal.Ensemble
+assert dict(os.environ) == before, "importing sets no environment variable"
 x = torch.randn(40, 3)
 ensemble = shoal.Ensemble.init(lambda: torch.nn.Linear(3, 2), members=3)
 run = shoal.fit(ensemble, (x, (x[:, 0] > 0).long()), epochs=2, progress=True, out=sys.argv[1])

@@ -33,7 +33,15 @@ from shoal.inference.priors import (
     WeightPrior,
 )
 
-__all__ = ["Posterior", "begun", "functional_score", "site_axes", "target_weights", "total_weight"]
+__all__ = [
+    "Posterior",
+    "as_points",
+    "begun",
+    "functional_score",
+    "site_axes",
+    "target_weights",
+    "total_weight",
+]
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,19 @@ def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Ten
     return own if weight is None else own * weight
 
 
+def begun(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:
+    """The likelihood at the start of a run on these targets, perhaps `Weighted`."""
+    targets, weight = parted(y)
+    if weight is None:
+        return likelihood.begun(targets, len(sites)) if sites else likelihood.begun(targets)
+    return likelihood.begun(targets, len(sites), weight)
+
+
+def site_axes(sites: torch.Size) -> tuple[int, ...]:
+    """Number of axes of sites as an argument; none without sites, which older classes expect."""
+    return (len(sites),) if sites else ()
+
+
 def as_points(likelihood: Likelihood, outputs: Tensor, y: Targets) -> tuple[Tensor, Tensor]:
     """Outputs [M, P, C] and targets [P, ...]: every site is a point, without ignored targets."""
     targets, _ = parted(y)
@@ -128,19 +149,6 @@ def as_points(likelihood: Likelihood, outputs: Tensor, y: Targets) -> tuple[Tens
         return outputs, targets
     kept = counted.flatten().nonzero().squeeze(-1)
     return outputs.index_select(1, kept.to(outputs.device)), targets[kept]
-
-
-def begun(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:
-    """The likelihood at the start of a run on these targets, perhaps `Weighted`."""
-    targets, weight = parted(y)
-    if weight is None:
-        return likelihood.begun(targets, *site_axes(sites))
-    return likelihood.begun(targets, len(sites), weight)
-
-
-def site_axes(sites: torch.Size) -> tuple[int, ...]:
-    """Number of axes of sites as an argument; none without sites, which older classes expect."""
-    return (len(sites),) if sites else ()
 
 
 def total_weight(likelihood: Likelihood, y: Targets, sites: torch.Size) -> float:

@@ -1,6 +1,6 @@
 """The blocks of a section, and the registry of sections."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,14 @@ class Fold:
 
 
 Block = Statement | Figure | Table | Listing | Remark | Heading | Fold
+
+
+def rest_folded(figures: Iterable[Figure], title: str, shown: int = 4) -> Iterator[Block]:
+    """The first figures, and the others in a fold with this title."""
+    drawn = list(figures)
+    yield from drawn[:shown]
+    if drawn[shown:]:
+        yield Fold(title, drawn[shown:])
 
 
 def folded(table: Table, rows: int = 12) -> Block:

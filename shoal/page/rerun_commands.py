@@ -99,10 +99,7 @@ def _network(config: Mapping[str, Any]) -> tuple[list[str], str]:
         if isinstance(models, list)
         else []
     )
-    named = [
-        f"your own {_last(table['custom'])}" if "custom" in table else f"{table}"
-        for table in tables
-    ]
+    named = [_own(table["custom"]) if "custom" in table else f"{table}" for table in tables]
     if len(tables) <= 1:
         return [f"# build: {named[0] if named else 'a function that makes one network'}"], "build"
     letters = [f"build_{index}" for index in range(len(tables))]
@@ -111,9 +108,10 @@ def _network(config: Mapping[str, Any]) -> tuple[list[str], str]:
     return notes, f"[{', '.join(pairs)}]"
 
 
-def _last(name: str) -> str:
-    """A function without where it was written down."""
-    return str(name).rpartition(".")[2]
+def _own(name: str) -> str:
+    """A function of the user, without where it was written down."""
+    last = str(name).rpartition(".")[2]
+    return "your own function that makes one network" if last == "<lambda>" else f"your own {last}"
 
 
 def _settings(config: Mapping[str, Any]) -> list[str]:

@@ -113,8 +113,8 @@ class Trainer(Mover):
         for x, y in islice(self.batches.batches(self.epoch, start), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
-                start = self._begun(self.settings.likelihood, y)
-                self.posterior = replace(self.posterior, likelihood=start)
+                likelihood = self._begun(self.settings.likelihood, y)
+                self.posterior = replace(self.posterior, likelihood=likelihood)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self._recount()
             set_learning_rate(self.optimizer, self._rate(self.step))

@@ -1,5 +1,6 @@
 """Help: there at once, for every command, with an example that parses."""
 
+import runpy
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from shoal.cli.parser import COMMANDS, overview, parse
 from shoal.experiment.config import experiments
+from shoal.training import provenance
 
 WITHOUT_TORCH = """
 import sys
@@ -73,3 +75,11 @@ def test_help_fits_a_terminal(command, capsys):
     with pytest.raises(SystemExit):
         parse([command, "--help"])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+def test_python_m_shoal_is_recorded_as_the_command(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/shoal/__main__.py", "demo", "-q"])
+    monkeypatch.setattr("shoal.cli.start.start", lambda: 0)
+    with pytest.raises(SystemExit):
+        runpy.run_module("shoal", run_name="__main__")
+    assert provenance.command() == "shoal demo -q"

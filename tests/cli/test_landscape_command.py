@@ -1,15 +1,13 @@
 """`shoal landscape`, and its section of the page in a real browser."""
 
 import json
-import shutil
 
 import pytest
+from browser import View
 
 from shoal.analysis.landscape.scene import registry
 from shoal.cli.main import main
 from shoal.page.report import report
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="module")
@@ -75,31 +73,26 @@ def test_the_page_has_the_section_after_the_question_of_difference(page):
         assert title in text
 
 
-def test_a_run_that_was_not_looked_at_has_no_section(picture_runs, tmp_path):
+def test_a_run_without_landscape_has_no_section(undrawn, picture_runs, tmp_path):
     text = report(picture_runs[:1], tmp_path / "page.html").read_text()
     assert "What lies between the members?" not in text
+
+
+@pytest.fixture(scope="module")
+def view(browser, page):
+    opened = View(browser, page.as_uri())
+    yield opened
+    opened.context.close()
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
-def test_the_section_in_a_browser(page, scheme, width):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)} is on the path")
-    with playwright.sync_playwright() as driver:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = driver.chromium.launch(executable_path=program, args=flags)
-        view = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        complaints = []
-        view.on("console", lambda message: complaints.append(message.text))
-        view.on("pageerror", lambda error: complaints.append(str(error)))
-        view.goto(page.as_uri())
-        assert view.evaluate("document.documentElement.scrollWidth") <= width
-        found = view.evaluate(FIGURES)
-        browser.close()
-    assert complaints == []
+def test_the_section_in_a_browser(view, scheme, width):
+    shown = view.seen(width, scheme)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    found = shown.evaluate(FIGURES)
+    view.assert_quiet()
     assert len(found) >= 10
     for figure in found:
         assert figure["caption"], figure

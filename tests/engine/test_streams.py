@@ -1,8 +1,5 @@
 """Work on side streams, and what it reads."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -15,12 +12,6 @@ class TestOnACpu:
     def test_there_is_one_lane_and_it_is_the_ordinary_one(self):
         with lanes(4, torch.device("cpu"), []) as side:
             assert side == [None]
-
-
-def test_importing_the_package_sets_no_environment_variable():
-    ask = "import os; before = dict(os.environ); import shoal; shoal.fit, shoal.Ensemble; "
-    command = [sys.executable, "-c", ask + "assert dict(os.environ) == before"]
-    assert subprocess.run(command).returncode == 0
 
 
 @needs_gpu

@@ -43,7 +43,8 @@ def test_a_page_calls_a_method_as_it_is_typed():
 
 
 def test_no_part_of_the_page_calls_it_by_less(strong):
-    for section in _built_sections(load_report_data(strong)).values():
+    one_seed = [pair for pair in strong if pair[0].config["seed"] == 0]
+    for section in _built_sections(load_report_data(one_seed)).values():
         for block in every(section.blocks):
             for text in words_of(block):
                 assert not re.search(r"(?<![\w-])kde(?![\w:-])", text), text
@@ -71,7 +72,7 @@ def test_a_form_that_all_runs_share_is_told_once_in_the_title(picture_runs):
     runs = [(renamed(run, legacy=True), found) for run, found in picture_runs]
     report_data = load_report_data(runs)
     assert {group.label for group in report_data.groups} == {"kde", "ensemble", "f-svgd"}
-    assert "3 methods (legacy), 2 to 4 members" in render(report_data)
+    assert "3 methods (legacy), 2 to 4 members" in render(report_data, sections={})
 
 
 def test_a_form_that_some_runs_have_is_in_their_label(picture_runs):

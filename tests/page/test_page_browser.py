@@ -1,36 +1,14 @@
 """The page in a real browser: it draws, sorts, fits a phone, prints, and complains of nothing."""
 
 import re
-import shutil
 
 import pytest
+from browser import View
 
 from shoal.cli.main import main
 from shoal.page.report import report
 
 pytestmark = pytest.mark.browser
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"there is no browser here: none of {', '.join(BROWSERS)} is on the path")
-    flags = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ]
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=flags)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,31 +36,23 @@ def address(request, tmp_path_factory):
     return report(runs, tmp_path_factory.mktemp("page") / f"{request.param}.html").as_uri()
 
 
+@pytest.fixture(scope="module")
+def view(browser, address):
+    """The page, opened once for all tests of it."""
+    opened = View(browser, address)
+    yield opened
+    opened.context.close()
+
+
 @pytest.fixture
-def open_page(browser, address):
-    """Opens the page with given settings; afterwards nothing may have been complained about."""
-    contexts, complaints = [], []
-
-    def opener(**options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(address)
-        return page
-
-    requests: list[str] = []
-    yield opener
-    for context in contexts:
-        context.close()
-    assert complaints == []
-    assert {url for url in requests if not url.startswith("data:")} == {address}
+def seen(view):
+    """Shows the page; afterwards nothing may have been complained about."""
+    yield view.seen
+    view.assert_quiet()
 
 
-def test_every_section_is_shown_and_linked(open_page):
-    page = open_page(viewport={"width": 1200, "height": 900})
+def test_every_section_is_shown_and_linked(seen):
+    page = seen()
     shown = page.evaluate(
         "[...document.querySelectorAll('section')]"
         ".filter(s => s.getBoundingClientRect().height > 40).map(s => s.id)"
@@ -102,9 +72,8 @@ def test_every_section_is_shown_and_linked(open_page):
         assert shown == allowed
 
 
-def test_every_figure_has_a_size(open_page):
-    page = open_page(viewport={"width": 1200, "height": 900})
-    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+def test_every_figure_has_a_size(seen):
+    page = seen(unfolded=True)
     boxes = page.evaluate(
         "[...document.querySelectorAll('figure svg')].map(s => {"
         " const box = s.getBoundingClientRect(); return [box.width, box.height] })"
@@ -113,8 +82,8 @@ def test_every_figure_has_a_size(open_page):
     assert all(width > 200 and height > 40 for width, height in boxes)
 
 
-def test_text_in_figures_stays_within_them(open_page):
-    page = open_page(viewport={"width": 1200, "height": 900})
+def test_text_in_figures_stays_within_them(seen):
+    page = seen()
     outside = page.evaluate(
         "[...document.querySelectorAll('figure svg')].flatMap(svg => {"
         " const frame = svg.getBoundingClientRect();"
@@ -128,14 +97,25 @@ def test_text_in_figures_stays_within_them(open_page):
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1200])
-def test_page_never_scrolls_sideways(open_page, width):
-    page = open_page(viewport={"width": width, "height": 800})
-    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = true")
+def test_page_never_scrolls_sideways(seen, width):
+    page = seen(width, unfolded=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_text_is_large_enough_on_a_phone(open_page):
-    page = open_page(viewport={"width": 390, "height": 800})
+def test_the_first_number_of_every_table_is_seen_on_a_phone(seen):
+    hidden = seen(390, unfolded=True).evaluate(
+        "[...document.querySelectorAll('table')].filter(table => {"
+        " table.closest('.scroll').scrollLeft = 0;"
+        " const frame = table.closest('.scroll').getBoundingClientRect();"
+        " return [...table.tBodies[0].rows].some("
+        "  row => row.cells[1].getBoundingClientRect().right > frame.right + 1) })"
+        ".map(table => table.textContent.replace(/\\s+/g, ' ').slice(0, 200))"
+    )
+    assert hidden == []
+
+
+def test_text_is_large_enough_on_a_phone(seen):
+    page = seen(390)
     heights = page.evaluate(
         "[...document.querySelectorAll('figure svg text')].map(t => {"
         " const m = t.getScreenCTM();"
@@ -152,8 +132,8 @@ def _luminance(colour):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_in_both_schemes(open_page, scheme):
-    page = open_page(color_scheme=scheme)
+def test_text_stands_out_in_both_schemes(seen, scheme):
+    page = seen(scheme=scheme)
     ground = _luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
     assert ground > 0.9 if scheme == "light" else ground < 0.02
     inks = page.evaluate(
@@ -170,23 +150,28 @@ def test_text_stands_out_in_both_schemes(open_page, scheme):
         assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
-def test_tables_sort_by_a_click(open_page):
-    page = open_page()
-    page.evaluate("document.querySelectorAll('details').forEach(f => (f.open = true))")
-    tables = page.locator("table")
-    assert tables.count() > 0
-    for index in range(tables.count()):
-        table = tables.nth(index)
-        headings = table.locator("thead th")
-        column = headings.count() - 1
-        for direction in ("ascending", "descending"):
-            headings.nth(column).locator("button").click()
-            assert headings.nth(column).get_attribute("aria-sort") == direction
-            values = table.evaluate(
-                "(t, c) => [...t.tBodies[0].rows].map(r => r.cells[c].dataset.value)", column
-            )
+# Clicks on the last heading of a table twice, and tells the column after each click.
+SORTED = """table => {
+  const headings = [...table.tHead.rows[0].cells], column = headings.length - 1;
+  return ['ascending', 'descending'].map(() => {
+    headings[column].querySelector('button').click();
+    const values = [...table.tBodies[0].rows].map(row => row.cells[column].dataset.value);
+    return [headings[column].getAttribute('aria-sort'), values];
+  });
+}"""
+
+
+def test_tables_sort_by_a_click(seen):
+    tables = seen(unfolded=True).locator("table")
+    for found in tables.evaluate_all(f"tables => tables.map({SORTED})"):
+        for (order, values), wanted in zip(found, ("ascending", "descending"), strict=True):
             numbers = [float(value) for value in values if _is_number(value)]
-            assert numbers == sorted(numbers, reverse=direction == "descending")
+            assert order == wanted
+            assert numbers == sorted(numbers, reverse=order == "descending")
+    # the mouse reaches the button too
+    first = tables.first.locator("thead th").first
+    first.locator("button").click()
+    assert first.get_attribute("aria-sort") == "ascending"
 
 
 def _is_number(text):
@@ -196,15 +181,15 @@ def _is_number(text):
         return False
 
 
-def test_page_prints_with_its_folds_open(open_page):
-    page = open_page()
+def test_page_prints_with_its_folds_open(seen):
+    page = seen()
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(printed) > 20_000
 
 
-def test_tooltips_are_there(open_page):
-    page = open_page()
+def test_tooltips_are_there(seen):
+    page = seen()
     tips = page.evaluate(
         "[...document.querySelectorAll('figure svg title')].map(t => t.textContent)"
     )

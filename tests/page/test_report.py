@@ -14,13 +14,15 @@ import pytest
 from shoal.core.errors import ConfigError, ShoalWarning, StorageError
 from shoal.core.files import write_json, write_text
 from shoal.core.formats import to_toml
-from shoal.page.blocks import Section, registry, section
+from shoal.page.blocks import Figure, Section, registry, section
 from shoal.page.measures import Measure, against_baseline, measures
-from shoal.page.report import render, report
+from shoal.page.report import render, report, section_figures
 from shoal.page.report_data import load_report_data
 from shoal.page.sections import builders
 from shoal.page.sections.calibration import families
-from shoal.page.sections.making import bibtex, numbers_csv
+from shoal.page.sections.diversity import diversity_section
+from shoal.page.sections.making import bibtex, making_section, numbers_csv
+from shoal.page.sections.predictive_uncertainty import uncertainty_section
 from shoal.prediction.statistics import paired_difference
 
 QUESTIONS = [
@@ -159,7 +161,7 @@ def test_names_of_the_user_are_escaped(picture_runs):
     assert text.count("<script>") == 1
 
 
-def test_runs_without_evaluation_leave_out_sections_about_predictions(picture_runs):
+def test_runs_without_evaluation_leave_out_sections_about_predictions(undrawn, picture_runs):
     run, _ = picture_runs[0]
     text = render(load_report_data([run]))
     headings = [html.unescape(h) for h in re.findall(r"<h2>(.*?)</h2>", text)]
@@ -168,7 +170,7 @@ def test_runs_without_evaluation_leave_out_sections_about_predictions(picture_ru
     assert "Not evaluated yet" in text
 
 
-def test_some_runs_evaluated_some_not(picture_runs):
+def test_some_runs_evaluated_some_not(undrawn, picture_runs):
     text = render(load_report_data([picture_runs[0][0], picture_runs[1]]))
     assert "Not evaluated yet" in text
     assert "Can I trust it?" in text
@@ -179,6 +181,28 @@ def test_one_run_is_told_without_comparison(single):
     assert "shoal.compare(build, " in text
     assert "Difference to the plain ensemble" not in text
     assert "One seed." in text
+
+
+def test_no_method_is_left_out_where_there_are_many(picture_runs):
+    run, found = picture_runs[0]
+    many = [(replace(run, config=run.config | {"strength": float(s)}), found) for s in range(2, 8)]
+    for build, words in (
+        (uncertainty_section, "Uncertainty of kde:{}"),
+        (diversity_section, "Pairwise disagreement: kde:{}"),
+    ):
+        blocks = build(load_report_data(many)).blocks
+        titles = [figure.title for figure in section_figures(blocks)]
+        assert {words.format(s) for s in range(2, 8)} <= set(titles)
+        unfolded = [block.title for block in blocks if isinstance(block, Figure)]
+        assert sum(title.startswith(words[:11]) for title in unfolded) == 4
+
+
+def test_ranges_are_short(picture_runs):
+    run, _ = picture_runs[0]
+    ranged = replace(run, provenance={"input_range": [-3.8994216918945312, 6.0]})
+    section = making_section(load_report_data([ranged]))
+    tables = [block for block in section.blocks if block.title.startswith("Environment")]
+    assert ["input_range", "-3.899, 6"] in [[c.text for c in r] for t in tables for r in t.rows]
 
 
 def test_regression_is_told(line_runs):
@@ -247,12 +271,6 @@ def test_measures_are_those_the_runs_have(picture_runs, line_runs):
     assert "accuracy" not in {key for key, _ in keys}
 
 
-def test_page_is_written_whole(picture_runs, tmp_path, single):
-    path = report(picture_runs[:1], tmp_path / "new" / "page.html")
-    assert path.read_text(encoding="utf-8") == single
-    assert [file.name for file in path.parent.iterdir()] == ["page.html"]
-
-
 def folder_of(pair, folder):
     run, found = pair
     write_text(folder / "config.toml", to_toml(run.config))
@@ -262,7 +280,7 @@ def folder_of(pair, folder):
     return folder
 
 
-def test_folders_are_opened_without_weights(picture_runs, tmp_path):
+def test_folders_are_opened_without_weights(undrawn, picture_runs, tmp_path):
     folder = folder_of(picture_runs[0], tmp_path / "first")
     text = words_of(render(load_report_data([folder])))
     assert "A note." in text
@@ -270,7 +288,9 @@ def test_folders_are_opened_without_weights(picture_runs, tmp_path):
     assert "run = shoal.fit(ensemble, (x, y)" in text
 
 
-def test_a_run_on_named_data_is_made_again_by_a_command(picture_runs, tmp_path, monkeypatch):
+def test_a_run_on_named_data_is_made_again_by_a_command(
+    undrawn, picture_runs, tmp_path, monkeypatch
+):
     run, found = picture_runs[0]
     named = replace(run, config=run.config | {"data": "digits"})
     folder = folder_of((named, found), tmp_path / "first")
@@ -293,7 +313,7 @@ def test_a_folder_without_a_run_is_one_sentence(tmp_path):
         load_report_data([tmp_path])
 
 
-def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
+def test_a_new_section_appears_by_registration(undrawn, picture_runs, monkeypatch):
     builders()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
@@ -305,25 +325,28 @@ def test_a_new_section_appears_by_registration(picture_runs, monkeypatch):
     assert [html.unescape(h) for h in headings][-2:] == ["Is there more?", QUESTIONS[-1]]
 
 
-def test_progress_counts_the_figures(picture_runs, tmp_path, capsys):
-    page = report(picture_runs[:1], tmp_path / "page.html", progress=True)
+def test_page_is_written_whole_and_progress_counts_its_figures(
+    picture_runs, tmp_path, capsys, single
+):
+    path = report(picture_runs[:1], tmp_path / "new" / "page.html", progress=True)
+    assert path.read_text(encoding="utf-8") == single
+    assert [file.name for file in path.parent.iterdir()] == ["page.html"]
     *_, last = capsys.readouterr().err.splitlines()
-    drawn = page.read_text().count("<svg ")
+    drawn = single.count("<svg ")
     assert last == f"{drawn}/{drawn}  Did training go well?"
     assert gc.isenabled()
-    report(picture_runs[:1], tmp_path / "page.html")
-    assert capsys.readouterr().err == ""
 
 
-def test_figures_are_written_as_files_of_their_own(picture_runs, tmp_path):
-    report(picture_runs, tmp_path / "page.html", figures=tmp_path / "figures")
+def test_figures_are_written_as_files_of_their_own_without_a_word(line_runs, tmp_path, capsys):
+    report(line_runs, tmp_path / "page.html", figures=tmp_path / "figures")
     page = (tmp_path / "page.html").read_text()
     found = sorted((tmp_path / "figures").glob("*.png"))
-    assert len(found) == page.count('<svg role="img"')
+    assert len(found) == page.count('<svg role="img"') > 10
     for path in found:
         assert path.read_bytes().startswith(b"\x89PNG")
         drawn = path.with_suffix(".svg").read_text()
         assert "currentColor" not in drawn and "xmlns" in drawn
+    assert capsys.readouterr().err == ""
 
 
 def test_the_largest_ensemble_of_the_first_method_leads(picture_runs):

@@ -225,7 +225,9 @@ def _over_severities(name: str, entry: RunRecord) -> float:
     return 100 * statistics.fmean(known) if known else math.nan
 
 
-def _cost(group: SeedGroup, plain: SeedGroup | None, costs: dict[str, dict[str, float]]) -> list[str]:
+def _cost(
+    group: SeedGroup, plain: SeedGroup | None, costs: dict[str, dict[str, float]]
+) -> list[str]:
     """The ratio is for runs of one command: two commands may differ in machine and code."""
     spent, ratio = costs[group.label], "-"
     if plain is not None and _commands(group) == _commands(plain):
@@ -245,7 +247,9 @@ def _by_severity(groups: list[SeedGroup], metric: str, share: bool) -> Any:
     for group in groups:
         known = {x: measure for x, measure in places.items() if group.values(measure)}
         points = [measure.summary(group) for measure in known.values()]
-        curves[group.label] = MetricCurve(list(known), [m for m, _ in points], [e for _, e in points])
+        curves[group.label] = MetricCurve(
+            list(known), [m for m, _ in points], [e for _, e in points]
+        )
     return severity(curves, Measure(metric).title, share=share)
 
 

@@ -26,7 +26,7 @@ from shoal.models import registry as models
 from shoal.page.findings import finding
 from shoal.page.report import section_figures, slug
 from shoal.page.report_data import load_report_data
-from shoal.page.sections.landscape import between
+from shoal.page.sections.landscape import landscape_section
 
 CORRUPTED = {
     "corruptions": ["gaussian-noise", "motion-blur", "fog", "jpeg-compression"],
@@ -81,11 +81,11 @@ def analysed(run, data, effort, names):
 
 def draw(folder, out):
     """Each figure as PNG and as SVG, named after its title."""
-    section = between(load_report_data([folder]))
+    section = landscape_section(load_report_data([folder]))
     for index, drawn in enumerate(section_figures([] if section is None else section.blocks), 1):
         name = f"{index:02d}-{slug(drawn.title)}"
-        write_bytes(out / f"{name}.png", shoal.plots.figure(drawn.figure, 110))
-        write_text(out / f"{name}.svg", shoal.plots.figure(drawn.figure, name, drawn.title))
+        write_bytes(out / f"{name}.png", shoal.plots.png(drawn.figure, 110))
+        write_text(out / f"{name}.svg", shoal.plots.svg(drawn.figure, name, drawn.title))
 
 
 def write(run, out, seconds, found):

@@ -83,7 +83,7 @@ def sheet(figures, columns, path):
     """All panels in one figure."""
     panels = []
     for figure in figures:
-        panels.append(Image.open(io.BytesIO(shoal.plots.figure(figure, 60))).convert("RGB"))
+        panels.append(Image.open(io.BytesIO(shoal.plots.png(figure, 60))).convert("RGB"))
     width, height = panels[0].size
     rows = -(-len(panels) // columns)
     whole = Image.new("RGB", (columns * width, rows * height), "white")

@@ -7,13 +7,12 @@ from torch import Tensor
 from shoal import plots
 from shoal.core.text import percent
 from shoal.page import sentences
-from shoal.page.blocks import Block, Figure, Section, section
+from shoal.page.blocks import Block, Figure, Section, rest_folded, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData
 
 __all__ = ["diversity_section"]
 
-_PANELS = 4
 _PAIRS = "test/pairwise"
 _AFFINITY = "test/affinity"
 _GRADIENTS = "test/gradient_similarity"
@@ -25,9 +24,10 @@ def diversity_section(report_data: ReportData) -> Section | None:
     if report_data.lead.members < 2:
         return None
     blocks = [
-        *_matrices(report_data),
+        *rest_folded(_pairwise(report_data), "Pairwise disagreement of the other methods"),
+        *rest_folded(_distances(report_data), "Distance of predictions of the other methods"),
         *_members(report_data),
-        *_gradients(report_data),
+        *rest_folded(_gradients(report_data), "Input gradients of the other methods"),
         *_attention(report_data),
     ]
     return Section("Do the members differ?", answer(report_data), blocks) if blocks else None
@@ -53,23 +53,29 @@ def _others(matrix: Tensor) -> Tensor:
     return (matrix.sum(-1) - matrix.diagonal()) / (M - 1)
 
 
-def _matrices(report_data: ReportData) -> Iterator[Block]:
-    found = {
-        label: group.first.assessment.samples
-        for label, group in list(report_data.peers().items())[:_PANELS]
-        if group.first.assessment is not None
+def _kept(report_data: ReportData, key: str) -> dict[str, Tensor]:
+    """A matrix of every method that has one."""
+    found = {label: group.first.assessment for label, group in report_data.peers().items()}
+    return {
+        label: kept.samples[key] for label, kept in found.items() if kept and key in kept.samples
     }
-    labels = {label: kept[_PAIRS] for label, kept in found.items() if _PAIRS in kept}
+
+
+def _pairwise(report_data: ReportData) -> Iterator[Figure]:
+    labels = _kept(report_data, _PAIRS)
+    top = max((float(matrix.max()) for matrix in labels.values()), default=0.0)
     for label, matrix in labels.items():
-        top = max(float(other.max()) for other in labels.values())
         yield Figure(
             plots.pairwise(matrix, top=top),
             f"Pairwise disagreement: {label}",
             "Bright pairs disagree often. Members in a dark block predict almost the same labels.",
         )
-    distances = {label: 1 - kept[_AFFINITY] for label, kept in found.items() if _AFFINITY in kept}
+
+
+def _distances(report_data: ReportData) -> Iterator[Figure]:
+    distances = {label: 1 - kept for label, kept in _kept(report_data, _AFFINITY).items()}
+    top = max((float(matrix.max()) for matrix in distances.values()), default=0.0)
     for label, matrix in distances.items():
-        top = max(float(other.max()) for other in distances.values())
         yield Figure(
             plots.pairwise(matrix, "distance of predictions (%)", top),
             f"Distance of predictions: {label}",
@@ -96,11 +102,9 @@ def _members(report_data: ReportData) -> Iterator[Block]:
         )
 
 
-def _gradients(report_data: ReportData) -> Iterator[Block]:
-    for label, group in list(report_data.peers().items())[:_PANELS]:
-        samples = group.first.assessment.samples if group.first.assessment else {}
-        matrix = samples.get(_GRADIENTS)
-        if matrix is not None and len(matrix) > 1:
+def _gradients(report_data: ReportData) -> Iterator[Figure]:
+    for label, matrix in _kept(report_data, _GRADIENTS).items():
+        if len(matrix) > 1:
             mean = float(_others(matrix).mean())
             yield Figure(
                 plots.pairwise(matrix.clamp(min=0), "cosine of input gradients (%)", 1.0),

@@ -56,11 +56,18 @@ def _settings(records: list[RunRecord]) -> list[Block]:
 
 
 def _provenance(record: RunRecord) -> Table:
-    known: Mapping[str, Any] = {k: v for k, v in record.provenance.items() if k != "seconds"}
+    known: dict[str, Any] = {k: v for k, v in record.provenance.items() if k != "seconds"}
+    for key in ("input_range", "pixel_range"):
+        if isinstance(known.get(key), list):
+            known[key] = [_short(value) for value in known[key]]
     rows = [[TableCell(key, key), TableCell(value, value)] for key, value in flat(known).items()]
     time = float(record.provenance.get("seconds") or math.nan)
     rows.append([TableCell("wall time", "wall time"), TableCell(seconds(time), seconds(time))])
-    return Table(f"Environment of {record.name}", ["item", "value"], rows)
+    return Table(f"Environment of run {record.name}", ["item", "value"], rows)
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def bibtex(records: list[RunRecord]) -> str:

@@ -9,13 +9,13 @@ from shoal import plots
 from shoal.core.text import percent
 from shoal.evaluation.evaluation import Evaluation
 from shoal.page import sentences
-from shoal.page.blocks import Block, Figure, Fold, Heading, Section, section
+from shoal.page.blocks import Block, Figure, Fold, Heading, Section, rest_folded, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, SeedGroup
 
 __all__ = ["uncertainty_section"]
 
-_PANELS = 4
+_SHIFTS = 4
 _MEASURES = {
     "disagreement": ("Lowest disagreement", "Highest disagreement"),
     "entropy": ("Lowest predictive entropy", "Highest predictive entropy"),
@@ -27,9 +27,10 @@ _MEASURES = {
 def uncertainty_section(report_data: ReportData) -> Section | None:
     """Uncertainty on the test set and on OOD data."""
     blocks = [
-        *_histograms(report_data),
+        *rest_folded(_histograms(report_data), "Uncertainty of the other methods"),
+        *_by_sizes(report_data),
         *_confident(report_data),
-        *_toys(report_data),
+        *rest_folded(_toys(report_data), "Predictions of the other methods"),
         *_galleries(report_data),
     ]
     if not blocks:
@@ -54,12 +55,16 @@ def answer(report_data: ReportData) -> str:
     return sentences.halves_sentence(*(float(square[half].mean().sqrt()) for half in halves))
 
 
-def _histograms(report_data: ReportData) -> Iterator[Block]:
+def _quantity(report_data: ReportData) -> str:
     about = report_data.assessment.about
     spread = "stddev" if "numbers" in about.kinds else "disagreement"
-    quantity = "entropy" if about.has_classes else spread
+    return "entropy" if about.has_classes else spread
+
+
+def _histograms(report_data: ReportData) -> Iterator[Figure]:
+    quantity = _quantity(report_data)
     noun = "the standard deviation" if quantity == "stddev" else quantity
-    for label, group in list(report_data.peers().items())[:_PANELS]:
+    for label, group in report_data.peers().items():
         found = _uncertainties(group, quantity)
         if found is not None:
             yield Figure(
@@ -68,6 +73,10 @@ def _histograms(report_data: ReportData) -> Iterator[Block]:
                 "Test inputs should lie on the left, OOD inputs (outlines) on the right. "
                 f"Where the histograms overlap, {noun} cannot separate them.",
             )
+
+
+def _by_sizes(report_data: ReportData) -> Iterator[Block]:
+    quantity = _quantity(report_data)
     sized = [
         block for label in report_data.peers() for block in _by_size(report_data, label, quantity)
     ]
@@ -106,7 +115,7 @@ def _confident(report_data: ReportData) -> Iterator[Block]:
     """Accuracy of confident predictions: on the test set; in a fold, under shift and with OOD."""
     yield from _above(report_data, "test", "Accuracy of confident predictions", "")
     found, rest = report_data.assessment, []
-    for name in list(found.shifts)[:_PANELS]:
+    for name in list(found.shifts)[:_SHIFTS]:
         rest += _above(report_data, f"shift:{name}", f"Confident predictions, {name}", "")
     for name in found.ood:
         pooled = f"Every prediction on {name} counts as wrong, so its confidence should be low. "
@@ -132,8 +141,8 @@ def _above(report_data: ReportData, split: str, title: str, words: str) -> Itera
         )
 
 
-def _toys(report_data: ReportData) -> Iterator[Block]:
-    for label, group in list(report_data.peers().items())[:_PANELS]:
+def _toys(report_data: ReportData) -> Iterator[Figure]:
+    for label, group in report_data.peers().items():
         found = group.first.assessment
         if found is None:
             continue
