@@ -212,8 +212,8 @@ def _kinds() -> Iterator[Kind]:
     yield Kind(
         "GPT-2", '{"input_ids", "attention_mask", "labels" [B, T] with -100}', networks.gpt2, TEXT,
         _masked(NEXT, IGNORED), lambda: {**TEXT, "labels": _masked(NEXT, IGNORED)},
-        loss=_tokens_last(F.cross_entropy), shape=TOKEN_SHAPE, options=IGNORING,
-        forde="forde-identity", report=True, **HUGGING_FACE,
+        loss=_tokens_last(F.cross_entropy), shape=TOKEN_SHAPE, forde="forde-identity", report=True,
+        **HUGGING_FACE,
     )  # fmt: skip
     yield Kind("LSTM", "sequences [B, T, D], y [B]", networks.lstm, SEQUENCES, together=False)
     yield Kind("GRU", "sequences [B, T, D], y [B]", networks.gru, SEQUENCES, together=False)
@@ -303,3 +303,25 @@ def cases(*columns: str, works: bool = True) -> list[Any]:
                 values = kind, column if kind.method(column) is None else kind.method(column)
                 found.append(pytest.param(*values, id=f"{kind.name}-{column}", marks=mark))
     return found
+
+
+def markdown() -> str:
+    """The table as `docs/networks.md` shows it."""
+    heads = ["kind", "data", *(f"`{name}`" for name in METHODS), "stored", "scored", "members"]
+    lines = [_line(heads), _line(["---"] * len(heads))]
+    for kind in KINDS:
+        methods = [_method_cell(kind, name) for name in METHODS]
+        scored = "evaluate, report" if kind.report else "evaluate"
+        running = "together" if kind.together else "in turn"
+        shown = kind.batch.replace("|", "\\|")
+        lines.append(_line([kind.name, shown, *methods, "load, resume", scored, running]))
+    return "\n".join(lines)
+
+
+def _method_cell(kind: Kind, name: str) -> str:
+    method = kind.method(name)
+    return "refused" if method is None else "yes" if method == name else f"`{method}`"
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

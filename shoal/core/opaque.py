@@ -94,25 +94,33 @@ class Opaque:
 
 
 class OpaqueBatches(Opaque):
-    """Several batch objects in order, as the inputs of a whole data set.
+    """Several batches in order that are not one tensor, as the inputs of a whole data set.
+
+    They are batch objects, or batches of sequences that are padded to different lengths.
 
     Attributes:
-        batches: the batches; `value` is the object of the first.
+        batches: the batches, `Opaque` or structured inputs; `value` is the first.
     """
 
     __slots__ = ("batches",)
 
-    def __init__(self, batches: Sequence[Opaque]) -> None:
-        super().__init__(batches[0].value, sum(len(batch) for batch in batches))
+    def __init__(self, batches: Sequence[Any]) -> None:
+        first = batches[0]
+        value = first.value if isinstance(first, Opaque) else first
+        super().__init__(value, sum(len(batch) for batch in batches))
         self.batches = list(batches)
 
-    def __getitem__(self, rows: Any) -> Opaque:
+    def __getitem__(self, rows: Any) -> Any:
         return self if rows == slice(None) else self.batches[0][rows]
+
+    def original(self) -> Any:
+        """Refused: a network takes one batch at a time."""
+        raise DataError(f"a network takes one batch, not {self}; use split")
 
     def __repr__(self) -> str:
         return f"{len(self.batches)} batches of {type(self.value).__name__}, {self.points} points"
 
-    def split(self, size: int) -> Iterator[Opaque]:
+    def split(self, size: int) -> Iterator[Any]:
         """The batches as they are, whatever the size."""
         yield from self.batches
 
@@ -125,6 +133,11 @@ class OpaqueBatches(Opaque):
     def to(self, device: Any = None, *_: Any, **__: Any) -> "OpaqueBatches":
         """The objects on a device."""
         return OpaqueBatches([batch.to(device) for batch in self.batches])
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors of all batches."""
+        for batch in self.batches:
+            yield from tensors_in(batch)
 
 
 def is_batch_object(value: Any) -> bool:
@@ -144,8 +157,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, OpaqueBatches):
-        for batch in value.batches:
-            yield from tensors_in(batch.value)
+        yield from value.tensors()
     elif isinstance(value, Opaque):
         yield from tensors_in(value.value)
     else:
@@ -161,4 +173,6 @@ def _inside(value: Any) -> Sequence[Any]:
         return value
     if hasattr(value, "to_dict"):  # graph libraries store tensors outside of __dict__
         return list(value.to_dict().values())
+    if isinstance(getattr(value, "tensors", None), Mapping):  # structured inputs
+        return list(value.tensors.values())
     return list(getattr(value, "__dict__", {}).values())

@@ -188,10 +188,12 @@ def parted(y: Any) -> tuple[Any, Tensor | None]:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Batches of equal structure as one batch."""
+    """Batches of equal structure as one batch; sequences of different lengths stay batches."""
     first = parts[0]
-    if isinstance(first, Opaque):
-        return first if len(parts) == 1 else OpaqueBatches(parts)
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Opaque) or not _same_rows(parts):
+        return OpaqueBatches(parts)
     if isinstance(first, Tensor):
         return torch.cat(list(parts))
     names = first.tensors
@@ -199,6 +201,16 @@ def joined(parts: Sequence[Any]) -> Any:
         n: torch.cat([part.tensors[n] for part in parts]) if t.ndim else t for n, t in names.items()
     }
     return type(first)(tensors, first.form)
+
+
+def _same_rows(parts: Sequence[Any]) -> bool:
+    """Whether the rows of all batches have the same shapes."""
+
+    def shapes(part: Any) -> list[torch.Size]:
+        tensors = [part] if isinstance(part, Tensor) else part.tensors.values()
+        return [tensor.shape[1:] for tensor in tensors]
+
+    return all(shapes(part) == shapes(parts[0]) for part in parts)
 
 
 def _is_record(value: Any) -> bool:

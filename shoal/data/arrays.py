@@ -144,10 +144,19 @@ def check_labels(y: Tensor, classes: int) -> None:
         )
 
 
+_IGNORED = -100
+"""The label that torch and transformers ignore."""
+
+
 def check_not_negative(y: Tensor) -> None:
     """Refuse negative labels [N]."""
     if (y < 0).any():
         first = int((y < 0).nonzero()[0])
+        if bool((y[y < 0] == _IGNORED).all()):
+            raise DataError(
+                f"y[{first}] is {_IGNORED}, which is no class; to ignore such labels type "
+                f"likelihood=shoal.likelihoods.Categorical(ignore_index={_IGNORED})"
+            )
         raise DataError(
             f"labels must be 0, 1, 2, ... but y[{first}] is {int(y[first])}; "
             f"type numpy.unique(y, return_inverse=True)[1] to number the classes"

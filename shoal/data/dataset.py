@@ -83,6 +83,13 @@ class Split:
         index = randperm(len(self), generator=random)[:count]
         return Split(self.x[index], None if self.y is None else self.y[index])
 
+    def random_batch(self, size: int, random: Generator) -> "Split":
+        """`size` random data points as one batch; of batch objects, one of them."""
+        if not isinstance(self.x, Opaque):
+            return self.sample(size, random)
+        parts = list(self.batches(size))
+        return Split(*parts[int(randperm(len(parts), generator=random)[0])])
+
     def __repr__(self) -> str:
         shown = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
         facts = [f"{name} {_kind(tensor)}" for name, tensor in shown.items()]

@@ -27,6 +27,7 @@ __all__ = [
     "batches_of",
     "check_labels",
     "gathered",
+    "gathered_inputs",
     "input_batches",
 ]
 
@@ -124,7 +125,32 @@ def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
     if not splits or len({split.y is None for split in splits}) > 1:
         raise DataError("the loader gives no batches, or some with targets and some without")
     x = joined([split.x for split in splits])
-    return Split(x, None if splits[0].y is None else joined([split.y for split in splits]))
+    y = None if splits[0].y is None else joined([split.y for split in splits])
+    if isinstance(y, Opaque):
+        raise DataError(
+            "the targets of the batches have different lengths; pad inputs and labels to one "
+            "length, the labels with -100"
+        )
+    return Split(x, y)
+
+
+def gathered_inputs(
+    data: Any,
+    dtype: torch.dtype = torch.float32,
+    takes: Callable[[int], bool] = lambda count: False,
+) -> Split:
+    """As `gathered`, for data whose targets may be absent: a dict or a tuple may be inputs alone.
+
+    Args:
+        data: inputs, a pair (x, y), or a loader.
+        dtype: type of floating-point inputs and targets.
+        takes: whether the network takes this number of inputs, so that a tuple is not (x, y).
+    """
+    if is_structure(data) and not isinstance(data, (Dataset, Split, TorchDataset)):
+        alone = isinstance(data, tuple) and (hasattr(data, "_fields") or takes(len(data)))
+        given = RawBatch(data) if alone else _inputs_or_batch(data)
+        return as_split(Split(given.x, given.y), dtype, weight=given.weight)
+    return gathered(data, dtype)
 
 
 def _gathered_batch(batch: Any, dtype: torch.dtype) -> Split:

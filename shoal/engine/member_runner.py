@@ -30,6 +30,7 @@ __all__ = [
     "parse_runner",
     "run_or_loop",
     "twice_differentiable",
+    "without_fallback_warnings",
 ]
 
 
@@ -113,7 +114,7 @@ class MemberRunner:
         in_dims = (0, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
-        with _without_fallback_warnings():
+        with without_fallback_warnings():
             return run(state, *(inputs.x for inputs in unpacked))
 
     def _loop(self, one: "Run", state: Tree, shown: "Sequence[_Unpacked]") -> tuple[Tensor, ...]:
@@ -196,15 +197,23 @@ def run_or_loop(
         return outputs, loop
 
 
+_quiet = 0
+"""How many contexts of `without_fallback_warnings` are open."""
+
+
 @contextmanager
-def _without_fallback_warnings() -> Iterator[None]:
+def without_fallback_warnings() -> Iterator[None]:
     """Operations that `vmap` runs member by member are right, and no concern of the user."""
+    global _quiet
     functorch: Any = torch._C._functorch  # pyright: ignore
     functorch._set_vmap_fallback_warning_enabled(False)
+    _quiet += 1
     try:
         yield
     finally:
-        functorch._set_vmap_fallback_warning_enabled(True)
+        _quiet -= 1
+        if _quiet == 0:  # torch does not tell whether warnings were on; they are by default
+            functorch._set_vmap_fallback_warning_enabled(True)
 
 
 class _Unpacked(NamedTuple):

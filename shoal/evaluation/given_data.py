@@ -2,8 +2,9 @@
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -15,7 +16,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.data.corruptions import SEVERITIES, with_corruptions
 from shoal.data.dataset import Dataset, Split
 from shoal.data.load import load as load_data
-from shoal.data.sources import gathered
+from shoal.data.sources import gathered, gathered_inputs
 from shoal.prediction.predictive import ArrayLike
 from shoal.training.own_data import data_name, own_data, what_to_type
 from shoal.training.run import Run, load
@@ -76,8 +77,8 @@ def evaluation_data(
         found = load_data(data)
     else:
         found = _tested(run, gathered(data, run.ensemble.dtype))
-    dtype = run.ensemble.dtype
-    return _with_shifts(_with_ood(found, ood, dtype), shifts, severities, dtype)
+    read = partial(gathered_inputs, dtype=run.ensemble.dtype, takes=run.ensemble.takes_inputs)
+    return _with_shifts(_with_ood(found, ood, read), shifts, severities, read)
 
 
 def training_data(
@@ -116,7 +117,7 @@ def splits_of(
 ) -> Dataset:
     """A data set of training data, test set, OOD sets and shifts."""
     found = training_data(None, data, test)
-    return _with_shifts(_with_ood(found, ood), shifts, SEVERITIES)
+    return _with_shifts(_with_ood(found, ood, gathered_inputs), shifts, SEVERITIES, gathered_inputs)
 
 
 def _is_description(data: Any) -> TypeGuard[str | Mapping[str, Any]]:
@@ -144,12 +145,12 @@ def _tested(run: Run, test: Split) -> Dataset:
 
 
 def _with_ood(
-    data: Dataset, ood: Mapping[str, Inputs] | None, dtype: torch.dtype = torch.float32
+    data: Dataset, ood: Mapping[str, Inputs] | None, read: Callable[[Any], Split]
 ) -> Dataset:
     if ood is None:
         return data
     _check_names("ood", ood)
-    found = {name: gathered(x, dtype) for name, x in ood.items()}
+    found = {name: read(x) for name, x in ood.items()}
     _check_shapes("ood", found, data)
     return replace(data, ood={**data.ood, **found})
 
@@ -158,14 +159,14 @@ def _with_shifts(
     data: Dataset,
     shifts: Shifts | None,
     severities: Sequence[int],
-    dtype: torch.dtype = torch.float32,
+    read: Callable[[Any], Split],
 ) -> Dataset:
     if shifts is None:
         return data
     if isinstance(shifts, str) or not isinstance(shifts, Mapping):
         return with_corruptions(data, shifts, severities)
     _check_names("shifts", shifts)
-    found = {name: gathered(split, dtype) for name, split in shifts.items()}
+    found = {name: read(split) for name, split in shifts.items()}
     _check_shapes("shifts", found, data)
     targets = None if data.test is None else data.test.y
     for name, split in found.items():

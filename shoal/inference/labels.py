@@ -95,6 +95,12 @@ class Classes(Likelihood):
             return
         counted = self.counted(y)
         check_labels((y if counted is None else y.where(counted, 0)).flatten(), classes)
+        if y.ndim < 1 + sites:
+            wanted = "[B, T]" if sites == 1 else "[B, H, W]"
+            raise DataError(
+                f"labels have shape {tuple(y.shape)}, but the network predicts a label for each "
+                f"token or place; give labels of shape {wanted}"
+            )
         if y.ndim != 1 + sites:
             raise DataError(
                 f"labels have shape {tuple(y.shape)}, but the network predicts one label for each "

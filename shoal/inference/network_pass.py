@@ -261,7 +261,9 @@ def tracked_input(x: Inputs, name: str | None = None) -> tuple[str, Tensor] | No
         )
     real = [key for key, t in x.tensors.items() if t.is_floating_point() and t.ndim > 1]
     if name is not None and name not in real:
-        raise DataError(f"there is no real input '{name}' among {', '.join(x.tensors)}")
+        raise DataError(
+            f"there is no real input '{name}'; choose from: {', '.join(real) or 'none'}"
+        )
     if name is None and len(real) > 1:
         raise DataError(
             f"the network has the real inputs {', '.join(real)}; type "

@@ -92,6 +92,11 @@ def member_outputs(
         outputs = [call(batch) for batch in batches]
     if not outputs:
         raise DataError("there is nothing to predict: x has no inputs")
+    if len({each.shape[2:] for each in outputs}) > 1:
+        raise DataError(
+            "the batches give outputs of different shapes, such as sequences of different lengths; "
+            "pad the inputs to one length, or predict one batch at a time"
+        )
     return torch.cat(outputs, dim=1)
 
 

@@ -41,7 +41,9 @@ class Adversarial:
     def watch(self, x: Inputs, members: int) -> Tensor:
         """One copy of the inputs per member [M, B, ...]; autograd records its gradient."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise DataError("adversarial training needs real inputs, not integers or a structure")
+            raise DataError(
+                "adversarial training needs one tensor of real inputs; leave adversarial out"
+            )
         return x.expand(members, *x.shape).detach().requires_grad_()
 
     def pull_back(

@@ -103,7 +103,7 @@ def _outputs(
 ) -> tuple[torch.Tensor, Targets, Inputs]:
     """Outputs of the networks for the first points, and targets and inputs of the first batch."""
     x, y = batches.first()
-    few = _placed(x[:2], ensemble)
+    few = _as_taken(x[:2], ensemble)
     training = ensemble.training
     try:
         outputs = ensemble.train(False)(few)
@@ -122,11 +122,11 @@ def _outputs(
     return outputs, y, x
 
 
-def _placed(x: Inputs, ensemble: Ensemble) -> Inputs:
-    """Inputs on the device of the members, real ones in their type."""
+def _as_taken(x: Inputs, ensemble: Ensemble) -> Inputs:
+    """Inputs on the device of the members, real ones in the type of the members."""
     if isinstance(x, torch.Tensor) and not x.is_floating_point():
         return x.to(ensemble.device)
-    return x.to(ensemble.device, ensemble.dtype)
+    return x.to(ensemble.device).to(ensemble.dtype)
 
 
 def _all_depend(ensemble: Ensemble, few: Inputs) -> bool:
@@ -150,7 +150,7 @@ def _check_last_batch(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches,
     if size is None or isinstance(x, Opaque):
         return
     device = ensemble.device
-    one = _placed(x[:1], ensemble)
+    one = _as_taken(x[:1], ensemble)
     generators = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=generators):
         for group in ensemble.groups:

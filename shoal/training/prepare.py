@@ -17,6 +17,7 @@ from torch import Tensor
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError
 from shoal.core.files import read_tensors, write_tensors
+from shoal.core.opaque import first_tensor
 from shoal.core.registry import nearest
 from shoal.core.types import Tree
 from shoal.data.sources import ArrayBatches, LoaderBatches
@@ -171,5 +172,5 @@ def _inputs(batches: ArrayBatches | LoaderBatches, name: str | None) -> Iterator
     parts = batches.x.split(_ROWS) if arrays else (x for x, _ in batches.sweep())
     for x in parts:
         found = tracked_input(x, name)
-        assert found is not None or isinstance(x, Tensor), "tokens have no axes to fit"
-        yield x if found is None else found[1]  # pyright: ignore
+        # Tokens of a structure are as little real as tokens alone, which the axes refuse.
+        yield first_tensor(x) if found is None else found[1]  # pyright: ignore

@@ -228,7 +228,7 @@ class Stepper:
         plain = isinstance(x, Tensor | Structured) and isinstance(rate, Tensor)
         if not (plain and mover.plan.graph and self._where.type == "cuda"):
             return mover.move(x, y, annealing, self.step, context)
-        case = (kind, annealing, repr(x), repr(y) if not isinstance(y, Tensor) else y.shape)
+        case = (kind, annealing, _shapes(x), _shapes(y))
         if case not in self._captured:
             self._captured[case] = CapturedMove(
                 lambda a, b, step: mover.move(a, b, annealing, step, context), x, y
@@ -274,3 +274,9 @@ class OwnLoss(Custom):
     def _each(self, outputs: Tensor, y: Any) -> Tensor:
         own = y.original() if isinstance(y, Structured) else y
         return torch.vmap(self.loss)(outputs, own)
+
+
+def _shapes(value: Any) -> tuple:
+    """Names, shapes and types of the tensors of a batch: what a captured step depends on."""
+    parts = {"": value} if isinstance(value, Tensor) else value.tensors
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in parts.items())

@@ -22,6 +22,7 @@ from shoal.analysis.evidence.members import (
     stacking_weights,
 )
 from shoal.analysis.evidence.prior_comparison import PriorComparison, PriorResult, compare_priors
+from shoal.core.opaque import Opaque
 from shoal.core.structure import parted
 from shoal.data.dataset import Split
 from shoal.inference.posterior import Posterior, as_points, total_weight
@@ -232,6 +233,8 @@ def _ladder(
     run: Any, parts: EvidenceSplits, found: Tensor, living: list[int], points: int, flow_steps: int
 ) -> PriorComparison:
     modules = modules_of(run.ensemble, living)
+    if isinstance(parts.train.x, Opaque):  # batch objects keep their type
+        modules = [module.to(run.ensemble.dtype) for module in modules]
     train, judged = _double(parts.train), parts.judged
     judged = None if judged is None else _double(judged)
     options = {"points": points, "flow_steps": flow_steps}

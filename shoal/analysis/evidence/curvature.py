@@ -9,17 +9,21 @@ interactions of weights, or the eigenvectors of the exact H of the last layer fo
 Immer, Korzepa & Bauer (2021), arXiv 2008.08171.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from shoal.core.errors import ConfigError
 from shoal.core.structure import Inputs, Structured
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
+from shoal.engine.member_runner import without_fallback_warnings
 from shoal.engine.network_call import call_network, member_call, selected_output
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points
@@ -45,7 +49,8 @@ def last_linear(module: nn.Module, x: Inputs) -> tuple[str, nn.Linear]:
         if out is outputs:
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            return name or "outputs", layer
+            if next(iter(layer.named_parameters()))[0] == "weight":  # not computed from others
+                return name or "outputs", layer
     raise ConfigError(
         "a prior on the last layer needs a network that ends with a linear layer; "
         "leave priors on the last layer out"
@@ -194,21 +199,32 @@ def _summed_rows(
             return selected_output(module, call_network(module, {**w, **buffers}, _alone(x, data)))
 
         _, back, *_ = vjp(lambda w: outputs(w)[0], weights)
-        columns = vmap(back)(root.mT)[0]
+        (columns,) = _each(back, root.mT)
         return back(slope)[0], {name: column.square().sum(0) for name, column in columns.items()}
 
     gradient = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
-    with torch.no_grad():
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for x, y in data.batches(CHUNK):
             slope, Λ = _at_outputs(likelihood, member_call(module, x), y)
             eigenvalues, V = torch.linalg.eigh(Λ)
             root = V * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
-            each = vmap(one)(x.tensors if isinstance(x, Structured) else x, slope, root)
+            each = _each(one, x.tensors if isinstance(x, Structured) else x, slope, root)
             for total, part in zip((gradient, squares), each, strict=True):
                 for name, rows in part.items():
                     total[name] += rows.sum(0)
     return gradient, squares
+
+
+def _each(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The results of each row of tensors or dicts of tensors, by `vmap` or one after another."""
+    try:
+        with without_fallback_warnings():
+            return vmap(call)(*arguments)
+    except RuntimeError:
+        rows = range(len(arguments[-1]))
+        taken = [[tree_map(lambda t, i=i: t[i], a) for a in arguments] for i in rows]
+        return tree_map(lambda *each: torch.stack(each), *(call(*each) for each in taken))
 
 
 def _alone(x: Any, data: Split) -> Inputs:
@@ -227,7 +243,8 @@ def _pushed_forward(module: nn.Module, x: Inputs, steps: Tensor) -> Tensor:
     def outputs(w: Tree) -> Tensor:
         return selected_output(module, call_network(module, {**w, **buffers}, x))
 
-    f, back, *_ = vjp(outputs, weights)
+    with sdpa_kernel(SDPBackend.MATH):  # other attention has no second derivative
+        f, back, *_ = vjp(outputs, weights)
     _, push, *_ = vjp(lambda cotangent: back(cotangent)[0], torch.zeros_like(f))
 
     def one(step: Tensor) -> Tensor:

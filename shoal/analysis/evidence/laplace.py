@@ -27,6 +27,7 @@ from torch import Tensor
 
 from shoal.analysis.evidence.curvature import Expansion
 from shoal.core.optional import require
+from shoal.core.structure import Inputs
 
 __all__ = ["Centre", "Laplace", "fit_laplace", "log_evidences"]
 
@@ -66,7 +67,7 @@ class Laplace:
         means = [e.theta + pull / precision for e, (_, pull, precision) in pairs]
         return torch.stack(means), torch.stack([p.rsqrt() for _, _, p in terms])
 
-    def draws(self, x: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    def draws(self, x: Inputs, count: int, generator: torch.Generator) -> Tensor:
         """Linearised outputs of draws from each component [M * count, B, C], member by member."""
         found = []
         for expansion, mean, std in zip(self.expansions, *self.posteriors(), strict=True):

@@ -145,8 +145,14 @@ def sites_of(ensemble: Ensemble, data: Split) -> torch.Size:
 
 
 def log_likelihoods(run: Any, data: Split) -> Tensor:
-    """log L_m = sum_b log p(y_b | x_b, theta_m) [M], without augmentation or dropout."""
-    return log_probs(run, data).sum(-1)
+    """log L_m = sum_b w_b log p(y_b | x_b, theta_m) [M], without augmentation or dropout."""
+    found, (y, weight) = log_probs(run, data), parted(data.y)
+    if weight is None:
+        return found.sum(-1)
+    sites = sites_of(run.ensemble, data)
+    each = weight.reshape(1, -1, *(1,) * (len(sites) + 1)).expand(1, -1, *sites, 1)
+    own = as_points(run.likelihood, each, y)[0][0, :, 0].to(found)
+    return torch.where(own > 0, own * found, 0.0).sum(-1)
 
 
 def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionalPrior | None:

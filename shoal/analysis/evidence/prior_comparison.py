@@ -122,10 +122,16 @@ class PriorComparison:
                 "compare priors on inputs in tensors"
             )
         some, factor = Split(self.train.x[chosen], self.train.y[chosen]), len(self.train) / size
-        return [
+        found = [
             build(module, self.likelihood, some, float(value), factor)
             for module, value in zip(self.modules, self.log_likelihoods, strict=True)
         ]
+        if len({len(expansion.theta) for expansion in found}) > 1:
+            raise ConfigError(
+                "learned priors need members with equally many weights; "
+                "train one ensemble per architecture"
+            )
+        return found
 
     def _gaussians(self, where: str, expansions: list[Expansion]) -> list[PriorResult]:
         rungs = []

@@ -51,7 +51,7 @@ def averaged(paths: Sequence[Ensemble], train: Inputs | None = None) -> Ensemble
 
 def multiswag(
     modes: Sequence[Mode],
-    x: Tensor,
+    x: Inputs,
     samples: int = 10,
     *,
     likelihood: Likelihood | None = None,
@@ -74,7 +74,7 @@ def multiswag(
 
 def mc_dropout(
     ensemble: Ensemble,
-    x: Tensor,
+    x: Inputs,
     samples: int = 10,
     *,
     likelihood: Likelihood | None = None,

@@ -58,6 +58,8 @@ def hidden_layers(module: nn.Module) -> list[Layer]:
     found: list[tuple[str, nn.Module, list[str]]] = []
     for name, layer in module.named_children():
         own = [f"{name}.{key}" for key, t in layer.state_dict().items() if t.ndim]
+        if isinstance(layer, _MAPS) and "weight" not in dict(layer.named_parameters()):
+            raise ConfigError(f"units cannot be matched, since '{name}.weight' is parametrised")
         if isinstance(layer, _MAPS):
             found.append((name, layer, own))
         elif own and isinstance(layer, _NORMS) and found:
@@ -173,7 +175,7 @@ def connect(
     random = generator(seed, "connect")
     for _ in range(steps):
         at = (torch.arange(places) + torch.rand(places, generator=random).double()) / places
-        batch = train.sample(batch_size, random)
+        batch = train.random_batch(batch_size, random)
         coefficients = curve.coefficients(at).to(pair.device)
         losses = _losses(pair, _whole(ends, inner), coefficients, batch, likelihood)
         optimizer.zero_grad()

@@ -90,7 +90,7 @@ def sample_mode(
     sampler: Sampler,
     mode: Mode,
     reach: Tensor,
-    x: Tensor,
+    x: Inputs,
     *,
     likelihood: Likelihood | None = None,
     train: Inputs | None = None,

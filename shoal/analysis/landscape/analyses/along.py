@@ -12,7 +12,7 @@ from shoal.analysis.landscape.survey import apart, outputs
 from shoal.analysis.landscape.trajectories import embedded, tracks
 from shoal.core.errors import DataError
 from shoal.data.dataset import Split
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.member_runner import MemberRunner, without_fallback_warnings
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import as_points
 from shoal.prediction.predictive import Predictive
@@ -65,7 +65,8 @@ def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Te
         found, targets = as_points(likelihood, found[None], y)
         return likelihood.log_prob(found, targets).sum()
 
-    slopes = vmap(grad(total), in_dims=(None, 0))(x, state).flatten(2).double()
+    with without_fallback_warnings():
+        slopes = vmap(grad(total), in_dims=(None, 0))(x, state).flatten(2).double()
     unit = slopes / slopes.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     return torch.einsum("mbd,nbd->mn", unit, unit).cpu() / len(x)
 

@@ -104,7 +104,7 @@ def _refreshed(ensemble: Ensemble, x: Inputs | None) -> Ensemble:
     return ensemble if x is None else refresh(ensemble, x)
 
 
-def _sampled(scene: Scene, x: Tensor) -> dict[str, Tensor]:
+def _sampled(scene: Scene, x: Inputs) -> dict[str, Tensor]:
     """SWAG in each mode, and MC dropout if networks have dropout [modes, samples, B, C]."""
     most = max(_SAMPLES)
     swag = multiswag(

@@ -20,7 +20,7 @@ from shoal.core.structure import Inputs, parted
 from shoal.core.tree import member_norms, per_member, rows
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.member_runner import MemberRunner, twice_differentiable
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.inference.posterior import as_points
@@ -72,7 +72,8 @@ def hessian_product(
     def product(vectors: Tree) -> Tree:
         total = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
         for inputs, targets in split.batches(batch_size):
-            change = grad(along)(weights, vectors, inputs, targets)
+            with twice_differentiable(runner, False):
+                change = grad(along)(weights, vectors, inputs, targets)
             total = {name: tensor + change[name].detach() for name, tensor in total.items()}
         return total
 
