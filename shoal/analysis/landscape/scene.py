@@ -22,7 +22,7 @@ from shoal.prediction.predictive import Predictive
 
 __all__ = ["AnalysisResult", "Effort", "Scene", "registry"]
 
-registry = Registry("part of the landscape")
+registry = Registry("landscape analysis")
 
 
 @dataclass(frozen=True)

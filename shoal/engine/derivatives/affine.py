@@ -47,7 +47,7 @@ class _Affine(Function):
         x, *channels, residual, ctx.rectified = inputs
         ctx.residual = residual is not None
         layer = Channels._make(channels)
-        # Only the gradients of γ and r ask for x: a bias alone would keep what nobody reads.
+        # Only the gradients of γ and r need x: a bias alone would keep tensors that nothing reads.
         kept = x if layer.scaled or layer.weight is not None else None
         ctx.save_for_backward(kept, output if ctx.rectified else None, *channels)
         ctx.set_materialize_grads(False)
@@ -119,8 +119,8 @@ def _passed_back(
     """The gradient at x, and that behind the rectifier if both are wanted."""
     if out is None and not layer.scaled:
         return gradient, gradient
-    apart = both and layer.scaled and out is not None
-    found: Any = _PassBack.apply(gradient, out, apart, *layer)
+    separate = both and layer.scaled and out is not None
+    found: Any = _PassBack.apply(gradient, out, separate, *layer)
     return found[0], gradient if out is None else found[-1]
 
 

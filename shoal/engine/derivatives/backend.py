@@ -16,7 +16,7 @@ __all__ = ["arithmetic", "by_kernels", "is_mapped"]
 
 
 def arithmetic(x: Tensor, layer: str) -> ModuleType:
-    """Functions of a layer that suit its input: its formulas, or those that start its kernels.
+    """Functions of a layer for its input: its formulas, or those that start its kernels.
 
     Args:
         x: the input.

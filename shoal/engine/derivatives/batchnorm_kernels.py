@@ -15,8 +15,8 @@ import triton.language as tl
 from shoal.engine.derivatives.matrix_kernels import STAGES, channel, load, tile, total
 
 __all__ = [
+    "backward_pass",
     "normalise",
-    "pull",
     "second",
     "settle_moments",
     "sums_of_moments",
@@ -139,7 +139,7 @@ def sums_of_pull(
 
 
 @triton.jit
-def pull(
+def backward_pass(
     gradient, x, out, more, weight, bias, mean, rstd, sums, at_mean, at_rstd, at_x, at_residual,
     height, width, AFFINE: tl.constexpr, SIGNS: tl.constexpr, MORE: tl.constexpr,
     CENTRED: tl.constexpr, SPREAD: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr,
@@ -200,7 +200,7 @@ def second(
     at_weight, height, width, AFFINE: tl.constexpr, SIGNS: tl.constexpr, RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives of `pull` with respect to the gradient, the input and γ."""
+    """Derivatives of `backward_pass` with respect to the gradient, the input and γ."""
     place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     here = columns < width
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)

@@ -2,7 +2,7 @@
 
 `ctx.needs_input_grad` says which inputs were differentiable when they came in. When gradients with
 respect to the data alone are wanted, every weight still is, and an autograd function that believed
-it would compute weight gradients for nobody.
+it would compute weight gradients that nothing uses.
 """
 
 from typing import Any

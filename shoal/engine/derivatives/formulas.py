@@ -24,14 +24,14 @@ from shoal.engine.derivatives.layout import all_but_channels, per_channel, wide
 
 __all__ = [
     "AtMoments",
+    "BackwardPass",
+    "DoubleBackward",
     "Layer",
-    "Pulled",
-    "PulledTwice",
     "Running",
+    "backward_pass",
     "differentiate",
     "moments",
     "normalise",
-    "pull",
     "with_parameters",
 ]
 
@@ -58,7 +58,7 @@ class Layer(NamedTuple):
     rectified: bool
 
 
-class Pulled(NamedTuple):
+class BackwardPass(NamedTuple):
     """Gradients of a layer: at its input, the sums of g h and of g, and g itself."""
 
     x: Tensor
@@ -67,7 +67,7 @@ class Pulled(NamedTuple):
     residual: Tensor
 
 
-class PulledTwice(NamedTuple):
+class DoubleBackward(NamedTuple):
     """Second derivatives of a layer: with respect to the gradient, the input and γ."""
 
     g: Tensor
@@ -101,9 +101,9 @@ def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
     return (y.relu() if layer.rectified else y).to(layer.x.dtype)
 
 
-def pull(
+def backward_pass(
     layer: Layer, gradient: Tensor, more: Tensor | None, moments: AtMoments = (None, None)
-) -> Pulled:
+) -> BackwardPass:
     """The gradient at `x`, to which `more` and that of the moments are added, and the others."""
     h, g = _normalised(layer), _behind_rectifier(layer, gradient)
     mean_g, mean_gh = _mean(g), _mean(g * h)
@@ -116,7 +116,7 @@ def pull(
     if at_rstd is not None:
         at_x = at_x - h * per_channel(layer.rstd.square() * at_rstd / count, h)
     sums = count * mean_gh.flatten(), count * mean_g.flatten()
-    return Pulled(at_x.to(layer.x.dtype), *sums, g.to(gradient.dtype))
+    return BackwardPass(at_x.to(layer.x.dtype), *sums, g.to(gradient.dtype))
 
 
 def differentiate(
@@ -125,15 +125,15 @@ def differentiate(
     sums: tuple[Tensor, Tensor],
     u: Tensor,
     at_residual: Tensor | None,
-) -> PulledTwice:
-    """The derivative of `pull` at the cotangents u of the gradient at x and that at the residual.
+) -> DoubleBackward:
+    """The derivative of `backward_pass`, at cotangents of the gradients at x and at the residual.
 
     Args:
         layer: the layer.
-        gradient: what `pull` was given.
-        sums: of g h and of g, as `pull` found them.
-        u: cotangent of `Pulled.x`.
-        at_residual: cotangent of `Pulled.residual`.
+        gradient: what `backward_pass` was given.
+        sums: of g h and of g, as `backward_pass` found them.
+        u: cotangent of `BackwardPass.x`.
+        at_residual: cotangent of `BackwardPass.residual`.
     """
     h, g, u = _normalised(layer), _behind_rectifier(layer, gradient), wide(u)
     count = layer.x.numel() // layer.x.shape[1]
@@ -146,12 +146,12 @@ def differentiate(
     inner = h * (2 * gh * uh - a) - uh * (g - g_mean) - gh * (u - u_mean)
     at_x = _scaled(layer, r.square() * inner)
     at_gradient = _behind_rectifier(layer, at_g).to(gradient.dtype)
-    return PulledTwice(at_gradient, at_x.to(layer.x.dtype), (count * r * a).flatten())
+    return DoubleBackward(at_gradient, at_x.to(layer.x.dtype), (count * r * a).flatten())
 
 
 def with_parameters(
-    layer: Layer, gradient: Tensor, sums: tuple[Tensor, Tensor], found: PulledTwice, at: tuple
-) -> PulledTwice:
+    layer: Layer, gradient: Tensor, sums: tuple[Tensor, Tensor], found: DoubleBackward, at: tuple
+) -> DoubleBackward:
     """What cotangents of ∂γ and ∂β, `at` [C] each or None, add to the second derivatives."""
     h, g = _normalised(layer), _behind_rectifier(layer, gradient)
     count = layer.x.numel() // layer.x.shape[1]
@@ -161,7 +161,7 @@ def with_parameters(
     )
     at_g = _behind_rectifier(layer, at_weight * h + at_bias)
     at_x = at_weight * per_channel(layer.rstd, h) * (g - g_mean - h * gh)
-    return PulledTwice(
+    return DoubleBackward(
         (found.g + at_g).to(found.g.dtype), (found.x + at_x).to(found.x.dtype), found.weight
     )
 

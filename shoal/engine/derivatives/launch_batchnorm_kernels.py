@@ -6,11 +6,17 @@ import torch
 from torch import Tensor
 
 from shoal.engine.derivatives import batchnorm_kernels as kernels
-from shoal.engine.derivatives.formulas import AtMoments, Layer, Pulled, PulledTwice, Running
+from shoal.engine.derivatives.formulas import (
+    AtMoments,
+    BackwardPass,
+    DoubleBackward,
+    Layer,
+    Running,
+)
 from shoal.engine.derivatives.layout import alike
 from shoal.engine.derivatives.matrix_kernels import SHARES, Matrix, grid_of_shares
 
-__all__ = ["differentiate", "moments", "normalise", "pull"]
+__all__ = ["backward_pass", "differentiate", "moments", "normalise"]
 
 
 def moments(x: Tensor, eps: float, running: Running, momentum: float) -> tuple[Tensor, Tensor]:
@@ -39,9 +45,9 @@ def normalise(layer: Layer, residual: Tensor | None) -> Tensor:
     return out
 
 
-def pull(
+def backward_pass(
     layer: Layer, gradient: Tensor, more: Tensor | None, moments: AtMoments = (None, None)
-) -> Pulled:
+) -> BackwardPass:
     """The gradient at `x`, to which `more` and that of the moments are added, and the others."""
     matrix, gradient = Matrix(layer.x), alike(gradient, layer.x)
     shares = matrix.shares(2, layer.x)
@@ -53,12 +59,12 @@ def pull(
     # Where nothing is rectified, the gradient at the residual is the gradient itself.
     at_residual = torch.empty_like(gradient) if layer.out is not None else gradient
     more = None if more is None else alike(more, layer.x)
-    kernels.pull[matrix.passes](
+    kernels.backward_pass[matrix.passes](
         gradient, *state[:2], more, *state[2:], sums, *moments, at_x, at_residual, *matrix.size,
         MORE=more is not None, CENTRED=moments[0] is not None, SPREAD=moments[1] is not None,
         RESIDUAL=layer.out is not None, **how, **matrix.pass_tile,
     )  # fmt: skip
-    return Pulled(at_x, sums[0], sums[1], at_residual)
+    return BackwardPass(at_x, sums[0], sums[1], at_residual)
 
 
 def differentiate(
@@ -67,8 +73,8 @@ def differentiate(
     sums: tuple[Tensor, Tensor],
     u: Tensor,
     at_residual: Tensor | None,
-) -> PulledTwice:
-    """The derivative of `pull` at the cotangents u of `Pulled.x` and that of the residual."""
+) -> DoubleBackward:
+    """The derivative of `backward_pass`, at cotangents of `BackwardPass.x` and of the residual."""
     x = layer.x
     matrix, gradient, u = Matrix(x), alike(gradient, x), alike(u, x)
     beside = None if at_residual is None else alike(at_residual, x)
@@ -83,7 +89,7 @@ def differentiate(
         u, beside, gradient, *state, *sums, matrix.summed(shares), at_g, at_x, at_weight,
         *matrix.size, RESIDUAL=beside is not None, **how, **matrix.pass_tile,
     )  # fmt: skip
-    return PulledTwice(at_g, at_x, at_weight)
+    return DoubleBackward(at_g, at_x, at_weight)
 
 
 def _state(layer: Layer) -> tuple[Tensor | None, ...]:

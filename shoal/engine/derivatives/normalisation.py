@@ -20,7 +20,7 @@ from torch.autograd import Function
 from shoal.engine.derivatives import formulas
 from shoal.engine.derivatives.backend import arithmetic
 from shoal.engine.derivatives.demand import refuse_another, refuse_third
-from shoal.engine.derivatives.formulas import Layer, Pulled
+from shoal.engine.derivatives.formulas import BackwardPass, Layer
 
 __all__ = ["normalise"]
 
@@ -43,7 +43,7 @@ def normalise(
         moments: mean of x and 1 / sqrt(variance + eps), whose dependence on x the derivatives know.
         residual: added before the rectifier.
         rectified: max(., 0) at the end.
-        note: is told the moments as functions of x, of which there is a first derivative.
+        note: called with the moments as functions of x, which have a first derivative.
     """
     mean, rstd = moments
     applied: Any = _Normalise.apply(x, weight, bias, residual, mean, rstd, rectified)
@@ -88,29 +88,29 @@ class _Normalise(Function):
         if gradient is None and not elsewhere:
             return more, *[None] * 6
         if elsewhere:
-            pulled = _with_moments(layer, ctx.rectified, gradient, more, moments)
+            found = _with_moments(layer, ctx.rectified, gradient, more, moments)
         else:
-            pulled: Any = _Pull.apply(gradient, more, port, ctx.rectified, *layer)
+            found: Any = _BackwardPass.apply(gradient, more, port, ctx.rectified, *layer)
         weight, bias = layer[1:3]
-        at_weight = None if weight is None else pulled[1].to(weight)
-        at_bias = None if bias is None else pulled[2].to(bias)
+        at_weight = None if weight is None else found[1].to(weight)
+        at_bias = None if bias is None else found[2].to(bias)
         # Without a rectifier the residual receives the gradient as it is.
-        at_residual = pulled[-1] if ctx.rectified else gradient
-        return pulled[0], at_weight, at_bias, at_residual if ctx.residual else None, *[None] * 3
+        at_residual = found[-1] if ctx.rectified else gradient
+        return found[0], at_weight, at_bias, at_residual if ctx.residual else None, *[None] * 3
 
 
 def _with_moments(
     layer: list[Tensor], rectified: bool, gradient: Tensor | None, more: Tensor | None, moments: Any
-) -> Pulled:
+) -> BackwardPass:
     """The gradient of the layer where its moments have been used elsewhere."""
     refuse_another()
     x = layer[0]
     gradient = torch.zeros_like(x) if gradient is None else gradient
     here = Layer._make((*layer, rectified))
-    return arithmetic(x, "batchnorm").pull(here, gradient, more, tuple(moments))
+    return arithmetic(x, "batchnorm").backward_pass(here, gradient, more, tuple(moments))
 
 
-class _Pull(Function):
+class _BackwardPass(Function):
     """The gradient of the layer; its own gradient is the second derivative in closed form."""
 
     generate_vmap_rule = True
@@ -125,8 +125,8 @@ class _Pull(Function):
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
         layer = Layer._make((x, *rest, rectified))
-        pulled = arithmetic(x, "batchnorm").pull(layer, gradient, more)
-        return tuple(pulled[:3] if layer.out is None else pulled)
+        found = arithmetic(x, "batchnorm").backward_pass(layer, gradient, more)
+        return tuple(found[:3] if layer.out is None else found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:

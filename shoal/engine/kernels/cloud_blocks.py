@@ -54,7 +54,7 @@ def plus_product(
 
 
 def _gram_of(leaves: Leaves, alive: Tensor) -> Tensor:
-    """Of the living [m, m]."""
+    """Centred inner products of the finite members [m, m]."""
     total = _centred(_gram_from(leaves, alive, 0))
     spread = total.diagonal()
     if len(spread) > 1 and bool(spread[0] > FAR * spread.min()):
@@ -63,7 +63,7 @@ def _gram_of(leaves: Leaves, alive: Tensor) -> Tensor:
 
 
 def _gram_from(leaves: Leaves, alive: Tensor, origin: int) -> Tensor:
-    """Inner products of the living, relative to one of them [m, m]."""
+    """Inner products of the finite members, relative to one of them [m, m]."""
     count = int(alive.sum())
     total = leaves[0].new_zeros(count, count)
     difference = torch.eye(count, dtype=total.dtype, device=total.device)
@@ -84,7 +84,7 @@ def _centred(gram: Tensor) -> Tensor:
 
 
 def _strips(leaves: Leaves, alive: Tensor) -> Iterator[Tensor]:
-    """Coordinates of the living [m, d]."""
+    """Coordinates of the finite members [m, d]."""
     everyone = bool(alive.all())
     for leaf in leaves:
         yield from (leaf[:, 0] if everyone else leaf[alive, 0]).split(_width(alive), 1)

@@ -51,18 +51,18 @@ def _choice(leaf, options):
 
 
 @triton.jit
-def _living(alive, row, members):
-    """Which rows are living members, and how many there are."""
-    lives = tl.load(alive + row, mask=row < members, other=0) != 0
-    return lives, tl.maximum(tl.sum(tl.where(lives, 1.0, 0.0)), 1.0)
+def _finite_rows(alive, row, members):
+    """Which rows are finite members, and how many there are."""
+    finite = tl.load(alive + row, mask=row < members, other=0) != 0
+    return finite, tl.maximum(tl.sum(tl.where(finite, 1.0, 0.0)), 1.0)
 
 
 @triton.jit
-def _centred(x, lives, count, here):
-    """Coordinates relative to the mean of the living; zero where they are not finite."""
-    x = tl.where((tl.abs(x) < float("inf")) & lives[:, None], x, 0.0)
+def _centred(x, finite, count, here):
+    """Coordinates relative to the mean of the finite members; zero where they are not finite."""
+    x = tl.where((tl.abs(x) < float("inf")) & finite[:, None], x, 0.0)
     centre = tl.sum(x, axis=0) / count
-    return tl.where(lives[:, None] & here, x - centre[None, :], 0.0)
+    return tl.where(finite[:, None] & here, x - centre[None, :], 0.0)
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def _gram_kernel(
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     row = tl.arange(0, SIZE)
-    lives, count = _living(alive, row, members)
+    finite, count = _finite_rows(alive, row, members)
     total = tl.zeros((SIZE, SIZE), tl.float32)
     spoilt = tl.zeros((SIZE, STRIP), tl.float32)
     widths = (w0, w1, w2, w3, w4, w5, w6, w7)
@@ -86,7 +86,7 @@ def _gram_kernel(
         place = row[:, None].to(tl.int64) * width + column[None, :]
         x = tl.load(z + place, mask=here, other=0.0)
         spoilt += x * 0.0  # NaN for all that is not finite
-        x = _centred(x, lives, count, here)
+        x = _centred(x, finite, count, here)
         total += tl.dot(x, tl.trans(x), input_precision=PRECISION)
     square = program * SIZE * SIZE + row[:, None] * SIZE + row[None, :]
     tl.store(out + square, total)
@@ -104,7 +104,7 @@ def _plus_kernel(
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     row = tl.arange(0, SIZE)
-    lives, count = _living(alive, row, members)
+    finite, count = _finite_rows(alive, row, members)
     inside = (row[:, None] < members) & (row[None, :] < members)
     matrix = tl.load(B + row[:, None] * members + row[None, :], mask=inside, other=0.0)
     length = tl.zeros((SIZE, STRIP), tl.float32)
@@ -118,7 +118,7 @@ def _plus_kernel(
         here = (column[None, :] < width) & (row[:, None] < members)
         place = row[:, None].to(tl.int64) * width + column[None, :]
         own = tl.load(drive + place, mask=here, other=0.0)
-        x = _centred(tl.load(z + place, mask=here, other=0.0), lives, count, here)
+        x = _centred(tl.load(z + place, mask=here, other=0.0), finite, count, here)
         moved = own + scale * tl.dot(matrix, x, input_precision=PRECISION)
         tl.store(out + place, moved, mask=here)
         length += own * own

@@ -205,10 +205,10 @@ for channels, side, affine, residual, rectified in [
     at_mean, at_rstd = 100 * torch.randn(2, channels, device=device)
     moments = [(None, None), (at_mean, None), (None, at_rstd), (at_mean, at_rstd)]
     for extra, at in product((None, more), moments):
-        pulled = formulas.pull(layer, g, extra, at)
-        for ours, theirs in zip(launch.pull(layer, g, extra, at)[:asked], pulled):
+        expected = formulas.backward_pass(layer, g, extra, at)
+        for ours, theirs in zip(launch.backward_pass(layer, g, extra, at)[:asked], expected):
             torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-4)
-    twice = layer, g, (pulled.gh, pulled.g), u, beside
+    twice = layer, g, (expected.gh, expected.g), u, beside
     for ours, theirs in zip(launch.differentiate(*twice), formulas.differentiate(*twice)):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-4)
 """
