@@ -152,7 +152,7 @@ def answers(evidence: Evidence) -> list[str]:
         degenerate(evidence),
         optimal(evidence),
     ]
-    found += [widths(evidence)] if evidence.rungs else []
+    found += [widths(evidence)] if evidence.learned_priors else []
     found += [f"Not computed: {name} ({why})." for name, why in evidence.missing.items()]
     return found
 
@@ -169,11 +169,11 @@ def evidence_sentence(evidence: Evidence) -> str:
 def tied(evidence: Evidence) -> str:
     """The effective number of members of the posterior, and the temperature for half of them."""
     posterior = evidence.weightings["posterior"].effective
-    if len(evidence.living) == 1:
+    if len(evidence.finite_members) == 1:
         return "The only member has weight 1."
     text = (
         f"The exact posterior has an effective number of {number(posterior, 0.05)} of "
-        f"{len(evidence.living)} members. The range of the members' log-likelihoods is "
+        f"{len(evidence.finite_members)} members. The range of the members' log-likelihoods is "
         f"{evidence.spread:.3g} nats ({evidence.spread / evidence.points:.2g} per data point); a "
         f"tie needs {evidence.tolerance:.2g}."
     )
@@ -192,16 +192,16 @@ def exact(evidence: Evidence) -> str:
         fitted = evidence.weightings["stacking"]
         words.append(f"{fitted.nll:.4f} with stacking weights fitted on {evidence.held_out}")
     return (
-        f"On {evidence.judged}, the uniform average has an NLL of {uniform.nll:.4f} nats, against "
-        f"{joined(words)}. The total variation between uniform and posterior predictions is "
-        f"{percent(posterior.total_variation)}."
+        f"On {evidence.evaluated_on}, the uniform average has an NLL of {uniform.nll:.4f} nats, "
+        f"against {joined(words)}. The total variation between uniform and posterior predictions "
+        f"is {percent(posterior.total_variation)}."
     )
 
 
 def degenerate(evidence: Evidence) -> str:
     """How many members are distinct functions."""
     count = len(evidence.in_function)
-    if count == len(evidence.living):
+    if count == len(evidence.finite_members):
         return f"No two members are the same: the ensemble has {counted(count, 'distinct member')}."
     same = [group for group in evidence.in_function if len(group) > 1]
     groups = joined([" = ".join(str(i + 1) for i in group) for group in same])
@@ -209,7 +209,7 @@ def degenerate(evidence: Evidence) -> str:
     how = f" ({counted(copies, 'copy').replace('copys', 'copies')} in weights)" if copies else ""
     return (
         f"Members {groups} are the same function{how}: the ensemble has "
-        f"{counted(count, 'distinct member')}, not {len(evidence.living)}."
+        f"{counted(count, 'distinct member')}, not {len(evidence.finite_members)}."
     )
 
 
@@ -224,9 +224,10 @@ def optimal(evidence: Evidence) -> str:
 
 def widths(evidence: Evidence) -> str:
     """The best Gaussian width at the members, by the learned priors."""
-    at_members = [prior for prior in evidence.rungs if prior.centre == "members" and prior.scales]
+    priors = evidence.learned_priors
+    at_members = [prior for prior in priors if prior.centre == "members" and prior.scales]
     widest = max((max(prior.scales.values()) for prior in at_members), default=0.0)
-    gap = evidence.rungs[0].log_evidence - evidence.rungs[-1].log_evidence
+    gap = priors[0].log_evidence - priors[-1].log_evidence
     best = (
         "the best Gaussian width at the members goes to 0, so point masses are the best prior"
         if widest < COLLAPSED

@@ -7,7 +7,7 @@ matplotlib.
 from shoal.plots.calibration import Spread, contact_sheet, corrupted, coverage, reliability
 from shoal.plots.comparison import MetricCurve, comparison, heatmap, severity, sizes, strength
 from shoal.plots.diversity import curvature, effective, members, pairwise
-from shoal.plots.evidence import ladder, likelihoods, weights
+from shoal.plots.evidence import likelihoods, prior_comparison, weights
 from shoal.plots.fidelity import distances, posterior_bands, score_law, stein_growth
 from shoal.plots.figure import plot, png, registry, svg
 from shoal.plots.gallery import attention, gallery
@@ -38,7 +38,6 @@ __all__ = [
     "function_map",
     "gallery",
     "heatmap",
-    "ladder",
     "likelihoods",
     "look",
     "loss",
@@ -50,6 +49,7 @@ __all__ = [
     "plot",
     "png",
     "posterior_bands",
+    "prior_comparison",
     "profile",
     "registry",
     "reliability",

@@ -8,7 +8,7 @@ import numpy as np
 from shoal.plots.figure import plot
 from shoal.plots.style import COLOURS, INK, blank, legend, tip
 
-__all__ = ["ladder", "likelihoods", "weights"]
+__all__ = ["likelihoods", "prior_comparison", "weights"]
 
 _SHADES = {"uniform": INK, "posterior": COLOURS["kde"], "stacking": COLOURS["forde"]}
 
@@ -69,17 +69,17 @@ def likelihoods(log_likelihoods: Sequence[float], evidence: float, title: str = 
     return figure
 
 
-@plot("ladder", cite=("loaizaganem2025deep",))
-def ladder(rungs: Sequence[tuple[str, float, float]], title: str = "") -> Any:
+@plot("prior-comparison", cite=("loaizaganem2025deep",))
+def prior_comparison(priors: Sequence[tuple[str, float, float]], title: str = "") -> Any:
     """Prior comparison: log evidence of each learned prior below the best, with the NLL.
 
     Args:
-        rungs: name, log evidence and NLL of each prior, the largest evidence first.
+        priors: name, log evidence and NLL of each prior, the largest evidence first.
         title: written above.
     """
-    figure, axes = blank(height=0.5 + 0.13 * len(rungs))
-    best = rungs[0][1]
-    for place, (name, value, nll) in enumerate(rungs):
+    figure, axes = blank(height=0.5 + 0.13 * len(priors))
+    best = priors[0][1]
+    for place, (name, value, nll) in enumerate(priors):
         axes.hlines(place, 0, best - value, color=COLOURS["kde"], linewidth=2, alpha=0.5)
         (spot,) = axes.plot([best - value], [place], "o", color=COLOURS["kde"], clip_on=False)
         tip(spot, f"{name}: {value:.2f} nats")
@@ -89,12 +89,12 @@ def ladder(rungs: Sequence[tuple[str, float, float]], title: str = "") -> Any:
     axes.set_xscale("symlog", linthresh=1.0)
     axes.set_xlim(left=0)
     axes.margins(x=0.1)
-    decades = range(1 + int(np.log10(max(best - rungs[-1][1], 1.0))))
+    decades = range(1 + int(np.log10(max(best - priors[-1][1], 1.0))))
     ticks = [0, *(10**k for k in decades)]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
     axes.set_xticks([], minor=True)
-    names = [name.replace(", ", ",\n", 1) for name, _, _ in rungs]
-    axes.set_yticks(range(len(rungs)), names, fontsize=10)
-    axes.set_ylim(len(rungs) - 0.5, -0.5)
+    names = [name.replace(", ", ",\n", 1) for name, _, _ in priors]
+    axes.set_yticks(range(len(priors)), names, fontsize=10)
+    axes.set_ylim(len(priors) - 0.5, -0.5)
     axes.set(xlabel="log evidence below the best prior (nats)", title=title)
     return figure

@@ -16,7 +16,7 @@ from shoal.page.report_data import load_report_data
 
 TOLD = Evidence(
     members=3,
-    living=[0, 1, 2],
+    finite_members=[0, 1, 2],
     points=100,
     step=20,
     log_likelihoods=[-10.0, -12.0, -13.0],
@@ -36,7 +36,7 @@ TOLD = Evidence(
         "posterior": Weighting([0.84, 0.11, 0.05], 1.38, 0.6, 0.04),
         "stacking": Weighting([0.0, 0.5, 0.5], 2.0, 0.4, 0.1),
     },
-    rungs=[
+    learned_priors=[
         PriorResult(
             "Gaussians at the members, last layer", -10.9, 0.5, 0.6, {"2": 0.02}, "members"
         ),
@@ -44,7 +44,7 @@ TOLD = Evidence(
         PriorResult("Gaussians at zero, last layer", -50.0, 0.55, 0.65, {"2": 0.7}, "zero"),
     ],
     held_out="every second test point",
-    judged="the other half of the test data",
+    evaluated_on="the other half of the test data",
 )
 
 
@@ -67,11 +67,11 @@ def test_duplicates_are_named():
 def test_ties_collapse_and_missing_data_have_words_of_their_own():
     equal = {"posterior": Weighting([1 / 3] * 3, 3.0)}
     assert "every temperature" in tied(replace(TOLD, half_temperature=0.0, weightings=equal))
-    assert "only member" in tied(replace(TOLD, living=[0]))
+    assert "only member" in tied(replace(TOLD, finite_members=[0]))
     unjudged = {name: replace(w, nll=float("nan")) for name, w in TOLD.weightings.items()}
     assert "no test data" in exact(replace(TOLD, weightings=unjudged))
-    collapsed = [replace(TOLD.rungs[0], scales={"2": 1e-7}), *TOLD.rungs[1:]]
-    assert "point masses are the best prior" in widths(replace(TOLD, rungs=collapsed))
+    collapsed = [replace(TOLD.learned_priors[0], scales={"2": 1e-7}), *TOLD.learned_priors[1:]]
+    assert "point masses are the best prior" in widths(replace(TOLD, learned_priors=collapsed))
     left = replace(TOLD, missing={"a flow": "no zuko"})
     assert answers(left)[-1] == "Not computed: a flow (no zuko)."
 
@@ -90,12 +90,12 @@ def test_evidence_is_kept_in_the_folder(work, capsys):
     assert main(["evidence", str(work), "--json", "--no-priors"]) == 0
     out, err = capsys.readouterr()
     value = json.loads(out)
-    assert err.splitlines()[-1].startswith("3/3") and value["rungs"] == []
+    assert err.splitlines()[-1].startswith("3/3") and value["learned_priors"] == []
     assert main(["evidence", str(work), "--flow-steps", "2"]) == 0
     out, err = capsys.readouterr()
     assert "7/7" in err and "point masses" in out and "log evidence" in out
     kept = load_evidence(work)
-    assert kept is not None and len(kept.rungs) >= 5
+    assert kept is not None and len(kept.learned_priors) >= 5
     assert kept.log_likelihoods == value["log_likelihoods"]
 
 

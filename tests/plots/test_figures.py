@@ -71,7 +71,9 @@ EXAMPLES = {
     "contact-sheet": ({"fog": torch.rand(5, 3, 4, 4), "snow": torch.rand(5, 3, 4, 4)},),
     "weights": ({"posterior": [0.9, 0.1], "stacking": [0.4, 0.6], "uniform": [0.5, 0.5]},),
     "likelihoods": ([-50.0, -53.0, -51.0], -50.9),
-    "ladder": ([("point masses", -50.0, 0.1), ("Gaussians at zero, last layer", -900.0, 0.2)],),
+    "prior-comparison": (
+        [("point masses", -50.0, 0.1), ("Gaussians at zero, last layer", -900.0, 0.2)],
+    ),
     "posterior-bands": (GRID, (GRID, GRID.abs()), {"kde": (GRID, GRID.abs())}, (GRID, GRID)),
     "fidelity-distances": ({"kde": {"linear": 0.1, "digits": 0.2}, "f-kde": {"linear": 0.3}},),
     "stein-growth": ({"kde": [(2, 1.0), (8, 0.5)], "ensemble": [(2, 1.0), (8, 1.0)]},),

@@ -5,7 +5,7 @@ import pytest
 
 from shoal.plots import comparison, loss, pairwise, sizes
 from shoal.plots.comparison import MetricCurve, outliers
-from shoal.plots.evidence import ladder
+from shoal.plots.evidence import prior_comparison
 from shoal.plots.margins import Margins
 
 ROWS = [{"epoch": i + 1, "loss": 1.0 / (i + 1), "member_loss": [1.0, 2.0]} for i in range(5)]
@@ -20,9 +20,9 @@ CURVES = {f"method {i}": MetricCurve([1, 2], [0.1 * i, 0.2], [0.0, 0.1]) for i i
         comparison(LONG, "NLL"),
         sizes(CURVES, "accuracy", share=True),
         pairwise(np.full((4, 4), 0.3)),
-        ladder([("a prior, of some kind", -1.0, 0.3), ("another", -90.0, 0.2)]),
+        prior_comparison([("a prior, of some kind", -1.0, 0.3), ("another", -90.0, 0.2)]),
     ],
-    ids=["loss", "comparison", "sizes", "pairwise", "ladder"],
+    ids=["loss", "comparison", "sizes", "pairwise", "prior_comparison"],
 )
 def test_all_of_a_figure_is_on_it(figure):
     assert isinstance(figure.get_layout_engine(), Margins)

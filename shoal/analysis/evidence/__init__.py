@@ -1,7 +1,7 @@
 """Evidence of an ensemble: the empirical-Bayes view of trained members.
 
 found = evidence(run, data)
-found.log_evidence, found.weightings["posterior"].effective, found.rungs
+found.log_evidence, found.weightings["posterior"].effective, found.learned_priors
 """
 
 from shoal.analysis.evidence.compute_evidence import Evidence, Weighting, evidence

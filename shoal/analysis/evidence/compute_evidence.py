@@ -56,7 +56,7 @@ class Evidence:
 
     Attributes:
         members: number of members.
-        living: indices of the finite members.
+        finite_members: indices of the finite members.
         points: N, number of training targets that count: data points, or their tokens.
         step: step of the run at the time of computation.
         log_likelihoods: log L of each finite member.
@@ -71,13 +71,13 @@ class Evidence:
         distinct: effective number of functions under uniform weights, coinciding members merged.
         weightings: uniform, posterior, penalised (with the weight prior), implied (the prior under
             which uniform weights are exact) and stacking, if available.
-        rungs: learned priors, the largest evidence first.
+        learned_priors: learned priors, the largest evidence first.
         missing: priors that could not be computed, and the reasons.
-        held_out, judged: data that fitted the stacking weights, and data of the NLL.
+        held_out, evaluated_on: data that fitted the stacking weights, and data of the NLL.
     """
 
     members: int
-    living: list[int]
+    finite_members: list[int]
     points: int
     step: int
     log_likelihoods: list[float]
@@ -93,10 +93,10 @@ class Evidence:
     in_function: list[list[int]]
     distinct: float
     weightings: dict[str, Weighting]
-    rungs: list[PriorResult] = field(default_factory=list)
+    learned_priors: list[PriorResult] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     held_out: str = ""
-    judged: str = ""
+    evaluated_on: str = ""
 
     @property
     def tolerance(self) -> float:
@@ -125,27 +125,27 @@ def evidence(
     """
     parts = parts_of(data)
     each = log_likelihoods(run, parts.train)
-    living = (each > -math.inf).nonzero().flatten().tolist()
-    found = each[living]
+    finite = (each > -math.inf).nonzero().flatten().tolist()
+    found = each[finite]
     tell("likelihoods")
-    facts = _point_masses(found) | _same(run, parts, living)
-    facts |= {"gradient_norms": _norms(run, parts.train)[living].tolist()}
+    facts = _point_masses(found) | _same(run, parts, finite)
+    facts |= {"gradient_norms": _norms(run, parts.train)[finite].tolist()}
     tell("optimality and degeneracy")
-    facts["weightings"] = _weightings(run, parts, each, living)
+    facts["weightings"] = _weightings(run, parts, each, finite)
     tell("weightings")
     if priors:
-        ladder = _ladder(run, parts, found, living, points, flow_steps)
-        facts["rungs"], facts["missing"] = compare_priors(ladder, tell)
+        comparison = _comparison(run, parts, found, finite, points, flow_steps)
+        facts["learned_priors"], facts["missing"] = compare_priors(comparison, tell)
     prior = log_priors(run)
     return Evidence(
         members=run.ensemble.members,
-        living=living,
+        finite_members=finite,
         points=round(_targets(run, parts.train)),
         step=step_of(run),
         log_likelihoods=found.tolist(),
-        log_priors=[] if prior is None else prior[living].tolist(),
+        log_priors=[] if prior is None else prior[finite].tolist(),
         held_out=parts.held_out_words,
-        judged=parts.judged_words if parts.judged is not None else "",
+        evaluated_on=parts.test_words if parts.test is not None else "",
         **facts,
     )
 
@@ -167,18 +167,18 @@ def _point_masses(found: Tensor) -> dict[str, Any]:
     }
 
 
-def _same(run: Any, parts: EvidenceSplits, living: list[int]) -> dict[str, Any]:
+def _same(run: Any, parts: EvidenceSplits, finite: list[int]) -> dict[str, Any]:
     """Groups of members that coincide, as indices among all members."""
-    split = parts.train if parts.judged is None else parts.judged
-    found, _ = as_points(run.likelihood, member_outputs(run.ensemble, split)[living], split.y)
+    split = parts.train if parts.test is None else parts.test
+    found, _ = as_points(run.likelihood, member_outputs(run.ensemble, split)[finite], split.y)
     pred = Predictive(found, run.likelihood)
     one = len(run.ensemble.groups) == 1
-    tensors = {name: t[living] for name, t in run.ensemble.weights.items()} if one else None
+    tensors = {name: t[finite] for name, t in run.ensemble.weights.items()} if one else None
     same = degeneracy(pred, tensors)
-    uniform = torch.full((len(living),), 1 / len(living), dtype=torch.float64)
+    uniform = torch.full((len(finite),), 1 / len(finite), dtype=torch.float64)
     return {
-        "in_weights": [[living[i] for i in group] for group in same.in_weights],
-        "in_function": [[living[i] for i in group] for group in same.in_function],
+        "in_weights": [[finite[i] for i in group] for group in same.in_weights],
+        "in_function": [[finite[i] for i in group] for group in same.in_function],
         "distinct": pointmass.effective_number(merged(uniform, same.in_function)),
     }
 
@@ -196,32 +196,34 @@ def _targets(run: Any, train: Split) -> float:
 
 
 def _weightings(
-    run: Any, parts: EvidenceSplits, each: Tensor, living: list[int]
+    run: Any, parts: EvidenceSplits, each: Tensor, finite: list[int]
 ) -> dict[str, Weighting]:
-    found = each[living]
+    found = each[finite]
     weights = {
         "uniform": torch.full_like(found, 1 / len(found)),
         "posterior": pointmass.posterior_weights(found),
     }
     prior = log_priors(run)
     if prior is not None:
-        weights["penalised"] = pointmass.posterior_weights(found + prior[living])
+        weights["penalised"] = pointmass.posterior_weights(found + prior[finite])
     weights["implied"] = pointmass.implied_prior(found)
     if parts.held_out is not None:
-        weights["stacking"] = stacking_weights(log_probs(run, parts.held_out)[living])
+        weights["stacking"] = stacking_weights(log_probs(run, parts.held_out)[finite])
     pred, y = None, None
-    if parts.judged is not None:
-        outputs = member_outputs(run.ensemble, parts.judged)[living].double()
-        outputs, y = as_points(run.likelihood, outputs, parts.judged.y)
+    if parts.test is not None:
+        outputs = member_outputs(run.ensemble, parts.test)[finite].double()
+        outputs, y = as_points(run.likelihood, outputs, parts.test.y)
         pred = Predictive(outputs, run.likelihood)
-    return {name: _judged(pred, y, values, living, len(each)) for name, values in weights.items()}
+    return {
+        name: _weighting(pred, y, values, finite, len(each)) for name, values in weights.items()
+    }
 
 
-def _judged(
-    pred: Predictive | None, y: Tensor | None, weights: Tensor, living: list[int], members: int
+def _weighting(
+    pred: Predictive | None, y: Tensor | None, weights: Tensor, finite: list[int], members: int
 ) -> Weighting:
     whole = torch.zeros(members, dtype=torch.float64)
-    whole[living] = weights
+    whole[finite] = weights
     effective = pointmass.effective_number(weights)
     if pred is None or y is None:
         return Weighting(whole.tolist(), effective)
@@ -229,16 +231,16 @@ def _judged(
     return Weighting(whole.tolist(), effective, beside.nll, beside.total_variation)
 
 
-def _ladder(
-    run: Any, parts: EvidenceSplits, found: Tensor, living: list[int], points: int, flow_steps: int
+def _comparison(
+    run: Any, parts: EvidenceSplits, found: Tensor, finite: list[int], points: int, flow_steps: int
 ) -> PriorComparison:
-    modules = modules_of(run.ensemble, living)
+    modules = modules_of(run.ensemble, finite)
     if isinstance(parts.train.x, Opaque):  # batch objects keep their type
         modules = [module.to(run.ensemble.dtype) for module in modules]
-    train, judged = _double(parts.train), parts.judged
-    judged = None if judged is None else _double(judged)
+    train, test = _double(parts.train), parts.test
+    test = None if test is None else _double(test)
     options = {"points": points, "flow_steps": flow_steps}
-    return PriorComparison(modules, run.likelihood, train, judged, found, **options)
+    return PriorComparison(modules, run.likelihood, train, test, found, **options)
 
 
 def _double(split: Split) -> Split:

@@ -41,16 +41,16 @@ class EvidenceSplits:
     Attributes:
         train: data of the evidence.
         held_out: data that fit the stacking weights; None without any.
-        judged: data that evaluate predictions, disjoint from `held_out`; None without any.
+        test: data that evaluate predictions, disjoint from `held_out`; None without any.
         held_out_words: description of `held_out`.
-        judged_words: description of `judged`.
+        test_words: description of `test`.
     """
 
     train: Split
     held_out: Split | None
-    judged: Split | None
+    test: Split | None
     held_out_words: str
-    judged_words: str
+    test_words: str
 
 
 def parts_of(data: Any) -> EvidenceSplits:
@@ -133,10 +133,10 @@ def log_probs(run: Any, data: Split) -> Tensor:
     assert y is not None, "there is no likelihood of data without targets"
     points, y = as_points(run.likelihood, outputs, y)
     found = run.likelihood.log_prob(points, y.double() if y.is_floating_point() else y)
-    living = run.ensemble.alive.cpu() & outputs.isfinite().flatten(1).all(1)
-    if not bool(living.any()):
+    finite = run.ensemble.alive.cpu() & outputs.isfinite().flatten(1).all(1)
+    if not bool(finite.any()):
         raise DataError("all members diverged, so there is no evidence; train again")
-    return torch.where(living[:, None], found, -math.inf)
+    return torch.where(finite[:, None], found, -math.inf)
 
 
 def sites_of(ensemble: Ensemble, data: Split) -> torch.Size:
@@ -172,6 +172,6 @@ def log_priors(run: Any) -> Tensor | None:
     return prior.log_prob(weights)
 
 
-def modules_of(ensemble: Ensemble, living: Sequence[int]) -> list[nn.Module]:
+def modules_of(ensemble: Ensemble, finite: Sequence[int]) -> list[nn.Module]:
     """Members as ordinary modules, on the CPU in double precision."""
-    return [ensemble.member(index).cpu().double() for index in living]
+    return [ensemble.member(index).cpu().double() for index in finite]

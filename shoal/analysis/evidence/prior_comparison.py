@@ -59,7 +59,7 @@ class PriorComparison:
         modules: finite members as ordinary modules, in double precision.
         likelihood: likelihood of the outputs.
         train: data of the evidence.
-        judged: data of the NLL; None without any.
+        test: data of the NLL; None without any.
         log_likelihoods: log-likelihoods of the members [M].
         points: number of training data points for the curvature, scaled to all data.
         draws: draws per component for predictions.
@@ -70,7 +70,7 @@ class PriorComparison:
     modules: Sequence[nn.Module]
     likelihood: Likelihood
     train: Split
-    judged: Split | None
+    test: Split | None
     log_likelihoods: Tensor
     points: int = 500
     draws: int = 20
@@ -79,9 +79,9 @@ class PriorComparison:
 
     def point_masses(self) -> list[PriorResult]:
         """Point masses at the members."""
-        x = None if self.judged is None else self.judged.x
+        x = None if self.test is None else self.test.x
         outputs = None if x is None else _stacked(self.modules, x)
-        return [self._rung("point masses", self.log_likelihoods, outputs)]
+        return [self._result("point masses", self.log_likelihoods, outputs)]
 
     def last_layer(self) -> list[PriorResult]:
         """Gaussians on the last layer with full covariance, at the members and at zero."""
@@ -99,17 +99,17 @@ class PriorComparison:
         loc, scale = (tensor.float() for tensor in zero.posteriors())
         begin = float(zero.log_scales.exp())
         fit = fit_flow(target, loc, scale, begin, steps=self.flow_steps, seed=self.seed)
-        judged = None if self.judged is None else self._flow_outputs(expansions, fit.draw)
-        return [self._rung("flow, last layer", fit.elbo, judged)]
+        outputs = None if self.test is None else self._flow_outputs(expansions, fit.draw)
+        return [self._result("flow, last layer", fit.elbo, outputs)]
 
     @cached_property
     def _last(self) -> list[Expansion]:
         return self._expanded(last_layer)
 
     def _flow_outputs(self, expansions: Sequence[Expansion], draw: Callable) -> Tensor:
-        assert self.judged is not None
+        assert self.test is not None
         c = draw(self.draws).double()
-        found = [e.outputs(self.judged.x, c[:, m] - e.theta) for m, e in enumerate(expansions)]
+        found = [e.outputs(self.test.x, c[:, m] - e.theta) for m, e in enumerate(expansions)]
         return torch.cat(found)
 
     def _expanded(self, build: Callable[..., Expansion]) -> list[Expansion]:
@@ -134,20 +134,20 @@ class PriorComparison:
         return found
 
     def _gaussians(self, where: str, expansions: list[Expansion]) -> list[PriorResult]:
-        rungs = []
+        learned_priors = []
         places: dict[Centre, str] = {"members": "at the members", "zero": "at zero"}
         for centre, words in places.items():
             fitted = fit_laplace(expansions, centre)
             outputs = None
-            if self.judged is not None:
+            if self.test is not None:
                 source = generator(self.seed, "draws", where, centre)
-                outputs = fitted.draws(self.judged.x, self.draws, source)
+                outputs = fitted.draws(self.test.x, self.draws, source)
             name = f"Gaussians {words}, {where}"
-            rung = self._rung(name, fitted.log_evidences, outputs, fitted.scales)
-            rungs.append(replace(rung, centre=centre))
-        return rungs
+            result = self._result(name, fitted.log_evidences, outputs, fitted.scales)
+            learned_priors.append(replace(result, centre=centre))
+        return learned_priors
 
-    def _rung(
+    def _result(
         self,
         name: str,
         each: Tensor,
@@ -156,37 +156,37 @@ class PriorComparison:
     ) -> PriorResult:
         """Result from the log evidence of each component [M] and its draws [M * S, B, C]."""
         losses = (math.nan, math.nan)
-        if outputs is not None and self.judged is not None:
+        if outputs is not None and self.test is not None:
             share = len(outputs) // len(each)
             weights = each.softmax(0).repeat_interleave(share) / share
             losses = tuple(self._loss(outputs, w) for w in (None, weights))
         return PriorResult(name, log_evidence(each), losses[0], losses[1], scales or {})
 
     def _loss(self, outputs: Tensor, weights: Tensor | None) -> float:
-        assert self.judged is not None and self.judged.y is not None
-        outputs, y = as_points(self.likelihood, outputs, self.judged.y)
+        assert self.test is not None and self.test.y is not None
+        outputs, y = as_points(self.likelihood, outputs, self.test.y)
         return -float(Predictive(outputs, self.likelihood, weights).log_prob(y).mean())
 
 
 def compare_priors(
-    ladder: PriorComparison, tell: Callable[[str], None]
+    comparison: PriorComparison, tell: Callable[[str], None]
 ) -> tuple[list[PriorResult], dict[str, str]]:
     """Results of all available priors, largest evidence first, and reasons for missing priors."""
-    rungs, missing = [], {}
+    learned_priors, missing = [], {}
     steps: dict[str, Callable[[], list[PriorResult]]] = {
-        "point masses": ladder.point_masses,
-        "Gaussians on the last layer": ladder.last_layer,
-        "Gaussians on all layers": ladder.diagonal,
-        "a flow on the last layer": ladder.flow,
+        "point masses": comparison.point_masses,
+        "Gaussians on the last layer": comparison.last_layer,
+        "Gaussians on all layers": comparison.diagonal,
+        "a flow on the last layer": comparison.flow,
     }
     for name, build in steps.items():
         try:
-            rungs += build()
+            learned_priors += build()
             tell(name)
         except ConfigError as error:
             missing[name] = str(error)
             tell(f"{name}: left out")
-    return sorted(rungs, key=lambda rung: -rung.log_evidence), missing
+    return sorted(learned_priors, key=lambda result: -result.log_evidence), missing
 
 
 _AT_ONCE = 1024

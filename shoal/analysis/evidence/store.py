@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 FILE = "evidence.json"
+_OLD_KEYS = {"rungs": "learned_priors", "judged": "evaluated_on", "living": "finite_members"}
 NAMED = ("uniform", "posterior", "stacking")
 
 
@@ -61,10 +62,11 @@ def load_evidence(folder: Path | str) -> Evidence | None:
             f"{path} belongs to another run; type: shoal evidence {path.parent}"
         )
     try:
-        rungs = [PriorResult(**_known(_numbers(rung))) for rung in value.pop("rungs")]
+        value = {_OLD_KEYS.get(key, key): each for key, each in value.items()}
+        priors = [PriorResult(**_known(_numbers(p))) for p in value.pop("learned_priors")]
         weightings = {k: Weighting(**_numbers(w)) for k, w in value.pop("weightings").items()}
-        found = Evidence(rungs=rungs, weightings=weightings, **value)
-        for each in (found, *rungs, *weightings.values()):
+        found = Evidence(learned_priors=priors, weightings=weightings, **value)
+        for each in (found, *priors, *weightings.values()):
             _check_types(each)
         return found
     except (TypeError, KeyError, AttributeError) as error:
@@ -96,11 +98,11 @@ def member_weights(run: Any, kind: str, data: Any = None) -> Tensor | None:
     return torch.tensor(weights, dtype=torch.float64)
 
 
-def _known(rung: dict[str, Any]) -> dict[str, Any]:
+def _known(result: dict[str, Any]) -> dict[str, Any]:
     """A stored result with the centre of Gaussians; older files have it only in the name."""
     old = {f"Gaussians {words}": centre for words, centre in _CENTRES.items()}
-    centre = next((c for name, c in old.items() if str(rung["name"]).startswith(name)), "")
-    return {"centre": centre, **rung}
+    centre = next((c for name, c in old.items() if str(result["name"]).startswith(name)), "")
+    return {"centre": centre, **result}
 
 
 _CENTRES = {"at the members": "members", "at zero": "zero"}

@@ -34,7 +34,7 @@ def run(options: Namespace) -> Outcome:
         f"{options.run}: {result.members} members, {result.points:,} training points",
         "\n".join(answers(result)),
         _weightings(result),
-        *([_learned_priors(result)] if result.rungs else []),
+        *([_learned_priors(result)] if result.learned_priors else []),
         f"Kept in {options.run}/evidence.json; `shoal report {quote(options.run)}` shows it",
     ]
     return Outcome("\n\n".join(text), asdict(result))
@@ -56,6 +56,6 @@ def _learned_priors(result: Evidence) -> str:
             number(prior.nll),
             number(prior.nll_posterior),
         ]
-        for prior in result.rungs
+        for prior in result.learned_priors
     ]
     return table(rows, ["learned prior", "log evidence", "NLL", "NLL by evidence"])

@@ -26,12 +26,12 @@ def evidence_section(report_data: ReportData) -> Section | None:
         blocks.append(Remark(f"About the run {found.name}."))
     rest = [sentence for sentence in answers(evidence) if sentence != tied(evidence)]
     blocks += [*map(Remark, rest), *_figures(evidence), _weightings(evidence)]
-    blocks += [_priors(evidence)] if evidence.rungs else []
+    blocks += [_priors(evidence)] if evidence.learned_priors else []
     return Section("In what sense is it Bayesian?", tied(evidence), blocks)
 
 
 def _figures(evidence: Evidence) -> Iterator[Block]:
-    if len(evidence.living) > 1:
+    if len(evidence.finite_members) > 1:
         yield Figure(
             plots.weights({name: w.weights for name, w in evidence.weightings.items()}),
             "Weights of the members",
@@ -44,9 +44,11 @@ def _figures(evidence: Evidence) -> Iterator[Block]:
             "A member one nat below the best has about a third of its posterior weight. The log "
             "evidence always lies in the grey band, at most log M below the best.",
         )
-    if evidence.rungs:
+    if evidence.learned_priors:
         yield Figure(
-            plots.ladder([(prior.name, prior.log_evidence, prior.nll) for prior in evidence.rungs]),
+            plots.prior_comparison(
+                [(p.name, p.log_evidence, p.nll) for p in evidence.learned_priors]
+            ),
             "From point masses to a Bayesian network",
             "A prior that can follow the data more has a larger evidence, so point masses are near "
             "the top. Right: NLL on held-out data in nats; lower is better.",
@@ -79,7 +81,7 @@ def _priors(evidence: Evidence) -> Table:
             TableCell(number(prior.nll), prior.nll),
             TableCell(number(prior.nll_posterior), prior.nll_posterior),
         ]
-        for prior in evidence.rungs
+        for prior in evidence.learned_priors
     ]
     columns = ["learned prior", "log evidence (nats)", "NLL (nats)", "NLL by evidence (nats)"]
     reading = (

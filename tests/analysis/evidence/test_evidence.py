@@ -15,6 +15,7 @@ from shoal.analysis.evidence import evidence, load_evidence, member_weights, sav
 from shoal.analysis.evidence.caveats import degeneracy, gradient_norms, merged
 from shoal.analysis.evidence.members import log_likelihoods, parts_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
+from shoal.core.files import sealed, write_json
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Gaussian, HomoscedasticGaussian
@@ -113,21 +114,21 @@ def test_the_evidence_obeys_its_bounds_and_is_the_mean_likelihood(run, told):
 
 def test_no_prior_has_more_evidence_than_its_likelihood_allows(told):
     """log p(D) <= log L* for any prior, and classes have log L <= 0."""
-    names = {rung.name for rung in told.rungs}
+    names = {result.name for result in told.learned_priors}
     assert {"point masses", "Gaussians at zero, last layer"} <= names
-    for rung in told.rungs:
-        assert rung.log_evidence <= 1e-6 and rung.nll > 0
-    wide = [rung for rung in told.rungs if "at zero" in rung.name]
-    points_rung = next(rung for rung in told.rungs if rung.name == "point masses")
-    assert all(rung.log_evidence < points_rung.log_evidence for rung in wide)
-    assert points_rung.nll == pytest.approx(told.weightings["uniform"].nll, abs=1e-6)
-    assert points_rung.nll_posterior == pytest.approx(told.weightings["posterior"].nll, abs=1e-6)
+    for result in told.learned_priors:
+        assert result.log_evidence <= 1e-6 and result.nll > 0
+    wide = [result for result in told.learned_priors if "at zero" in result.name]
+    point_masses = next(result for result in told.learned_priors if result.name == "point masses")
+    assert all(result.log_evidence < point_masses.log_evidence for result in wide)
+    assert point_masses.nll == pytest.approx(told.weightings["uniform"].nll, abs=1e-6)
+    assert point_masses.nll_posterior == pytest.approx(told.weightings["posterior"].nll, abs=1e-6)
 
 
 def test_uniform_averaging_is_what_predict_does(run, told):
-    judged = parts_of(dataset()).judged
-    assert judged is not None and told.judged == "the other half of the test data"
-    scores = shoal.evaluate(shoal.predict(run, judged.x), judged.y)
+    test = parts_of(dataset()).test
+    assert test is not None and told.evaluated_on == "the other half of the test data"
+    scores = shoal.evaluate(shoal.predict(run, test.x), test.y)
     assert told.weightings["uniform"].nll == pytest.approx(scores["nll"], rel=1e-5)
 
 
@@ -150,7 +151,7 @@ def test_dead_members_have_no_weight(run):
     other = copy.deepcopy(run.ensemble)
     other.alive[1] = False
     told = evidence(replace(run, ensemble=other), dataset(), priors=False)
-    assert told.living == [0, 2] and told.weightings["posterior"].weights[1] == 0
+    assert told.finite_members == [0, 2] and told.weightings["posterior"].weights[1] == 0
     assert told.lower == pytest.approx(told.upper - math.log(2))
     with pytest.warns(shoal.ShoalWarning, match="left out"):
         pred = shoal.predict(
@@ -165,21 +166,21 @@ def test_dead_members_have_no_weight(run):
 def test_validation_data_fit_the_stacking_weights_and_the_whole_test_judges():
     parts = parts_of(replace(dataset(), validation=Split(*points(20, seed=3))))
     assert parts.held_out_words == "the validation data"
-    assert parts.held_out is not None and parts.judged is not None
-    assert len(parts.held_out) == 20 and len(parts.judged) == 40
+    assert parts.held_out is not None and parts.test is not None
+    assert len(parts.held_out) == 20 and len(parts.test) == 40
 
 
 def test_without_validation_the_test_is_halved_and_no_point_does_both():
     parts = parts_of(dataset())
-    assert parts.held_out is not None and parts.judged is not None
-    together = torch.stack([parts.held_out.x, parts.judged.x], 1).flatten(0, 1)
+    assert parts.held_out is not None and parts.test is not None
+    together = torch.stack([parts.held_out.x, parts.test.x], 1).flatten(0, 1)
     torch.testing.assert_close(together, points(40, seed=1)[0])
 
 
 def test_training_data_alone_give_everything_but_a_judgement(run):
     told = evidence(run, points(60), flow_steps=0)
     assert "stacking" not in told.weightings and math.isnan(told.weightings["uniform"].nll)
-    assert math.isnan(told.rungs[0].nll) and told.judged == ""
+    assert math.isnan(told.learned_priors[0].nll) and told.evaluated_on == ""
 
 
 def test_targets_are_needed(run):
@@ -197,7 +198,7 @@ def test_a_network_that_does_not_end_linearly_leaves_out_what_needs_it():
 
     told = evidence(quick(build), dataset(), flow_steps=0)
     assert told.missing.keys() == {"Gaussians on the last layer", "a flow on the last layer"}
-    assert any("diagonal" in rung.name for rung in told.rungs)
+    assert any("diagonal" in result.name for result in told.learned_priors)
 
 
 # Weighted predictions
@@ -282,8 +283,21 @@ def test_evidence_is_read_as_it_was_written(told, tmp_path):
     assert load_evidence(tmp_path / "elsewhere") is None
 
 
+def test_evidence_stored_under_older_names_is_read(told, tmp_path):
+    table = asdict(told)
+    for old, new in (
+        ("rungs", "learned_priors"),
+        ("judged", "evaluated_on"),
+        ("living", "finite_members"),
+    ):
+        table[old] = table.pop(new)
+    write_json(tmp_path / "evidence.json", sealed({**table, "run_id": None}))
+    found = load_evidence(tmp_path)
+    assert found is not None and json.dumps(asdict(found)) == json.dumps(asdict(told))
+
+
 def test_a_file_of_something_else_is_found_out(tmp_path):
-    (tmp_path / "evidence.json").write_text('{"rungs": [], "weightings": {}, "what": 1}')
+    (tmp_path / "evidence.json").write_text('{"learned_priors": [], "weightings": {}, "what": 1}')
     with pytest.raises(CheckpointCorrupt) as error:
         load_evidence(tmp_path)
     assert_one_sentence(error.value, "type: shoal evidence")
@@ -307,5 +321,5 @@ def test_regression_runs_have_evidence_too():
     data = Dataset("line", Split(x, y), test=Split(x[:10], y[:10]))
     told = evidence(run, data, flow_steps=2)
     assert isinstance(run.likelihood, HomoscedasticGaussian)
-    assert len(told.rungs) == 6 and told.missing == {}
+    assert len(told.learned_priors) == 6 and told.missing == {}
     assert 0 <= told.weightings["posterior"].total_variation <= 1
