@@ -42,7 +42,8 @@ class Adversarial:
         """One copy of the inputs per member [M, B, ...]; autograd records its gradient."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise DataError(
-                "adversarial training needs one tensor of real inputs; leave adversarial out"
+                "adversarial training needs real inputs, not integers or a structure; "
+                "leave adversarial out"
             )
         return x.expand(members, *x.shape).detach().requires_grad_()
 

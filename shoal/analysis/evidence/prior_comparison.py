@@ -189,10 +189,7 @@ def compare_priors(
     return sorted(learned_priors, key=lambda result: -result.log_evidence), missing
 
 
-_AT_ONCE = 1024
-
-
 def _stacked(modules: Sequence[nn.Module], x: Inputs) -> Tensor:
     with torch.no_grad():
-        calls = [[member_call(module, part) for part in x.split(_AT_ONCE)] for module in modules]
+        calls = [[member_call(module, part) for part in x.split(len(x))] for module in modules]
         return torch.stack([torch.cat(parts) for parts in calls])
