@@ -49,7 +49,7 @@ def test_evidence_counts_targets(studied):
     total, count = losses(kind, run)
     assert found.points == count
     assert found.log_likelihoods == pytest.approx([-loss for loss in total], rel=1e-4)
-    assert found.rungs[0].name == "point masses" or len(found.rungs) > 1
+    assert found.learned_priors[0].name == "point masses" or len(found.learned_priors) > 1
     for reason in found.missing.values():
         assert_one_sentence(shoal.ConfigError(reason), "; ")
 
