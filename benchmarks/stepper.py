@@ -1,8 +1,8 @@
 """Is a step of `Stepper` as fast as a step of `fit`? python benchmarks/stepper.py [-o FILE]
 
 The same network, batches and method, in turns in one process: epochs of `fit`, epochs of a loop
-with `Stepper` over the same batches, and the same with a batch per member. Prints JSON: milliseconds a
-step (the median of the rounds) and the ratio to `fit`.
+with `Stepper` over the same batches, and the same with a batch per member. Prints JSON:
+milliseconds per step (the median of the rounds) and the ratio to `fit`.
 """
 
 import argparse

@@ -18,6 +18,7 @@ from shoal.core.opaque import Opaque, OpaqueBatches, is_batch_object
 
 __all__ = [
     "Inputs",
+    "MemberWeighted",
     "Structured",
     "Weighted",
     "is_structure",
@@ -145,9 +146,10 @@ class Structured:
 
 
 class Weighted(Structured):
-    """Targets with a weight per data point, in the interface of one tensor."""
+    """Targets with a weight per data point [B] or per target, in the interface of one tensor."""
 
     __slots__ = ()
+    per_member = False
 
     @classmethod
     def of_pair(cls, y: "Tensor | Structured", weight: Tensor) -> "Weighted":
@@ -167,8 +169,15 @@ class Weighted(Structured):
 
     @property
     def weight(self) -> Tensor:
-        """The weights [B]."""
+        """The weights: [B], or of every token or place; see also `MemberWeighted`."""
         return self.tensors["weight"]
+
+
+class MemberWeighted(Weighted):
+    """Targets with a weight per member and data point [M, B]."""
+
+    __slots__ = ()
+    per_member = True
 
 
 Inputs = Tensor | Structured | Opaque

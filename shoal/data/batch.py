@@ -140,9 +140,9 @@ def _part(name: str, value: Any, dtype: torch.dtype) -> Tensor:
 
 
 def checked_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
-    """Weights of `n` data points as a tensor [N]; the error says what is wrong with them."""
+    """Weights of `n` data points [N], or of their targets [N, ...], if they are valid."""
     found = as_tensor(weight, "sample_weight").to(dtype)
-    if found.shape != (n,):
+    if found.ndim == 0 or len(found) != n:
         raise DataError(
             f"sample_weight has shape {tuple(found.shape)}; wanted one number per point, ({n},)"
         )

@@ -21,6 +21,7 @@ from shoal.engine.member_runner import MemberInputs, MemberRunner, twice_differe
 from shoal.engine.plan import has_batch_norm, has_convolutions
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.posterior import target_weights
 from shoal.interaction.space import Space
 from shoal.interaction.spaces import innermost
 
@@ -278,11 +279,10 @@ def _scores(target: str, likelihood: Likelihood, outputs: Tensor, y: Targets) ->
 
     Scores of tokens or places are summed over those that count.
     """
-    y = parted(y)[0]
+    targets: Any = parted(y)[0]
     each: Any = likelihood.log_prob if target == "log-probability" else likelihood.score
-    targets: Any = y
     scores = each(outputs, targets)
-    weight = likelihood.weight(targets)
+    weight = target_weights(likelihood, y, scores.shape[1:])
     if weight is not None:
         scores = torch.where(weight != 0, scores, 0.0)
     return scores if scores.ndim == 2 else scores.flatten(2).sum(-1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import hashed, key, uniform
 from shoal.core.structure import Inputs, parted
 from shoal.core.tree import add_into, add_scaled, mul_each
@@ -38,6 +38,7 @@ __all__ = [
     "as_points",
     "begun",
     "functional_score",
+    "point_weights",
     "site_axes",
     "target_weights",
     "total_weight",
@@ -112,17 +113,31 @@ def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Ten
 
     Args:
         likelihood: may give weights to classes, and none to ignored labels.
-        y: targets, perhaps `Weighted`; weights [M, B] are those of each member, and give
-            [M, B, ...].
+        y: targets, perhaps `Weighted`: by data point [B], by target [B, ...], or by member and
+            data point [M, B], which gives [M, B, ...].
         shape: of the log-likelihoods of one member [B, ...].
     """
     targets, own = parted(y)
     weight = likelihood.weight(targets)
     if own is None:
         return weight
-    own = own.reshape(*own.shape, *(1,) * (len(shape) - 1))
-    own = own.expand(*own.shape[: own.ndim - len(shape)], *shape)
+    if own.ndim == 1 or getattr(y, "per_member", False):
+        own = own.reshape(*own.shape, *(1,) * (len(shape) - 1))
+        own = own.expand(*own.shape[: own.ndim - len(shape)], *shape)
+    elif own.shape != shape:
+        raise DataError(
+            f"weights have shape {tuple(own.shape)}; wanted one per data point, ({shape[0]},), or "
+            f"one per target, {tuple(shape)}"
+        )
     return own if weight is None else own * weight
+
+
+def point_weights(y: Targets) -> Tensor | None:
+    """Weight of every data point [B]; a data point counts if any of its targets does."""
+    own = parted(y)[1]
+    if own is None or own.ndim == 1:
+        return own
+    return own.mean(0) if getattr(y, "per_member", False) else (own != 0).flatten(1).any(1).to(own)
 
 
 def begun(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:

@@ -155,7 +155,8 @@ class Standardising(RealTargets):
         columns = y.shape[-1] if y.ndim == 2 + sites else 1
         real = y.detach().reshape(-1, columns).cpu().double()
         if weight is not None:
-            weight = weight.double().cpu().repeat_interleave(len(real) // len(y))
+            weight = weight.double().cpu().flatten()
+            weight = weight.repeat_interleave(len(real) // len(weight))
         _, location, scale = standardise(real, real, weight)
         # Standardised targets stay the same, bit for bit.
         if bool((location.abs() < _TINY).all() and ((scale - 1).abs() < _TINY).all()):

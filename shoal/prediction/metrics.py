@@ -141,5 +141,5 @@ def _of_points(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:
     own = checked_weights(weight, len(pred), torch.float64).to(pred.members.device)
     sites = pred.members.shape[2:-1].numel()
     counted = pred.likelihood.counted(y)
-    own = own.repeat_interleave(sites)
+    own = own.flatten().repeat_interleave(sites * len(pred) // own.numel())
     return own if counted is None else own[counted.flatten().to(own.device)]

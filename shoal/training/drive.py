@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import pull_back
-from shoal.core.structure import Inputs, parted
+from shoal.core.structure import Inputs
 from shoal.core.tree import add_scaled, mixed
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
@@ -21,7 +21,7 @@ from shoal.engine.member_runner import MemberInputs
 from shoal.engine.precision import rough_products
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.network_pass import BatchRows, PassResult, looked_at
-from shoal.inference.posterior import functional_score
+from shoal.inference.posterior import functional_score, point_weights
 from shoal.training.context import StepContext
 from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
 
@@ -119,8 +119,7 @@ class Drive:
         if passed.gradients is None:
             return result
         with rough_products(ensemble.compute):
-            own = parted(self.y)[1]
-            own = own.mean(0) if own is not None and own.ndim == 2 else own
+            own = point_weights(self.y)
             own = own if own is None or self.rows is None else own[self.rows]
             pushed = context.stages.gradient_stage(
                 posterior, repulsion, result.alive, result.cotangent, passed.gradients, frozen, own

@@ -10,7 +10,7 @@ The path of a batch from `fit` to the weights, in the order of the calls:
 
 1. `training.fit.fit` checks options and data, and makes the batches.
 2. `training.session.Session.run` opens the folder, runs the loop and saves between steps.
-3. `training.trainer.Trainer.move` takes the batch; on a GPU `engine.graph` replays the step.
+3. `training.mover.Mover.move` takes the batch from the `Trainer`; `engine.graph` may replay it.
 4. `engine.memory.within_memory` runs fewer members at a time when memory is short.
 5. `training.step.forces_in` computes the velocity in a `StepContext`, which holds the settings.
 6. `training.drive.Drive` runs both passes; `forces_on_fraction` compares a batch fraction.
@@ -19,7 +19,7 @@ The path of a batch from `fit` to the weights, in the order of the calls:
 9. `engine.member_runner.MemberRunner.outputs` calls the networks: vmap, loop or chunks.
 10. `training.stages.output_stage` computes the cotangents: likelihood, and push (`repel`).
 11. `core.differentiate.pull_back` runs the backward pass, from the cotangents to the weights.
-12. `training.stages.weight_stage` adds the weight prior and the push on weights; `Trainer.move`
+12. `training.stages.weight_stage` adds the weight prior and the push on weights; `Mover.move`
     clips the velocity and calls the optimiser.
 """
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.structure import Inputs, Structured, Weighted, parted
+from shoal.core.structure import Inputs, MemberWeighted, Structured, Weighted, parted
 from shoal.data.batch import Targets, inputs_of, raw_batch, targets_of
 from shoal.data.batches import ArrayBatches
 from shoal.engine.graph import CapturedMove
@@ -154,7 +154,8 @@ class Stepper:
         given = raw_batch(batch)
         members = self.ensemble.members - self._options.frozen
         weight, per_member = given.weight, None
-        if weight is not None and getattr(weight, "ndim", 1) == 2:
+        shape = tuple(getattr(weight, "shape", ()))
+        if shape == (members, len(given.y)) and shape != tuple(getattr(given.y, "shape", ())):
             per_member, weight = torch.as_tensor(weight).to(self._where, self._dtype), None
         y = targets_of(given.y, None, self._dtype, weight).to(self._where)
         x = inputs_of(given.x, self._dtype, self.ensemble.takes_whole, len(y)).to(self._where)
@@ -168,7 +169,7 @@ class Stepper:
         if own and isinstance(y, Tensor) and y.is_floating_point() and y.ndim == 2:
             y = y.unsqueeze(-1)  # a column axis, so that members are not taken for data points
         if per_member is not None:
-            y = Weighted.of_pair(y, per_member)
+            y = MemberWeighted.of_pair(y, per_member)
         return x, y
 
     def _begin(self, x: Inputs, y: Targets, own: bool, loss: Loss | None) -> Mover:

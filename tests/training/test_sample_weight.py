@@ -127,3 +127,41 @@ def test_the_mean_of_a_loss_cannot_be_weighted():
             steps=1,
             progress=False,
         )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_mask_of_targets_equals_ignored_labels(method):
+    x, y = points("tokens")
+    mask = y != -100
+    masked = trained("tokens", (x, y.where(mask, 1), mask), method)
+    ignored = trained("tokens", (x, y), method)
+    for name, tensor in ignored.ensemble.weights.items():
+        torch.testing.assert_close(masked.ensemble.weights[name], tensor, atol=1e-10, rtol=1e-10)
+    scores = shoal.evaluate(masked, (x, y.where(mask, 1), mask), keep=False).test
+    assert scores == pytest.approx(shoal.evaluate(ignored, (x, y), keep=False).test, abs=1e-10)
+
+
+def test_masked_numbers_do_not_count():
+    """Real targets of tokens: what stands under the mask changes nothing, units included."""
+
+    def run(fill):
+        x, _ = points("tokens")
+        y = torch.randn(N, 4, generator=torch.manual_seed(5), dtype=torch.float64)
+        mask = torch.rand(N, 4, generator=torch.manual_seed(6)) < 0.7
+        ensemble = shoal.Ensemble.init(lambda: Numbers().double(), members=M)
+        data = (x, y.where(mask, fill), mask)
+        return shoal.fit(ensemble, data, steps=3, batch_size=100, progress=False), data
+
+    (one, data), (other, _) = run(0.0), run(7.0)
+    for name, tensor in one.ensemble.weights.items():
+        torch.testing.assert_close(other.ensemble.weights[name], tensor, atol=1e-10, rtol=1e-10)
+    assert one.likelihood.noise_std == pytest.approx(other.likelihood.noise_std)
+    with pytest.raises(shoal.DataError, match="one per target"):
+        shoal.fit(one.ensemble, (data[0], data[1], data[2][:, :2]), steps=1, progress=False)
+
+
+class Numbers(Tokens):
+    """One number per token."""
+
+    def forward(self, tokens):
+        return super().forward(tokens)[..., :1]

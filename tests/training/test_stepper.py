@@ -207,3 +207,27 @@ class Named(nn.Linear):
 
     def forward(self, x):
         return super().forward(x)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("class_weights", [None, (0.5, 3.0)])
+def test_a_step_minimises_the_cross_entropy_of_torch(smoothing, class_weights):
+    x, y = points()
+    y = y.masked_fill(torch.arange(N) % 5 == 0, -1)
+    likelihood = shoal.likelihoods.Categorical(smoothing, class_weights, ignore_index=-1)
+    mine = ensemble(make=quiet)
+    stepper = shoal.Stepper(
+        mine, n=N, method="ensemble", optimizer="sgd", lr=0.1, prior="flat", likelihood=likelihood
+    )
+    info = stepper((x, y))
+    weight = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float64)
+    for index in range(M):
+        member = ensemble(make=quiet).member(index).requires_grad_()
+        value = nn.functional.cross_entropy(
+            member(x), y, weight=weight, label_smoothing=smoothing, ignore_index=-1
+        )
+        value.backward()
+        torch.testing.assert_close(info.loss[index], value, atol=1e-10, rtol=1e-10)
+        for name, parameter in member.named_parameters():
+            wanted = parameter.detach() - 0.1 * parameter.grad
+            torch.testing.assert_close(mine.weights[name][index], wanted, atol=1e-10, rtol=1e-10)
