@@ -21,11 +21,15 @@ from shoal.prediction.metrics import (
     reliability,
 )
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
-
 N, C = 1000, 5
+
+
+@pytest.fixture(scope="module")
+def torchmetrics():
+    """Imported for the tests that need it, and not while tests are collected: it takes seconds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("torchmetrics.functional.classification")
 
 
 def stated(probs):
@@ -69,7 +73,7 @@ def test_legacy_nll_is_the_log_of_the_mean_probability():
 
 
 @pytest.mark.parametrize("bins", [1, 10, 15, 30])
-def test_ece_agrees_with_torchmetrics(bins):
+def test_ece_agrees_with_torchmetrics(torchmetrics, bins):
     pred, y = sample()
     oracle = torchmetrics.multiclass_calibration_error(pred.probs, y, C, n_bins=bins, norm="l1")
     assert ece(pred, y, bins=bins) == pytest.approx(float(oracle), abs=1e-6)
