@@ -27,6 +27,15 @@ NAMES = (
 )
 
 
+def test_a_posterior_in_closed_form_needs_no_chains(tmp_path, capsys):
+    command = ["fidelity", "--reference", "--problems", "linear", "-o", str(tmp_path)]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["linear"] and "closed form" in found["linear"]["method"]
+    assert main(command) == 0
+    assert "–" in capsys.readouterr().out  # no chains, no draws
+
+
 def row(problem, method, seed, value):
     return Row(problem, method, seed, dict.fromkeys(NAMES, value))
 

@@ -263,6 +263,14 @@ def test_classes_in_the_plane_get_a_map_of_their_entropy():
     torch.testing.assert_close(entropy[7, 3], corner[0])
 
 
+def test_an_evaluation_shows_its_scores_and_escapes_its_names(picture_runs):
+    _, found = picture_runs[0]
+    data = found.scores["data"] | {"name": "<i>mine</i>"}
+    named = replace(found, scores=found.scores | {"data": data})
+    assert "<i>mine" not in named._repr_html_() and "turned-1, turned-2" in named._repr_html_()
+    assert f"nll {found.test['nll']:.4g}" in repr(found) and "2 shifts" in repr(found)
+
+
 def test_standardised_targets_are_evaluated_in_their_own_units():
     x = torch.linspace(-1, 1, 40).unsqueeze(-1)
     z, scaling = x[:, 0] ** 2, Scaling(mean=100.0, std=7.0)

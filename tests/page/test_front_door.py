@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from small_runs import assert_one_sentence
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -254,6 +255,30 @@ def test_methods_are_compared_over_a_config(tmp_path):
     )
     assert {group.label for group in found.groups} == {"ensemble", "kde"}
     assert shoal.load(tmp_path / "kde-m2-s0").config["lr"] == 0.5
+    assert "2 groups, 2 runs" in repr(found) and str(tmp_path) in repr(found)
+    shown = found._repr_html_()
+    assert "kde" in shown and "summary.csv" in shown and str(tmp_path) in shown
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "words"),
+    [
+        (True, {}, "shoal.compare(build, (x, y)"),
+        (True, {"data": True, "jobs": 2}, "jobs=1"),
+        (False, {"data": True}, "a config names its data"),
+        (False, {"seeds": 0}, "at least one seed"),
+        (False, {"steps": 2, "epochs": 2}, "steps"),
+    ],
+)
+def test_a_comparison_that_cannot_begin_is_refused_before_anything_is_written(
+    own, options, words, arrays, tmp_path
+):
+    source = arrays["build"] if own else {"data": {"name": "toy-classification"}, "members": 2}
+    pair = {"data": (arrays["x"], arrays["y"])} if options.get("data") else {}
+    with pytest.raises(ConfigError) as error:
+        shoal.compare(source, **(options | pair), out=tmp_path / "grid", progress=False)
+    assert_one_sentence(error.value, words)
+    assert not (tmp_path / "grid").exists()
 
 
 @pytest.mark.parametrize("function", [grow, shoal.compare])
