@@ -14,7 +14,7 @@ from shoal.engine.member_runner import MemberRunner
 from shoal.engine.network_call import member_call
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.network_pass import PassContext, looked_at
+from shoal.inference.network_pass import PassContext, forward_with_gradients
 from shoal.interaction.spaces import InputGradients, Normalised
 
 __all__ = [
@@ -134,9 +134,9 @@ def gradient_similarity(
     total: Tensor | float = 0.0
     context = PassContext(mapping=MemberRunner("loop"))
     for batch in zip(x.split(_CHUNK), y.split(_CHUNK), strict=True):
-        look = looked_at(ensemble, batch, likelihood, space, context, live=False)
-        assert look.gradients is not None, "input gradients were requested"
-        (unit,) = space({"gradients": look.gradients.detach()})
+        passed = forward_with_gradients(ensemble, batch, likelihood, space, context, live=False)
+        assert passed.gradients is not None, "input gradients were requested"
+        (unit,) = space({"gradients": passed.gradients.detach()})
         total = total + torch.einsum("ibd,jbd->ij", unit.double(), unit.double())
     ensemble.train(training)
     return torch.as_tensor(total) / len(x)

@@ -30,7 +30,7 @@ __all__ = [
     "PassContext",
     "PassResult",
     "TrackedInputs",
-    "looked_at",
+    "forward_with_gradients",
     "random_rows",
     "tracked_input",
 ]
@@ -198,7 +198,7 @@ class BatchRows(NamedTuple):
     rows: Tensor
 
 
-def looked_at(
+def forward_with_gradients(
     ensemble: Ensemble,
     batch: tuple[Inputs, Targets],
     likelihood: Likelihood,
@@ -222,19 +222,19 @@ def looked_at(
     x, y = batch
     name = innermost(space).gradients_of
     if part is None:
-        watched = TrackedInputs.of(ensemble, x, name)
-        shown, outputs = watched.x, watched.run(ensemble, context)
-        judged = outputs
+        tracked = TrackedInputs.of(ensemble, x, name)
+        shown, outputs = tracked.x, tracked.run(ensemble, context)
+        scored = outputs
     else:
-        watched, shown, y = (
+        tracked, shown, y = (
             TrackedInputs.of(ensemble, x[part.rows], name),
             part.batch.x,
             y[part.rows],
         )
         alone = innermost(space).own_statistics
-        outputs, judged = watched.run_in(part.batch, alone, ensemble, context)
-    scores = _scores(innermost(space).target, likelihood, judged, y)
-    return PassResult(shown, outputs, watched.gradients(scores, live))
+        outputs, scored = tracked.run_in(part.batch, alone, ensemble, context)
+    scores = _scores(innermost(space).target, likelihood, scored, y)
+    return PassResult(shown, outputs, tracked.gradients(scores, live))
 
 
 def random_rows(

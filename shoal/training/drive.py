@@ -20,7 +20,7 @@ from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberInputs
 from shoal.engine.precision import rough_products
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.network_pass import BatchRows, PassResult, looked_at
+from shoal.inference.network_pass import BatchRows, PassResult, forward_with_gradients
 from shoal.inference.posterior import functional_score, point_weights
 from shoal.training.context import StepContext
 from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
@@ -90,7 +90,7 @@ class Drive:
             return PassResult(x, ensemble(x, context.mapping, own, context.seed, context.step))
         part = None if self.rows is None else BatchRows(self._member_inputs(ensemble, x), self.rows)
         likelihood, batch = context.posterior.likelihood, (x, self.y)
-        return looked_at(
+        return forward_with_gradients(
             ensemble, batch, likelihood, repulsion.space, context, live=live, part=part
         )
 
