@@ -1,7 +1,8 @@
 """The call of one network: its arguments from a batch, and the tensor among its outputs."""
 
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,11 +51,19 @@ def arguments(module: nn.Module, x: Any) -> tuple[tuple, dict[str, Any]]:
     return (value,), {}
 
 
-def _parameters(module: nn.Module) -> list[inspect.Parameter]:
+def _parameters(module: nn.Module) -> tuple[inspect.Parameter, ...]:
+    """The parameters of `forward` without `self`, read once per class."""
+    forward: Any = module.forward
+    method = getattr(forward, "__func__", None)
+    return _signature(forward) if method is None else _signature(method)[1:]
+
+
+@functools.lru_cache(maxsize=256)
+def _signature(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     try:
-        return list(inspect.signature(module.forward).parameters.values())
+        return tuple(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return []
+        return ()
 
 
 def _takes_names(module: nn.Module, value: dict) -> bool:

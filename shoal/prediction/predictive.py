@@ -14,6 +14,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.notebook import facts_html
 from shoal.data.arrays import as_targets
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.posterior import as_points
 
 __all__ = ["ArrayLike", "Predictive"]
 
@@ -217,11 +218,10 @@ class Predictive:
         counted = self.likelihood.counted(targets) if isinstance(targets, Tensor) else None
         if not sites and (counted is None or bool(counted.all())):
             return self, y
-        members = self.members.flatten(1, -2)
-        if y is not None:
-            targets = self.check(y).flatten(0, sites)
-            kept = ... if counted is None else counted.flatten().to(members.device)
-            members, targets = members[:, kept], targets[kept]
+        if y is None:
+            members = self.members.flatten(1, -2)
+        else:
+            members, targets = as_points(self.likelihood, self.members, self.check(y))
         if members.shape[1] == 0:
             raise DataError("every target is ignored; give at least one that counts")
         return Predictive(members, self.likelihood, self.weights), targets

@@ -93,10 +93,15 @@ class Settings:
         if self.options.frozen:
             self._check_frozen()
 
-    def _check_own_inputs(self) -> None:
+    @property
+    def compares_outputs(self) -> bool:
+        """Whether repulsion or prior needs the outputs of all members at common inputs."""
         repulsion = self.method.repulsion
         compared = repulsion is not None and repulsion.space.base != "weights"
-        if compared or isinstance(self.prior, FunctionalPrior):
+        return compared or isinstance(self.prior, FunctionalPrior)
+
+    def _check_own_inputs(self) -> None:
+        if self.compares_outputs:
             raise ConfigError(
                 "with per_member crops the outputs of members cannot be compared; "
                 "leave per_member out, or choose a weight-space method such as 'kde'"

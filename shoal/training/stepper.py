@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.structure import Inputs, MemberWeighted, Structured, Weighted, parted
+from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
 from shoal.data.batch import Targets, inputs_of, raw_batch, targets_of
 from shoal.data.batches import ArrayBatches
 from shoal.engine.graph import CapturedMove
@@ -175,7 +175,7 @@ class Stepper:
     def _begin(self, x: Inputs, y: Targets, own: bool, loss: Loss | None) -> Mover:
         """Make the mover from the first batch, which shows the units and the number of targets."""
         one = (x[0], y[0]) if own else (x, y)
-        targets, weight = parted(one[1])
+        targets, _ = parted(one[1])
         options = self._options
         with torch.no_grad():
             outputs = self.ensemble.aside()(one[0])
@@ -186,10 +186,10 @@ class Stepper:
         likelihood = settings.likelihood
         sites = likelihood.objective(outputs, targets).shape[2:]
         likelihood.check(targets, outputs.shape[-1], *site_axes(sites))
-        shared = weight if weight is not None and weight.ndim == 1 else None
-        y_one = targets if shared is None else Weighted.of_pair(targets, shared)
-        likelihood = begun(likelihood, y_one, sites)
-        share = total_weight(likelihood, y_one, sites) / len(targets)
+        # Weights of single members choose their points; they do not change what the data are.
+        common = targets if isinstance(one[1], MemberWeighted) else one[1]
+        likelihood = begun(likelihood, common, sites)
+        share = total_weight(likelihood, common, sites) / len(targets)
         repulsion = self._repulsion(settings)
         n = self.n * share
         mover = Mover(self.ensemble, settings, repulsion, likelihood, n, int(self.n), 0)
@@ -214,9 +214,7 @@ class Stepper:
         return prepared(settings.method, source, None, self._dtype)[0]
 
     def _check_own(self, mover: Mover) -> None:
-        repulsion = mover.repulsion
-        compared = repulsion is not None and repulsion.space.base != "weights"
-        if compared or isinstance(mover.settings.prior, FunctionalPrior):
+        if mover.settings.compares_outputs:
             raise ConfigError(
                 "members with batches of their own are not compared by their outputs; give a "
                 "common batch with weights [M, B], or choose a method such as 'kde'"

@@ -62,7 +62,7 @@ class Trainer(Mover):
         self.steps = settings.total_steps(batches.steps_per_epoch)
         likelihood = settings.likelihood
         if isinstance(batches, ArrayBatches):
-            likelihood = self._begun(likelihood, batches.y.to(ensemble.device))
+            likelihood = begun(likelihood, batches.y.to(ensemble.device), sites)
         targets = self._targets(likelihood)
         super().__init__(ensemble, settings, repulsion, likelihood, targets, batches.n, self.steps)
         self.step = 0
@@ -70,9 +70,6 @@ class Trainer(Mover):
         self.tracker = Tracker(self.moving.members, ensemble.device)
         self.initial: Tensor | None = None
         self.captured = self._capture()
-
-    def _begun(self, likelihood: Likelihood, y: Targets) -> Likelihood:
-        return begun(likelihood, y, self.sites)
 
     @property
     def epoch(self) -> int:
@@ -113,7 +110,7 @@ class Trainer(Mover):
         for x, y in islice(self.batches.batches(self.epoch, start), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
-                likelihood = self._begun(self.settings.likelihood, y)
+                likelihood = begun(self.settings.likelihood, y, self.sites)
                 self.posterior = replace(self.posterior, likelihood=likelihood)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self._recount()

@@ -231,3 +231,26 @@ def test_a_step_minimises_the_cross_entropy_of_torch(smoothing, class_weights):
         for name, parameter in member.named_parameters():
             wanted = parameter.detach() - 0.1 * parameter.grad
             torch.testing.assert_close(mine.weights[name][index], wanted, atol=1e-10, rtol=1e-10)
+
+
+def test_a_mask_counts_in_n_as_in_fit():
+    class Sequence(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(1, 1)
+
+        def forward(self, x):
+            return self.layer(x.unsqueeze(-1))
+
+    x, _ = points()
+    mask = torch.rand(N, 3, generator=torch.manual_seed(2)) < 0.5
+    fitted, stepped = ensemble(make=Sequence), ensemble(make=Sequence)
+    options = {"method": "kde", "lr": 0.01}
+    shoal.fit(fitted, (x, x.sin(), mask), steps=3, batch_size=N, progress=False, **options)
+    stepper = shoal.Stepper(stepped, n=N, **options)
+    batches = ArrayBatches(torch.arange(N), torch.arange(N), N)
+    for epoch in range(3):
+        rows = batches.order(epoch)
+        stepper((x[rows], x[rows].sin(), mask[rows]))
+    torch.testing.assert_close(weights(stepped), weights(fitted), atol=1e-12, rtol=1e-12)
+    assert stepper.state_dict()["n"] == float(mask.sum())
