@@ -193,6 +193,7 @@ def fit(
     device: torch.device | str | None = None,
     precision: str | None = None,
     engine: str = "auto",
+    cache: bool = False,
     frozen: int = 0,
     resume: bool = False,
     out: str | Path | None = None,
@@ -242,6 +243,8 @@ def fit(
             two apply to the networks; weights, distances and states stay in float32.
         engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run; results
             stay the same.
+        cache: compute what all members share, such as a frozen trunk, once for all epochs. A loader
+            is then read once.
         frozen: number of frozen members, counted from the first; frozen members repel the others
             and do not move; see `shoal.grow`.
         resume: continue the run in `out`, if there is one.

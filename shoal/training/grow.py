@@ -55,6 +55,7 @@ def grow(
     device: torch.device | str | None = UNSET,
     precision: str | None = UNSET,
     engine: str = UNSET,
+    cache: bool = UNSET,
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = UNSET,

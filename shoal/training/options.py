@@ -188,6 +188,12 @@ class Options:
         '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the same.',
         text,
     )
+    cache: bool = option(
+        False,
+        "compute what all members share, such as a frozen trunk, once for all epochs.",
+        flag,
+        kept=False,
+    )
     save_every: float = option(
         30.0, "seconds between checkpoints; 0 saves after every step.", seconds, kept=False
     )
