@@ -75,7 +75,7 @@ def test_the_run_is_the_same(method):
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-8, atol=1e-10)
     assert cached.history[-1]["loss"] == pytest.approx(plain.history[-1]["loss"], rel=1e-8)
-    x, _ = data()
+    x = data()[0].double()
     torch.testing.assert_close(cached.ensemble(x), plain.ensemble(x), rtol=1e-8, atol=1e-10)
 
 
