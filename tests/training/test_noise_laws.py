@@ -3,10 +3,12 @@
 import math
 
 import pytest
+import reference
 import torch
 from torch import nn
 
 import shoal
+from shoal.core.random import hashed, key, normal_stream
 from shoal.interaction.bandwidths import Fixed
 from shoal.training.noise import noise_std
 from shoal.training.optim import make_optimizer
@@ -83,24 +85,24 @@ def test_the_error_of_the_variance_is_of_first_order_in_the_learning_rate(optimi
 # Conjugate linear regression, through the training step.
 
 
-def regression():
-    """Data whose posterior is N(MEAN, 1 / (N CURVATURE)), with the prior N(0, STD²)."""
+def regression(mean=MEAN):
+    """Data whose posterior is N(mean, 1 / (N CURVATURE)), with the prior N(0, STD²)."""
     q, _ = torch.linalg.qr(torch.randn(N, 2, generator=torch.manual_seed(0)))
     prior = 1 / (N * STD**2)
     data = CURVATURE - prior  # per data point
     x = q * (data * N).sqrt() * SIGMA
-    return x, x @ (MEAN * CURVATURE / data)
+    return x, x @ (mean * CURVATURE / data)
 
 
 START = torch.tensor([2.0, 2.0], dtype=torch.float64)
 
 
-def chains(optimizer, lr, steps, members, temperature=1.0, **options):
+def chains(optimizer, lr, steps, members, temperature=1.0, mean=MEAN, **options):
     """The weights of all members after every step [steps, M, 2]."""
     build = lambda: nn.Linear(2, 1, bias=False)  # noqa: E731
     ensemble = shoal.Ensemble.init(build, members=members)
     for weight in ensemble.weights.values():
-        weight.data[:] = START
+        weight.data[:] = START if mean is MEAN else mean
     settings = {"method": "ensemble", "noise": 1.0, "lr": lr, "temperature": temperature}
     stepper = shoal.Stepper(
         ensemble, n=N, optimizer=optimizer, prior=shoal.priors.Gaussian(STD),
@@ -108,7 +110,7 @@ def chains(optimizer, lr, steps, members, temperature=1.0, **options):
     )  # fmt: skip
     seen = []
     for _ in range(steps):
-        stepper(regression())
+        stepper(regression(mean))
         seen.append(next(iter(ensemble.weights.values())).detach()[:, 0].clone())
     return torch.stack(seen)
 
@@ -188,3 +190,99 @@ def test_members_are_independent():
     assert correlation.abs().max() < 4.5 / math.sqrt(kicks.shape[1])
     shifted = torch.corrcoef(torch.cat([kicks[:, 1:], kicks[:, :-1]]))[:24, 24:]
     assert shifted.abs().max() < 4.5 / math.sqrt(kicks.shape[1])
+
+
+# With repulsion: members of a Gaussian cloud feel a force that is linear in their place.
+
+
+def cloud_variance(factor, kick, steps):
+    """V after every step of θ = factor(V) θ + kick ξ, from members in one place."""
+    V, seen = 0.0, []
+    for _ in range(steps):
+        V = factor(V) ** 2 * V + kick**2
+        seen.append(V)
+    return torch.tensor(seen)
+
+
+def error_of_cloud(factor, kick, V, members, steps):
+    """Relative standard error of V, from the mean over members and consecutive steps.
+
+    The variance of M members has the map V -> factor(V)² V + kick² and, each step, a random part
+    of variance (4 V factor² kick² + 2 kick⁴) / M. The slope of the map forgets it.
+    """
+    after = lambda V: factor(V) ** 2 * V + kick**2  # noqa: E731
+    slope = (after(V * 1.001) - after(V * 0.999)) / (0.002 * V)
+    random = (4 * V * factor(V) ** 2 * kick**2 + 2 * kick**4) / members
+    return math.sqrt(random / steps) / (1 - slope) / V
+
+
+@pytest.mark.parametrize(("strength", "noise"), [(1.0, 1.0), (0.5, 0.5), (0.8, 0.1)])
+def test_repulsive_langevin_has_the_moments_of_the_cloud(strength, noise):
+    """KDE adds h² to the variance it sees: the force is (T / N) strength (θ - mean) / (V + h²)."""
+    lr, members, h2, burn, steps = 0.6, 300, 0.05, 40, 80
+    method = shoal.Repulsion(
+        shoal.spaces.Weights(), shoal.kernels.RBF(), Fixed(h2),
+        shoal.flows.Wasserstein(shoal.estimators.KDE()), strength,
+    )  # fmt: skip
+    seen = chains(SGD, lr, burn + steps, members, method=method, noise=noise)
+    kick = math.sqrt(2 * lr * noise / N)
+    factors = [lambda V, a=a: 1 - lr * (a - strength / N / (V + h2)) for a in CURVATURE.tolist()]
+    wanted = torch.stack([cloud_variance(each, kick, burn + steps) for each in factors], 1)
+    # A member counts itself among its neighbours, of which there are about this many.
+    itself = 1 / (members * (h2 / (h2 + wanted[-1])).sqrt().prod())
+    for weight, factor in enumerate(factors):
+        found, V = seen[:, :, weight].var(1), wanted[-1, weight].item()
+        early = found[:burn] / wanted[:burn, weight] - 1
+        assert early.abs().max() < Z * math.sqrt(2 / members)
+        error = error_of_cloud(factor, kick, V, members, steps)
+        assert abs(found[burn:].mean() / V - 1) < Z * error + itself and error < 0.02
+        mean = seen[burn:, :, weight].mean() - MEAN[weight]
+        assert abs(mean) < Z * kick / (lr * CURVATURE[weight]) / math.sqrt(members * steps)
+
+
+def test_stein_with_a_linear_kernel_and_noise():
+    """k = 1 + xy on N(0, 1 / (N a)): the velocity is θ (T / N - a V), for any number of members.
+
+    Noise adds to it: a V² - V / N = 1 / N for small steps, which is not the posterior.
+    """
+    lr, members, burn, steps = 0.5, 300, 60, 120
+    method = shoal.Repulsion(
+        shoal.spaces.Weights(), shoal.kernels.LinearKernel(), Fixed(1.0), shoal.flows.Stein()
+    )
+    seen = chains(SGD, lr, burn + steps, members, mean=torch.zeros(2), method=method)
+    kick = math.sqrt(2 * lr / N)
+    for weight, a in enumerate(CURVATURE.tolist()):
+        factor = lambda V, a=a: 1 + lr * (1 / N - a * V)  # noqa: E731
+        wanted = cloud_variance(factor, kick, burn + steps)
+        error = error_of_cloud(factor, kick, wanted[-1].item(), members, steps)
+        found = seen[:, :, weight].square().mean(1)
+        early = found[:burn] / wanted[:burn] - 1
+        assert early.abs().max() < Z * math.sqrt(2 / members)
+        assert abs(found[burn:].mean() / wanted[-1] - 1) < Z * error and error < 0.02
+        small_steps = (1 + math.sqrt(1 + 4 * a * N)) / (2 * a * N)
+        assert wanted[-1].item() == pytest.approx(small_steps, rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["ensemble", "kde", "svgd"])
+@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM], ids=str)
+def test_every_step_is_the_textbook_step(optimizer, name):
+    """Members and the loop of the papers, with the numbers of each member's own stream."""
+    M, lr, steps, mu = 4, 0.05, 5, optimizer.get("momentum", 0.0)
+    start = torch.randn(M, 3, generator=torch.manual_seed(1))
+    found = shoal.sample(
+        lambda x: (1.5 * x - x.exp()).sum(), start, method=name, optimizer=optimizer, lr=lr,
+        steps=steps, noise=0.5, seed=9,
+    )  # fmt: skip
+    x, speed = start.clone(), torch.zeros(M, 3)
+    for step in range(steps):
+        score = 1.5 - x.exp()
+        if name != "ensemble":
+            K, push = reference.interaction(name, False, x)
+            score = (K @ score / M if name == "svgd" else score) - push
+        keys = torch.stack([hashed(key(9, "noise", step) + member) for member in range(M)])
+        xi = torch.cat([normal_stream(each[None], 0, 2)[:, :3] for each in keys])
+        friction = 1 - mu
+        speed = speed - friction * speed + lr * score
+        speed = speed + math.sqrt(2 * friction * lr * 0.5) * xi
+        x = x + speed
+    torch.testing.assert_close(found, x, rtol=1e-6, atol=1e-6)  # the noise is in single precision
