@@ -142,6 +142,37 @@ def test_the_layout_of_a_weight_in_memory_does_not_matter():
     assert_equal_trees(plain_noise, drawn(ensemble))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+class TestOnAGPU:
+    @pytest.mark.parametrize("optimizer", ["sgd", MOMENTUM], ids=str)
+    def test_captured_steps_are_those_of_the_cpu(self, optimizer):
+        options = {"precision": "float64", "method": "kde", "schedule": "cosine", "epochs": 4}
+        options |= NOISY | {"optimizer": optimizer}
+        one, other = quick(plain, **options), quick(plain, device="cuda", **options)
+        for name, weight in one.ensemble.weights.items():
+            found = other.ensemble.weights[name].cpu()
+            torch.testing.assert_close(found, weight, rtol=1e-4, atol=1e-5)
+
+    def test_a_captured_stepper_draws_anew_at_every_step(self):
+        ensemble = shoal_of(plain).to("cuda")
+        options = {"method": "ensemble", "optimizer": "sgd", "lr": 0.1, "prior": "flat"}
+        stepper = shoal.Stepper(ensemble, n=POINTS, noise=1.0, **options)
+        zero = lambda outputs, _: 0.0 * outputs.sum(-1)  # noqa: E731
+        for step in range(8):
+            before = {name: weight.detach().clone() for name, weight in ensemble.weights.items()}
+            stepper(points(), loss=zero)
+            noise = drawn(shoal_of(plain), step=step)
+            for name, weight in ensemble.weights.items():
+                moved = (weight.detach() - before[name]).cpu()
+                wanted = noise[name] * math.sqrt(0.2 / POINTS)
+                torch.testing.assert_close(moved, wanted, rtol=1e-4, atol=1e-5)
+
+    def test_a_learning_rate_of_zero_stops_the_noise(self):
+        schedule = {"name": "flat-then-linear", "floor": 0.0}
+        run = quick(plain, device="cuda", steps=20, schedule=schedule, **NOISY)
+        assert all(weight.isfinite().all() for weight in run.ensemble.weights.values())
+
+
 # Who gets it.
 
 

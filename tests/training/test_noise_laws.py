@@ -1,6 +1,8 @@
 """Langevin noise on Gaussian posteriors: the moments of every step are known in closed form."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import reference
@@ -286,3 +288,16 @@ def test_every_step_is_the_textbook_step(optimizer, name):
         speed = speed + math.sqrt(2 * friction * lr * 0.5) * xi
         x = x + speed
     torch.testing.assert_close(found, x, rtol=1e-6, atol=1e-6)  # the noise is in single precision
+
+
+def test_the_example_of_the_page_has_the_covariance_of_the_posterior():
+    torch.set_default_dtype(torch.float32)
+    page = Path(__file__).parents[2] / "docs" / "noise.md"
+    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    names = {}
+    exec(compile(code, str(page), "exec"), names)
+    found, exact = names["found"].diagonal(), names["exact"].diagonal()
+    shown = [[float(n) for n in re.findall(r"0\.\d+", line)] for line in code.split("# [[")[1:]]
+    assert found.tolist() == pytest.approx(shown[0][:2], abs=6e-5)
+    assert exact.tolist() == pytest.approx(shown[1][:2], abs=6e-5)
+    assert ((found / exact - 1).abs() < Z * math.sqrt(2 / 1000) + 0.042).all()
