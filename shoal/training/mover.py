@@ -134,7 +134,7 @@ class Mover:
         for name, weight in moving.weights.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         if settings.options.noise is not None:
-            heat = settings.options.noise * context.posterior.push_scale()
+            heat = settings.options.noise * context.posterior.heat
             add_noise(moving, self.optimizer, heat, settings.options.seed, step, info.alive)
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache

@@ -99,7 +99,7 @@ def sample(
         )
         ensemble.weights["x"].grad = velocity["x"]
         if noise is not None:
-            heat = noise * posterior.push_scale()
+            heat = noise * posterior.heat
             add_noise(ensemble, stepper, heat, seed, step, info.alive)
         stepper.step()
     return ensemble.weights["x"].detach().clone()
