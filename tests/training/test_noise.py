@@ -142,6 +142,22 @@ def test_the_layout_of_a_weight_in_memory_does_not_matter():
     assert_equal_trees(plain_noise, drawn(ensemble))
 
 
+def test_nothing_waits_for_the_device():
+    """Tensors without values: whatever asks the device for a number fails, as in a capture."""
+    nowhere = torch.device("meta")
+    ensemble = shoal_of(wide).to(nowhere)
+    for weight in ensemble.weights.values():
+        weight.grad = torch.zeros_like(weight)
+    optimizer = torch.optim.SGD(ensemble.weights.values(), 0.1)
+    optimizer.param_groups[0]["lr"] = torch.ones((), device=nowhere)
+    step = torch.zeros((), dtype=torch.int64, device=nowhere)
+    add_noise(ensemble, optimizer, 0.5, 0, step, ensemble.alive)
+    add_shared_noise(list(ensemble.weights.values()), 3, optimizer, 0.5, 0, step)
+    assert all(weight.grad.device == nowhere for weight in ensemble.weights.values())
+    with pytest.raises(RuntimeError):
+        float(noise_std(optimizer, 0.5))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 class TestOnAGPU:
     @pytest.mark.parametrize("optimizer", ["sgd", MOMENTUM], ids=str)
