@@ -185,6 +185,7 @@ def fit(
     outputs: str | int | None = None,
     temperature: float = 1.0,
     strength: float | None = None,
+    noise: float | None = None,
     annealing: Any = None,
     adversarial: Adversarial | float | Mapping[str, Any] | None = None,
     augment: Any = None,
@@ -233,6 +234,8 @@ def fit(
             default the logits, or the first.
         temperature: T; 0 gives the plain ensemble, 1 the posterior.
         strength: factor of the repulsive force.
+        noise: factor of the variance of Langevin noise, for the optimizer sgd; 1 samples the
+            posterior, 0 or None adds no noise.
         annealing: schedule of the driving force, such as "linear".
         adversarial: size of adversarial perturbations, or an `Adversarial`.
         augment: "crop-flip", or a function of (x, key).

@@ -47,6 +47,7 @@ def grow(
     outputs: str | int | None = UNSET,
     temperature: float = UNSET,
     strength: float | None = UNSET,
+    noise: float | None = UNSET,
     annealing: Any = UNSET,
     adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,
     augment: Any = UNSET,

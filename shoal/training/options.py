@@ -80,6 +80,11 @@ def not_negative(name: str, value: Any) -> float:
     raise ConfigError(f"{name} must be zero or positive, not {came(value)}")
 
 
+def factor_or_none(name: str, value: Any) -> float | None:
+    """A number above zero; zero means None."""
+    return not_negative(name, value) or None
+
+
 def seconds(name: str, value: Any) -> float:
     """A time from zero on, which may be infinite."""
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
@@ -169,6 +174,12 @@ class Options:
     )
     temperature: float = option(
         1.0, "T; 0 gives the plain ensemble, 1 the posterior.", not_negative
+    )
+    noise: float | None = option(
+        None,
+        "factor of the variance of Langevin noise, for the optimizer sgd; 1 samples the posterior, "
+        "0 or None adds no noise.",
+        factor_or_none,
     )
     annealing: Spec | None = option(None, 'schedule of the driving force, such as "linear".')
     adversarial: float | dict[str, Any] | None = option(
