@@ -32,7 +32,7 @@ from shoal.interaction.bandwidths import Median, MemberMedian
 from shoal.interaction.estimators import KDE, SGE, SSGE
 from shoal.interaction.flows import Stein, Wasserstein
 from shoal.interaction.kernels import RBF
-from shoal.interaction.points import Points, points_of
+from shoal.interaction.points import Batch, Points, points_of
 from shoal.interaction.points import registry as points_registry
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import (
@@ -111,10 +111,11 @@ class Method:
         """The method with other points at which members are compared."""
         if self.repulsion is None:
             raise ConfigError(f"method '{self.name}' compares no members; leave points out")
-        settings = tuple(sorted({**dict(self.settings), "points": points}.items()))
-        return replace(
-            self, repulsion=replace(self.repulsion, points=points), settings=settings
-        )
+        changed = {name: value for name, value in self.settings if name != "points"}
+        if not isinstance(points, Batch):
+            changed["points"] = points
+        repulsion = replace(self.repulsion, points=points)
+        return replace(self, repulsion=repulsion, settings=tuple(sorted(changed.items())))
 
 
 _RDE, _FORDE = "dangelo2021repulsive", "trinh2024input"

@@ -199,7 +199,7 @@ def _named(method: Method) -> str | dict[str, Any]:
     """The name, with the changed settings of the space."""
     settings = dict(method.settings)
     if "points" in settings:
-        settings["points"] = points.registry.spec(settings["points"])
+        settings["points"] = _spec(points.registry, settings["points"])
     return {"name": method.name, **settings} if settings else method.name
 
 
