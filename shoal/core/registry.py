@@ -134,9 +134,7 @@ def nested_field(registry: Registry, default: Callable[[], Any], later: bool = F
 
 def unstored_field() -> Any:
     """A dataclass field with arrays or functions: no spec, comparison or repr includes it."""
-    return dataclasses.field(
-        default=None, repr=False, compare=False, metadata={"unstored": True}
-    )
+    return dataclasses.field(default=None, repr=False, compare=False, metadata={"unstored": True})
 
 
 def later_field(default: Any) -> Any:

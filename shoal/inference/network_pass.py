@@ -183,6 +183,7 @@ class PassResult(NamedTuple):
     @classmethod
     def joined(cls, looks: Sequence["PassResult"]) -> "PassResult":
         """The results of several member ranges as one."""
+
         def together(name: str) -> Tensor | None:
             found = [getattr(look, name) for look in looks]
             return None if found[0] is None else torch.cat(found)

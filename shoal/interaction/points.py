@@ -325,9 +325,7 @@ def _from_pool(pool: Any, x: Inputs, count: int | None, key: Tensor, kind: str) 
     if not isinstance(pool, (Tensor, Structured)):
         raise _unprepared(kind)
     places, rows = uniform(hashed(key), (2, len(x) if count is None else count))
-    return Drawn(
-        pool.index_select(0, _whole_below(len(pool), places)), _whole_below(len(x), rows)
-    )
+    return Drawn(pool.index_select(0, _whole_below(len(pool), places)), _whole_below(len(x), rows))
 
 
 def _whole_below(size: int, u: Tensor) -> Tensor:
@@ -351,5 +349,3 @@ def _check_count(count: Any) -> None:
     whole = isinstance(count, int) and not isinstance(count, bool)
     if count is not None and not (whole and count >= 1):
         raise ConfigError(f"count must be a whole number of points from 1 on, not {count!r}")
-
-

@@ -194,9 +194,7 @@ def statistics(points: Points, batches: Callable[[], Iterable[Inputs]]) -> Tree:
     return {f"{PREFIX}{name}": t for name, t in found.items() if name.partition("/")[0] in wanted}
 
 
-def placed(
-    points: Any, tensors: Tree, device: torch.device, dtype: torch.dtype
-) -> Any:
+def placed(points: Any, tensors: Tree, device: torch.device, dtype: torch.dtype) -> Any:
     """The points with inputs and statistics on the members' device."""
     pool = getattr(points, "x", None)
     if isinstance(pool, Structured):

@@ -43,7 +43,7 @@ def ready(name, x=None, **settings):
 COUNTED = [name for name in registry if name != "batch"]
 
 
-@pytest.mark.parametrize("name", registry)
+@pytest.mark.parametrize("name", list(registry))
 def test_points_have_the_shape_and_type_of_the_batch(name):
     x = batch()
     found = ready(name).draw(x, key(0, "points", 3))
@@ -83,7 +83,9 @@ def test_noise_has_the_spread_of_the_data():
     points = ready("noise", x, scale=0.5)
     away = points.draw(x, key(0, "points", 0)).x - x
     assert away.mean(0).abs().max() < 0.05 * x.std(0).max()
-    torch.testing.assert_close(away.std(0) / x.std(0), torch.full((2,), 0.5).double(), rtol=0.05, atol=0)
+    torch.testing.assert_close(
+        away.std(0) / x.std(0), torch.full((2,), 0.5).double(), rtol=0.05, atol=0
+    )
     assert abs(np.corrcoef(away.T.numpy())[0, 1]) < 0.06
 
 

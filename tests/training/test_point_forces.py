@@ -201,7 +201,9 @@ def test_a_point_that_comes_twice_counts_once(name):
         for count in (1, 2)
     )
     if name == "forde-identity":  # its targets are drawn by row: the same row for both points
-        fixed = dataclasses.replace(ready(name, shoal.points.Unlabelled(pool), x), points=Same(pool))
+        fixed = dataclasses.replace(
+            ready(name, shoal.points.Unlabelled(pool), x), points=Same(pool)
+        )
         doubled = dataclasses.replace(fixed, points=Same(pool.repeat(2, 1)))
         once, twice = (forces(ensemble, each, batch)[0] for each in (fixed, doubled))
     torch.testing.assert_close(twice, once, **TOLERANCE)
