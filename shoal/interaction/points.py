@@ -276,8 +276,8 @@ def beta(alpha: float, key: Tensor, shape: torch.Size) -> Tensor:
     r"""Numbers from Beta(alpha, alpha) in double precision, without rejection.
 
     $T = \sqrt{2a (U^{-1/a} - 1)} \cos 2πV$ has a Student distribution of 2a degrees of freedom
-    (Bailey, 1994), and $\frac12 + T / (2 \sqrt{2a + T²})$ has the Beta distribution. Devroye (1996),
-    "Random variate generation in one line of code".
+    (Bailey, 1994), and $\frac12 + T / (2 \sqrt{2a + T²})$ has the Beta distribution (Devroye, 1996,
+    "Random variate generation in one line of code").
     """
     u, v = uniform(key, (2, *shape))
     # The exponent is limited, since infinity over infinity is no number.

@@ -3,8 +3,9 @@ r"""One step: the velocity of every member, from one batch.
 $$ v_i = \sum_j mix_{ij} ∇ \log p(θ_j | D) / N - (T / N) \, strength \, J_i^T \sum_j B_{ij} z_j $$
 
 For a space of outputs, drive and push are both cotangents at the outputs, and one backward pass
-carries both, also if members are compared at other points than the batch. For input gradients the push is a cotangent at the gradients, and one second-order
-backward pass carries both. For weights, the push is added after the backward pass.
+carries both, also if members are compared at other points than the batch. For input gradients the
+push is a cotangent at the gradients, and one second-order backward pass carries both. For weights,
+the push is added after the backward pass.
 
 The path of a batch from `fit` to the weights, in the order of the calls:
 

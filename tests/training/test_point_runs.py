@@ -248,8 +248,8 @@ def test_per_member_crops_are_refused():
 
 def test_augmented_images_by_name(tmp_path):
     data = shoal.data.load({"name": "digits", "test_size": 1700})
-    method = {"name": "f-kde", "points": {"name": "augmented", "augment": {"name": "crop-flip",
-                                                                          "padding": 2}}}  # fmt: skip
+    crops = {"name": "crop-flip", "padding": 2}
+    method = {"name": "f-kde", "points": {"name": "augmented", "augment": crops}}
     build = Blueprint(SmallCNN((4,)), data.input_shape, 10)
     how = {"epochs": 1, "progress": False}
     run = shoal.fit(shoal.Ensemble.init(build, 3), data, method=method, out=tmp_path / "run", **how)
