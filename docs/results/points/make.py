@@ -118,9 +118,11 @@ def known():
         return {}
     with RESULTS.open() as file:
         return {
-            (r["toy"], r["kind"], float(r["strength"]), int(r["seed"]), r["metric"]): float(r["value"])
+            (r["toy"], r["kind"], float(r["strength"]), int(r["seed"]), r["metric"]): float(
+                r["value"]
+            )
             for r in csv.DictReader(file)
-        }  # fmt: skip
+        }
 
 
 def complete(seeds):
