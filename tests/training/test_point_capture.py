@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 import torch
+from host_questions import Questions, as_on_a_gpu
 from small_runs import both, plain, points, quick, shoal_of
-from test_forde_capture import Questions, as_on_a_gpu
 
 import shoal
 from shoal.core.random import key, normal, uniform
 from shoal.data.augment import CropFlip
 from shoal.data.batches import ArrayBatches
+from shoal.interaction import cloud
 from shoal.interaction import points as kinds
 from shoal.training.points import resolved
 from shoal.training.prepare import prepared
@@ -26,6 +27,7 @@ KINDS = {
 
 def drawn_as_on_a_gpu(monkeypatch):
     as_on_a_gpu(monkeypatch)
+    monkeypatch.setattr(cloud, "_fused", lambda leaves: None)
     monkeypatch.setattr(kinds, "many_normal", normal)
     monkeypatch.setattr(kinds, "many_uniform", lambda k, shape, dtype: uniform(k, shape).to(dtype))
 

@@ -9,6 +9,7 @@ twenty minutes on one core; --draw uses the rows that are there.
 import argparse
 import csv
 import io
+import itertools
 import math
 import statistics
 from pathlib import Path
@@ -66,7 +67,7 @@ def train(toy, data, kind, strength, seed):
         likelihood=shoal.likelihoods.Gaussian(0.25) if regression else None,
         lr=1e-2,
         schedule="cosine",
-        epochs=300 if regression else 200,
+        epochs=200 if regression else 100,
         batch_size=30 if regression else 50,
         seed=seed,
         progress=False,
@@ -104,12 +105,10 @@ def measured(toy, data, run):
 
 def cases(seeds):
     """Toy, kind, strength and seed of every run; a plain ensemble has no strength."""
-    for seed in range(seeds):
-        for toy in LABELS:
-            for strength in STRENGTHS:
-                for kind in KINDS:
-                    if kind != "ensemble" or strength == STRENGTHS[0]:
-                        yield toy, kind, 0.0 if kind == "ensemble" else strength, seed
+    for strength, seed, toy in itertools.product(reversed(STRENGTHS), range(seeds), LABELS):
+        for kind in KINDS:
+            if kind != "ensemble" or strength == STRENGTHS[-1]:
+                yield toy, kind, 0.0 if kind == "ensemble" else strength, seed
 
 
 def known():
