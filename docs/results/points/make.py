@@ -67,7 +67,7 @@ def train(toy, data, kind, strength, seed):
         likelihood=shoal.likelihoods.Gaussian(0.25) if regression else None,
         lr=1e-2,
         schedule="cosine",
-        epochs=200 if regression else 100,
+        epochs=300 if regression else 100,
         batch_size=30 if regression else 50,
         seed=seed,
         progress=False,
