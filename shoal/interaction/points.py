@@ -107,9 +107,7 @@ class Augmented:
 
     def draw(self, x: Inputs, key: Tensor) -> Drawn:
         """augment(x) for rows x of the batch."""
-        function = self.augment if callable(self.augment) else self.function
-        if function is None:
-            raise _unprepared("augmented")
+        function = _prepared(self.function, "augmented")
         base = _some(x, self.count, key)
         if not isinstance(base.x, Tensor):
             raise DataError("augmented points need inputs of one tensor; choose points='noise'")
@@ -192,7 +190,7 @@ class Noise:
 
     def draw(self, x: Inputs, key: Tensor) -> Drawn:
         """x + scale * std * normal for rows x of the batch."""
-        known = _known(self.statistics, "noise")
+        known = _prepared(self.statistics, "noise")
         base, found = _some(x, self.count, key), {}
         for index, (name, t) in enumerate(real_tensors(base.x, "noise").items()):
             normal = many_normal(hashed(key + 1 + index), t.shape, t.dtype)
@@ -227,7 +225,7 @@ class Uniform:
 
     def draw(self, x: Inputs, key: Tensor) -> Drawn:
         """low - margin * width + (1 + 2 margin) * width * uniform."""
-        known = _known(self.statistics, "uniform")
+        known = _prepared(self.statistics, "uniform")
         base, found = _some(x, self.count, key), {}
         for index, (name, t) in enumerate(real_tensors(base.x, "uniform").items()):
             low, high = (known[f"{end}/{name}"].to(t) for end in self.fits)
@@ -322,8 +320,7 @@ def _some(x: Inputs, count: int | None, key: Tensor) -> Drawn:
 
 def _from_pool(pool: Any, x: Inputs, count: int | None, key: Tensor, kind: str) -> Drawn:
     """Random rows of a pool of inputs, and random rows of the batch."""
-    if not isinstance(pool, (Tensor, Structured)):
-        raise _unprepared(kind)
+    pool = _prepared(pool if isinstance(pool, (Tensor, Structured)) else None, kind)
     places, rows = uniform(hashed(key), (2, len(x) if count is None else count))
     return Drawn(pool.index_select(0, _whole_below(len(pool), places)), _whole_below(len(x), rows))
 
@@ -333,16 +330,13 @@ def _whole_below(size: int, u: Tensor) -> Tensor:
     return (u * size).long().clamp(max=size - 1)
 
 
-def _known(statistics: Tree | None, kind: str) -> Tree:
-    if statistics is None:
-        raise _unprepared(kind)
-    return statistics
-
-
-def _unprepared(kind: str) -> ConfigError:
-    return ConfigError(
-        f"points '{kind}' are prepared before training; train with shoal.fit or shoal.Stepper"
-    )
+def _prepared(value: Any, kind: str) -> Any:
+    """What `fit` prepared for the points."""
+    if value is None:
+        raise ConfigError(
+            f"points '{kind}' are prepared before training; train with shoal.fit or shoal.Stepper"
+        )
+    return value
 
 
 def _check_count(count: Any) -> None:
