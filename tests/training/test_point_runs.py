@@ -300,3 +300,10 @@ def test_adversarial_training_with_points():
     assert np.isfinite(run.history[-1]["loss"])
     with pytest.raises(ConfigError, match="weights are compared without inputs"):
         dataclasses.replace(shoal.methods.kde.repulsion, points="noise")
+
+
+@pytest.mark.parametrize("form", ["legacy", "calibrated"])
+def test_functional_priors_stay_at_the_batch(form):
+    run = quick(method=table("f-kde", "mixup"), **{form: True})
+    assert np.isfinite(run.history[-1]["loss"]) and run.history[-1]["push"] > 0
+    assert run.config[form] and run.config["method"]["points"]["name"] == "mixup"
