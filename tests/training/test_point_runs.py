@@ -24,6 +24,7 @@ from shoal.cli.commands.list import entries
 from shoal.core.errors import ConfigError, DataError
 from shoal.experiment.build import check_names, make_data, train
 from shoal.experiment.config import load_config
+from shoal.experiment.variants import parse_method, variant_of
 from shoal.models import Blueprint, SmallCNN
 from shoal.training.prepare import AXES
 
@@ -307,3 +308,14 @@ def test_functional_priors_stay_at_the_batch(form):
     run = quick(method=table("f-kde", "mixup"), **{form: True})
     assert np.isfinite(run.history[-1]["loss"]) and run.history[-1]["push"] > 0
     assert run.config[form] and run.config["method"]["points"]["name"] == "mixup"
+
+
+def test_a_grid_names_points_by_a_word():
+    assert parse_method("f-kde+points=mixup").repulsion.points == shoal.points.Mixup()
+    usual = {"name": "f-kde", "points": {"name": "noise", "scale": 1.0}}
+    assert variant_of(usual).label == "f-kde+points=noise"
+    assert (
+        variant_of({"name": "f-kde", "points": {"name": "noise", "scale": 2.0}}).method == "custom"
+    )
+    with pytest.raises(ConfigError, match="did you mean 'mixup'"):
+        parse_method("f-kde+points=mixpu")
