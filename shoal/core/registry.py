@@ -156,8 +156,8 @@ def _is_left_out(field: dataclasses.Field, instance: object) -> bool:
         return True
     if "later" not in field.metadata:
         return False
-    made = field.default_factory is not dataclasses.MISSING
-    default = field.default_factory() if made else field.default
+    make = field.default_factory
+    default = field.default if make is dataclasses.MISSING else make()
     return getattr(instance, field.name) == default
 
 

@@ -71,10 +71,12 @@ def points_of(value: Any) -> Points:
     >>> points_of("mixup"), points_of({"name": "noise", "scale": 0.5})
     (Mixup(alpha=1.0, count=None), Noise(scale=0.5, count=None))
     """
-    named = isinstance(value, Mapping) and isinstance(value.get("name"), str)
-    if isinstance(value, str) or named:
-        return registry.make(dict(value) if named else value)
-    return value if hasattr(value, "draw") else Unlabelled(value)
+    if isinstance(value, str):
+        return registry.make(value)
+    given: Any = value
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return registry.make({**value})
+    return given if hasattr(given, "draw") else Unlabelled(given)
 
 
 @registry.register("batch")

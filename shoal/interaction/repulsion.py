@@ -46,8 +46,8 @@ class Repulsion:
     $$ v_i = \sum_j mix_{ij} \, drive_j(batch) - (T / N) \, strength \, J_i(points)^T (B z)_i. $$
 
     The push is the score of the members' density at the points, which no number of points rescales:
-    T / N stays. With a median bandwidth, a point that comes twice counts once: d² and h² double, and
-    the force on each copy halves.
+    T / N stays. With a median bandwidth, a point that comes twice counts once: d² and h² double,
+    and the force on each copy halves.
     The Stein flow takes K from the points and mixes the drives of the batch.
 
     Attributes:

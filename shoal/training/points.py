@@ -133,8 +133,8 @@ def _with_function(points: Augmented) -> Augmented:
             f"the augmentation of these points was your own '{given['custom']}', which a run "
             f"cannot store; type points=shoal.points.Augmented({given['custom']})"
         )
-    function = augmentations.registry.make(given)
-    if not callable(function) or is_per_member(function):
+    function: Any = augmentations.registry.make(given)
+    if is_per_member(function) or not callable(function):
         raise ConfigError(
             "augmented points need one augmentation for all members: a name, a table, or a "
             "function of (x, key), without per_member"
