@@ -71,6 +71,7 @@ _HOMES = {
     "kernels": "interaction",
     "estimators": "interaction",
     "flows": "interaction",
+    "points": "interaction",
     # Say what is inferred
     "Posterior": "inference.posterior",
     "likelihoods": "inference",
@@ -118,6 +119,7 @@ __all__ = [  # noqa: RUF022
     "kernels",
     "estimators",
     "flows",
+    "points",
     "Posterior",
     "likelihoods",
     "priors",

@@ -206,10 +206,16 @@ class Textbook:
         K, push = interaction(flow, legacy, flat_weights(self.modules), kernel, h2)
         return self._mixed(flow, K, s) - self.push * push
 
-    def function_space(self, flow, legacy, prior_draws=None, kernel=rbf, h2=None):
-        """phi for the methods whose kernel compares outputs; `prior_draws`: outputs [P, B, C]."""
+    def function_space(self, flow, legacy, prior_draws=None, kernel=rbf, h2=None, points=None):
+        """phi for the methods whose kernel compares outputs; `prior_draws`: outputs [P, B, C].
+
+        `points` are the inputs at which members are compared, if not at those of the batch. The
+        drive stays at the batch; the push is pulled back from the points.
+        """
         f = torch.stack([m(self.x).detach().reshape(-1) for m in self.modules])
-        K, push = interaction(flow, legacy, f, kernel, h2)
+        apart = points is not None
+        at = torch.stack([m(points).detach().reshape(-1) for m in self.modules]) if apart else f
+        K, push = interaction(flow, legacy, at, kernel, h2)
         prior = 0.0 if prior_draws is None else functional_prior(f, prior_draws.flatten(1))
         phi = torch.zeros_like(flat_weights(self.modules))
         for part in range(len(self.shown[0])):
@@ -217,9 +223,11 @@ class Textbook:
             a = torch.stack([self._output_score(i, part) for i in range(len(self.modules))])
             cotangent = self.annealing * self._mixed(flow, K, share * a)
             if part == 0:
-                cotangent = cotangent - self.push * push
+                cotangent = cotangent if apart else cotangent - self.push * push
                 cotangent = cotangent + self.annealing * self._mixed(flow, K, prior)
             phi = phi + self._pulled_back(cotangent, part)
+        if apart:
+            phi = phi - self.push * self._pulled_back(push, 0, points)
         return phi + self._weight_prior(flow, K)
 
     def gradient_space(self, *how, **more):
@@ -227,16 +235,18 @@ class Textbook:
         return torch.stack(self.gradient_rows(*how, **more))
 
     def gradient_rows(
-        self, legacy=False, U=None, spread=None, target="logit", rows=None, own=False
+        self, legacy=False, U=None, spread=None, target="logit", rows=None, own=False, points=None
     ):
         """phi_i = gamma s_i - (N / B) d log sum_j k_ij / d theta_i, member by member.
 
         `U` [D, R] are the axes and `spread` [R] the weights of the kernel; `rows` are the points of
         the batch on which members are compared, by a forward pass of their own, in which they are
         normalised by the statistics that the weights give the whole batch, or by their `own`.
+        `points` are other inputs on which members are compared, with targets for the score.
         """
         M, x = len(self.modules), self.x if rows is None else self.x[rows]
         y = self.y if rows is None else self.y[rows]
+        x, y = (x, y) if points is None else points
         z = []
         for module in self.modules:
             with nullcontext() if rows is None or own else normalised_as(module, self.x):
@@ -270,10 +280,10 @@ class Textbook:
         value = self.n / len(self.x) * log_likelihood(kind, f, self.y, noise)
         return torch.autograd.grad(value, f)[0].reshape(-1)
 
-    def _pulled_back(self, cotangent, part):
+    def _pulled_back(self, cotangent, part, x=None):
         rows = []
         for i, module in enumerate(self.modules):
-            f = module(self.shown[i][part][1]).reshape(-1)
+            f = module(self.shown[i][part][1] if x is None else x).reshape(-1)
             rows.append(_flat_grad(f, module, grad_outputs=cotangent[i]))
         return torch.stack(rows)
 

@@ -200,6 +200,21 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "International Conference on Learning Representations",
         "https://arxiv.org/abs/2306.02775",
     ),
+    "steger2024function": Citation(
+        "Steger, Sophie and Knoll, Christian and Klein, Bernhard and Fröning, Holger and "
+        "Pernkopf, Franz",
+        "Function Space Diversity for Uncertainty Prediction via Repulsive Last-Layer Ensembles",
+        2024,
+        "arXiv",
+        "https://arxiv.org/abs/2412.15758",
+    ),
+    "zhang2018mixup": Citation(
+        "Zhang, Hongyi and Cissé, Moustapha and Dauphin, Yann N. and Lopez-Paz, David",
+        "mixup: Beyond Empirical Risk Minimization",
+        2018,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/1710.09412",
+    ),
     "selvaraju2017grad": Citation(
         "Selvaraju, Ramprasaath R. and Cogswell, Michael and Das, Abhishek and "
         "Vedantam, Ramakrishna and Parikh, Devi and Batra, Dhruv",

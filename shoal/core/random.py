@@ -21,6 +21,7 @@ __all__ = [
     "hashed",
     "key",
     "many_normal",
+    "many_uniform",
     "normal",
     "normal_stream",
     "seeded",
@@ -153,8 +154,22 @@ def many_normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
     """
     if key.device.type != "cpu":
         return normal(key, shape, dtype)
-    generator = torch.Generator().manual_seed(int(key) & ((1 << 63) - 1))
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32).to(dtype)
+    return torch.randn(tuple(shape), generator=_keyed(key), dtype=torch.float32).to(dtype)
+
+
+def many_uniform(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Many numbers in [0, 1), as `many_normal` makes them.
+
+    >>> many_uniform(key(0, "a", 1), (2, 3), torch.float64).shape
+    torch.Size([2, 3])
+    """
+    if key.device.type != "cpu":
+        return uniform(key, shape).to(dtype)
+    return torch.rand(tuple(shape), generator=_keyed(key), dtype=torch.float32).to(dtype)
+
+
+def _keyed(key: Tensor) -> torch.Generator:
+    return torch.Generator().manual_seed(int(key) & ((1 << 63) - 1))
 
 
 def normal_stream(keys: Tensor, first: int, pairs: int) -> Tensor:

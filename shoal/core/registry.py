@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["Registry", "later_field", "nearest", "nested_field"]
+__all__ = ["Registry", "later_field", "nearest", "nested_field", "unstored_field"]
 
 T = TypeVar("T")
 
@@ -113,8 +113,8 @@ class Registry:
             if type(instance) is registered:
                 inner = _inner_registries(registered)
                 values = {f.name: getattr(instance, f.name) for f in _settable(registered)
-                          if not _is_implied(f, instance)}  # fmt: skip
-                nested = {key: inner[key].spec(values[key]) for key in inner}
+                          if not _is_left_out(f, instance)}  # fmt: skip
+                nested = {key: inner[key].spec(values[key]) for key in inner if key in values}
                 return {"name": name} | values | nested
         raise ConfigError(
             f"{type(instance).__name__} is not a registered {self.kind}; "
@@ -122,12 +122,19 @@ class Registry:
         )
 
 
-def nested_field(registry: Registry, default: Callable[[], Any]) -> Any:
+def nested_field(registry: Registry, default: Callable[[], Any], later: bool = False) -> Any:
     """A dataclass field with an instance of another registry.
 
-    It allows nested tables, such as {"name": "wasserstein", "estimator": {"name": "sge"}}.
+    It allows nested tables, such as {"name": "wasserstein", "estimator": {"name": "sge"}}. A field
+    that came `later` is left out of a spec at its default, as by `later_field`.
     """
-    return dataclasses.field(default_factory=default, metadata={"registry": registry})
+    told = {"registry": registry, **({"later": True} if later else {})}
+    return dataclasses.field(default_factory=default, metadata=told)
+
+
+def unstored_field() -> Any:
+    """A dataclass field with arrays or functions: no spec, comparison or repr includes it."""
+    return dataclasses.field(default=None, repr=False, compare=False, metadata={"unstored": True})
 
 
 def later_field(default: Any) -> Any:
@@ -144,8 +151,14 @@ def later_field(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"later": True})
 
 
-def _is_implied(field: dataclasses.Field, instance: object) -> bool:
-    return "later" in field.metadata and getattr(instance, field.name) == field.default
+def _is_left_out(field: dataclasses.Field, instance: object) -> bool:
+    if "unstored" in field.metadata:
+        return True
+    if "later" not in field.metadata:
+        return False
+    make = field.default_factory
+    default = field.default if make is dataclasses.MISSING else make()
+    return getattr(instance, field.name) == default
 
 
 def _settable(registered: Any) -> list[dataclasses.Field]:

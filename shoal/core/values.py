@@ -51,7 +51,8 @@ def fits(value: object, annotation: Any) -> bool:
 
 
 def _is_checked(annotation: Any) -> bool:
-    return isinstance(annotation, type) and not getattr(annotation, "_is_protocol", False)
+    kind = isinstance(annotation, type) and annotation is not Any
+    return kind and not getattr(annotation, "_is_protocol", False)
 
 
 def _elements_fit(values: list | tuple, annotation: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.interaction import methods
+from shoal.interaction import methods, points
 from shoal.interaction.methods import METHODS, Method, changed, known
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "word_of",
 ]
 
-Setting = float | bool
+Setting = float | bool | str
 
 _TRUTHS = {"true": True, "false": False}
 
@@ -68,6 +68,9 @@ def _typed(value: Any) -> str:
 
 def _change(text: str) -> tuple[str, Setting]:
     setting, _, value = text.partition("=")
+    if setting == "points":
+        points.registry[value]
+        return setting, value
     if value in _TRUTHS:
         return setting, _TRUTHS[value]
     try:
@@ -75,7 +78,8 @@ def _change(text: str) -> tuple[str, Setting]:
     except ValueError:
         raise ConfigError(
             f"a setting of a method is a name and a number, true or false, such as "
-            f"forde+fraction=0.25, not {text!r}"
+            f"forde+fraction=0.25, or points and their name, such as f-kde+points=mixup, "
+            f"not {text!r}"
         ) from None
 
 
@@ -133,18 +137,33 @@ def variant_of(method: Any, strength: float | None = None) -> Variant:
 
     >>> variant_of({"name": "forde", "fraction": 0.25}).label
     'forde+fraction=0.25'
+    >>> variant_of({"name": "f-kde", "points": {"name": "mixup", "alpha": 1.0}}).label
+    'f-kde+points=mixup'
     """
     if isinstance(method, str):
         return Variant(method, strength)
     settings = {key: value for key, value in dict(method or {}).items() if key != "name"}
-    numbers = all(isinstance(value, Setting) for value in settings.values())
-    if not numbers or not known(method.get("name")):
+    if "points" in settings:
+        settings["points"] = _usual(settings["points"])
+    words = all(
+        isinstance(value, str if key == "points" else float | bool)
+        for key, value in settings.items()
+    )
+    if not words or not known(method.get("name")):
         return Variant("custom", strength)
     try:
         changed(METHODS[method["name"]], settings)
     except ConfigError:  # a field of the repulsion, not a setting of its space
         return Variant("custom", strength)
     return Variant(method["name"], strength, tuple(sorted(settings.items())))
+
+
+def _usual(spec: Any) -> Any:
+    """The name of points whose other settings are the usual ones; any other value unchanged."""
+    if not isinstance(spec, Mapping) or spec.get("name") not in points.registry:
+        return spec
+    made = points.registry.make(dict(spec))
+    return spec["name"] if made == points.registry.make(spec["name"]) else spec
 
 
 def _variant(word: str) -> Variant:

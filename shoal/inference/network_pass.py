@@ -165,25 +165,31 @@ class PassResult(NamedTuple):
     Attributes:
         inputs: the inputs, [B, ...] or [M, B, ...].
         outputs: [M, B, C].
-        gradients: input gradients of each member's scores [M, B, ...], of all rows or some rows;
-            None if not computed.
+        gradients: input gradients of each member's scores [M, B, ...], of all rows, some rows or
+            points other than the batch; None if not computed.
+        at_points: outputs at points other than the batch [M, P, C]; None if not computed.
     """
 
     inputs: Inputs
     outputs: Tensor
     gradients: Tensor | None = None
+    at_points: Tensor | None = None
 
     def still(self) -> "PassResult":
         """The same tensors, detached."""
-        gradients = None if self.gradients is None else self.gradients.detach()
-        return PassResult(self.inputs.detach(), self.outputs.detach(), gradients)
+        compared = [None if t is None else t.detach() for t in (self.gradients, self.at_points)]
+        return PassResult(self.inputs.detach(), self.outputs.detach(), *compared)
 
     @classmethod
     def joined(cls, looks: Sequence["PassResult"]) -> "PassResult":
         """The results of several member ranges as one."""
-        gradients = [look.gradients for look in looks if look.gradients is not None]
+
+        def together(name: str) -> Tensor | None:
+            found = [getattr(look, name) for look in looks]
+            return None if found[0] is None else torch.cat(found)
+
         outputs = torch.cat([look.outputs for look in looks])
-        return cls(looks[0].inputs, outputs, torch.cat(gradients) if gradients else None)
+        return cls(looks[0].inputs, outputs, together("gradients"), together("at_points"))
 
 
 class BatchRows(NamedTuple):
@@ -207,8 +213,9 @@ def forward_with_gradients(
     *,
     live: bool,
     part: BatchRows | None = None,
+    points: Inputs | None = None,
 ) -> PassResult:
-    """Outputs of every member, and input gradients of all rows or some rows.
+    """Outputs of every member, and input gradients of all rows, some rows or other points.
 
     Args:
         ensemble: the members.
@@ -217,7 +224,10 @@ def forward_with_gradients(
         space: space of the input gradients.
         context: how the members run.
         live: the gradients can be differentiated again.
-        part: rows whose gradients are computed; None for all rows.
+        part: rows whose gradients are computed; None for all rows. With `points`, the rows whose
+            targets give the scores.
+        points: inputs whose gradients are computed instead; they do not enter the batch's
+            statistics, nor the running ones.
     """
     x, y = batch
     name = innermost(space).gradients_of
@@ -225,6 +235,16 @@ def forward_with_gradients(
         tracked = TrackedInputs.of(ensemble, x, name)
         shown, outputs = tracked.x, tracked.run(ensemble, context)
         scored = outputs
+    elif points is not None:
+        seed, step, shown = context.seed, context.step, part.batch.x
+        outputs = ensemble(shown, context.mapping, part.batch.own, seed, step)
+        tracked, y = TrackedInputs.of(ensemble, points, name), parted(y)[0][part.rows]
+        scored = tracked.run(ensemble.aside(), context)
+        if scored.shape[2:] != outputs.shape[2:]:
+            raise DataError(
+                f"outputs at the points have shape {tuple(scored.shape[2:])}, at the batch "
+                f"{tuple(outputs.shape[2:])}; input gradients need points of the batch's length"
+            )
     else:
         tracked, shown, y = (
             TrackedInputs.of(ensemble, x[part.rows], name),

@@ -27,11 +27,13 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.notebook import facts_html
 from shoal.core.registry import nearest
-from shoal.core.values import check_settings
+from shoal.core.values import check_settings, check_spec
 from shoal.interaction.bandwidths import Median, MemberMedian
 from shoal.interaction.estimators import KDE, SGE, SSGE
 from shoal.interaction.flows import Stein, Wasserstein
 from shoal.interaction.kernels import RBF
+from shoal.interaction.points import Batch, Points, points_of
+from shoal.interaction.points import registry as points_registry
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import (
     InputGradients,
@@ -60,7 +62,7 @@ class Method:
         cite: keys of the bibliography.
         functional_prior: a prior on the outputs, from draws, replaces the weight prior.
         legacy: whether this is the published form.
-        settings: changed settings of the space, by name.
+        settings: changed settings of the space by name, and `points` other than the batch.
         calibrated: whether this is the calibrated form.
     """
 
@@ -104,6 +106,16 @@ class Method:
         if strength is None or self.repulsion is None:
             return self
         return replace(self, repulsion=replace(self.repulsion, strength=strength))
+
+    def with_points(self, points: Points) -> "Method":
+        """The method with other points at which members are compared."""
+        if self.repulsion is None:
+            raise ConfigError(f"method '{self.name}' compares no members; leave points out")
+        changed = {name: value for name, value in self.settings if name != "points"}
+        if not isinstance(points, Batch):
+            changed["points"] = points
+        repulsion = replace(self.repulsion, points=points)
+        return replace(self, repulsion=repulsion, settings=tuple(sorted(changed.items())))
 
 
 _RDE, _FORDE = "dangelo2021repulsive", "trinh2024input"
@@ -160,7 +172,8 @@ def get(name: str, legacy: bool = False, calibrated: bool = False, **settings: A
         name: one of `METHODS`.
         legacy: the published form.
         calibrated: the calibrated form.
-        settings: settings of its space, such as fraction=0.25 or alpha=0.4 for input gradients.
+        settings: settings of its space, such as fraction=0.25 or alpha=0.4 for input gradients, and
+            `points`, where members are compared.
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
@@ -185,10 +198,17 @@ def known(name: object) -> bool:
 
 
 def changed(method: Method, settings: Mapping[str, Any]) -> Method:
-    """The method with other settings of its space."""
-    for setting, value in settings.items():
+    """The method with other settings of its space, and other points."""
+    own = {name: value for name, value in settings.items() if name != "points"}
+    for setting, value in own.items():
         method = _changed(method, setting, value)
-    return replace(method, settings=tuple(sorted(settings.items())))
+    method = replace(method, settings=tuple(sorted(own.items())))
+    if "points" not in settings:
+        return method
+    points = settings["points"]
+    if isinstance(points, str) or (isinstance(points, Mapping) and "name" in points):
+        check_spec("method.points", points, points_registry)
+    return method.with_points(points_of(points))
 
 
 def _changed(method: Method, setting: str, value: Any) -> Method:
@@ -201,7 +221,7 @@ def _changed(method: Method, setting: str, value: Any) -> Method:
     names = [{f.name for f in fields(layer) if f.init} - {"space"} for layer in layers]
     depth = next((i for i, known in enumerate(names) if setting in known), None)
     if depth is None:
-        known = set().union(*names)
+        known = set().union(*names) | {"points"}
         raise ConfigError(
             f"method '{method.name}' has no setting '{setting}'; {nearest(setting, known)}"
         )

@@ -21,13 +21,14 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry, nested_field
 from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Leaves, Tree
-from shoal.interaction import bandwidths, flows, kernels, spaces
+from shoal.interaction import bandwidths, flows, kernels, points, spaces
 from shoal.interaction.bandwidths import Bandwidth, Median
 from shoal.interaction.calibration import Whitening, stein_factor
 from shoal.interaction.cloud import Cloud
 from shoal.interaction.flows import Flow, Stein, Wasserstein
 from shoal.interaction.kernels import RBF, Kernel, LinearKernel
-from shoal.interaction.spaces import Outputs, Space
+from shoal.interaction.points import Batch, Points, points_of
+from shoal.interaction.spaces import Outputs, Space, innermost
 
 __all__ = ["Interaction", "Push", "Repulsion", "interact", "registry", "repel", "weighted_space"]
 
@@ -37,7 +38,17 @@ registry = Registry("repulsion")
 @registry.register("repulsion")
 @dataclass(frozen=True)
 class Repulsion:
-    """The repulsive force between members: five independent choices.
+    r"""The repulsive force between members: six independent choices.
+
+    With points other than the batch, z_i is what member i gives at P points, and J_i its derivative
+    there. The drive stays that of the B data points of the batch:
+
+    $$ v_i = \sum_j mix_{ij} \, drive_j(batch) - (T / N) \, strength \, J_i(points)^T (B z)_i. $$
+
+    The push is the score of the members' density at the points, which no number of points rescales:
+    T / N stays. With a median bandwidth, a point that comes twice counts once: d² and h² double,
+    and the force on each copy halves.
+    The Stein flow takes K from the points and mixes the drives of the batch.
 
     Attributes:
         space: coordinates in which members are compared.
@@ -46,8 +57,10 @@ class Repulsion:
         flow: from similarity to velocity.
         strength: factor of the push; 1 for the posterior.
         per: "data" scales the push by 1 / N, as the posterior requires; "batch" scales it by 1 / B,
-            which makes the push N / B times stronger.
+            which makes the push N / B times stronger, for B data points of the batch.
         calibrated: compare whitened members and rescale the push, see `calibration`.
+        points: inputs at which members are compared, for outputs and input gradients: an entry of
+            `shoal.points`, its name, or inputs of your own.
     """
 
     space: Space = nested_field(spaces.registry, Outputs)
@@ -57,8 +70,12 @@ class Repulsion:
     strength: float = 1.0
     per: str = "data"
     calibrated: bool = False
+    points: Points = nested_field(points.registry, Batch, later=True)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "points", points_of(self.points))
+        if not isinstance(self.points, Batch):
+            self._check_points()
         if self.per not in ("data", "batch"):
             raise ConfigError(f"repulsion must be per 'data' or per 'batch', not '{self.per}'")
         if self.per == "batch" and self.space.base == "weights":
@@ -67,6 +84,18 @@ class Repulsion:
             raise ConfigError("the linear kernel is not a density; use it with the Stein flow")
         if isinstance(self.kernel, LinearKernel) and self.calibrated:
             raise ConfigError("the linear kernel needs no calibration; leave calibrated out")
+
+    def _check_points(self) -> None:
+        if self.space.base == "weights":
+            raise ConfigError(
+                "weights are compared without inputs; leave points out, or choose a method such "
+                "as 'f-kde'"
+            )
+        if getattr(innermost(self.space), "fraction", 1.0) < 1:
+            raise ConfigError(
+                "fraction is a share of the batch; with other points leave fraction out and set "
+                "the count of the points"
+            )
 
 
 @dataclass(frozen=True)

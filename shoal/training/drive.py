@@ -3,6 +3,10 @@
 Members run all together, or in chunks, so that only the activations of one chunk exist at a time.
 If the repulsion acts on outputs or input gradients, the backward pass of a chunk needs those of all
 members. They are then computed first, and each chunk repeats its forward pass.
+
+Points other than the batch join the batch in one forward pass. With batch normalisation in training
+mode they have a pass of their own, normalised by their own statistics, so that neither the batch
+nor the running statistics depend on them. One backward pass carries drive and push in both cases.
 """
 
 from collections.abc import Iterable
@@ -13,15 +17,17 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import pull_back
-from shoal.core.structure import Inputs
+from shoal.core.structure import Inputs, joined, parted
 from shoal.core.tree import add_scaled, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberInputs
+from shoal.engine.plan import has_batch_norm
 from shoal.engine.precision import rough_products
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.network_pass import BatchRows, PassResult, forward_with_gradients
-from shoal.inference.posterior import functional_score, point_weights
+from shoal.inference.posterior import functional_score, point_weights, target_weights
+from shoal.interaction.points import Drawn
 from shoal.training.context import StepContext
 from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
 
@@ -39,12 +45,14 @@ class Drive:
         rows: rows of the batch whose input gradients are compared; None for all rows.
         shares: weight of each member's drive in the velocity of tensors that all members train
             together [M]; None for equal weights.
+        points: where members are compared; None for the batch.
     """
 
     context: StepContext
     y: Targets
     rows: Tensor | None = None
     shares: Tensor | None = None
+    points: Drawn | None = None
 
     def __call__(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
         """The cotangents at the outputs, and J^T times them at the weights."""
@@ -93,13 +101,31 @@ class Drive:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
         context, repulsion = self.context, self.context.repulsion
         if repulsion is None or context.base != "gradients":
-            x, own = self._member_inputs(ensemble, x)
-            return PassResult(x, ensemble(x, context.mapping, own, context.seed, context.step))
-        part = None if self.rows is None else BatchRows(self._member_inputs(ensemble, x), self.rows)
+            return self._forward_outputs(ensemble, x)
+        rows = self.rows if self.points is None else self.points.rows
+        part = None if rows is None else BatchRows(self._member_inputs(ensemble, x), rows)
+        points = None if self.points is None else self.points.x
         likelihood, batch = context.posterior.likelihood, (x, self.y)
         return forward_with_gradients(
-            ensemble, batch, likelihood, repulsion.space, context, live=live, part=part
-        )
+            ensemble, batch, likelihood, repulsion.space, context, live=live, part=part,
+            points=points,
+        )  # fmt: skip
+
+    def _forward_outputs(self, ensemble: Ensemble, x: Inputs) -> PassResult:
+        """Outputs of the members at the batch and, if there are any, at the other points."""
+        context, points = self.context, self.points
+        how = context.seed, context.step
+        shown, own = self._member_inputs(ensemble, x)
+        if points is None:
+            return PassResult(shown, ensemble(shown, context.mapping, own, *how))
+        whole = None if own or _normalises(ensemble) else joined([x, points.x])
+        if isinstance(whole, type(x)):
+            outputs = ensemble(whole, context.mapping, False, *how)
+            at_batch, at_points = outputs[:, : len(x)], outputs[:, len(x) :]
+        else:
+            at_batch = ensemble(shown, context.mapping, own, *how)
+            at_points = ensemble.aside()(points.x, context.mapping, False, *how)
+        return PassResult(shown, at_batch, at_points=at_points)
 
     def _member_inputs(self, ensemble: Ensemble, x: Inputs) -> MemberInputs:
         if self.context.adversarial is None:
@@ -120,19 +146,32 @@ class Drive:
         prior = functional_score(ensemble, posterior, outputs, x, context.seed, context.step)
         prior = None if prior is None else context.annealing * prior
         frozen = self._frozen_state(x)
+        here = repulsion if passed.at_points is None else None
         result = context.stages.output_stage(
-            posterior, repulsion, outputs, self.y, ensemble.alive, context.weight, prior, frozen
+            posterior, here, outputs, self.y, ensemble.alive, context.weight, prior, frozen
         )
+        drive = posterior, repulsion, result.alive, result.cotangent
+        if passed.at_points is not None:
+            counted = self._targets_counted(outputs)
+            pushed = context.stages.point_stage(*drive, passed.at_points, frozen, counted)
+            return result._replace(**pushed._asdict())
         if passed.gradients is None:
             return result
         with rough_products(ensemble.compute):
-            own = point_weights(self.y)
+            own, counted = point_weights(self.y), None
+            if self.points is not None:
+                own, counted = None, len(self.y) if own is None else own.sum()
             own = own if own is None or self.rows is None else own[self.rows]
-            pushed = context.stages.gradient_stage(
-                posterior, repulsion, result.alive, result.cotangent, passed.gradients, frozen, own
-            )
+            pushed = context.stages.gradient_stage(*drive, passed.gradients, frozen, own, counted)
         # A named tuple replaced inside a compiled stage lost fields (torch 2.11).
         return result._replace(**pushed._asdict())
+
+    def _targets_counted(self, outputs: Tensor) -> float | Tensor:
+        """Number of targets in the batch, or their total weight."""
+        weight = target_weights(self.context.posterior.likelihood, self.y, outputs.shape[1:-1])
+        if weight is None:
+            return outputs[0, ..., 0].numel()
+        return weight.mean(0).sum() if weight.ndim == outputs.ndim - 1 else weight.sum()
 
     def _frozen_state(self, x: Inputs) -> FrozenState | None:
         """Outputs or input gradients of the frozen members, if the repulsion acts on them."""
@@ -142,9 +181,13 @@ class Drive:
         plain = self.within(adversarial=None)
         if self.rows is not None:  # evaluation mode: rows do not depend on the rest of the batch
             plain, x = replace(plain, rows=None, y=self.y[self.rows]), x[self.rows]
+        if self.points is not None and not context.shares_drives:  # the batch is not needed
+            targets = parted(self.y)[0][self.points.rows]
+            plain, x = replace(plain, points=None, y=targets), self.points.x
         with torch.set_grad_enabled(base == "gradients"):
             passed = plain._forward(frozen, x, live=False).still()
-        repelled = passed.outputs if passed.gradients is None else passed.gradients
+        compared = [passed.gradients, passed.at_points, passed.outputs]
+        repelled = next(tensor for tensor in compared if tensor is not None)
         if not context.shares_drives:
             return FrozenState({base: repelled}, frozen.alive, None)
         _, alive, gradient = likelihood_gradient(
@@ -166,6 +209,8 @@ class Drive:
             last = {name: weights[name] for name in ensemble.heads}
             head = pull_back(passed.outputs, result.cotangent, last, keep_graph=True)
             values, cotangents = [*values, passed.gradients], [*cotangents, result.push]
+        if passed.at_points is not None and result.push is not None:
+            values, cotangents = [*values, passed.at_points], [*cotangents, result.push]
         at_inputs, x = None, passed.inputs
         if adversarial is not None:
             assert isinstance(x, Tensor)
@@ -198,6 +243,11 @@ class Drive:
         factor = torch.where(self.shares > 0, 1 / self.shares, 0.0)
         own = {n: velocity[n] * per_member(factor, velocity[n]) for n in ensemble.weights}
         return velocity | own
+
+
+def _normalises(ensemble: Ensemble) -> bool:
+    """Whether the outputs at a row may depend on the other rows of its batch."""
+    return ensemble.training and (has_batch_norm(ensemble.groups) or bool(ensemble.buffers))
 
 
 def _concatenated(parts: list, names: Iterable[str]) -> Tree:

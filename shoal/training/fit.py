@@ -27,6 +27,7 @@ from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
 from shoal.training.options import Options
+from shoal.training.points import resolved
 from shoal.training.prepare import check_count, destination
 from shoal.training.run import Run
 from shoal.training.session import Callback, Session
@@ -277,6 +278,8 @@ def fit(
     if options.likelihood is None:
         options = replace(options, likelihood=default_likelihood(ensemble, batches))
     settings = Settings.resolve(options)
+    method = resolved(settings.method, ensemble, lambda: batches.first()[0], data)
+    settings = replace(settings, method=method)
     check_count(options.frozen, ensemble.members)
     sites = check_targets(ensemble, settings.likelihood, batches)
     session = Session(ensemble, data, settings, batches, out, callbacks, sites)

@@ -2,7 +2,7 @@
 
 `destination` finds device and type of the members. `divided` separates frozen from trained members.
 `hand_over` lets the optimiser apply a Gaussian prior as weight decay. `prepared` and `keep` fit and
-store the axes of the repulsion's space.
+store the axes of the repulsion's space, and the statistics of its points.
 """
 
 import copy
@@ -19,6 +19,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.files import read_tensors, write_tensors
 from shoal.core.opaque import first_tensor
 from shoal.core.registry import nearest
+from shoal.core.structure import Inputs as AnyInputs
 from shoal.core.types import Tree
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.inference.ensemble import Ensemble
@@ -28,8 +29,10 @@ from shoal.inference.priors import Flat, Gaussian
 from shoal.interaction.axes import Inputs, fitted, learned, needs_data, with_learned
 from shoal.interaction.flows import Stein
 from shoal.interaction.methods import Method
+from shoal.interaction.points import Batch
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
+from shoal.training.points import needs_statistics, placed, statistics
 from shoal.training.settings import Settings
 
 __all__ = [
@@ -40,6 +43,7 @@ __all__ = [
     "divided",
     "hand_over",
     "keep",
+    "nothing_to_prepare",
     "prepared",
 ]
 
@@ -135,7 +139,7 @@ def _is_needed(repulsion: Repulsion | None, settings: Settings) -> bool:
 
 
 AXES = "axes.safetensors"
-"""File of the fitted axes and units in the folder of a run."""
+"""File of the fitted axes and units, and of statistics, in the folder of a run."""
 
 SHARED = "shared.safetensors"
 """File of the frozen tensors that all members share."""
@@ -149,36 +153,56 @@ def prepared(
     folder: Path | None,
     dtype: torch.dtype,
 ) -> tuple[Repulsion | None, Tree]:
-    """The repulsion with axes and units as tensors on the members' device, and these tensors.
+    """The repulsion with axes, units and statistics as tensors on the members' device, and these.
 
     A resumed run reads the tensors that it began with.
     """
     repulsion = method.repulsion
-    if repulsion is None or repulsion.space.base != "gradients":
+    if repulsion is None or nothing_to_prepare(repulsion):
         return repulsion, {}
-    name = innermost(repulsion.space).gradients_of
-    inputs = Inputs(lambda: _inputs(batches, name))
     device = batches.first()[0].device
     path = None if folder is None else folder / AXES
-    if path is not None and path.exists() and needs_data(repulsion.space):
+    fits = needs_data(repulsion.space) or needs_statistics(repulsion.points)
+    if path is not None and path.exists() and fits:
         tensors = read_tensors(path)
     else:
-        tensors = learned(fitted(repulsion.space, inputs))
+        tensors = _fitted(repulsion, batches)
     tensors = {name: tensor.to(device, dtype).contiguous() for name, tensor in tensors.items()}
-    return replace(repulsion, space=with_learned(repulsion.space, tensors)), tensors
+    space = repulsion.space
+    if space.base == "gradients":
+        space = with_learned(space, tensors)
+    points = placed(repulsion.points, tensors, device, dtype)
+    return replace(repulsion, space=space, points=points), tensors
+
+
+def nothing_to_prepare(repulsion: Repulsion) -> bool:
+    """Whether the repulsion has neither axes of input gradients nor points of its own."""
+    return repulsion.space.base != "gradients" and isinstance(repulsion.points, Batch)
+
+
+def _fitted(repulsion: Repulsion, batches: ArrayBatches | LoaderBatches) -> Tree:
+    """Axes and units of the space, and statistics of the points, by name."""
+    found = statistics(repulsion.points, lambda: _parts(batches))
+    if repulsion.space.base != "gradients":
+        return found
+    name = innermost(repulsion.space).gradients_of
+    return found | learned(fitted(repulsion.space, Inputs(lambda: _inputs(batches, name))))
 
 
 def keep(folder: Path, axes: Tree, shared: Tree) -> None:
-    """Write the axes and the frozen shared tensors, if there are any, before the run's config."""
+    """Write axes, statistics and frozen shared tensors, if any, before the run's config."""
     for name, tensors in ((AXES, axes), (SHARED, shared)):
         if tensors:
             write_tensors(folder / name, {key: t.detach() for key, t in tensors.items()})
 
 
-def _inputs(batches: ArrayBatches | LoaderBatches, name: str | None) -> Iterator[Tensor]:
+def _parts(batches: ArrayBatches | LoaderBatches) -> Iterator[AnyInputs]:
     arrays = isinstance(batches, ArrayBatches)
-    parts = batches.x.split(_ROWS) if arrays else (x for x, _ in batches.sweep())
-    for x in parts:
+    yield from batches.x.split(_ROWS) if arrays else (x for x, _ in batches.sweep())
+
+
+def _inputs(batches: ArrayBatches | LoaderBatches, name: str | None) -> Iterator[Tensor]:
+    for x in _parts(batches):
         found = tracked_input(x, name)
         # Tokens of a structure are as little real as tokens alone, which the axes refuse.
         yield first_tensor(x) if found is None else found[1]  # pyright: ignore

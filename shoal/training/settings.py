@@ -17,7 +17,7 @@ from shoal.engine.plan import parse_engine
 from shoal.inference import likelihoods, priors
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import FunctionalPrior, FunctionSpace, GaussianProcess, WeightPrior
-from shoal.interaction import methods
+from shoal.interaction import methods, points
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.bandwidths import Median
 from shoal.interaction.estimators import SSGE, needs_eigenpairs
@@ -199,7 +199,10 @@ def _is_known(method: Method) -> bool:
 
 def _named(method: Method) -> str | dict[str, Any]:
     """The name, with the changed settings of the space."""
-    return {"name": method.name, **dict(method.settings)} if method.settings else method.name
+    settings = dict(method.settings)
+    if "points" in settings:
+        settings["points"] = _spec(points.registry, settings["points"])
+    return {"name": method.name, **settings} if settings else method.name
 
 
 def _functional(prior: WeightPrior, method: Method) -> FunctionalPrior:

@@ -2,9 +2,9 @@ r"""The arithmetic stages of a step, between the passes of the networks and afte
 
     outputs --output_stage--> cotangent --backward pass--> drive --weight_stage--> velocity
 
-The repulsion acts in the base of its space: on outputs in `output_stage`, on input gradients in
-`gradient_stage`, on weights in `weight_stage`. No stage waits for the device, and `torch.compile`
-accepts all of them.
+The repulsion acts in the base of its space: on outputs in `output_stage`, or in `point_stage` if
+they are those of other points than the batch; on input gradients in `gradient_stage`, on weights in
+`weight_stage`. No stage waits for the device, and `torch.compile` accepts all of them.
 """
 
 import functools
@@ -33,6 +33,7 @@ __all__ = [
     "likelihood_gradient",
     "measured",
     "output_stage",
+    "point_stage",
     "shared_velocity",
     "weight_stage",
 ]
@@ -65,7 +66,7 @@ class OutputResult(NamedTuple):
         mix: matrix that mixes the drives [M, M]; None is the identity.
         measures: see `WeightResult`; None if the space is not of outputs.
         push: input of the backward pass at the input gradients, of all rows or some rows
-            [M, B, ...]; None without input gradients.
+            [M, B, ...], or at the outputs of points other than the batch; None without either.
         head: the drive at the last layers; None if drive and push are already measured.
         statistics: what the likelihood learns from; None if it learns nothing.
     """
@@ -82,7 +83,7 @@ class OutputResult(NamedTuple):
 
 
 class GradientResult(NamedTuple):
-    """Result of the gradient stage; the fields are those of `OutputResult`."""
+    """Result of the gradient stage or point stage; the fields are those of `OutputResult`."""
 
     alive: Tensor
     cotangent: Tensor
@@ -154,20 +155,53 @@ def gradient_stage(
     gradients: Tensor,
     frozen: FrozenState | None = None,
     weight: Tensor | None = None,
+    counted: Factor | None = None,
 ) -> GradientResult:
     """The push on input gradients, and the mixed drives at the outputs if the flow mixes drives.
 
     Of the measures, only bandwidth and effective members are known here. Drive and push meet only
-    at the weights.
+    at the weights. `counted` is the number of data points in the batch, if others are compared.
     """
     push, own = _pushed(repulsion, {"gradients": gradients}, alive, frozen, weight)
     interaction = push.interaction
     points = gradients.shape[1] if weight is None else weight.sum()
+    points = points if counted is None else counted
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     drive, mix = _shared(interaction, {"outputs": cotangent}, own, frozen)
     push_back = scale * push.tree()["gradients"]
     alive = interaction.cloud.alive[own]
     return GradientResult(alive, drive["outputs"], mix, _kernel(interaction), push_back)
+
+
+def point_stage(
+    posterior: Posterior,
+    repulsion: Repulsion,
+    alive: Tensor,
+    cotangent: Tensor,
+    outputs: Tensor,
+    frozen: FrozenState | None,
+    counted: Factor,
+) -> GradientResult:
+    """The push on outputs at points other than the batch, and the mixed drives at the batch.
+
+    Args:
+        posterior: scales the push.
+        repulsion: the repulsion.
+        alive: which members are finite [M].
+        cotangent: the drive at the outputs of the batch [M, B, C].
+        outputs: at the points [M, P, C].
+        frozen: frozen members, their outputs at the points and their drives at the batch.
+        counted: number of targets in the batch, or their total weight.
+    """
+    push, own = _pushed(repulsion, {"outputs": outputs}, alive, frozen)
+    interaction = push.interaction
+    scale = -_push_scale(posterior, repulsion, counted) * repulsion.strength
+    drive, mix = _shared(interaction, {"outputs": cotangent}, own, frozen)
+    pushed = {"outputs": scale * push.tree()["outputs"]}
+    alive = interaction.cloud.alive[own]
+    lengths = member_norms(drive), member_norms(pushed)
+    measures = measured(*lengths, alive, _kernel(interaction))
+    return GradientResult(alive, drive["outputs"], mix, measures, pushed["outputs"])
 
 
 def weight_stage(
@@ -223,6 +257,7 @@ class Stages(NamedTuple):
     output_stage: Callable[..., OutputResult] = output_stage
     weight_stage: Callable[..., WeightResult] = weight_stage
     gradient_stage: Callable[..., GradientResult] = gradient_stage
+    point_stage: Callable[..., GradientResult] = point_stage
 
 
 @functools.cache
@@ -234,7 +269,7 @@ def compiled_stages() -> Stages:
     compiled: Any = functools.partial(
         torch.compile, dynamic=False, options={"loop_ordering_after_fusion": False}
     )
-    return Stages(compiled(output_stage), compiled(weight_stage), compiled(gradient_stage))
+    return Stages(*(compiled(stage) for stage in Stages()))
 
 
 def _act(

@@ -3,8 +3,9 @@ r"""One step: the velocity of every member, from one batch.
 $$ v_i = \sum_j mix_{ij} ∇ \log p(θ_j | D) / N - (T / N) \, strength \, J_i^T \sum_j B_{ij} z_j $$
 
 For a space of outputs, drive and push are both cotangents at the outputs, and one backward pass
-carries both. For input gradients the push is a cotangent at the gradients, and one second-order
-backward pass carries both. For weights, the push is added after the backward pass.
+carries both, also if members are compared at other points than the batch. For input gradients the
+push is a cotangent at the gradients, and one second-order backward pass carries both. For weights,
+the push is added after the backward pass.
 
 The path of a batch from `fit` to the weights, in the order of the calls:
 
@@ -28,6 +29,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.core.random import key
 from shoal.core.structure import Inputs
 from shoal.core.tree import add_scaled, member_norms
 from shoal.core.types import Tree
@@ -39,6 +41,8 @@ from shoal.inference.network_pass import random_rows
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.flows import Stein
+from shoal.interaction.points import Batch as SameBatch
+from shoal.interaction.points import Drawn
 from shoal.interaction.repulsion import Repulsion, repel
 from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
@@ -188,7 +192,7 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     _check_space(ensemble, repulsion)
     x, y = batch
     shares = _shares_of_drives(context, ensemble)
-    drive = Drive(context, y, shares=shares)
+    drive = Drive(context, y, shares=shares, points=_points(context, x))
     partial = repulsion is not None and share_of(repulsion) < 1
     result, velocity = forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
     if result.head is not None:
@@ -228,6 +232,19 @@ def _shares_of_drives(context: StepContext, ensemble: Ensemble) -> Tensor | None
     mix = repel(context.repulsion, weights, ensemble.alive).interaction.mix
     assert mix is not None, "a Stein flow mixes drives"
     return mix.sum(0)
+
+
+def _points(context: StepContext, x: Inputs) -> Drawn | None:
+    """The points of this step at which members are compared; None for the batch."""
+    repulsion = context.repulsion
+    if repulsion is None or isinstance(repulsion.points, SameBatch):
+        return None
+    if context.own_inputs:
+        raise ConfigError(
+            "points are inputs that members share, but members have batches of their own; leave "
+            "points out, or give a common batch"
+        )
+    return repulsion.points.draw(x, key(context.seed, "points", context.step, x.device))
 
 
 def _head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:

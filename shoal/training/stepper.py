@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
 from shoal.data.batch import Targets, inputs_of, raw_batch, targets_of
 from shoal.data.batches import ArrayBatches
@@ -25,7 +26,8 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.mover import Mover
 from shoal.training.optim import flat_state, set_learning_rate
 from shoal.training.options import Options, positive
-from shoal.training.prepare import destination, prepared
+from shoal.training.points import needs_statistics, resolved
+from shoal.training.prepare import destination, nothing_to_prepare, prepared
 from shoal.training.settings import Settings
 from shoal.training.step import StepInfo
 
@@ -98,7 +100,8 @@ class Stepper:
             precision: see `fit`.
             engine: see `fit`.
             frozen: see `fit`.
-            inputs: inputs to which methods such as 'forde' fit their axes.
+            inputs: inputs to which methods such as 'forde' fit their axes, and to which points such
+                as 'noise' fit their statistics.
         """
         self._options = Options.of(locals())
         self._where, self._dtype = destination(ensemble, device, precision)
@@ -193,7 +196,7 @@ class Stepper:
         common = targets if isinstance(one[1], MemberWeighted) else one[1]
         likelihood = begun(likelihood, common, sites)
         share = total_weight(likelihood, common, sites) / len(targets)
-        repulsion = self._repulsion(settings)
+        repulsion = self._repulsion(settings, one[0])
         n = self.n * share
         mover = Mover(self.ensemble, settings, repulsion, likelihood, n, int(self.n), 0)
         self._mover = mover
@@ -201,20 +204,24 @@ class Stepper:
             self._restore(mover, self._waiting)
         return mover
 
-    def _repulsion(self, settings: Settings) -> Repulsion | None:
-        repulsion = settings.method.repulsion
-        if repulsion is None or repulsion.space.base != "gradients":
+    def _repulsion(self, settings: Settings, first: Inputs) -> Repulsion | None:
+        method, repulsion = settings.method, settings.method.repulsion
+        if repulsion is None or nothing_to_prepare(repulsion):
             return repulsion
-        if self._inputs is None and needs_data(repulsion.space):
+        fits = needs_data(repulsion.space) or needs_statistics(repulsion.points)
+        if self._inputs is None and fits:
             raise ConfigError(
-                f"'{settings.method.name}' fits its axes to inputs; type Stepper(..., inputs=x)"
+                f"'{method.name}' fits its axes or points to inputs; type Stepper(..., inputs=x)"
             )
         given = self._inputs
-        x = inputs_of(given, self._dtype) if given is not None else torch.zeros(1, 1)
-        placed = x.to(self._where)
+        x = first if given is None else inputs_of(given, self._dtype, self.ensemble.takes_whole)
+        placed: Any = x.to(self._where)
+        if isinstance(placed, Opaque):
+            return repulsion
         rows = torch.zeros(len(placed), device=self._where)
-        source = ArrayBatches(placed, rows, len(placed))  # pyright: ignore
-        return prepared(settings.method, source, None, self._dtype)[0]
+        source = ArrayBatches(placed, rows, len(placed))
+        method = resolved(method, self.ensemble, lambda: first)
+        return prepared(method, source, None, self._dtype)[0]
 
     def _check_own(self, mover: Mover) -> None:
         if mover.settings.compares_outputs:

@@ -15,6 +15,7 @@ REGISTRIES = {
     "estimators": shoal.estimators.registry,
     "flows": shoal.flows.registry,
     "spaces": shoal.spaces.registry,
+    "points": shoal.points.registry,
     "likelihoods": shoal.likelihoods.registry,
     "priors": shoal.priors.registry,
     "annealing": annealing.registry,

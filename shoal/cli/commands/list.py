@@ -24,6 +24,7 @@ _REGISTRIES = {
     "estimators": "interaction.estimators",
     "flows": "interaction.flows",
     "spaces": "interaction.spaces",
+    "points": "interaction.points",
     "likelihoods": "inference.likelihoods",
     "priors": "inference.priors",
     "annealings": "training.annealing",
