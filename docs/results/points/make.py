@@ -183,7 +183,7 @@ def _differences(toy, kind, strength, labels, values):
 
 def figures(strength):
     """One panel per kind of points, first seed."""
-    for toy, draw in (("regression", curve), ("classification", entropies)):
+    for toy, draw in (("regression", curve), ("classification", information)):
         data = load(toy, 0)
         panels = [draw(data, train(toy, data, kind, strength, 0), kind) for kind in KINDS]
         sheet(panels, 3, HERE / f"{toy}.png")
@@ -200,13 +200,16 @@ def curve(data, run, kind):
     return figure
 
 
-def entropies(data, run, kind):
-    """Predictive entropy over the plane."""
+def information(data, run, kind):
+    """Mutual information over the plane, in one colour scale for all panels."""
     side = torch.linspace(-12, 12, 80)
     up, across = torch.meshgrid(side, side, indexing="ij")
     grid = torch.stack([across.flatten(), up.flatten()], -1)
-    values = shoal.predict(run, grid).entropy().reshape(80, 80)
-    return plane(side, side, values, (data.train.x, data.train.y), kind)
+    values = shoal.predict(run, grid).mutual_information().reshape(80, 80)
+    figure = plane(side, side, values, (data.train.x, data.train.y), kind)
+    figure.axes[0].images[0].set_clim(0, 0.2)
+    figure.axes[1].set_ylabel("mutual information (nats)")
+    return figure
 
 
 def sheet(figures, columns, path):
