@@ -1,7 +1,7 @@
 """The ensemble: M members of one or several architectures, their tensors stacked."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self, TypeGuard
 
@@ -18,6 +18,7 @@ from shoal.engine.group import Group
 from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
 from shoal.engine.network_call import required_inputs
+from shoal.inference.adopted import adopted_groups, as_saved
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.module_like import ModuleLike
 
@@ -78,6 +79,22 @@ class Ensemble(ModuleLike):
             raise ConfigError("an ensemble needs at least one member, not an empty list")
         ensemble = cls(groups, [make for make, _ in pairs])
         ensemble.seed = seed
+        return ensemble
+
+    @classmethod
+    def of(cls, networks: Iterable[nn.Module]) -> "Ensemble":
+        """An ensemble of trained networks, in the given order; the networks stay untouched.
+
+        The members are copies, with their running statistics. Parameters of a network that is
+        frozen as a whole count as trained. Members of one architecture stay together: if networks
+        of several architectures alternate, a warning gives the new order.
+
+        >>> Ensemble.of([nn.Linear(3, 2), nn.Linear(3, 2)])
+        Ensemble(2 x Linear, 8 in each member, float32 on cpu)
+        """
+        groups, finite = adopted_groups(networks)
+        ensemble = cls(groups)
+        ensemble.alive = finite
         return ensemble
 
     @property
@@ -290,7 +307,8 @@ class Ensemble(ModuleLike):
         with warnings.catch_warnings():
             # The factory's initial weights do not matter: all are replaced.
             warnings.simplefilter("ignore", ShoalWarning)
-            ensemble = cls.init(build, members)
+            ensemble = cls.init(as_saved(build, state), members)
+        ensemble.builds = [build] if callable(build) else [make for make, _ in build]
         kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
         if strange := [kind for kind in kinds if not kind.is_floating_point]:
             raise ConfigError(
