@@ -19,7 +19,8 @@ from shoal.inference.initialise import Build
 
 __all__ = ["adopted_groups", "as_saved", "by_architecture", "checked_networks", "unwrapped"]
 
-_INTERNAL = {*vars(nn.Module()), "_hparams", "_hparams_initial", "_hparams_name"}
+_LEFT_BY_LIBRARIES = {"_is_torch_compile", "_hparams", "_hparams_initial", "_hparams_name"}
+_INTERNAL = {*vars(nn.Module()), *_LEFT_BY_LIBRARIES}
 """Attributes that do not change what a network computes."""
 
 
