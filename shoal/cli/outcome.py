@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.cli.own_network import network_functions
 from shoal.core.errors import ConfigError
-from shoal.core.text import number, table
+from shoal.core.text import counted, number, table
 from shoal.data import load as load_data
 from shoal.data.corruptions import parse_shift
 from shoal.data.dataset import Dataset
@@ -71,15 +72,33 @@ def _padded(blocks: list[tuple], width: int) -> list[tuple]:
     return [(header, [[row[0].ljust(width), *row[1:]] for row in rows]) for header, rows in blocks]
 
 
-def opened_for(command: str, folder: str) -> Run:
-    """The run in a folder; a run with a custom network can only be opened in Python."""
+def opened_for(command: str, folder: str, model: Sequence[str] | None = None) -> Run:
+    """The run in a folder; a run of the user's own networks needs their functions.
+
+    Args:
+        command: the command that opens the run.
+        folder: folder of the run.
+        model: the functions as they were typed, one per architecture.
+    """
     config: dict[str, Any] = RunFolder(Path(folder)).config()
-    if has_own_network(config):
+    if not has_own_network(config):
+        if model:
+            raise ConfigError(f"the network of {folder} is known by name; leave --model out")
+        return load(folder)
+    if not model:
         raise ConfigError(
-            f"the network of {folder} comes from your own function, which only Python can call; "
-            f"type: {what_to_type(command, config, folder)}"
+            f"the network of {folder} comes from your own function; add --model MODULE:FUNCTION, "
+            f"or type in Python: {what_to_type(command, config, folder)}"
         )
-    return load(folder)
+    tables: list[dict[str, Any]] = config["model"]
+    if len(model) != len(tables):
+        raise ConfigError(
+            f"{folder} has {counted(len(tables), 'architecture')}, so type --model "
+            f"{counted(len(tables), 'time')}, not {len(model)}"
+        )
+    builds = network_functions(model)
+    pairs = [(build, table["members"]) for build, table in zip(builds, tables, strict=True)]
+    return load(folder, pairs)
 
 
 def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -> Dataset:

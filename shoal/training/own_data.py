@@ -12,7 +12,7 @@ from typing import Any
 from shoal.core.errors import ConfigError, StorageError
 from shoal.data.dataset import Dataset, registry
 from shoal.data.load import load as load_data
-from shoal.training.run import Run, RunFolder
+from shoal.training.run import Run, RunFolder, is_adopted
 
 __all__ = [
     "OWN_DATA",
@@ -107,6 +107,8 @@ def own_data(run: Run, name: str, advice: str) -> Dataset:
         name: name of the run in the error message.
         advice: what the error message suggests.
     """
+    if is_adopted(run.config) and "data" not in run.config:
+        raise ConfigError(f"{name} was adopted without data, so its data are not known; {advice}")
     if has_own_data(run.config):
         raise ConfigError(f"{name} was trained on your own data, which cannot be loaded; {advice}")
     try:
