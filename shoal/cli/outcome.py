@@ -15,7 +15,7 @@ from shoal.evaluation.evaluation import Evaluation
 from shoal.experiment.config import parse_value
 from shoal.page.measures import headline
 from shoal.training.own_data import has_own_network, own_data, what_to_type
-from shoal.training.run import Run, RunFolder, load
+from shoal.training.run import Run, RunFolder, is_adopted, load
 
 __all__ = ["Outcome", "evaluation_dataset", "opened_for", "scores_text"]
 
@@ -86,9 +86,12 @@ def opened_for(command: str, folder: str, model: Sequence[str] | None = None) ->
             raise ConfigError(f"the network of {folder} is known by name; leave --model out")
         return load(folder)
     if not model:
+        call = (
+            "" if is_adopted(config) else f", or type in Python: {_call(command, config, folder)}"
+        )
         raise ConfigError(
-            f"the network of {folder} comes from your own function; add --model MODULE:FUNCTION, "
-            f"or type in Python: {what_to_type(command, config, folder)}"
+            f"the network of {folder} comes from your own function; "
+            f"add --model MODULE:FUNCTION{call}"
         )
     tables: list[dict[str, Any]] = config["model"]
     if len(model) != len(tables):
@@ -97,7 +100,7 @@ def opened_for(command: str, folder: str, model: Sequence[str] | None = None) ->
             f"{counted(len(tables), 'time')}, not {len(model)}"
         )
     builds = network_functions(model)
-    pairs = [(build, table["members"]) for build, table in zip(builds, tables, strict=True)]
+    pairs = [(build, table.get("members")) for build, table in zip(builds, tables, strict=True)]
     return load(folder, pairs)
 
 
@@ -105,5 +108,13 @@ def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -
     """The data set of `--data`; without `--data`, the data set of the run."""
     if asked is not None:
         return load_data(parse_value(asked, "--data"))
-    call = what_to_type(command, run.config, folder)
-    return own_data(run, folder, f"name the data with --data, or type in Python: {call}")
+    call = f", or type in Python: {what_to_type(command, run.config, folder)}"
+    call = "" if is_adopted(run.config) else call
+    return own_data(run, folder, f"name the data with --data{call}")
+
+
+def _call(command: str, config: Mapping[str, Any], folder: str) -> str:
+    """The Python call instead of a command; a page needs no network if the run is evaluated."""
+    if command == "report":
+        return f'shoal.report(shoal.load({folder!r}, build), "page.html", data=(x_test, y_test))'
+    return what_to_type(command, config, folder)

@@ -122,7 +122,7 @@ COMMANDS = {
         "make a run of networks that were trained elsewhere, from files with their weights",
         "shoal adopt nets/ --model mynet:build -o runs/mine\n"
         "shoal adopt a.pt b.safetensors --model mynet:build --data digits\n"
-        "shoal adopt nets/ --model mynet:build --likelihood '{name = \"gaussian\", noise_std = 0.1}'",
+        "shoal adopt nets/ --model mynet:build --likelihood '{name = \"gaussian\", noise_std = 1}'",
         run_arguments.adopt,
         "\n\nFiles: .safetensors, or a state dict by torch.save; Lightning checkpoints too. A file "
         "that\ncould run code is refused. Other commands take the run with the same --model.",
