@@ -69,7 +69,7 @@ def _provenance(record: RunRecord) -> Table:
     if not record.adopted:
         time = float(record.provenance.get("seconds") or math.nan)
         rows.append([TableCell("wall time", "wall time"), TableCell(seconds(time), seconds(time))])
-    for index, (file, digest) in enumerate(sources.items()):
+    for index, (file, digest) in enumerate(sources.items(), 1):
         name, held = f"member {index}", f"{file}, sha256 {digest}"
         rows.append([TableCell(name, name), TableCell(held, held)])
     return Table(f"Environment of run {record.name}", ["item", "value"], rows)

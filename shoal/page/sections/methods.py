@@ -148,10 +148,11 @@ def _upright(group: SeedGroup, columns: list[Measure]) -> Table:
         mean, error = measure.summary(group)
         shown = plus_minus(mean, error, measure.scale)
         rows.append([TableCell(_heading(measure), measure.title), TableCell(shown, mean)])
+    members = f"{group.members} members"
     reading = "Mean ± standard error over the seeds." if len(group.entries) > 1 else "One seed."
     return Table(
         "All numbers",
-        ["metric", f"{group.label}, {group.members} members"],
+        ["metric", members if group.first.adopted else f"{group.label}, {members}"],
         rows,
         "↑ higher is better, ↓ lower is better." + ("" if group.first.adopted else f" {reading}"),
     )
