@@ -87,7 +87,7 @@ def opened_for(command: str, folder: str, model: Sequence[str] | None = None) ->
         return load(folder)
     if not model:
         call = (
-            "" if is_adopted(config) else f", or type in Python: {_call(command, config, folder)}"
+            "" if is_adopted(config) else f", or in Python type: {_call(command, config, folder)}"
         )
         raise ConfigError(
             f"the network of {folder} comes from your own function; "
@@ -99,8 +99,10 @@ def opened_for(command: str, folder: str, model: Sequence[str] | None = None) ->
             f"{folder} has {counted(len(tables), 'architecture')}, so type --model "
             f"{counted(len(tables), 'time')}, not {len(model)}"
         )
+    if not all(isinstance(table.get("members"), int) for table in tables):
+        raise ConfigError(f"the config.toml of {folder} does not tell the members of a network")
     builds = network_functions(model)
-    pairs = [(build, table.get("members")) for build, table in zip(builds, tables, strict=True)]
+    pairs = [(build, table["members"]) for build, table in zip(builds, tables, strict=True)]
     return load(folder, pairs)
 
 

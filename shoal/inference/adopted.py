@@ -150,8 +150,8 @@ def _plain(value: Any) -> Any:
 def _computed_by_hooks(layer: nn.Module) -> set[str]:
     """Names of the tensors that hooks such as `weight_norm` compute before every call."""
     hooks = layer._forward_pre_hooks.values()
-    names = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
-    return {name for name in names if isinstance(vars(layer).get(name), Tensor)}
+    names = {getattr(hook, "name", getattr(hook, "_tensor_name", "")) for hook in hooks}
+    return {str(name) for name in names if isinstance(vars(layer).get(str(name)), Tensor)}
 
 
 def adopted_groups(networks: Iterable[nn.Module]) -> tuple[list[Group], Tensor]:

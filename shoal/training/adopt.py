@@ -84,7 +84,8 @@ def adopt(
         ensemble = Ensemble.of(modules)
     notes = _said_again(said)
     if builds:
-        ensemble.builds = [_fitting(modules[group[0]], builds) for group in places]
+        for index, group in enumerate(places):
+            ensemble.builds[index] = _fitting(modules[group[0]], builds)
     ensemble.use_output(outputs)
     known = load_data(data) if _is_description(data) else data
     batches = None if known is None else _batches(known, ensemble)
@@ -215,14 +216,14 @@ def _likelihood(
         raise ConfigError(f"likelihood must be a name or a table of settings, not {given!r}")
     if given is None and batches is None:
         notes.append("No likelihood was named: the outputs are taken for logits of classes.")
-        given = likelihoods.Categorical()
-    elif given is None and batches is not None:
-        given = default_likelihood(ensemble, batches)
-    if isinstance(given, RealTargets) and given.learns_noise and not given.state:
-        given = _with_noise(given, ensemble, batches, notes)
+    found: Likelihood = given or (
+        likelihoods.Categorical() if batches is None else default_likelihood(ensemble, batches)
+    )
+    if isinstance(found, RealTargets) and found.learns_noise and not found.state:
+        found = _with_noise(found, ensemble, batches, notes)
     if batches is not None:
-        check_targets(ensemble, given, batches, to_train=False)
-    return given
+        check_targets(ensemble, found, batches, to_train=False)
+    return found
 
 
 def _with_noise(
