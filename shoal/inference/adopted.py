@@ -19,8 +19,9 @@ from shoal.inference.initialise import Build
 
 __all__ = ["adopted_groups", "as_saved", "by_architecture", "checked_networks", "unwrapped"]
 
-_LEFT_BY_LIBRARIES = {"_is_torch_compile", "_hparams", "_hparams_initial", "_hparams_name"}
-_INTERNAL = {*vars(nn.Module()), *_LEFT_BY_LIBRARIES}
+_LIGHTNING = {"_hparams", "_hparams_initial", "_hparams_name"}
+_TRANSFORMERS = {"name_or_path", "warnings_issued", "_is_hf_initialized"}
+_INTERNAL = {*vars(nn.Module()), "_is_torch_compile", *_LIGHTNING, *_TRANSFORMERS}
 """Attributes that do not change what a network computes."""
 
 

@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -313,3 +315,22 @@ def test_no_warning_without_a_reason(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         shoal.adopt(saved(several(), tmp_path / "nets"), build=plain, out=tmp_path / "run")
+
+
+def test_the_code_of_the_page_runs():
+    page = Path(__file__).parents[2] / "docs" / "adopt.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(compile(code, str(page), "exec"), names)
+    assert names["pred"].members.shape == (3, 50, 3)
+    assert 0 <= names["found"].test["accuracy"] <= 1
+
+
+def test_a_run_in_memory_gets_a_page(tmp_path):
+    torch.manual_seed(0)
+    run = shoal.adopt([real(), real()], data=(X, X[:, 0]))
+    page = shoal.report(run, tmp_path / "page.html", data=(X, X[:, 0])).read_text()
+    text = re.sub(r"<(script|style|svg).*?</\1>|<[^>]+>", " ", page, flags=re.DOTALL)
+    assert "2 adopted networks" in text and "training are not known" in text
+    assert "shoal.adopt(networks" in text and "error on the given data" in text
+    assert "seed" not in text and "Training loss" not in text
