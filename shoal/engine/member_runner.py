@@ -9,18 +9,26 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
-from shoal.core.structure import Inputs, Structured
+from shoal.core.structure import Inputs
 from shoal.core.types import Tree
-from shoal.engine.derivatives import fast_second_order, forward_with_rows, fused_layers
-from shoal.engine.network_call import call_network, selected_output
+from shoal.engine.derivatives import fast_second_order, fused_layers
+from shoal.engine.member_inputs import (
+    MemberCall,
+    MemberInputs,
+    Unpacked,
+    each_member,
+    tensors_of,
+    unpacked,
+)
+from shoal.engine.once import Once, Spoiled
 
 __all__ = [
     "MemberInputs",
@@ -64,13 +72,6 @@ def _sides(here: torch.cuda.Stream, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(here.device) for _ in range(count)]
 
 
-class MemberInputs(NamedTuple):
-    """Inputs of the members: [B, ...] for all, or [M, B, ...] with `own`, one batch per member."""
-
-    x: Inputs
-    own: bool
-
-
 @dataclass(frozen=True)
 class MemberRunner:
     """A way to run the members of a group.
@@ -89,7 +90,14 @@ class MemberRunner:
     streams: int = 1
     compiled: bool = False
 
-    def __call__(self, module: nn.Module, state: Tree, x: Inputs, own_inputs: bool) -> Tensor:
+    def __call__(
+        self,
+        module: nn.Module,
+        state: Tree,
+        x: Inputs,
+        own_inputs: bool,
+        shared: Tree | None = None,
+    ) -> Tensor:
         """Outputs [M, B, ..., C] of `module` with each member's tensors.
 
         Args:
@@ -97,38 +105,95 @@ class MemberRunner:
             state: weights and buffers of all members, [M, ...]; buffers are updated in place.
             x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
             own_inputs: every member has its own inputs.
+            shared: tensors [...] of all members.
         """
-        return self.outputs(module, state, MemberInputs(x, own_inputs))[0]
+        shown = MemberInputs(x, own_inputs)
+        return self.outputs(module, state, shown, shared=shared or {})[0]
 
-    def outputs(self, module: nn.Module, state: Tree, *shown: MemberInputs) -> tuple[Tensor, ...]:
+    def outputs(
+        self, module: nn.Module, state: Tree, *shown: MemberInputs, shared: Tree
+    ) -> tuple[Tensor, ...]:
         """Outputs [M, B, C] for a batch, and for some of its rows beside it (`forward_with_rows`).
 
-        The two outputs do not share memory, so their gradients stay separate.
+        The two outputs do not share memory, so their gradients stay separate. What depends on
+        shared tensors and shared inputs alone is computed once: `vmap` batches no operation
+        without a batched argument, and a loop remembers results (`shoal.engine.once`).
         """
-        one, unpacked = _unpacked(module, shown)
+        one, given = unpacked(module, shown)
         own = tuple(inputs.own for inputs in shown)
         case = own if isinstance(shown[0].x, Tensor) else (*own, repr(shown[0].x))
         if self.kind == "loop":
             run = _compiled(module, self, case, one) if self.compiled else one
-            return self._loop(run, state, unpacked)
-        in_dims = (0, *(0 if mine else None for mine in own))
+            return self._loop(module, run, state, shared, given)
+        in_dims = (0, None, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
         with without_fallback_warnings():
-            return run(state, *(inputs.x for inputs in unpacked))
+            return run(state, shared, *(inputs.x for inputs in given))
 
-    def _loop(self, one: "Run", state: Tree, shown: "Sequence[_Unpacked]") -> tuple[Tensor, ...]:
-        members, device = len(next(iter(state.values()))), _first(shown).device
+    def _loop(
+        self,
+        module: nn.Module,
+        one: MemberCall,
+        state: Tree,
+        shared: Tree,
+        shown: Sequence[Unpacked],
+    ) -> tuple[Tensor, ...]:
+        members, device = len(next(iter(state.values()))), _device(shown)
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
-        inputs = [_each(x, members) if own else [x] * members for x, own in shown]
-        outputs = []
-        read = [*(t for x, _ in shown for t in _tensors(x)), *state.values()]
-        with lanes(self.streams, device, read) as side, self._layers(device):
-            for i in range(members):
-                tensors = {name: parts[i] for name, parts in split.items()}
-                with torch.cuda.stream(side[i % len(side)]):
-                    outputs.append(one(tensors, *(each[i] for each in inputs)))
+        inputs = [each_member(x, members) if own else [x] * members for x, own in shown]
+
+        def member(i: int) -> tuple[Tensor, ...]:
+            tensors = {name: parts[i] for name, parts in split.items()}
+            return one(tensors, shared, *(each[i] for each in inputs))
+
+        run = functools.partial(self._each_member, member, members, device)
+        read = [*(t for x, _ in shown for t in tensors_of(x)), *shared.values(), *state.values()]
+        once = self._once(module, members, shared, shown)
+        if once is None:
+            outputs = run(read, None)
+        else:
+            before = {name: t.clone() for name, t in state.items() if not t.requires_grad}
+            try:
+                outputs = run(read, once)
+            except Spoiled:
+                module.__dict__["_shoal_spoiled"] = True
+                for name, tensor in before.items():
+                    state[name].copy_(tensor)
+                outputs = run(read, None)
         return tuple(torch.stack(each) for each in zip(*outputs, strict=True))
+
+    def _once(
+        self, module: nn.Module, members: int, shared: Tree, shown: Sequence[Unpacked]
+    ) -> Once | None:
+        """What all members compute alike; None if members share nothing that can be followed."""
+        if not shared or members == 1 or self.compiled or "_shoal_spoiled" in vars(module):
+            return None
+        inputs = [t for x, own in shown if not own for t in tensors_of(x)]
+        return Once(module, [*shared.values(), *inputs]) if inputs else None
+
+    def _each_member(
+        self,
+        member: Callable[[int], tuple[Tensor, ...]],
+        members: int,
+        device: torch.device,
+        read: list[Tensor],
+        once: Once | None,
+    ) -> list[tuple[Tensor, ...]]:
+        """Outputs of one member after another, or of several at a time on side streams."""
+        outputs, block = [], nullcontext() if once is None else once
+        with self._layers(device), block:
+            if once is not None:  # side streams wait for the results that all members use
+                outputs.append(member(0))
+                once.next_member()
+                read = [*read, *once.results]
+            with lanes(self.streams, device, read) as side:
+                for i in range(len(outputs), members):
+                    with torch.cuda.stream(side[i % len(side)]):
+                        outputs.append(member(i))
+                    if once is not None:
+                        once.next_member()
+        return outputs
 
     def _layers(self, device: torch.device) -> AbstractContextManager:
         trained = torch.is_grad_enabled() and not self.compiled
@@ -166,12 +231,12 @@ def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[Member
 
 
 def run_or_loop(
-    mapping: MemberRunner, module: nn.Module, state: Tree, *shown: MemberInputs
+    mapping: MemberRunner, module: nn.Module, state: Tree, *shown: MemberInputs, shared: Tree
 ) -> tuple[tuple[Tensor, ...], MemberRunner]:
     """Outputs, and the member runner that worked: a loop if `vmap` cannot batch the module."""
     before = {name: t.detach().clone() for name, t in state.items() if not t.requires_grad}
     try:
-        return mapping.outputs(module, state, *shown), mapping
+        return mapping.outputs(module, state, *shown, shared=shared), mapping
     except (torch.OutOfMemoryError, ShoalError):
         raise
     except Exception as error:
@@ -180,7 +245,7 @@ def run_or_loop(
                 state[name].copy_(tensor)
         loop, (x, own) = MemberRunner("loop"), shown[0]
         try:
-            outputs = loop.outputs(module, state, *shown)
+            outputs = loop.outputs(module, state, *shown, shared=shared)
         except Exception as cause:
             if isinstance(cause, ShoalError):
                 raise
@@ -216,70 +281,15 @@ def without_fallback_warnings() -> Iterator[None]:
             functorch._set_vmap_fallback_warning_enabled(True)
 
 
-class _Unpacked(NamedTuple):
-    """Inputs as `vmap` takes them: one tensor, a list of tensors, or None for an object."""
-
-    x: "Tensor | list[Tensor] | None"
-    own: bool
-
-
-def _unpacked(
-    module: nn.Module, shown: Sequence[MemberInputs]
-) -> "tuple[Run, Sequence[_Unpacked]]":
-    """The call of one member, and inputs that are tensors or lists of tensors."""
-    first = shown[0].x
-    if isinstance(first, Tensor):
-        return functools.partial(_one, module), shown  # type: ignore[return-value]
-    if not isinstance(first, Structured):
-        return functools.partial(_one_object, module, first), [_Unpacked(None, False)]
-    names = list(first.tensors)
-    one = functools.partial(_one_structure, module, first, names)
-    return one, [_Unpacked([each.x.tensors[n] for n in names], each.own) for each in shown]  # pyright: ignore
-
-
-def _tensors(x: "Tensor | list[Tensor] | None") -> list[Tensor]:
-    return [] if x is None else [x] if isinstance(x, Tensor) else x
-
-
-def _first(shown: "Sequence[_Unpacked]") -> Tensor:
-    found = _tensors(shown[0].x)
-    return found[0] if found else torch.empty(0)
-
-
-def _each(x: "Tensor | list[Tensor] | None", members: int) -> Sequence[Any]:
-    """The inputs of each member, from tensors [M, B, ...]."""
-    if isinstance(x, Tensor):
-        return x.unbind(0)
-    return [[tensor[i] for tensor in _tensors(x)] for i in range(members)]
-
-
-def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
-    """Outputs [B, C] of one member for the batch, and for the rows if they are given."""
-    if not part:
-        return (selected_output(module, functional_call(module, tensors, (x,))),)
-    outputs = forward_with_rows(module, tensors, x, *part)
-    return tuple(selected_output(module, each) for each in outputs)
-
-
-def _one_structure(
-    module: nn.Module, like: Structured, names: list[str], state: Tree, leaves: list[Tensor]
-) -> tuple[Tensor, ...]:
-    given = Structured(dict(zip(names, leaves, strict=True)), like.form)
-    return (selected_output(module, call_network(module, state, given)),)
-
-
-def _one_object(module: nn.Module, x: Any, state: Tree, _: None) -> tuple[Tensor, ...]:
-    return (selected_output(module, call_network(module, state, x)),)
+def _device(shown: Sequence[Unpacked]) -> torch.device:
+    found = tensors_of(shown[0].x)
+    return found[0].device if found else torch.device("cpu")
 
 
 def _described(x: Inputs, own: bool) -> str:
     if isinstance(x, Tensor):
         return f"inputs of shape {tuple(x.shape[1 + own :])}"
     return f"the inputs {x}"
-
-
-Run = Callable[..., tuple[Tensor, ...]]
-"""Outputs from tensors and inputs."""
 
 
 class _Kept(dict):
@@ -289,7 +299,7 @@ class _Kept(dict):
         return _Kept()
 
 
-def _compiled(module: nn.Module, mapping: MemberRunner, case: tuple, run: Run) -> Run:
+def _compiled(module: nn.Module, mapping: MemberRunner, case: tuple, run: MemberCall) -> MemberCall:
     kept = module.__dict__.setdefault("_shoal_compiled", _Kept())
     if (mapping, case) not in kept:
         kept[mapping, case] = torch.compile(run, dynamic=False)

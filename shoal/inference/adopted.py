@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.core.types import Tree
 from shoal.engine.group import Group
 from shoal.engine.member_runner import first_line
 from shoal.inference.initialise import Build
@@ -180,6 +179,8 @@ def _group(modules: Sequence[nn.Module]) -> Group:
     prototype = _copied(modules[0])
     for name, parameter in prototype.named_parameters():
         parameter.requires_grad_(name in trained)
+    if hasattr(prototype, "shared_tensors"):
+        prototype.shared_tensors = ()  # networks that were trained apart share no trained tensor
     return Group.of([prototype, *modules[1:]])
 
 
@@ -233,31 +234,39 @@ def _finite(groups: Sequence[Group]) -> Tensor:
 
 
 def as_saved(
-    build: Build | Sequence[tuple[Build, int]], state: Tree
+    build: Build | Sequence[tuple[Build, int]], state: Iterable[str], frozen: Iterable[str] = ()
 ) -> Build | list[tuple[Build, int]]:
     """Factories of the same networks, whose parameters are trained where those of `state` are.
 
     A function may freeze other parameters than the script that trained the networks.
+
+    Args:
+        build: makes the networks.
+        state: names of the saved tensors.
+        frozen: names of the shared ones that are not trained; others stay as `build` makes them.
     """
+    trained = {name: name.startswith("weights/") for name in {*state} if name[:7] != "shared/"}
+    trained |= dict.fromkeys(frozen, False)
     if callable(build):
-        return build if isinstance(build, nn.Module) else _trained_as_in(state, build, "")
+        return build if isinstance(build, nn.Module) else _trained_as_in(trained, build, "")
     prefixes = [f"group{index}." if len(build) > 1 else "" for index in range(len(build))]
     return [
-        (_trained_as_in(state, make, prefix), count)
+        (_trained_as_in(trained, make, prefix), count)
         for (make, count), prefix in zip(build, prefixes, strict=True)
     ]
 
 
-def _trained_as_in(state: Tree, build: Build, prefix: str) -> Build:
+def _trained_as_in(trained: Mapping[str, bool], build: Build, prefix: str) -> Build:
     def made() -> nn.Module:
         module = build()
         if not isinstance(module, nn.Module):
             return module  # refused with a sentence where members are made
         module = unwrapped(module)
         for name, parameter in module.named_parameters():
-            kinds = [kind for kind in ("weights", "buffers") if f"{kind}/{prefix}{name}" in state]
-            if kinds and not is_lazy(parameter):
-                parameter.requires_grad_(kinds == ["weights"])
+            names = (f"{kind}/{prefix}{name}" for kind in ("weights", "buffers", "shared"))
+            known = [trained[each] for each in names if each in trained]
+            if known and not is_lazy(parameter):
+                parameter.requires_grad_(known[0])
         return module
 
     return made

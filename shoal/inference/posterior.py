@@ -22,6 +22,7 @@ from shoal.core.tree import add_into, add_scaled, mul_each
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberRunner
+from shoal.engine.stack import evaluation_mode
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import (
@@ -69,7 +70,12 @@ class Posterior:
 
     def push_scale(self, points: float | Tensor | None = None) -> float | Tensor:
         """T / N, the factor of the push beside log p(theta | D) / N; or T / `points`."""
-        return self.temperature / (self.n if points is None else points)
+        return self.heat if points is None else self.temperature / points
+
+    @property
+    def heat(self) -> float:
+        """T / N, half the variance that Langevin noise adds in a unit of time, lr times steps."""
+        return self.temperature / self.n
 
     def log_likelihood(self, outputs: Tensor, y: Targets) -> Tensor:
         """Mean over the batch [M], which estimates the mean over all N targets.
@@ -233,16 +239,13 @@ def _drawn_outputs(
         count = group.members if draws is None else draws
         weights = prior.draw(group.weights, count, hashed(start + index))
         # A drawn network is untrained: its running statistics are the initial ones.
-        fresh = dict(group.prototype.named_buffers())
         buffers = {
-            name: fresh.get(name, tensor[0]).expand(count, *tensor.shape[1:])
+            name: group.initial.get(name, tensor[0]).expand(count, *tensor.shape[1:])
             for name, tensor in group.buffers.items()
         }
         keys = torch.zeros(count, dtype=torch.int64, device=x.device)
         state = weights | buffers | dict.fromkeys(group.keys, keys)
-        training = group.skeleton.training
-        group.skeleton.eval()
         mapping = MemberRunner("loop" if group.must_loop else "vmap")
-        outputs.append(mapping(group.skeleton, state, x, False))
-        group.skeleton.train(training)
+        with evaluation_mode(group.skeleton) as skeleton:
+            outputs.append(mapping(skeleton, state, x, False, group.shared))
     return torch.cat(outputs)

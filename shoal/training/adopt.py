@@ -33,6 +33,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.real_targets import RealTargets
 from shoal.training.fit import check_targets, default_likelihood
 from shoal.training.own_data import OWN_DATA
+from shoal.training.prepare import SHARED, keep
 from shoal.training.provenance import about_data, environment
 from shoal.training.run import ADOPTED, Run, RunFolder, is_adopted, model_config
 from shoal.training.settings import spec_of
@@ -285,8 +286,11 @@ def _keep(run: Run, folder: RunFolder) -> None:
         sweep(folder.path)
         folder.refuse_links()
         _check_free(folder)
+        (folder.path / SHARED).unlink(missing_ok=True)  # of an adoption that was killed
+        keep(folder.path, {}, run.ensemble.frozen_state)
         folder.begin(run.config, {**run.provenance, "notes": run.notes})
-        parts = {"ensemble": {name: t.detach() for name, t in run.ensemble.state.items()}}
+        changing = run.ensemble.changing_state.items()
+        parts = {"ensemble": {name: tensor.detach() for name, tensor in changing}}
         learned = run.likelihood.state
         state = {
             "step": 0,

@@ -48,6 +48,7 @@ def grow(
     outputs: str | int | None = UNSET,
     temperature: float = UNSET,
     strength: float | None = UNSET,
+    noise: float | None = UNSET,
     annealing: Any = UNSET,
     adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,
     augment: Any = UNSET,
@@ -56,6 +57,7 @@ def grow(
     device: torch.device | str | None = UNSET,
     precision: str | None = UNSET,
     engine: str = UNSET,
+    cache: bool = UNSET,
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = UNSET,
@@ -138,11 +140,14 @@ def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
             "this run has no build for its networks; pass build to shoal.load or shoal.adopt"
         )
     build, count = pairs.pop()
-    whole = Ensemble.init(as_saved([*pairs, (build, count + more)], ensemble.state), seed=seed)
+    pairs.append((build, count + more))
+    whole = Ensemble.init(as_saved(pairs, ensemble.state, ensemble.frozen_state), seed=seed)
     whole.builds = list(ensemble.builds)
     whole.to(ensemble.device, ensemble.dtype)
+    known = ensemble.state
+    whole.arrange_like(known)
     with torch.no_grad():
-        known = ensemble.state
         for name, tensor in whole.state.items():
-            tensor[: len(known[name])] = known[name]
+            own = tensor if name.startswith("shared/") else tensor[: len(known[name])]
+            own.copy_(known[name])
     return whole

@@ -21,6 +21,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
+from shoal.training.cached_features import cached
 from shoal.training.folder_checks import continuing
 from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.options import DEFAULTS
@@ -78,13 +79,14 @@ class Session:
             path = None if folder is None else folder.path
             repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
             stack.enter_context(calculating_in(self.settings.options.precision, ensemble))
-            trainer = self.trainer = Trainer(
-                ensemble, self.settings, self.batches, repulsion, self.sites
-            )
+            trained, batches = ensemble, self.batches
+            if self.settings.options.cache:
+                trained, batches = cached(ensemble, self.batches, self.settings)
+            trainer = self.trainer = Trainer(trained, self.settings, batches, repulsion, self.sites)
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
                 tracker = layout(trainer.tracker.state)
-                expected = {"ensemble": layout(ensemble.state), "tracker": tracker}
+                expected = {"ensemble": layout(ensemble.changing_state), "tracker": tracker}
                 with continuing(folder.checkpoints):
                     trainer.restore(folder.checkpoint(expected))
             if self.settings.options.keep_every is not None and trainer.step == 0:
@@ -163,7 +165,7 @@ class Session:
     def _begin(self) -> None:
         """Write the run's folder, after the first step has succeeded."""
         if self.folder is not None and not self.begun:
-            keep(self.folder.path, self.axes)
+            keep(self.folder.path, self.axes, self.ensemble.frozen_state)
             if self.settings.options.keep_every is not None:
                 # Before the config: every folder with a run has its first snapshot.
                 Trajectory(self.folder.path).keep(
@@ -194,7 +196,7 @@ class Session:
     def _keep_snapshot(self) -> None:
         epoch, every = len(self.trainer.rows), self.settings.options.keep_every
         if self.folder is not None and every is not None and epoch % every == 0:
-            Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.state)
+            Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.changing_state)
 
     def _warn_of_divergence(self) -> None:
         diverged = self.trainer.tracker.diverged(self.trainer.step)
@@ -234,7 +236,7 @@ class Session:
     def _result(self) -> Run:
         trainer = self.trainer
         return Run(
-            trainer.ensemble,
+            self.ensemble,
             trainer.likelihood,
             self.config,
             list(trainer.rows),

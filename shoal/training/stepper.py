@@ -67,6 +67,7 @@ class Stepper:
         outputs: str | int | None = None,
         temperature: float = 1.0,
         strength: float | None = None,
+        noise: float | None = None,
         clip: float | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -90,6 +91,7 @@ class Stepper:
             outputs: see `fit`.
             temperature: see `fit`.
             strength: see `fit`.
+            noise: see `fit`.
             clip: see `fit`.
             seed: see `fit`.
             device: see `fit`.
@@ -177,6 +179,7 @@ class Stepper:
         one = (x[0], y[0]) if own else (x, y)
         targets, _ = parted(one[1])
         options = self._options
+        self.ensemble.keep_written(one[0])
         with torch.no_grad():
             outputs = self.ensemble.aside()(one[0])
         if options.likelihood is None:

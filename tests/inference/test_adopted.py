@@ -84,6 +84,25 @@ def test_a_frozen_trunk_stays_frozen():
         module[0].requires_grad_(False)
     ensemble = Ensemble.of(modules)
     assert set(ensemble.weights) == {"2.weight", "2.bias"}
+    assert set(ensemble.buffers) == {"0.weight", "0.bias"}, "the networks have different trunks"
+
+
+def test_a_common_frozen_trunk_is_kept_once():
+    modules, x = networks(), torch.randn(5, 3)
+    for module in modules:
+        module[0] = copy.deepcopy(modules[0][0]).requires_grad_(False)
+    ensemble = Ensemble.of(modules)
+    assert set(ensemble.shared) == {"0.weight", "0.bias"} and not ensemble.buffers
+    torch.testing.assert_close(ensemble(x).detach(), literal(modules, x))
+
+
+def test_networks_that_were_trained_apart_share_no_trained_tensor():
+    class Heads(nn.Sequential):
+        shared_tensors = ("0.*",)
+
+    torch.manual_seed(0)
+    modules, x = [Heads(nn.Linear(3, 4), nn.Linear(4, 2)) for _ in range(2)], torch.randn(5, 3)
+    torch.testing.assert_close(Ensemble.of(modules)(x).detach(), literal(modules, x))
 
 
 def test_networks_of_several_architectures_stay_together_in_their_order():

@@ -276,6 +276,34 @@ class TestFiles:
             shoal.load(tmp_path / "run", plain)
 
 
+class TestFrozenTrunk:
+    """Networks with one pre-trained trunk; the function that makes networks freezes nothing."""
+
+    def networks(self):
+        modules = several(normed)
+        for module in modules:
+            module[0] = copy.deepcopy(modules[0][0]).requires_grad_(False)
+        return modules
+
+    def test_the_folder_keeps_the_trunk_once(self, tmp_path):
+        modules = self.networks()
+        run = shoal.adopt(modules, out=tmp_path / "run")
+        loaded = shoal.load(tmp_path / "run", normed)
+        assert set(loaded.ensemble.shared) == set(run.ensemble.shared) >= {"0.weight", "0.bias"}
+        assert not loaded.ensemble.trained_shared
+        torch.testing.assert_close(shoal.predict(loaded, X).members, literal(modules))
+
+    def test_grown_members_have_the_same_trunk(self, tmp_path):
+        modules = self.networks()
+        shoal.adopt(modules, out=tmp_path / "run")
+        run = shoal.load(tmp_path / "run", normed)
+        how = {"data": points(), "method": "kde", "epochs": 2, "progress": False}
+        grown = shoal.grow(run, 2, **how, out=tmp_path / "grown")
+        assert torch.equal(grown.ensemble.shared["0.weight"], modules[0][0].weight)
+        for found in (grown, shoal.load(tmp_path / "grown", normed)):
+            torch.testing.assert_close(shoal.predict(found, X).members[:3], literal(modules))
+
+
 class TestGrow:
     def test_new_members_join_those_that_do_not_change(self, tmp_path):
         modules = several(normed)
