@@ -180,7 +180,8 @@ def _group(modules: Sequence[nn.Module]) -> Group:
     for name, parameter in prototype.named_parameters():
         parameter.requires_grad_(name in trained)
     if hasattr(prototype, "shared_tensors"):
-        prototype.shared_tensors = ()  # networks that were trained apart share no trained tensor
+        # networks that were trained apart share no trained tensor
+        setattr(prototype, "shared_tensors", ())  # noqa: B010
     return Group.of([prototype, *modules[1:]])
 
 

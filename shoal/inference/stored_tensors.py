@@ -27,6 +27,7 @@ class StoredTensors(ModuleLike):
     """Base class of an ensemble: its tensors as one tree, and files of them."""
 
     if TYPE_CHECKING:  # defined by `Ensemble`
+        builds: list[Build | None]
 
         @classmethod
         def init(
