@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.page.report import report
     from shoal.prediction import metrics
     from shoal.prediction.predictive import Predictive
+    from shoal.training.adopt import adopt
     from shoal.training.adversarial import Adversarial
     from shoal.training.fit import fit
     from shoal.training.grow import grow
@@ -49,6 +50,7 @@ _HOMES = {
     "Ensemble": "inference.ensemble",
     "fit": "training.fit",
     "grow": "training.grow",
+    "adopt": "training.adopt",
     "Run": "training.run",
     "load": "training.run",
     "Adversarial": "training.adversarial",
@@ -99,6 +101,7 @@ __all__ = [  # noqa: RUF022
     "Ensemble",
     "fit",
     "grow",
+    "adopt",
     "Run",
     "load",
     "Adversarial",

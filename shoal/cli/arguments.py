@@ -1,4 +1,4 @@
-"""The arguments of every command."""
+"""The arguments of commands that need no run; `run_arguments` has those about a run."""
 
 import argparse
 import os
@@ -8,15 +8,11 @@ __all__ = [
     "compare",
     "data",
     "demo",
-    "evaluate",
-    "evidence",
     "fidelity",
     "fit",
-    "grow",
-    "landscape",
     "list",
-    "predict",
-    "report",
+    "machine",
+    "path",
 ]
 
 
@@ -43,14 +39,15 @@ def _count(text: str, what: str) -> int:
     return int(text)
 
 
-def _path(text: str) -> str:
+def path(text: str) -> str:
     """A path; an empty text comes from a shell variable that was never set."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty; give a path or leave the option out")
     return text
 
 
-def _machine(parser: argparse.ArgumentParser, device: bool = True) -> None:
+def machine(parser: argparse.ArgumentParser, device: bool = True) -> None:
+    """Options for threads and, where it can be chosen, the device."""
     parser.add_argument(
         "--threads",
         type=_threads,
@@ -92,10 +89,10 @@ def demo(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--open", action="store_true", help="open the report in a browser")
     parser.add_argument(
-        "-o", "--out", type=_path, metavar="FOLDER", help="folder of all runs (default: runs/demo)"
+        "-o", "--out", type=path, metavar="FOLDER", help="folder of all runs (default: runs/demo)"
     )
     _workers(parser)
-    _machine(parser, device=False)
+    machine(parser, device=False)
 
 
 def fit(parser: argparse.ArgumentParser) -> None:
@@ -104,38 +101,12 @@ def fit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o",
         "--out",
-        type=_path,
+        type=path,
         metavar="FOLDER",
         help="folder of the run (default: runs/NAME-METHOD-mMEMBERS-sSEED)",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
-    _machine(parser)
-
-
-def evaluate(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shoal evaluate`."""
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--data", metavar="SPEC", help="another data set: a name, or a TOML table in quotes"
-    )
-    parser.add_argument(
-        "-o", "--out", type=_path, metavar="FILE", help="write the scores to this file as JSON"
-    )
-    _machine(parser)
-
-
-def predict(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shoal predict`."""
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument("file", metavar="FILE", help="file with inputs: .npz with x, .npy, or .csv")
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=_path,
-        metavar="FILE",
-        help="write to this .csv or .npz file, not to the screen",
-    )
-    _machine(parser)
+    machine(parser)
 
 
 def compare(parser: argparse.ArgumentParser) -> None:
@@ -155,75 +126,11 @@ def compare(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=3, metavar="N", help="number of seeds (default: 3)"
     )
     parser.add_argument(
-        "-o", "--out", type=_path, metavar="FOLDER", help="folder of all runs (default: runs/NAME)"
+        "-o", "--out", type=path, metavar="FOLDER", help="folder of all runs (default: runs/NAME)"
     )
     parser.add_argument("--report", metavar="FILE", help="also write a report, such as report.html")
     _workers(parser)
-    _machine(parser)
-
-
-def evidence(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shoal evidence`."""
-    add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a run")
-    add("--data", metavar="SPEC", help="training data, if the run cannot load its own")
-    add(
-        "--no-priors",
-        action="store_true",
-        help="leave out the prior comparison, which takes longest",
-    )
-    add(
-        "--points",
-        type=int,
-        default=500,
-        metavar="N",
-        help="number of training points for the curvature (default: 500)",
-    )
-    add(
-        "--flow-steps",
-        type=int,
-        default=200,
-        metavar="N",
-        help="number of steps to fit the flow prior (default: 200)",
-    )
-    _machine(parser, device=False)
-
-
-def grow(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shoal grow`."""
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "changes", metavar="key=value", nargs="*", help="settings that replace those of the run"
-    )
-    parser.add_argument(
-        "--more", type=int, default=5, metavar="M", help="number of new members (default: 5)"
-    )
-    parser.add_argument(
-        "--data", metavar="SPEC", help="training data, if the run cannot load its own"
-    )
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=_path,
-        metavar="FOLDER",
-        help="folder of the grown run (default: RUN-grown-M)",
-    )
-    parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
-    _machine(parser)
-
-
-def report(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shoal report`."""
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="folder of a run, or of several runs"
-    )
-    parser.add_argument(
-        "-o", "--out", type=_path, metavar="FILE", help="report file (default: report.html)"
-    )
-    parser.add_argument("--title", help="title of the report")
-    parser.add_argument(
-        "--figures", metavar="FOLDER", help="also write every figure as PNG and SVG"
-    )
+    machine(parser)
 
 
 def data(parser: argparse.ArgumentParser) -> None:
@@ -274,38 +181,8 @@ def bench(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="less data and time: checks that everything runs")
     add("--check", action="store_true", help="also compare each engine with float64 on the CPU")
     add("--train-mnist-like", action="store_true", help="also time 15 epochs of 60,000 points")
-    add("-o", "--out", type=_path, metavar="FILE", help="write all results to this file as JSON")
-    _machine(parser)
-
-
-def landscape(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shoal landscape`."""
-    add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a run")
-    add(
-        "--analyses",
-        metavar="A,B",
-        help="trajectories, functions, diversity, averaging, line, tunnel, origin-plane, "
-        "three-plane, curvature (default: all)",
-    )
-    add("--parts", dest="analyses", metavar="A,B", help=argparse.SUPPRESS)  # its former name
-    add("--quick", action="store_true", help="coarse and fast: checks that everything runs")
-    add(
-        "--points",
-        type=int,
-        metavar="N",
-        help="grid points along each side of a plane (default: 41)",
-    )
-    add(
-        "--inputs",
-        type=int,
-        metavar="N",
-        help="number of test and of training points (default: 2000)",
-    )
-    add("--steps", type=int, metavar="N", help="number of steps to train a curve (default: 300)")
-    add("--fresh", action="store_true", help="recompute everything")
-    add("--data", metavar="SPEC", help="data of the run, if the run cannot load its own")
-    _machine(parser)
+    add("-o", "--out", type=path, metavar="FILE", help="write all results to this file as JSON")
+    machine(parser)
 
 
 def fidelity(parser: argparse.ArgumentParser) -> None:
@@ -328,8 +205,8 @@ def fidelity(parser: argparse.ArgumentParser) -> None:
     add(
         "-o",
         "--out",
-        type=_path,
+        type=path,
         metavar="FOLDER",
         help="folder of the results (default: runs/fidelity)",
     )
-    _machine(parser, device=False)
+    machine(parser, device=False)

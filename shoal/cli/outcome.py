@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.cli.own_network import network_functions
 from shoal.core.errors import ConfigError
-from shoal.core.text import number, table
+from shoal.core.text import counted, number, table
 from shoal.data import load as load_data
 from shoal.data.corruptions import parse_shift
 from shoal.data.dataset import Dataset
@@ -14,7 +15,7 @@ from shoal.evaluation.evaluation import Evaluation
 from shoal.experiment.config import parse_value
 from shoal.page.measures import headline
 from shoal.training.own_data import has_own_network, own_data, what_to_type
-from shoal.training.run import Run, RunFolder, load
+from shoal.training.run import Run, RunFolder, is_adopted, load
 
 __all__ = ["Outcome", "evaluation_dataset", "opened_for", "scores_text"]
 
@@ -71,20 +72,51 @@ def _padded(blocks: list[tuple], width: int) -> list[tuple]:
     return [(header, [[row[0].ljust(width), *row[1:]] for row in rows]) for header, rows in blocks]
 
 
-def opened_for(command: str, folder: str) -> Run:
-    """The run in a folder; a run with a custom network can only be opened in Python."""
+def opened_for(command: str, folder: str, model: Sequence[str] | None = None) -> Run:
+    """The run in a folder; a run of the user's own networks needs their functions.
+
+    Args:
+        command: the command that opens the run.
+        folder: folder of the run.
+        model: the functions as they were typed, one per architecture.
+    """
     config: dict[str, Any] = RunFolder(Path(folder)).config()
-    if has_own_network(config):
-        raise ConfigError(
-            f"the network of {folder} comes from your own function, which only Python can call; "
-            f"type: {what_to_type(command, config, folder)}"
+    if not has_own_network(config):
+        if model:
+            raise ConfigError(f"the network of {folder} is known by name; leave --model out")
+        return load(folder)
+    if not model:
+        call = (
+            "" if is_adopted(config) else f", or in Python type: {_call(command, config, folder)}"
         )
-    return load(folder)
+        raise ConfigError(
+            f"the network of {folder} comes from your own function; "
+            f"add --model MODULE:FUNCTION{call}"
+        )
+    tables: list[dict[str, Any]] = config["model"]
+    if len(model) != len(tables):
+        raise ConfigError(
+            f"{folder} has {counted(len(tables), 'architecture')}, so type --model "
+            f"{counted(len(tables), 'time')}, not {len(model)}"
+        )
+    if not all(isinstance(table.get("members"), int) for table in tables):
+        raise ConfigError(f"the config.toml of {folder} does not tell the members of a network")
+    builds = network_functions(model)
+    pairs = [(build, table["members"]) for build, table in zip(builds, tables, strict=True)]
+    return load(folder, pairs)
 
 
 def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -> Dataset:
     """The data set of `--data`; without `--data`, the data set of the run."""
     if asked is not None:
         return load_data(parse_value(asked, "--data"))
-    call = what_to_type(command, run.config, folder)
-    return own_data(run, folder, f"name the data with --data, or type in Python: {call}")
+    call = f", or type in Python: {what_to_type(command, run.config, folder)}"
+    call = "" if is_adopted(run.config) else call
+    return own_data(run, folder, f"name the data with --data{call}")
+
+
+def _call(command: str, config: Mapping[str, Any], folder: str) -> str:
+    """The Python call instead of a command; a page needs no network if the run is evaluated."""
+    if command == "report":
+        return f'shoal.report(shoal.load({folder!r}, build), "page.html", data=(x_test, y_test))'
+    return what_to_type(command, config, folder)

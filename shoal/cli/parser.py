@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shoal.cli import arguments
+from shoal.cli import arguments, run_arguments
 from shoal.core.errors import ConfigError
 from shoal.core.progress import printable
 from shoal.core.registry import nearest
@@ -69,13 +69,14 @@ COMMANDS = {
     "evaluate": Command(
         "evaluate a run on its test set, shifts and OOD sets",
         "shoal evaluate runs/digits-f-kde-m5-s0\n"
-        'shoal evaluate runs/mine --data \'{name = "file", train = "a.npz", test = "b.npz"}\'',
-        arguments.evaluate,
+        'shoal evaluate runs/mine --data \'{name = "file", train = "a.npz", test = "b.npz"}\'\n'
+        "shoal evaluate runs/mine --model mynet:build --data digits",
+        run_arguments.evaluate,
     ),
     "predict": Command(
         "predict for the inputs in a file, with the uncertainty of each prediction",
         "shoal predict runs/digits-f-kde-m5-s0 new.csv -o predictions.csv",
-        arguments.predict,
+        run_arguments.predict,
         "\n\nColumns for classification: class, probability, entropy and disagreement.\n"
         "Columns for regression: mean and stddev.",
     ),
@@ -93,13 +94,13 @@ COMMANDS = {
     "report": Command(
         "write an HTML report about one or several runs",
         "shoal report runs/digits-f-kde-m5-s0 -o digits.html\nshoal report runs/demo",
-        arguments.report,
+        run_arguments.report,
     ),
     "landscape": Command(
         "analyse the loss landscape around and between the members of a run",
         "shoal landscape runs/digits --quick\n"
         "shoal landscape runs/digits --analyses line,tunnel --fresh",
-        arguments.landscape,
+        run_arguments.landscape,
         "\n\nThe results stay in the folder of the run, and `shoal report` shows them. Train with\n"
         "keep_every=1 for more analyses: trajectories, SWAG, and averages within a mode.",
     ),
@@ -107,15 +108,24 @@ COMMANDS = {
         "compute log evidence, member weights and learned priors of a run",
         "shoal evidence runs/digits-f-kde-m5-s0\n"
         "shoal evidence runs/digits-f-kde-m5-s0 --no-priors --json",
-        arguments.evidence,
+        run_arguments.evidence,
         "\n\nThe results stay in the folder of the run, for reports and weighted predictions.",
     ),
     "grow": Command(
         "train more members for a run, repelled by its trained members",
         "shoal grow runs/digits-f-kde-m5-s0 --more 5\n"
         "shoal grow runs/digits-f-kde-m5-s0 --more 5 epochs=30 -o runs/larger",
-        arguments.grow,
+        run_arguments.grow,
         "\n\nThe trained members stay unchanged. The new folder has all members.",
+    ),
+    "adopt": Command(
+        "make a run of networks that were trained elsewhere, from files with their weights",
+        "shoal adopt nets/ --model mynet:build -o runs/mine\n"
+        "shoal adopt a.pt b.safetensors --model mynet:build --data digits\n"
+        "shoal adopt nets/ --model mynet:build --likelihood '{name = \"gaussian\", noise_std = 1}'",
+        run_arguments.adopt,
+        "\n\nFiles: .safetensors, or a state dict by torch.save; Lightning checkpoints too. A file "
+        "that\ncould run code is refused. Other commands take the run with the same --model.",
     ),
     "fidelity": Command(
         "measure the distance of each method from the true posterior",

@@ -1,6 +1,6 @@
 """The ensemble: M members of one or several architectures, their tensors stacked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self, TypeGuard
 
 import numpy as np
@@ -15,6 +15,7 @@ from shoal.engine.group import Group
 from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
 from shoal.engine.network_call import required_inputs
+from shoal.inference.adopted import adopted_groups
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.stored_tensors import StoredTensors
 
@@ -86,6 +87,22 @@ class Ensemble(StoredTensors):
             raise ConfigError("an ensemble needs at least one member, not an empty list")
         ensemble = cls(groups, [make for make, _ in pairs])
         ensemble.seed = seed
+        return ensemble
+
+    @classmethod
+    def of(cls, networks: Iterable[nn.Module]) -> "Ensemble":
+        """An ensemble of trained networks, in the given order; the networks stay untouched.
+
+        The members are copies, with their running statistics. Parameters of a network that is
+        frozen as a whole count as trained. Members of one architecture stay together: if networks
+        of several architectures alternate, a warning gives the new order.
+
+        >>> Ensemble.of([nn.Linear(3, 2), nn.Linear(3, 2)])
+        Ensemble(2 x Linear, 8 in each member, float32 on cpu)
+        """
+        groups, finite = adopted_groups(networks)
+        ensemble = cls(groups)
+        ensemble.alive = finite
         return ensemble
 
     @property

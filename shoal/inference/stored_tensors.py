@@ -14,6 +14,7 @@ import torch
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.files import read_tensors, write_tensors
 from shoal.core.types import Tree
+from shoal.inference.adopted import as_saved
 from shoal.inference.initialise import Build
 from shoal.inference.module_like import ModuleLike
 
@@ -26,6 +27,7 @@ class StoredTensors(ModuleLike):
     """Base class of an ensemble: its tensors as one tree, and files of them."""
 
     if TYPE_CHECKING:  # defined by `Ensemble`
+        builds: list[Build | None]
 
         @classmethod
         def init(
@@ -94,13 +96,27 @@ class StoredTensors(ModuleLike):
         return cls.from_state(read_tensors(Path(path)), build)
 
     @classmethod
-    def from_state(cls, state: Tree, build: Build | Sequence[tuple[Build, int]]) -> Self:
-        """An ensemble of the networks that `build` makes, with the tensors of `state`."""
+    def from_state(
+        cls,
+        state: Tree,
+        build: Build | Sequence[tuple[Build, int]],
+        frozen: Iterable[str] = (),
+    ) -> Self:
+        """An ensemble of the networks that `build` makes, with the tensors of `state`.
+
+        Parameters are trained where those of `state` are, whatever `build` freezes.
+
+        Args:
+            state: the saved tensors.
+            build: makes the networks.
+            frozen: names of shared tensors in `state` that are not trained.
+        """
         members = len(state["alive"]) if callable(build) and "alive" in state else None
         with warnings.catch_warnings():
             # The factory's initial weights do not matter: all are replaced.
             warnings.simplefilter("ignore", ShoalWarning)
-            ensemble = cls.init(build, members)
+            ensemble = cls.init(as_saved(build, state, frozen), members)
+        ensemble.builds = [build] if callable(build) else [make for make, _ in build]
         kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
         if strange := [kind for kind in kinds if not kind.is_floating_point]:
             raise ConfigError(

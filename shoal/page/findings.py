@@ -216,8 +216,9 @@ def degenerate(evidence: Evidence) -> str:
 def optimal(evidence: Evidence) -> str:
     """The gradient of the log posterior at the members."""
     norms = evidence.gradient_norms
+    of = "log posterior" if evidence.prior_known else "log-likelihood (the prior is not known)"
     return (
-        f"The gradient norm of the log posterior per data point is {min(norms):.2g} to "
+        f"The gradient norm of the {of} per data point is {min(norms):.2g} to "
         f"{max(norms):.2g} at the members. At a maximum the gradient norm is 0."
     )
 

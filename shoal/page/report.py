@@ -221,9 +221,11 @@ def _title(report_data: ReportData) -> str:
     many = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else str(sizes[0])
     members = "1 member" if many == "1" else f"{many} members"
     what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods"
+    if len(methods) == 1 and record.adopted:
+        members, what = f"{many} adopted network{'' if many == '1' else 's'}", ""
     form = f" ({record.shared})" if record.shared else ""
     about = "" if record.data == OWN_DATA else f"{record.data}: "
-    return f"{about}{what}{form}, {members}"
+    return f"{about}{what}{form}, {members}" if what else f"{about}{members}"
 
 
 def _not_evaluated(report_data: ReportData) -> str:

@@ -16,7 +16,7 @@ from shoal.evaluation.evaluation import Evaluation, kept_evaluation, load_evalua
 from shoal.experiment.variants import word_of
 from shoal.training.history_file import read_history
 from shoal.training.own_data import OWN_DATA, data_name, what_to_type
-from shoal.training.run import RunFolder
+from shoal.training.run import RunFolder, is_adopted
 
 __all__ = [
     "ReportData",
@@ -77,6 +77,11 @@ class RunRecord:
         return self.config.get("method") == "ensemble"
 
     @property
+    def adopted(self) -> bool:
+        """Whether the members were trained elsewhere, so that their training is not known."""
+        return is_adopted(self.config)
+
+    @property
     def form(self) -> str | None:
         """The variant of the method: "legacy", "calibrated" or None."""
         return next((form for form in _FORMS if self.config.get(form)), None)
@@ -94,8 +99,8 @@ class RunRecord:
 
     @property
     def seed(self) -> Any:
-        """The seed of the training."""
-        return self.config.get("seed", 0)
+        """The seed of the training; adopted networks have none, and their name pairs with none."""
+        return self.config.get("seed", self.name if self.adopted else 0)
 
     @property
     def data(self) -> str:
@@ -230,7 +235,8 @@ def _record(run: Any) -> RunRecord:
     folder = getattr(run, "folder", None)
     given = kept_evaluation(run) if given is None else given
     config = run.config
-    name = Path(folder).name if folder is not None else f"seed {config.get('seed', 0)}"
+    unnamed = "adopted networks" if is_adopted(config) else f"seed {config.get('seed', 0)}"
+    name = unnamed if folder is None else Path(folder).name
     notes = list(getattr(run, "notes", []))
     where = None if folder is None else Path(folder)
     own = name, config, list(run.history), notes, dict(run.provenance), given, where
@@ -263,10 +269,13 @@ def _groups(records: list[RunRecord]) -> list[SeedGroup]:
         for record in records
     ]
     varying = _varying(records, settings)
+    several = sum(record.adopted for record in records) > 1
     found: dict[tuple[str, int], list[RunRecord]] = {}
     for record, setting in zip(records, settings, strict=True):
         known = {key: setting.get(key, "none") for key in varying[record.method]}
         extra = ", ".join(f"{k} {word}" for k, word in known.items())
+        if record.adopted and several:
+            extra = record.name  # each is an ensemble of its own, not a seed of another
         label = f"{record.method} ({extra})" if extra else record.method
         found.setdefault((label, record.members), []).append(record)
     order = list(dict.fromkeys(label for label, _ in found))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.core.formats import parse_toml
+from shoal.core.formats import parse_toml, to_toml
 from shoal.experiment.variants import Variant, variant_of
 from shoal.inference.priors import registry as priors
 from shoal.interaction.methods import METHODS
@@ -42,6 +42,8 @@ def commands(records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def _fit(record: RunRecord) -> str:
+    if record.adopted:
+        return _adopt(record)
     frozen = int(record.config.get("frozen") or 0)
     if frozen:
         return (
@@ -52,6 +54,32 @@ def _fit(record: RunRecord) -> str:
     if record.folder is None or own:
         return fit_call(record.config)
     return f"shoal fit {shlex.quote(str(shown_path(record.folder) / 'config.toml'))}"
+
+
+def _adopt(record: RunRecord) -> str:
+    """The adoption: from files its command, of networks in memory the Python call."""
+    sources, named = record.provenance.get("sources"), not has_own_data(record.config)
+    likelihood = record.config.get("likelihood")
+    if not isinstance(sources, Mapping):
+        data = f", data={_short(record.config['data'])!r}" if named else ""
+        return (
+            "import shoal\n\n# networks: a list of your own trained networks\n"
+            f"run = shoal.adopt(networks, likelihood={_short(likelihood)!r}{data})"
+        )
+    files = [*(shlex.quote(str(file)) for file in sources)]
+    few = " ".join(files) if len(files) <= _FITS else f"{files[0]} ... {files[-1]}"
+    given = [
+        "--likelihood",
+        _short(likelihood),
+        *(["--data", _short(record.config["data"])] if named else []),
+    ]
+    options = [word if isinstance(word, str) else _toml(word) for word in given]
+    options = [shlex.quote(word) if word[0] != "-" else word for word in options]
+    return f"shoal adopt {few} \\\n  --model MODULE:FUNCTION {' '.join(options)}"
+
+
+def _toml(table: Any) -> str:
+    return to_toml({"value": table}).partition("=")[2].strip()
 
 
 def fit_call(config: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from shoal.page.verdicts import verdict as verdict_of
 from shoal.prediction.statistics import Difference
 
 __all__ = [
+    "ADOPTED",
     "accuracy_sentence",
     "calibration_sentence",
     "comparison_sentence",
@@ -26,6 +27,9 @@ __all__ = [
     "repulsion_sentence",
     "shift_sentence",
 ]
+
+ADOPTED = "The networks were trained elsewhere: their method and their training are not known."
+"""About a run that was adopted."""
 
 _NO_GAP = "gap not significant"
 

@@ -63,14 +63,19 @@ def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches
 
 
 def check_targets(
-    ensemble: Ensemble, likelihood: Likelihood, batches: ArrayBatches | LoaderBatches
+    ensemble: Ensemble,
+    likelihood: Likelihood,
+    batches: ArrayBatches | LoaderBatches,
+    to_train: bool = True,
 ) -> torch.Size:
     """Refuse targets that do not fit the networks; returns the shape of one point's targets.
 
-    The shape is empty for one target per data point, (T,) for tokens, (H, W) for places.
+    The shape is empty for one target per data point, (T,) for tokens, (H, W) for places. Batches
+    to train on must also have a size that the networks can train on.
     """
     outputs, y, x = _outputs(ensemble, batches)
-    _check_last_batch(ensemble, batches, x)
+    if to_train:
+        _check_last_batch(ensemble, batches, x)
 
     def check(targets: Any) -> None:
         sites = outputs.shape[2:-1]

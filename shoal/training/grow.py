@@ -10,6 +10,7 @@ import torch
 from shoal.core.errors import ConfigError
 from shoal.core.types import UNSET
 from shoal.data.dataset import Dataset, Split
+from shoal.inference.adopted import as_saved
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import FunctionalPrior, WeightPrior
@@ -19,7 +20,7 @@ from shoal.training.adversarial import Adversarial
 from shoal.training.fit import fit
 from shoal.training.options import EXCLUDES, KEPT, NAMES
 from shoal.training.own_data import own_data
-from shoal.training.run import Run, load
+from shoal.training.run import Run, is_adopted, load
 from shoal.training.session import Callback
 
 __all__ = ["grow"]
@@ -75,6 +76,7 @@ def grow(
         run: a run or its folder.
         more: how many new members.
         data: the training data; by default the run's data set, if it can be loaded.
+        method: method of the new members; by default the run's. Adopted networks have none.
         out: the folder that stores the grown run.
         resume: continue the grown run in `out`, if there is one.
         callbacks: functions called with the grown run after every epoch.
@@ -86,6 +88,11 @@ def grow(
     if isinstance(more, bool) or not isinstance(more, int) or more < 1:
         raise ConfigError(f"an ensemble grows by one member or more, not by {more!r}")
     run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
+    if is_adopted(run.config) and "method" not in settings:
+        raise ConfigError(
+            "these members were adopted, so their method is not known; "
+            "name the method of the new members, such as method='f-kde'"
+        )
     given = _settings(run, settings)
     whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
     return fit(
@@ -130,10 +137,12 @@ def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
     ]
     if len(pairs) < len(ensemble.groups):
         raise ConfigError(
-            "this run has no build for its networks; open the run with shoal.load(folder, build)"
+            "this run has no build for its networks; pass build to shoal.load or shoal.adopt"
         )
     build, count = pairs.pop()
-    whole = Ensemble.init([*pairs, (build, count + more)], seed=seed)
+    pairs.append((build, count + more))
+    whole = Ensemble.init(as_saved(pairs, ensemble.state, ensemble.frozen_state), seed=seed)
+    whole.builds = list(ensemble.builds)
     whole.to(ensemble.device, ensemble.dtype)
     known = ensemble.state
     whole.arrange_like(known)

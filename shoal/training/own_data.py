@@ -12,7 +12,7 @@ from typing import Any
 from shoal.core.errors import ConfigError, StorageError
 from shoal.data.dataset import Dataset, registry
 from shoal.data.load import load as load_data
-from shoal.training.run import Run, RunFolder
+from shoal.training.run import Run, RunFolder, is_adopted
 
 __all__ = [
     "OWN_DATA",
@@ -80,6 +80,8 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
         folder: the run's folder; None for a run in memory.
     """
     own_network, own = has_own_network(config), has_own_data(config)
+    if folder is not None and is_adopted(config):
+        return _typed_for_adopted(verb, own, folder)
     if folder is not None and not own_network and not own:
         return f"shoal {verb} {shlex.quote(str(folder))}"
     if folder is None:
@@ -89,6 +91,15 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
     place, name = _TAKES[verb]
     given = [place, name] if own or verb == "predict" else []
     return f"shoal.{verb}({', '.join(filter(None, [source, *given]))})"
+
+
+def _typed_for_adopted(verb: str, own: bool, folder: Path | str) -> str:
+    """The command for networks that came from files; their function is typed again."""
+    file = " FILE" if verb == "predict" else ""
+    data = " --data DATA" if own and verb != "predict" else ""
+    method = " method=f-kde" if verb == "grow" else ""
+    where = shlex.quote(str(folder))
+    return f"shoal {verb} {where}{file} --model MODULE:FUNCTION{data}{method}"
 
 
 def again(verb: str, folder: Path | str) -> str:
@@ -107,6 +118,8 @@ def own_data(run: Run, name: str, advice: str) -> Dataset:
         name: name of the run in the error message.
         advice: what the error message suggests.
     """
+    if is_adopted(run.config) and "data" not in run.config:
+        raise ConfigError(f"{name} was adopted without data, so its data are not known; {advice}")
     if has_own_data(run.config):
         raise ConfigError(f"{name} was trained on your own data, which cannot be loaded; {advice}")
     try:

@@ -20,14 +20,36 @@ from shoal.data.arrays import recalled
 from shoal.data.input_range import value_range
 from shoal.data.sources import ArrayBatches, LoaderBatches
 
-__all__ = ["COMMAND", "command", "digest", "input_range", "inputs_digest", "provenance"]
+__all__ = [
+    "COMMAND",
+    "about_data",
+    "command",
+    "digest",
+    "environment",
+    "input_range",
+    "inputs_digest",
+    "provenance",
+]
 
 COMMAND = "SHOAL_COMMAND"
 """Environment variable with the command that the user typed."""
 
 
 def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> dict[str, Any]:
-    """Versions, machine, commit, a digest of the data, and a unique name of the run."""
+    """The environment, a digest of the data, and the time of the training so far."""
+    return {**environment(device), **about_data(batches), "seconds": 0.0}
+
+
+def about_data(batches: ArrayBatches | LoaderBatches) -> dict[str, Any]:
+    """Number, digest and range of the data."""
+    return {
+        "data": {"points": batches.n, "sha256": digest(batches)},
+        "input_range": input_range(batches),
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, machine, command and commit, and a unique name of the run."""
     return {
         "run_id": secrets.token_hex(8),
         "versions": {
@@ -40,9 +62,6 @@ def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> d
         "threads": torch.get_num_threads(),
         "command": command(),
         "commit": _commit(),
-        "data": {"points": batches.n, "sha256": digest(batches)},
-        "input_range": input_range(batches),
-        "seconds": 0.0,
     }
 
 

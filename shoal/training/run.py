@@ -36,10 +36,18 @@ from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.prepare import AXES, SHARED
 from shoal.training.trainer import Trainer
 
-__all__ = ["Run", "RunFolder", "load", "model_config", "run_id"]
+__all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
+
+ADOPTED = "adopted"
+"""The method of a run whose members were trained elsewhere."""
 
 _BESIDE = 32 << 20
 _MOST_LAYERS = 5000
+
+
+def is_adopted(config: Mapping[str, Any]) -> bool:
+    """Whether the members were trained elsewhere, so that their training is not known."""
+    return config.get("method") == ADOPTED
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,9 +89,10 @@ class Run:
         method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
         epochs = len(self.history)
         last = "" if loss is None else f", last loss {loss:.4g}"
+        known = f"{epochs} epoch{'' if epochs == 1 else 's'}{last}"
         return {
             "method": method.get("name", "custom") if isinstance(method, dict) else method,
-            "training": f"{epochs} epoch{'' if epochs == 1 else 's'}{last}",
+            "training": "training not known" if is_adopted(self.config) else known,
         }
 
 
@@ -236,7 +245,8 @@ def load(
     state = files.ensemble_state(checkpoint)
     if numbers is not None:
         _check_size(state, numbers, files.path)
-    ensemble = Ensemble.from_state(state, build)
+    frozen = state.keys() - checkpoint.parts.get("ensemble", {}).keys()
+    ensemble = Ensemble.from_state(state, build, frozen)
     ensemble.use_output(config.get("outputs"))
     provenance = files.provenance()
     return Run(
@@ -287,7 +297,8 @@ def model_config(ensemble: Ensemble) -> dict[str, Any]:
         if isinstance(build, Blueprint):
             tables.append(build.spec | {"members": group.members})
         else:
-            name = getattr(build, "__qualname__", type(build).__qualname__)
+            made = type(group.prototype) if build is None else build
+            name = getattr(made, "__qualname__", type(made).__qualname__)
             tables.append({"custom": name, "members": group.members})
     return {"members": ensemble.members, "init_seed": ensemble.seed, "model": tables}
 

@@ -31,7 +31,7 @@ from shoal.training.noise import check_noise
 from shoal.training.optim import Schedule, check_optimizer, optimizer_table, schedules
 from shoal.training.options import KEPT, Options, number
 
-__all__ = ["REGISTRIES", "Settings"]
+__all__ = ["REGISTRIES", "Settings", "spec_of"]
 
 
 def made_by(registry: Registry, *signs: str, optional: bool = False) -> Any:
@@ -147,7 +147,7 @@ class Settings:
 
     def config(self) -> dict[str, Any]:
         """Plain values that repeat the run."""
-        made = {name: _spec(entry, getattr(self, name)) for name, entry in REGISTRIES.items()}
+        made = {name: spec_of(entry, getattr(self, name)) for name, entry in REGISTRIES.items()}
         made |= {"optimizer": dict(self.optimizer), **_told(self.method)}
         options = self.options
         return {n: _plain(made[n] if n in made else getattr(options, n)) for n in KEPT}
@@ -181,7 +181,7 @@ def _told(method: Method) -> dict[str, Any]:
     """The options that reproduce the method."""
     repulsion = method.repulsion
     return {
-        "method": _named(method) if _is_known(method) else _spec(repulsions.registry, repulsion),
+        "method": _named(method) if _is_known(method) else spec_of(repulsions.registry, repulsion),
         "legacy": method.legacy,
         "calibrated": method.calibrated,
         "strength": None if repulsion is None else repulsion.strength,
@@ -238,7 +238,7 @@ def _fitting(name: str, value: Any, *signs: str) -> Any:
     return value
 
 
-def _spec(registry: Registry, value: object) -> dict[str, Any] | None:
+def spec_of(registry: Registry, value: object) -> dict[str, Any] | None:
     """The table of a registered object; for a user's own function, only its name."""
     if value is None:
         return None

@@ -74,6 +74,7 @@ class Evidence:
         learned_priors: learned priors, the largest evidence first.
         missing: priors that could not be computed, and the reasons.
         held_out, evaluated_on: data that fitted the stacking weights, and data of the NLL.
+        prior_known: whether the gradient is that of the posterior; else that of the likelihood.
     """
 
     members: int
@@ -97,6 +98,7 @@ class Evidence:
     missing: dict[str, str] = field(default_factory=dict)
     held_out: str = ""
     evaluated_on: str = ""
+    prior_known: bool = True
 
     @property
     def tolerance(self) -> float:
@@ -144,6 +146,7 @@ def evidence(
         step=step_of(run),
         log_likelihoods=found.tolist(),
         log_priors=[] if prior is None else prior[finite].tolist(),
+        prior_known=prior_of(run.config) is not None,
         held_out=parts.held_out_words,
         evaluated_on=parts.test_words if parts.test is not None else "",
         **facts,

@@ -20,6 +20,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import as_points
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.prediction.predict import member_outputs
+from shoal.training.run import is_adopted
 
 __all__ = [
     "EvidenceSplits",
@@ -156,7 +157,9 @@ def log_likelihoods(run: Any, data: Split) -> Tensor:
 
 
 def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionalPrior | None:
-    """The prior of a run's training; None for the user's own prior."""
+    """The prior of a run's training; None for the user's own prior, and if it is not known."""
+    if is_adopted(config):
+        return None
     try:
         return priors.registry.make(config.get("prior", "gaussian"))
     except ConfigError:

@@ -12,6 +12,7 @@ from shoal.core.optional import require
 from shoal.core.random import derive
 from shoal.inference.ensemble import Ensemble
 from shoal.prediction.predictive import Predictive
+from shoal.training.run import is_adopted
 from shoal.training.trajectory import Trajectory
 
 __all__ = ["Track", "embedded", "tracks"]
@@ -45,6 +46,8 @@ def tracks(run: Any, members: Sequence[int], most: int | None = None) -> list[Tr
     """
     kept = None if run.folder is None else Trajectory(run.folder)
     known = [] if kept is None else kept.epochs(until=len(run.history))
+    if is_adopted(run.config):
+        raise ConfigError("adopted networks have no snapshots of their training")
     if kept is None or not known:
         raise ConfigError("this run has no snapshots; train it with keep_every=1 and out=FOLDER")
     epochs = _spread(known, most)

@@ -15,7 +15,7 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Evaluate a run; its folder keeps scores on its own data, or on any if it cannot load them."""
     check_device(options.device)
-    found = opened_for("evaluate", options.run)
+    found = opened_for("evaluate", options.run, options.model)
     set_threads(options.threads, found.ensemble.weights, 1024)
     data = evaluation_dataset(found, options.run, options.data, "evaluate")
     keep = options.data is None or has_own_data(found.config)

@@ -22,7 +22,7 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Train the new members, evaluate the grown run, and print its folder."""
     check_device(options.device)
-    source = opened_for("grow", options.run)
+    source = opened_for("grow", options.run, options.model)
     folder = Path(options.out or f"{options.run.rstrip('/')}-grown-{_size(source, options.more)}")
     if RunFolder(folder).holds_run and not options.resume:
         raise ConfigError(

@@ -15,7 +15,7 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Compute the requested analyses, and describe each result."""
     check_device(options.device)
-    found = opened_for("landscape", options.run)
+    found = opened_for("landscape", options.run, options.model)
     set_threads(options.threads, found.ensemble.weights, 100 * (options.points or 41))
     names = None if options.analyses is None else options.analyses.split(",")
     results = landscape(

@@ -28,7 +28,7 @@ def run(options: Namespace) -> Outcome:
     if out is not None and out.suffix.lower() not in (".csv", ".npz"):
         raise ConfigError(f"predictions are written as .csv or .npz, not as {out.name!r}")
     check_device(options.device)
-    source = opened_for("predict", options.run)
+    source = opened_for("predict", options.run, options.model)
     set_threads(options.threads, source.ensemble.weights, 1024)
     x = _rescaled(_shaped(load_file(options.file).x, source, options.file), source, options.file)
     pred = predict(source, x, device=options.device)

@@ -5,11 +5,16 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.cli.outcome import Outcome
+from shoal.cli.outcome import Outcome, opened_for
 from shoal.core.errors import StorageError
 from shoal.core.text import counted
+from shoal.data import load as load_data
+from shoal.data.dataset import Dataset
+from shoal.evaluation.evaluation import kept_evaluation
+from shoal.experiment.config import parse_value
 from shoal.page.report import report
-from shoal.training.run import RunFolder
+from shoal.training.own_data import has_own_data, own_data
+from shoal.training.run import Run, RunFolder
 
 __all__ = ["run"]
 
@@ -19,9 +24,21 @@ def run(options: Namespace) -> Outcome:
     folders = [folder for given in options.runs for folder in _runs_in(Path(given))]
     out = options.out or "report.html"
     how = {"title": options.title, "figures": options.figures, "progress": not options.quiet}
-    page = report(folders, out, **how)
+    if options.data is None and options.model is None:
+        page = report(folders, out, **how)
+    else:
+        runs = [opened_for("report", str(folder), options.model) for folder in folders]
+        page = report(runs, out, data=_data(runs, options.data), **how)
     value = {"page": str(page), "runs": [str(folder) for folder in folders]}
     return Outcome(f"Report about {counted(len(folders), 'run')}: {page}", value)
+
+
+def _data(runs: list[Run], asked: str | None) -> Dataset | None:
+    """The data set of `--data`; without it, that of runs that are not evaluated yet."""
+    if asked is not None:
+        return load_data(parse_value(asked, "--data"))
+    waiting = [run for run in runs if kept_evaluation(run) is None and not has_own_data(run.config)]
+    return own_data(waiting[0], "the run", "name the data with --data") if waiting else None
 
 
 def _runs_in(folder: Path) -> Iterator[Path]:

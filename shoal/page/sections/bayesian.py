@@ -66,10 +66,9 @@ def _weightings(evidence: Evidence) -> Table:
         for name, w in evidence.weightings.items()
     ]
     columns = ["weights", "effective members", "NLL (nats)", "total variation to uniform"]
-    reading = (
-        "Penalised: the posterior includes the weight prior. Implied: the prior under which "
-        "uniform averaging is exact."
-    )
+    reading = "Implied: the prior under which uniform averaging is exact."
+    if "penalised" in evidence.weightings:
+        reading = f"Penalised: the posterior includes the weight prior. {reading}"
     return Table("Weights of the members, compared", columns, rows, reading)
 
 

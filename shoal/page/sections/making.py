@@ -13,6 +13,7 @@ from shoal.interaction.methods import METHODS
 from shoal.page.blocks import Block, Listing, Section, Table, TableCell, folded, section
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.rerun_commands import commands
+from shoal.page.sentences import ADOPTED
 
 __all__ = ["bibtex", "making_section", "numbers_csv"]
 
@@ -24,11 +25,14 @@ def making_section(report_data: ReportData) -> Section:
     total = sum(float(record.provenance.get("seconds") or 0) for record in records)
     count = "One run" if len(records) == 1 else f"{len(records)} runs"
     answer = f"{count} on {records[0].data}, {seconds(total)} of training."
+    if all(record.adopted for record in records):
+        answer = f"{count} of adopted networks on {records[0].data}. {ADOPTED}"
     blocks: list[Block] = [
         Listing("Commands to repeat the runs", "\n".join(commands(records))),
         *_settings(records),
-        Listing("References", bibtex(records), "shoal.bib"),
     ]
+    if references := bibtex(records):
+        blocks.append(Listing("References", references, "shoal.bib"))
     numbers = numbers_csv(records)
     if numbers:
         blocks.append(Listing("All numbers, one per line", numbers, "shoal.csv", shown=False))
@@ -57,12 +61,17 @@ def _settings(records: list[RunRecord]) -> list[Block]:
 
 def _provenance(record: RunRecord) -> Table:
     known: dict[str, Any] = {k: v for k, v in record.provenance.items() if k != "seconds"}
+    sources = known.pop("sources", {})
     for key in ("input_range", "pixel_range"):
         if isinstance(known.get(key), list):
             known[key] = [_short(value) for value in known[key]]
     rows = [[TableCell(key, key), TableCell(value, value)] for key, value in flat(known).items()]
-    time = float(record.provenance.get("seconds") or math.nan)
-    rows.append([TableCell("wall time", "wall time"), TableCell(seconds(time), seconds(time))])
+    if not record.adopted:
+        time = float(record.provenance.get("seconds") or math.nan)
+        rows.append([TableCell("wall time", "wall time"), TableCell(seconds(time), seconds(time))])
+    for index, (file, digest) in enumerate(sources.items(), 1):
+        name, held = f"member {index}", f"{file}, sha256 {digest}"
+        rows.append([TableCell(name, name), TableCell(held, held)])
     return Table(f"Environment of run {record.name}", ["item", "value"], rows)
 
 
@@ -90,7 +99,7 @@ def numbers_csv(records: list[RunRecord]) -> str:
             record.data,
             replace(record, shared=None).method,
             record.members,
-            record.seed,
+            "" if record.adopted else record.seed,
         ]
         for split, scores in _splits(record).items():
             for metric, value in scores.items():

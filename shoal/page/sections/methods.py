@@ -81,6 +81,8 @@ def methods_section(report_data: ReportData) -> Section:
     if len(report_data.groups) == 1:
         typed = _compare(report_data, "", "")
         line = f"This page has one method and ensemble size. Type `{typed}` to compare several."
+        if report_data.lead.first.adopted:
+            line = f"This page has one adopted ensemble. Type `{typed}` to compare methods."
         table = _upright(report_data.lead, columns)
         return Section("Which method, how many members?", line, [table])
     blocks: list[Block] = [_table(report_data, columns), *_differences(report_data, columns)]
@@ -146,12 +148,13 @@ def _upright(group: SeedGroup, columns: list[Measure]) -> Table:
         mean, error = measure.summary(group)
         shown = plus_minus(mean, error, measure.scale)
         rows.append([TableCell(_heading(measure), measure.title), TableCell(shown, mean)])
+    members = f"{group.members} members"
+    reading = "Mean ± standard error over the seeds." if len(group.entries) > 1 else "One seed."
     return Table(
         "All numbers",
-        ["metric", f"{group.label}, {group.members} members"],
+        ["metric", members if group.first.adopted else f"{group.label}, {members}"],
         rows,
-        "↑ higher is better, ↓ lower is better. "
-        + ("Mean ± standard error over the seeds." if len(group.entries) > 1 else "One seed."),
+        "↑ higher is better, ↓ lower is better." + ("" if group.first.adopted else f" {reading}"),
     )
 
 

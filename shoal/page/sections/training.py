@@ -19,6 +19,7 @@ from shoal.page.blocks import (
 from shoal.page.convergence import loss_sentence
 from shoal.page.measures import SIGNS, diverged
 from shoal.page.report_data import ReportData, RunRecord
+from shoal.page.sentences import ADOPTED
 from shoal.training.history import NEGLIGIBLE
 
 __all__ = ["training_section"]
@@ -31,7 +32,7 @@ def training_section(report_data: ReportData) -> Section | None:
     """Losses, forces and bandwidths over the epochs."""
     trained = [record for record in report_data.entries if record.history]
     if not trained:
-        return None
+        return _not_known([record for record in report_data.entries if record.adopted])
     first, others = _shown(trained, report_data)
     blocks: list[Block] = [*_diverged(trained), *_notes(trained), *_figures(first)]
     blocks += [
@@ -46,7 +47,22 @@ def training_section(report_data: ReportData) -> Section | None:
         )
     if len(trained) > 1:
         blocks += [*_seeds(trained), folded(_table(trained))]
+    blocks += [
+        Remark(f"{record.name}: {ADOPTED}") for record in report_data.entries if record.adopted
+    ]
     return Section("Did training go well?", answer(first), blocks)
+
+
+def _not_known(adopted: list[RunRecord]) -> Section | None:
+    """Adopted networks have no history; their notes are shown."""
+    if not adopted:
+        return None
+    blocks = [
+        Remark(f"{record.name}: {note}" if len(adopted) > 1 else note)
+        for record in adopted
+        for note in record.notes
+    ]
+    return Section("Did training go well?", ADOPTED, blocks)
 
 
 def answer(record: RunRecord) -> str:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from shoal.core.text import percent
+from shoal.core.text import counted, percent
 from shoal.page import sentences
 from shoal.page.blocks import Section, Statement, section
 from shoal.page.measures import Measure
@@ -26,14 +26,19 @@ def trust_section(report_data: ReportData) -> Section:
         *describe(report_data),
         *_ood(report_data),
         _members(report_data),
-        _repulsion(report_data),
+        _training(report_data) if report_data.lead.first.adopted else _repulsion(report_data),
     ]
     seeds = len(report_data.lead.entries)
-    plain = report_data.lead.first.plain
-    name = f"the plain {report_data.lead.label}" if plain else report_data.lead.label
-    where = f"{name} with {report_data.lead.members} members on {report_data.lead.first.data}"
+    where = f"{_subject(report_data.lead)} on {report_data.lead.first.data}"
     answer = f"About {where}" + (f", mean of {seeds} seeds." if seeds > 1 else ".")
     return Section("Can I trust it?", answer, statements)
+
+
+def _subject(lead: SeedGroup) -> str:
+    if lead.first.adopted:
+        return counted(lead.members, "adopted network")
+    name = f"the plain {lead.label}" if lead.first.plain else lead.label
+    return f"{name} with {lead.members} members"
 
 
 def _mean(group: SeedGroup, key: str, split: str = "test") -> tuple[float, float]:
@@ -139,6 +144,10 @@ def _members(report_data: ReportData) -> Statement:
     size = report_data.lead.members
     sentence = sentences.members_sentence(size, effective, ood)
     return Statement("functions", f"{max([effective, *ood.values()]):.2g} of {size}", sentence)
+
+
+def _training(report_data: ReportData) -> Statement:
+    return Statement("training", "not known", sentences.ADOPTED)
 
 
 def _repulsion(report_data: ReportData) -> Statement:

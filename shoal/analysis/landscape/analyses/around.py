@@ -14,6 +14,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.core.structure import Inputs
 from shoal.inference.ensemble import Ensemble
+from shoal.training.run import is_adopted
 
 __all__ = ["averaging", "diversity"]
 
@@ -83,7 +84,9 @@ def averaging(scene: Scene) -> AnalysisResult:
     """Averages and samples within modes, for 1 to all modes, on test and shift sets."""
     paths = [mode.path for mode in scene.modes if mode.path is not None and mode.path.members > 1]
     if len(paths) < len(scene.modes):
-        raise ConfigError("averages within a mode need snapshots; train with keep_every=1")
+        adopted = is_adopted(scene.run.config)
+        advice = ", which adopted networks have not" if adopted else "; train with keep_every=1"
+        raise ConfigError(f"averages within a mode need snapshots{advice}")
     solutions = {
         "solution": scene.ensemble,
         "swa": averaged(paths, scene.statistics),

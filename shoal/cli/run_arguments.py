@@ -1,0 +1,173 @@
+"""The arguments of commands about a run, and of `shoal adopt`, which makes one."""
+
+import argparse
+
+from shoal.cli.arguments import machine, path
+
+__all__ = ["adopt", "evaluate", "evidence", "grow", "landscape", "predict", "report"]
+
+
+def _network(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FUNCTION",
+        action="append",
+        required=required,
+        help="function that makes your own network, such as mynet:build for a function in mynet.py "
+        "of this folder; once per architecture",
+    )
+
+
+def adopt(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal adopt`."""
+    add = parser.add_argument
+    add(
+        "paths",
+        metavar="FOLDER|FILE",
+        nargs="+",
+        help="files with the weights of one network each, or folders of such files",
+    )
+    _network(parser, required=True)
+    add(
+        "--likelihood",
+        metavar="SPEC",
+        help="what the outputs mean: a name, or a TOML table in quotes (default: categorical)",
+    )
+    add("--data", metavar="SPEC", help="training data: a name, or a TOML table in quotes")
+    add("--outputs", metavar="NAME", help="the output to use, for a network that returns several")
+    add(
+        "-o",
+        "--out",
+        type=path,
+        metavar="RUN",
+        help="folder of the run (default: runs/NAME, after the first folder)",
+    )
+
+
+def evaluate(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal evaluate`."""
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--data", metavar="SPEC", help="another data set: a name, or a TOML table in quotes"
+    )
+    parser.add_argument(
+        "-o", "--out", type=path, metavar="FILE", help="write the scores to this file as JSON"
+    )
+    _network(parser)
+    machine(parser)
+
+
+def predict(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal predict`."""
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument("file", metavar="FILE", help="file with inputs: .npz with x, .npy, or .csv")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=path,
+        metavar="FILE",
+        help="write to this .csv or .npz file, not to the screen",
+    )
+    _network(parser)
+    machine(parser)
+
+
+def report(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal report`."""
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="folder of a run, or of several runs"
+    )
+    parser.add_argument(
+        "-o", "--out", type=path, metavar="FILE", help="report file (default: report.html)"
+    )
+    parser.add_argument("--title", help="title of the report")
+    parser.add_argument(
+        "--figures", metavar="FOLDER", help="also write every figure as PNG and SVG"
+    )
+    parser.add_argument(
+        "--data", metavar="SPEC", help="evaluate the runs on this data set first: a name or a table"
+    )
+    _network(parser)
+
+
+def landscape(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal landscape`."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run")
+    add(
+        "--analyses",
+        metavar="A,B",
+        help="trajectories, functions, diversity, averaging, line, tunnel, origin-plane, "
+        "three-plane, curvature (default: all)",
+    )
+    add("--parts", dest="analyses", metavar="A,B", help=argparse.SUPPRESS)  # its former name
+    add("--quick", action="store_true", help="coarse and fast: checks that everything runs")
+    add(
+        "--points",
+        type=int,
+        metavar="N",
+        help="grid points along each side of a plane (default: 41)",
+    )
+    add(
+        "--inputs",
+        type=int,
+        metavar="N",
+        help="number of test and of training points (default: 2000)",
+    )
+    add("--steps", type=int, metavar="N", help="number of steps to train a curve (default: 300)")
+    add("--fresh", action="store_true", help="recompute everything")
+    add("--data", metavar="SPEC", help="data of the run, if the run cannot load its own")
+    _network(parser)
+    machine(parser)
+
+
+def evidence(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal evidence`."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run")
+    add("--data", metavar="SPEC", help="training data, if the run cannot load its own")
+    add(
+        "--no-priors",
+        action="store_true",
+        help="leave out the prior comparison, which takes longest",
+    )
+    add(
+        "--points",
+        type=int,
+        default=500,
+        metavar="N",
+        help="number of training points for the curvature (default: 500)",
+    )
+    add(
+        "--flow-steps",
+        type=int,
+        default=200,
+        metavar="N",
+        help="number of steps to fit the flow prior (default: 200)",
+    )
+    _network(parser)
+    machine(parser, device=False)
+
+
+def grow(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal grow`."""
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "changes", metavar="key=value", nargs="*", help="settings that replace those of the run"
+    )
+    parser.add_argument(
+        "--more", type=int, default=5, metavar="M", help="number of new members (default: 5)"
+    )
+    parser.add_argument(
+        "--data", metavar="SPEC", help="training data, if the run cannot load its own"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=path,
+        metavar="FOLDER",
+        help="folder of the grown run (default: RUN-grown-M)",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
+    _network(parser)
+    machine(parser)

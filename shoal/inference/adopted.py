@@ -1,0 +1,273 @@
+"""Trained networks as members: checked, told apart by architecture, and copied."""
+
+import copy
+import hashlib
+import types
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.engine.group import Group
+from shoal.engine.member_runner import first_line
+from shoal.inference.initialise import Build
+
+__all__ = ["adopted_groups", "as_saved", "by_architecture", "checked_networks", "unwrapped"]
+
+_LIGHTNING = {"_hparams", "_hparams_initial", "_hparams_name"}
+_TRANSFORMERS = {"name_or_path", "warnings_issued", "_is_hf_initialized"}
+_INTERNAL = {*vars(nn.Module()), "_is_torch_compile", *_LIGHTNING, *_TRANSFORMERS}
+"""Attributes that do not change what a network computes."""
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The network inside a wrapper for several devices or of `torch.compile`."""
+    while True:
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+            module = inner
+        else:
+            return module
+
+
+def checked_networks(networks: Any) -> list[nn.Module]:
+    """The networks without wrappers, if each can become a member of one ensemble."""
+    if isinstance(networks, nn.Module) and not isinstance(networks, nn.ModuleList):
+        raise ConfigError("wanted a list of networks, not one network; type: [network]")
+    if isinstance(networks, str | bytes) or not isinstance(networks, Iterable):
+        raise ConfigError(f"wanted a list of networks, not a {type(networks).__name__}")
+    given = list(networks)
+    if not given:
+        raise ConfigError("an ensemble needs at least one network, not an empty list")
+    for index, module in enumerate(given):
+        if not isinstance(module, nn.Module):
+            made = "; call the function first" if callable(module) else ""
+            raise ConfigError(
+                f"network {index} must be an nn.Module, not a {type(module).__name__}{made}"
+            )
+    found = [unwrapped(module) for module in given]
+    places: dict[int, int] = {}
+    for index, module in enumerate(found):
+        if (first := places.setdefault(id(module), index)) != index:
+            raise ConfigError(
+                f"networks {first} and {index} are the same object; pass each network once"
+            )
+        _check_tensors(module, index)
+    _check_alike(found, "device", {str(t.device) for m in found for t in _tensors(m).values()})
+    _check_alike(found, "type", {str(_real_type(module)) for module in found})
+    return found
+
+
+def _check_tensors(module: nn.Module, index: int) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            f"network {index} is a TorchScript module, whose tensors cannot be exchanged; "
+            f"pass the original nn.Module"
+        )
+    tensors = [*module.parameters(), *module.buffers()]
+    if any(is_lazy(tensor) for tensor in tensors):
+        raise ConfigError(
+            f"network {index} has lazy layers, whose shapes are unknown; "
+            f"call the network once on a few inputs"
+        )
+    if any(tensor.is_meta for tensor in tensors):
+        raise ConfigError(f"network {index} is on the device 'meta', which holds no numbers")
+    if not any(p.is_floating_point() for p in module.parameters()):
+        raise ConfigError(f"network {index} has no parameters of real numbers")
+
+
+def _check_alike(modules: list[nn.Module], what: str, kinds: set[str]) -> None:
+    if len(kinds) > 1:
+        told = " and ".join(sorted(kinds))
+        raise ConfigError(f"the networks have more than one {what}, {told}; move them to one")
+
+
+def _real_type(module: nn.Module) -> torch.dtype:
+    return next(p.dtype for p in module.parameters() if p.is_floating_point())
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def by_architecture(modules: Sequence[nn.Module]) -> list[list[int]]:
+    """Indices of the networks of each architecture, in the given order.
+
+    Two networks have the same architecture if their layers, the layers' settings, and names, shapes
+    and types of all tensors are equal. Then one network computes as the other if the tensors are
+    exchanged.
+    """
+    found: dict[tuple, list[int]] = {}
+    for index, module in enumerate(modules):
+        found.setdefault(_architecture(module), []).append(index)
+    shapes: dict[tuple, int] = {}
+    for (_, tensors), (index, *_) in found.items():
+        first = shapes.setdefault(tensors, index)
+        if first != index:
+            warnings.warn(
+                f"networks {first} and {index} have equal tensors, but their layers have different "
+                f"settings; they count as different architectures",
+                ShoalWarning,
+                stacklevel=4,
+            )
+    return list(found.values())
+
+
+def _architecture(module: nn.Module) -> tuple:
+    layers = tuple((name, *_settings(layer)) for name, layer in module.named_modules())
+    tensors = tuple((name, tuple(t.shape), t.dtype) for name, t in _tensors(module).items())
+    return layers, tensors
+
+
+def _settings(layer: nn.Module) -> tuple:
+    """Class and plain attributes of a layer, which its tensors do not show."""
+    kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
+    computed = _computed_by_hooks(layer)
+    own = {k: v for k, v in vars(layer).items() if k not in _INTERNAL and k not in computed}
+    return kind, layer.extra_repr(), tuple((name, _plain(value)) for name, value in own.items())
+
+
+def _plain(value: Any) -> Any:
+    """A value that is equal for equal settings; objects count by their class."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return tuple(value.shape), _digest([value])
+    if isinstance(value, Mapping):
+        return tuple((repr(key), _plain(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, types.FunctionType):
+        return id(value.__code__)
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _computed_by_hooks(layer: nn.Module) -> set[str]:
+    """Names of the tensors that hooks such as `weight_norm` compute before every call."""
+    hooks = layer._forward_pre_hooks.values()
+    names = {getattr(hook, "name", getattr(hook, "_tensor_name", "")) for hook in hooks}
+    return {str(name) for name in names if isinstance(vars(layer).get(str(name)), Tensor)}
+
+
+def adopted_groups(networks: Iterable[nn.Module]) -> tuple[list[Group], Tensor]:
+    """The networks as groups of members on their own memory, and which members are finite [M]."""
+    modules = checked_networks(networks)
+    places = by_architecture(modules)
+    order = [index for group in places for index in group]
+    if order != sorted(order):
+        warnings.warn(
+            f"members of one architecture stay together; the order of the networks is now {order}",
+            ShoalWarning,
+            stacklevel=3,
+        )
+    groups = [_group([modules[index] for index in group]) for group in places]
+    _tell_equal(modules, order)
+    return groups, _finite(groups)
+
+
+def _group(modules: Sequence[nn.Module]) -> Group:
+    trained: set[str] = set()
+    for module in modules:
+        real = {n: p for n, p in module.named_parameters() if p.is_floating_point()}
+        # Networks for inference are often frozen as a whole; all their parameters were trained.
+        trained |= {n for n, p in real.items() if p.requires_grad} or real.keys()
+    prototype = _copied(modules[0])
+    for name, parameter in prototype.named_parameters():
+        parameter.requires_grad_(name in trained)
+    if hasattr(prototype, "shared_tensors"):
+        # networks that were trained apart share no trained tensor
+        setattr(prototype, "shared_tensors", ())  # noqa: B010
+    return Group.of([prototype, *modules[1:]])
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    layers = [(layer, name) for layer in module.modules() for name in _computed_by_hooks(layer)]
+    known = [vars(layer)[name] for layer, name in layers]  # torch copies no tensors with a history
+    try:
+        return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in known})
+    except Exception as error:
+        raise ConfigError(
+            f"the network cannot be copied by copy.deepcopy: {first_line(error)}"
+        ) from error
+
+
+def _tell_equal(modules: Sequence[nn.Module], order: Sequence[int]) -> None:
+    digests = [_digest(_tensors(modules[index]).values()) for index in order]
+    equal = [i for i, digest in enumerate(digests) if digest in digests[:i]]
+    if equal:
+        warnings.warn(
+            f"members {equal} have the tensors of earlier members, so they are the same functions",
+            ShoalWarning,
+            stacklevel=4,
+        )
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    total = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        total.update(flat.view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def _finite(groups: Sequence[Group]) -> Tensor:
+    """Which members have finite weights only; a warning names the others."""
+    found = [
+        torch.stack([t.detach().flatten(1).isfinite().all(1) for t in group.weights.values()])
+        for group in groups
+    ]
+    alive = torch.cat([each.all(0) for each in found])
+    lost = (~alive).nonzero().flatten().tolist()
+    if len(lost) == len(alive):
+        raise DataError("the weights of all networks are not finite; nothing can be predicted")
+    if lost:
+        warnings.warn(
+            f"members {lost} have weights that are not finite; they are left out",
+            ShoalWarning,
+            stacklevel=4,
+        )
+    return alive
+
+
+def as_saved(
+    build: Build | Sequence[tuple[Build, int]], state: Iterable[str], frozen: Iterable[str] = ()
+) -> Build | list[tuple[Build, int]]:
+    """Factories of the same networks, whose parameters are trained where those of `state` are.
+
+    A function may freeze other parameters than the script that trained the networks.
+
+    Args:
+        build: makes the networks.
+        state: names of the saved tensors.
+        frozen: names of the shared ones that are not trained; others stay as `build` makes them.
+    """
+    trained = {name: name.startswith("weights/") for name in {*state} if name[:7] != "shared/"}
+    trained |= dict.fromkeys(frozen, False)
+    if callable(build):
+        return build if isinstance(build, nn.Module) else _trained_as_in(trained, build, "")
+    prefixes = [f"group{index}." if len(build) > 1 else "" for index in range(len(build))]
+    return [
+        (_trained_as_in(trained, make, prefix), count)
+        for (make, count), prefix in zip(build, prefixes, strict=True)
+    ]
+
+
+def _trained_as_in(trained: Mapping[str, bool], build: Build, prefix: str) -> Build:
+    def made() -> nn.Module:
+        module = build()
+        if not isinstance(module, nn.Module):
+            return module  # refused with a sentence where members are made
+        module = unwrapped(module)
+        for name, parameter in module.named_parameters():
+            names = (f"{kind}/{prefix}{name}" for kind in ("weights", "buffers", "shared"))
+            known = [trained[each] for each in names if each in trained]
+            if known and not is_lazy(parameter):
+                parameter.requires_grad_(known[0])
+        return module
+
+    return made
