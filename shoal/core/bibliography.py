@@ -2,7 +2,7 @@
 
 from shoal.core.citation import Citation
 
-__all__ = ["BIBLIOGRAPHY", "Citation"]
+__all__ = ["BIBLIOGRAPHY"]
 
 BIBLIOGRAPHY: dict[str, Citation] = {
     "dangelo2021repulsive": Citation(

@@ -19,6 +19,7 @@ __all__ = [
     "AdaptedBuild",
     "Trunk",
     "copied_trunk",
+    "keep_statistics",
     "last_of",
     "matching",
     "parameters_of",
@@ -175,6 +176,14 @@ def _replace(network: nn.Module, layer: nn.Module, adapted: nn.Module) -> None:
 
 def _keeps_statistics(layer: nn.Module) -> bool:
     return getattr(layer, "running_mean", None) is not None
+
+
+def keep_statistics(network: nn.Module) -> None:
+    """Set norms that store statistics and have no trained parameter to evaluation mode."""
+    for layer in network.modules():
+        trained = any(p.requires_grad for p in layer.parameters(recurse=False))
+        if _keeps_statistics(layer) and not trained:
+            layer.training = False
 
 
 def _own_parameters(layer: nn.Module) -> Iterator[Any]:

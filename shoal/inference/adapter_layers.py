@@ -21,9 +21,11 @@ __all__ = [
     "LowRankWeight",
     "Scaled",
     "ScaledRows",
+    "draw_apart",
     "is_convolution",
     "is_transposed",
     "root_mean_square",
+    "size_of_weight",
 ]
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -48,6 +50,23 @@ def root_mean_square(tensor: Tensor) -> float:
     3.5355339059327378
     """
     return tensor.detach().double().square().mean().sqrt().item() if tensor.numel() else 0.0
+
+
+def size_of_weight(weight: Tensor) -> float:
+    """Root mean square of a weight; that of a usual initialisation, if all elements are zero."""
+    return root_mean_square(weight) or (3 * weight[0].numel()) ** -0.5
+
+
+def draw_apart(narrow: Tensor, wide: Tensor, scaling: float, size: float) -> None:
+    """Scale B, in place, so that the root mean square of s B A is `size`.
+
+    |B A|² = <Bᵀ B, A Aᵀ> needs no matrix of the size of W.
+    """
+    with torch.no_grad():
+        a, b = narrow.flatten(1).double(), wide.flatten(1).double()
+        total = ((b.T @ b) * (a @ a.T)).sum().clamp_min(0).sqrt().item() * abs(scaling)
+        now = total / (a.shape[1] * b.shape[0]) ** 0.5
+        wide.mul_(size / now if now > 0 else 0.0)
 
 
 class Adapter(nn.Module):
@@ -208,7 +227,8 @@ class LowRankWeight(nn.Module):
 class Scaled(Adapter):
     """c * (W x + b) with a trained factor c per output channel, about 1.
 
-    Close to (IA)^3, which scales keys, values and hidden units. Liu et al. (2022), arXiv 2205.05638.
+    Close to (IA)^3, which scales keys, values and hidden units. Liu et al. (2022), arXiv
+    2205.05638.
     """
 
     def __init__(self, base: Any, spread: float) -> None:

@@ -21,8 +21,7 @@ arXiv 2405.14438. Factors: Liu et al. (2022), arXiv 2205.05638.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from shoal.core.errors import ConfigError
@@ -43,9 +42,10 @@ from shoal.inference.adapter_layers import (
     LowRankWeight,
     Scaled,
     ScaledRows,
+    draw_apart,
     is_convolution,
     is_transposed,
-    root_mean_square,
+    size_of_weight,
 )
 
 __all__ = ["last_layer", "lora", "scale"]
@@ -174,18 +174,6 @@ def scale(
     )
 
 
-def draw_apart(narrow: Tensor, wide: Tensor, scaling: float, size: float) -> None:
-    """Scale B, in place, so that the root mean square of s B A is `size`.
-
-    |B A|² = <Bᵀ B, A Aᵀ> needs no matrix of the size of W.
-    """
-    with torch.no_grad():
-        a, b = narrow.double(), wide.double()
-        total = ((b.T @ b) * (a @ a.T)).sum().clamp_min(0).sqrt().item() * abs(scaling)
-        now = total / (a.shape[1] * b.shape[0]) ** 0.5
-        wide.mul_(size / now if now > 0 else 0.0)
-
-
 def _low_rank(layer: nn.Module) -> Any:
     if isinstance(layer, nn.Embedding):
         return LoRAEmbedding
@@ -193,11 +181,11 @@ def _low_rank(layer: nn.Module) -> Any:
 
 
 def _sizes(layer: nn.Module) -> dict[str, float]:
-    """Root mean squares of a layer's weights; that of a usual initialisation, if all are zero."""
+    """Sizes of a layer's weights."""
     names = PROJECTIONS if isinstance(layer, nn.MultiheadAttention) else ("weight",)
     weights = {name: getattr(layer, name, None) for name in names}
     return {
-        name: root_mean_square(weight) or (3 * weight[0].numel()) ** -0.5
+        name: size_of_weight(weight)
         for name, weight in weights.items()
         if weight is not None
     }

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.random import derive, generators_restored, set_generators
+from shoal.inference.peft_models import draw_zero_adapters, is_peft, shares_trained
 
 __all__ = ["Build", "build_members"]
 
@@ -41,6 +42,7 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
             if set_all is not None:
                 set_all(own)
             modules.append(_checked(build()))
+            draw_zero_adapters(modules[-1])
             if len(modules) == 1:
                 _check_memory(modules[0], indices.stop - indices.start)
     _check_alike(modules)
@@ -92,6 +94,11 @@ def _check_alike(modules: list[nn.Module]) -> None:
     ]
     if len({id(module) for module in modules}) < len(modules):
         raise ConfigError("build() returned the same module twice; make a new one at each call")
+    if is_peft(modules[0]) and shares_trained(modules):
+        raise ConfigError(
+            "build() returned peft models of one network, so that members share adapters; "
+            "type shoal.adapters.peft(model)"
+        )
     if any(shape != shapes[0] for shape in shapes):
         raise ConfigError(
             "build() returned networks of different shapes; for mixed architectures pass a list of "

@@ -338,10 +338,14 @@ class Products(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(
-    "layer, shape",
-    [(nn.Linear(50, 40), (6, 50)), (nn.Linear(50, 40), (6, 7, 50)), (nn.Conv2d(20, 30, 3), (6, 20, 8, 8))],
-)  # fmt: skip
+SHARED = [
+    (nn.Linear(50, 40), (6, 50)),
+    (nn.Linear(50, 40), (6, 7, 50)),
+    (nn.Conv2d(20, 30, 3), (6, 20, 8, 8)),
+]
+
+
+@pytest.mark.parametrize("layer, shape", SHARED)
 def test_the_shared_weight_takes_one_product_for_all_members(layer, shape):
     """Members with their own inputs are rows of one product; no member has its own W + B A."""
     members = 5
