@@ -61,7 +61,7 @@ def _parameters(module: nn.Module) -> tuple[inspect.Parameter, ...]:
     found = _signature(forward) if method is None else _signature(method)[1:]
     inner: Any = getattr(module, "get_base_model", None)
     if inner is not None and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
-        return _parameters(inner())
+        return found if inner() is module else _parameters(inner())
     return found
 
 

@@ -1,9 +1,7 @@
 """Copies of a network that share its frozen tensors and have a few private, trained ones."""
 
 import copy
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,20 +10,15 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from shoal.core.errors import ConfigError
-from shoal.core.registry import nearest
 from shoal.inference.adapter_layers import root_mean_square
+from shoal.inference.adapter_targets import parameters_of
 
 __all__ = [
     "AdaptedBuild",
     "Trunk",
     "copied_trunk",
     "keep_statistics",
-    "last_of",
-    "matching",
-    "parameters_of",
-    "patterns_of",
     "perturb_",
-    "trained_names",
 ]
 
 Wrap = Callable[[nn.Module, str], nn.Module]
@@ -123,7 +116,7 @@ class AdaptedBuild:
         """Replace the tensors that are trained in full by private copies."""
         private: dict[int, nn.Parameter] = {}
         inside = set(self.trained)
-        drawn = set() if self.drawn is None else set(_parameter_names(network, [self.drawn]))
+        drawn = set() if self.drawn is None else set(parameters_of(network, self.drawn))
         for name, parameter in list(network.named_parameters(remove_duplicate=False)):
             if name not in inside:
                 continue
@@ -213,72 +206,3 @@ def perturb_(tensor: Tensor, spread: float) -> None:
     if spread and tensor.is_floating_point():
         with torch.no_grad():
             tensor += spread * (root_mean_square(tensor) or 1.0) * torch.randn_like(tensor)
-
-
-def _parameter_names(network: nn.Module, layers: Iterable[str]) -> list[str]:
-    """Names of the parameters in these layers, in the order of the network."""
-    starts = tuple(f"{layer}." if layer else "" for layer in layers)
-    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
-    return [name for name in names if name.startswith(starts)]
-
-
-def last_of(network: nn.Module) -> str:
-    """Name of the last layer with a weight matrix or filter, in the order of registration."""
-    found = None
-    for name, layer in network.named_modules():
-        # A weight that is computed from others counts for its layer.
-        if name.rpartition(".")[2] == "parametrizations" or ".parametrizations." in name:
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim > 1:
-            found = name
-    if found is None:
-        raise ConfigError(
-            "the network has no layer with a weight matrix, so no last layer; "
-            "name the layers to train"
-        )
-    return found
-
-
-def patterns_of(argument: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
-    """Patterns as a tuple; one text is one pattern."""
-    found = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in found:
-        if not isinstance(pattern, str):
-            raise ConfigError(
-                f"{argument} must hold names of layers such as 'encoder.*', not {pattern!r}"
-            )
-    return found
-
-
-def matching(argument: str, patterns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The names that each pattern matches; a pattern without a match is refused.
-
-    >>> matching("targets", ["block.*"], ["block.0", "block.1", "last"])
-    {'block.*': ['block.0', 'block.1']}
-    """
-    found = {}
-    for pattern in patterns:
-        found[pattern] = [name for name in names if fnmatchcase(name, pattern)]
-        if not found[pattern]:
-            few = nearest(pattern, [name for name in names if name][:20])
-            raise ConfigError(f"{argument}: the network has nothing called '{pattern}'; {few}")
-    return found
-
-
-def trained_names(network: nn.Module, train: Sequence[str]) -> list[str]:
-    """Names of the parameters that patterns of layers and of parameters select."""
-    layers = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
-    parameters = [name for name, _ in network.named_parameters(remove_duplicate=False)]
-    chosen: set[str] = set()
-    for found in matching("train", train, [*layers, *parameters]).values():
-        chosen.update(name for name in found if name in set(parameters))
-        chosen.update(_parameter_names(network, [name for name in found if name in set(layers)]))
-    return [name for name in parameters if name in chosen]
-
-
-def parameters_of(network: nn.Module, layer: str) -> list[str]:
-    """Names of the parameters of one layer."""
-    return _parameter_names(network, [layer])

@@ -18,23 +18,17 @@ LoRA: Hu et al. (2021), arXiv 2106.09685. Ensembles of LoRA members: Mühlematte
 arXiv 2405.14438. Factors: Liu et al. (2022), arXiv 2205.05638.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.nn.utils import parametrize
 
+from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError
 from shoal.core.values import came
-from shoal.inference.adapted import (
-    AdaptedBuild,
-    Trunk,
-    last_of,
-    matching,
-    parameters_of,
-    patterns_of,
-    trained_names,
-)
+from shoal.inference.adapted import AdaptedBuild, Trunk
 from shoal.inference.adapter_layers import (
     LoRAConv,
     LoRAEmbedding,
@@ -44,13 +38,28 @@ from shoal.inference.adapter_layers import (
     ScaledRows,
     draw_apart,
     is_convolution,
-    is_transposed,
     size_of_weight,
 )
+from shoal.inference.adapter_targets import (
+    Names,
+    adapter_targets,
+    layer_called,
+    parameters_of,
+    trained_parameters,
+)
 
-__all__ = ["last_layer", "lora", "scale"]
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.peft_folders import (
+    fill_,
+    member_folders,
+    read_folder,
+    same_layout,
+    write_folder,
+)
+from shoal.inference.peft_models import SPREAD, PeftBuild
 
-Names = str | Iterable[str] | None
+__all__ = ["last_layer", "load_peft", "lora", "peft", "save_peft", "scale"]
+
 PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 """Weights of `nn.MultiheadAttention` that are not those of a layer."""
 
@@ -89,8 +98,8 @@ def lora(
     _check_spread(spread)
     scaling = 1.0 if alpha is None else _check_number("alpha", alpha) / rank
     trunk = Trunk(module)
-    trained, drawn = _trained(module, train, fresh)
-    chosen = _targets("lora", module, targets, trained)
+    trained, drawn = trained_parameters(module, train, fresh)
+    chosen = adapter_targets("lora", module, targets, trained)
     sizes = {name: _sizes(module.get_submodule(name)) for name in chosen}
 
     def wrap(layer: nn.Module, name: str) -> nn.Module:
@@ -130,7 +139,7 @@ def last_layer(
     """
     _check_spread(spread)
     trunk = Trunk(module)
-    name = last_of(module) if layer is None else _layer_called(module, layer)
+    name = layer_called(module, layer)
     drawn = name if fresh else None
     trained = parameters_of(module, name)
     if not trained:
@@ -158,8 +167,8 @@ def scale(
     """
     _check_spread(spread)
     trunk = Trunk(module)
-    trained, drawn = _trained(module, train, fresh=True)
-    chosen = _targets("scale", module, targets, trained)
+    trained, drawn = trained_parameters(module, train, fresh=True)
+    chosen = adapter_targets("scale", module, targets, trained)
 
     def wrap(layer: nn.Module, name: str) -> nn.Module:
         if not isinstance(layer, nn.MultiheadAttention):
@@ -184,91 +193,7 @@ def _sizes(layer: nn.Module) -> dict[str, float]:
     """Sizes of a layer's weights."""
     names = PROJECTIONS if isinstance(layer, nn.MultiheadAttention) else ("weight",)
     weights = {name: getattr(layer, name, None) for name in names}
-    return {
-        name: size_of_weight(weight)
-        for name, weight in weights.items()
-        if weight is not None
-    }
-
-
-def _trained(module: nn.Module, train: Names, fresh: bool) -> tuple[list[str], str | None]:
-    """Names of the parameters to train in full, and the layer to draw anew."""
-    if train is not None and not patterns_of("train", train):
-        return [], None
-    last = last_of(module)
-    whole = parameters_of(module, last)
-    names = whole if train is None else trained_names(module, patterns_of("train", train))
-    return names, last if fresh and set(whole) <= set(names) else None
-
-
-def _targets(
-    adapter: str, module: nn.Module, targets: Names, trained: Sequence[str]
-) -> tuple[str, ...]:
-    """Names of the layers that get an adapter."""
-    layers = {n: m for n, m in module.named_modules() if "parametrizations" not in n.split(".")}
-    busy = {name.rpartition(".")[0] for name in trained if name.endswith("weight")}
-    usual = [n for n, layer in layers.items() if _is_usual(layer, adapter) and n not in busy]
-    if targets is None:
-        if not usual:
-            raise ConfigError(
-                f"{adapter} found no linear or convolutional layer besides those trained in full; "
-                f"name targets, or use last_layer"
-            )
-        return tuple(usual)
-    chosen: dict[str, None] = {}
-    for pattern, names in matching("targets", patterns_of("targets", targets), [*layers]).items():
-        found = [name for name in names if name in usual] or names
-        if len(names) > 1 and found is names:
-            found = [n for n in names if _is_possible(layers[n], adapter)] or names[:1]
-        for name in found:
-            _check_target(adapter, name, layers[name], name in busy)
-            chosen[name] = None
-        if not found:
-            raise ConfigError(f"targets: '{pattern}' names no layer that takes an adapter")
-    if not chosen:
-        raise ConfigError(f"{adapter} needs at least one target; leave targets out for all layers")
-    return tuple(chosen)
-
-
-def _is_possible(layer: nn.Module, adapter: str) -> bool:
-    return _is_usual(layer, adapter) or (adapter == "lora" and isinstance(layer, nn.Embedding))
-
-
-def _is_usual(layer: nn.Module, adapter: str) -> bool:
-    """Whether a layer gets an adapter unless others are named."""
-    if is_convolution(layer):
-        return adapter == "scale" or layer.get_parameter("weight").ndim > 2 and layer.groups == 1
-    return isinstance(layer, (nn.Linear, nn.MultiheadAttention)) or is_transposed(layer)
-
-
-def _check_target(adapter: str, name: str, layer: nn.Module, busy: bool) -> None:
-    if busy:
-        raise ConfigError(
-            f"layer '{name}' is trained in full already; "
-            f"take it out of targets, or type train=() for adapters alone"
-        )
-    if is_convolution(layer) and not _is_usual(layer, adapter):
-        raise ConfigError(
-            f"layer '{name}' is a grouped convolution, which takes no low-rank adapter; "
-            f"use scale, or train='{name}' to train it in full"
-        )
-    if not _is_possible(layer, adapter):
-        raise ConfigError(
-            f"layer '{name}' is a {type(layer).__name__}; {adapter} takes linear layers, "
-            f"convolutions and nn.MultiheadAttention, so name such a layer"
-        )
-
-
-def _layer_called(module: nn.Module, name: str) -> str:
-    names = [each for each, _ in module.named_modules()]
-    if not isinstance(name, str):
-        raise ConfigError(f"layer must be the name of a layer such as 'head', not {came(name)}")
-    if name not in names:
-        found = matching("layer", [name], names)[name]
-        if len(found) > 1:
-            raise ConfigError(f"layer '{name}' names {len(found)} layers; name one")
-        return found[0]
-    return name
+    return {name: size_of_weight(weight) for name, weight in weights.items() if weight is not None}
 
 
 def _check_number(name: str, value: Any, whole: bool = False) -> Any:
@@ -283,3 +208,86 @@ def _check_spread(spread: Any) -> None:
     number = isinstance(spread, (int, float)) and not isinstance(spread, bool)
     if not number or not 0 <= spread < 1e6:
         raise ConfigError(f"spread must be a number of at least 0, not {came(spread)}")
+
+
+def peft(model: nn.Module, spread: float = SPREAD) -> PeftBuild:
+    """Members from a model of the library peft: its trained tensors are private.
+
+    Adapters that change nothing (B A = 0, as the library starts them) are drawn anew per member,
+    as by `lora`. Other trained tensors, of `modules_to_save` too, get noise of `spread` times
+    their size. A factory that returns a new peft model at each call needs no such help:
+    `Ensemble.init(factory, members)` treats its adapters in the same way.
+
+    Args:
+        model: the peft model; it is not changed, and its memory is shared.
+        spread: size of s B A in relation to W, and relative size of the noise.
+    """
+    _check_spread(spread)
+    return PeftBuild(model, spread)
+
+
+def save_peft(ensemble: Any, folder: str | Path) -> list[Path]:
+    """Write each member as an adapter folder of the library peft; returns the folders.
+
+    `PeftModel.from_pretrained(network, folder / "member-000")` then makes member 0.
+
+    Args:
+        ensemble: an ensemble or a run, with members of `lora` or of peft models.
+        folder: a folder without adapters; it is made if needed.
+    """
+    found = getattr(ensemble, "ensemble", ensemble)
+    if not isinstance(found, Ensemble):
+        raise ConfigError(f"save_peft needs an ensemble or a run, not {came(ensemble)}")
+    folder = checked_path(folder, "folder")
+    if any(folder.glob("member-*")):
+        raise ConfigError(f"{folder} holds members already; choose a new folder")
+    written, index = [], 0
+    for group in found.groups:
+        for _ in range(group.members):
+            path = folder / f"member-{index:03d}"
+            write_folder(path, found.member(index), group.weights)
+            written.append(path)
+            index += 1
+    return written
+
+
+def load_peft(module: nn.Module, folders: str | Path | Iterable[str | Path]) -> Ensemble:
+    """An ensemble from adapter folders of the library peft, one member per folder.
+
+    Args:
+        module: the network that the adapters were trained on.
+        folders: adapter folders, or one folder that holds them. All need the same layers, rank
+            and alpha.
+    """
+    found = [read_folder(folder) for folder in member_folders(folders)]
+    first = same_layout(found)
+    known = Trunk(module).module.state_dict()
+    for name in first.full:
+        if name not in known:
+            raise ConfigError(
+                f"{first.path} has '{name}', which the network does not have; "
+                f"pass the network that the adapters were trained on"
+            )
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    train = [name for name in first.full if name in parameters]
+    build = lora(module, first.rank, list(first.factors), first.alpha, train, fresh=False)
+    ensemble = Ensemble.init(build, members=len(found))
+    stacked = ensemble.weights | ensemble.buffers
+    for index, each in enumerate(found):
+        for name, pair in each.factors.items():
+            for key, values in zip(_factor_names(module, name), pair, strict=True):
+                fill_(stacked[key][index], values, key, each.path)
+        for name, values in each.full.items():
+            fill_(stacked[name][index], values, name, each.path)
+    return ensemble
+
+
+def _factor_names(module: nn.Module, name: str) -> tuple[str, str]:
+    """Names of A and B of a layer in a member."""
+    layer = module.get_submodule(name)
+    if isinstance(layer, nn.MultiheadAttention):
+        start = f"{name}.parametrizations.in_proj_weight.0."
+        return f"{start}lora_A", f"{start}lora_B"
+    if isinstance(layer, nn.Embedding):
+        return f"{name}.lora_embedding_A", f"{name}.lora_embedding_B"
+    return f"{name}.lora_A.weight", f"{name}.lora_B.weight"
