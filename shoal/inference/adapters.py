@@ -47,7 +47,6 @@ from shoal.inference.adapter_targets import (
     parameters_of,
     trained_parameters,
 )
-
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.peft_folders import (
     fill_,
