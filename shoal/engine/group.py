@@ -1,22 +1,31 @@
 """Members of one architecture, with stacked tensors."""
 
-import copy
-import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.errors import DataError, ShoalError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, Structured
+from shoal.core.tree import per_member
 from shoal.core.types import Tree
 from shoal.engine.layers import first_called, install_dropout, install_embeddings, install_linear
 from shoal.engine.member_runner import MemberInputs, MemberRunner, first_line, run_or_loop
 from shoal.engine.network_call import call_network, set_output
 from shoal.engine.precision import lowered, lowered_inputs
+from shoal.engine.stack import (
+    detach_computed,
+    evaluation_mode,
+    filled,
+    forget_computed,
+    hollow,
+    resting,
+    stacked,
+    written_buffers,
+)
 
 __all__ = ["Group"]
 
@@ -29,11 +38,15 @@ class Group:
     """Members of one architecture.
 
     Attributes:
-        prototype: an ordinary module; `Ensemble.member` returns copies of it.
-        skeleton: the module that runs with the members' tensors instead of its own.
-        weights: trainable tensors [m, ...].
-        buffers: all other tensors [m, ...]: running statistics, weights that are not trained.
+        prototype: an ordinary module without numbers; `Ensemble.member` returns filled copies.
+        skeleton: the module that runs with the members' tensors; it has no numbers either.
+        weights: private trained tensors [m, ...].
+        buffers: private untrained tensors [m, ...]: running statistics, frozen weights that differ.
+        shared: tensors [...] of all members, stored once. Those that require a gradient are
+            trained, the others are frozen.
         keys: names of the dropout keys of the skeleton.
+        still: names of layers that stay in evaluation mode.
+        initial: values of one network's buffers before training.
         prefix: prefix of the weights' names, unique among groups.
         compute: type of the networks' arithmetic; None for the type of the weights.
     """
@@ -42,38 +55,47 @@ class Group:
     skeleton: nn.Module
     weights: Tree
     buffers: Tree
+    shared: Tree
     keys: list[str]
+    still: frozenset[str] = frozenset()
+    initial: Tree = field(default_factory=dict, repr=False)
     prefix: str = ""
     compute: torch.dtype | None = None
     _proven: dict[tuple, MemberRunner] = field(default_factory=dict, repr=False)
     _embedded: dict[Any, Embedded | None] = field(default_factory=dict, repr=False)
     _seen: set[tuple[Any, Any]] = field(default_factory=set, repr=False)
     _whole: list[bool] = field(default_factory=list, repr=False)
+    _lowered: dict[str, tuple[Tensor, int, Tensor]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, modules: Sequence[nn.Module]) -> "Group":
-        """Stack the tensors of equal architectures."""
-        parameters = [dict(module.named_parameters()) for module in modules]
-        buffers = [dict(module.named_buffers()) for module in modules]
-        trained = [name for name, p in parameters[0].items() if p.requires_grad]
-        frozen = [name for name in parameters[0] if name not in trained]
-        if not trained:
-            raise ConfigError("every parameter of the network is frozen, so nothing can be trained")
-        weights = {name: _stack(parameters, name).requires_grad_() for name in trained}
-        rest = {name: _stack(parameters, name) for name in frozen}
-        rest |= {name: _stack(buffers, name) for name in buffers[0]}
-        prototype = modules[0]
-        computed = _computed(prototype)
-        skeleton = _copied(prototype)
-        _forget(skeleton, computed)
+    def of(cls, modules: Sequence[nn.Module], shared: Sequence[str] = ()) -> "Group":
+        """Stack the tensors of equal architectures.
+
+        Args:
+            modules: one network per member.
+            shared: names of tensors that members share, see `shoal.engine.stack`.
+        """
+        tensors = stacked(modules, shared)
+        first = modules[0]
+        computed = detach_computed(first)
+        prototype, skeleton = hollow(first), hollow(first)
+        forget_computed(skeleton, computed)
         install_linear(skeleton)
         install_embeddings(skeleton)
-        return cls(prototype, skeleton, weights, rest, install_dropout(skeleton))
+        names = dict(first.named_buffers())
+        initial = {n: t[0].clone() for n, t in tensors.buffers.items() if n in names}
+        keys = install_dropout(skeleton)
+        return cls(prototype, skeleton, *tensors, keys, resting(first), initial)
 
     @property
     def members(self) -> int:
         """Number of members."""
         return len(next(iter(self.weights.values())))
+
+    @property
+    def trained_shared(self) -> Tree:
+        """The shared tensors [...] that all members train together."""
+        return {name: tensor for name, tensor in self.shared.items() if tensor.requires_grad}
 
     @property
     def head(self) -> list[str]:
@@ -93,15 +115,28 @@ class Group:
         mapping: MemberRunner,
         keys: Tensor | None,
         probe: Tree | None = None,
+        alive: Tensor | None = None,
     ) -> list[Tensor]:
         """Outputs [m, B, C] for a batch, and for some of its rows if they are given.
 
         The first run checks that the member runner works for this network.
+
+        Args:
+            shown: inputs of a batch, and of some of its rows.
+            mapping: the member runner.
+            keys: dropout keys [m].
+            probe: tensors added to the embeddings.
+            alive: which members are finite [m]; the others run with weights of zero, so that they
+                spoil no tensor that all members train. None runs all members as they are.
         """
         shown = [MemberInputs(self.taken(x, own), own) for x, own in shown]
-        state = self.weights | self.buffers | (probe or {})
+        weights = self.weights
+        if alive is not None:
+            weights = {n: torch.where(per_member(alive, t), t, 0.0) for n, t in weights.items()}
+        state, shared = weights | self.buffers | (probe or {}), self.shared
         if self.compute is not None:
             state = lowered(self.skeleton, state, self.compute)
+            shared = self._lowered_shared(self.compute)
             shown = [MemberInputs(_lowered(x, self.compute, own), own) for x, own in shown]
         if keys is not None:
             state = state | dict.fromkeys(self.keys, keys)
@@ -109,10 +144,10 @@ class Group:
         case = (mapping, self.skeleton.training, own, bool(probe), torch.is_grad_enabled())
         try:
             if case in self._proven:
-                outputs = self._proven[case].outputs(self.skeleton, state, *shown)
+                outputs = self._proven[case].outputs(self.skeleton, state, *shown, shared=shared)
             else:
                 known = MemberRunner("loop") if self.must_loop else mapping
-                outputs, used = run_or_loop(known, self.skeleton, state, *shown)
+                outputs, used = run_or_loop(known, self.skeleton, state, *shown, shared=shared)
                 self._proven[case] = used
         except Exception as error:
             self._explain(error, shown[0])
@@ -121,6 +156,77 @@ class Group:
         if self.compute is None:
             return list(outputs)
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
+
+    def _lowered_shared(self, dtype: torch.dtype) -> Tree:
+        """The shared tensors in the type of the arithmetic; frozen ones are cast once."""
+        found = {}
+        for name, tensor in self.shared.items():
+            source, version, cast = self._lowered.get(name, (None, 0, tensor))
+            if source is not tensor or version != tensor._version or tensor.requires_grad:
+                cast = lowered(self.skeleton, {name: tensor}, dtype, own=False)[name]
+                if not tensor.requires_grad:
+                    self._lowered[name] = tensor, tensor._version, cast
+            found[name] = cast
+        return found
+
+    def compute_in(self, dtype: torch.dtype | None) -> None:
+        """Set the type of the network's arithmetic; None for the type of the weights."""
+        if self.compute != dtype:
+            self.compute = dtype
+            self._proven.clear()
+            self._lowered.clear()
+
+    def train(self, mode: bool) -> None:
+        """Set training or evaluation mode; layers in `still` stay in evaluation mode."""
+        self.skeleton.train(mode)
+        for name in self.still if mode else ():
+            layer = self.skeleton.get_submodule(name)
+            layer.training = False
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        """Move all tensors to a device or a floating point type, in place."""
+        for tree in (self.weights, self.buffers, self.shared, self.initial):
+            for name, t in tree.items():
+                kind = dtype if t.is_floating_point() else None
+                tree[name] = t.detach().to(device, kind).requires_grad_(t.requires_grad)
+        for layer in self.skeleton.modules():
+            for name, t in layer._buffers.items():
+                if t is not None and not t.is_meta:
+                    layer._buffers[name] = t.to(device, dtype if t.is_floating_point() else None)
+
+    def rearrange(self, shared: Collection[str], own: Collection[str]) -> None:
+        """Share some private tensors, with the first member's values, and copy some shared ones."""
+        for name in shared:
+            tensor = (self.weights if name in self.weights else self.buffers).pop(name)
+            self.shared[name] = tensor[0].detach().clone().requires_grad_(tensor.requires_grad)
+        for name in own:
+            tensor = self.shared.pop(name)
+            copies = tensor.detach().expand(self.members, *tensor.shape).clone()
+            tree = self.weights if tensor.requires_grad else self.buffers
+            tree[name] = copies.requires_grad_(tensor.requires_grad)
+        named = [*self.prototype.named_parameters(), *self.prototype.named_buffers()]
+        for tree in (self.weights, self.buffers, self.shared):
+            kept = {name: tree[name] for name, _ in named if name in tree}
+            tree.clear()
+            tree.update(kept)
+
+    def keep_written(self, x: Inputs) -> None:
+        """Give every member its own copy of shared buffers that a training pass writes to."""
+        one = {name: t[0].detach().clone() for name, t in (self.weights | self.buffers).items()}
+
+        def call(shared: Tree) -> None:
+            call_network(self.skeleton, shared | one, self.taken(x))
+
+        training, generators = self.skeleton.training, [x.device] if x.is_cuda else []
+        self.train(True)
+        try:
+            with torch.random.fork_rng(devices=generators):
+                names = written_buffers(self.skeleton, self.shared, call)
+        except Exception:  # the first step reports the error with its reason
+            names = []
+        finally:
+            self.train(training)
+        self.rearrange((), names)
 
     def use_output(self, name: str | int | None) -> None:
         """Choose which of several outputs of the network is used."""
@@ -141,16 +247,17 @@ class Group:
         return not self._whole or self._whole[0]
 
     def _runs(self, x: Tensor) -> bool:
-        one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
-        training = self.skeleton.training
         try:
-            with torch.no_grad():
-                call_network(self.skeleton.eval(), one, x)
+            with torch.no_grad(), evaluation_mode(self.skeleton):
+                call_network(self.skeleton, self._first(), x)
             return True
         except Exception:
             return False
-        finally:
-            self.skeleton.train(training)
+
+    def _first(self) -> Tree:
+        """All tensors of the first member."""
+        own = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
+        return self.shared | own
 
     def _real(self, x: Tensor) -> Tensor:
         return x.to(next(iter(self.weights.values())).dtype)
@@ -191,8 +298,7 @@ class Group:
         """The first embedding of tokens [B, ...]; None without an embedding."""
         kind, _ = _kind(MemberInputs(x, False))
         if (len(x), kind) not in self._embedded:
-            one = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
-            self._embedded[len(x), kind] = first_called(self.skeleton, one, x)
+            self._embedded[len(x), kind] = first_called(self.skeleton, self._first(), x)
         return self._embedded[len(x), kind]
 
     def slice_members(self, start: int, stop: int) -> "Group":
@@ -203,11 +309,9 @@ class Group:
 
     def member(self, index: int) -> nn.Module:
         """An ordinary module with the tensors of one member."""
-        module = copy.deepcopy(self.prototype)
-        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        with torch.no_grad():
-            for name, stacked in (self.weights | self.buffers).items():
-                tensors[name].data = stacked[index].detach().clone()
+        own = {name: stacked[index] for name, stacked in (self.weights | self.buffers).items()}
+        tensors = {name: t.detach().clone() for name, t in (self.shared | own).items()}
+        module = filled(self.prototype, tensors)
         set_output(module, self.skeleton.__dict__.get("_shoal_output"))
         return module.eval()
 
@@ -216,10 +320,6 @@ def _lowered(x: Inputs, dtype: torch.dtype, own: bool) -> Inputs:
     if isinstance(x, Structured):
         return x.map(lambda tensor: lowered_inputs(tensor, dtype, own))
     return lowered_inputs(x, dtype, own) if isinstance(x, Tensor) else x
-
-
-def _stack(members: Sequence[dict], name: str) -> Tensor:
-    return torch.stack([tensors[name].detach() for tensors in members])
 
 
 def _kind(shown: MemberInputs) -> tuple[Any, Any]:
@@ -236,48 +336,3 @@ def _kind(shown: MemberInputs) -> tuple[Any, Any]:
 def _name(dtype: Any) -> str:
     kinds = dtype if isinstance(dtype, tuple) else (dtype,)
     return ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
-
-
-def _computed(module: nn.Module) -> list[tuple[str, str]]:
-    """Layers and names of tensors that a hook computes from parameters before every call.
-
-    `torch.nn.utils.weight_norm` and pruning use such hooks. The tensors computed so far are
-    detached, since they could not be copied otherwise.
-    """
-    found = []
-    for owner, layer in module.named_modules():
-        hooks = layer._forward_pre_hooks.values()
-        known = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
-        for name, value in list(vars(layer).items()):
-            if not isinstance(value, Tensor):
-                continue
-            if name in known:
-                found.append((owner, name))
-                vars(layer)[name] = value.detach()
-            elif value.grad_fn is not None:
-                raise ConfigError(
-                    f"the network computed '{name}' from its weights in its constructor, so "
-                    f"training would not change it; compute it in forward"
-                )
-    return found
-
-
-def _forget(module: nn.Module, computed: list[tuple[str, str]]) -> None:
-    """Remove `vmap` tensors from the module, which could not be copied otherwise."""
-    for owner, name in computed:
-        layer = module.get_submodule(owner)
-        vars(layer).pop(name)
-        layer.register_forward_hook(functools.partial(_drop, name), always_call=True)
-
-
-def _drop(name: str, layer: nn.Module, *_: object) -> None:
-    vars(layer).pop(name, None)
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(module)
-    except Exception as error:
-        raise ConfigError(
-            f"the network cannot be copied by copy.deepcopy, as members need: {first_line(error)}"
-        ) from error

@@ -14,6 +14,7 @@ from shoal.core.random import chance, hashed, key
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.engine.network_call import call_network
+from shoal.engine.stack import evaluation_mode
 
 __all__ = [
     "KeyedDropout",
@@ -159,12 +160,10 @@ def first_called(module: nn.Module, tensors: Tree, x: Inputs) -> tuple[str, torc
 
     layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _EMBEDDINGS)]
     hooks = [layer.register_forward_hook(note(name)) for name, layer in layers]
-    training = module.training
     try:
-        with torch.no_grad():
-            call_network(module.eval(), tensors, x)
+        with torch.no_grad(), evaluation_mode(module):
+            call_network(module, tensors, x)
     finally:
-        module.train(training)
         for hook in hooks:
             hook.remove()
     if not found or found[0][1][0] != len(x):

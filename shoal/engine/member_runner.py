@@ -89,7 +89,14 @@ class MemberRunner:
     streams: int = 1
     compiled: bool = False
 
-    def __call__(self, module: nn.Module, state: Tree, x: Inputs, own_inputs: bool) -> Tensor:
+    def __call__(
+        self,
+        module: nn.Module,
+        state: Tree,
+        x: Inputs,
+        own_inputs: bool,
+        shared: Tree | None = None,
+    ) -> Tensor:
         """Outputs [M, B, ..., C] of `module` with each member's tensors.
 
         Args:
@@ -97,37 +104,45 @@ class MemberRunner:
             state: weights and buffers of all members, [M, ...]; buffers are updated in place.
             x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`.
             own_inputs: every member has its own inputs.
+            shared: tensors [...] of all members.
         """
-        return self.outputs(module, state, MemberInputs(x, own_inputs))[0]
+        shown = MemberInputs(x, own_inputs)
+        return self.outputs(module, state, shown, shared=shared or {})[0]
 
-    def outputs(self, module: nn.Module, state: Tree, *shown: MemberInputs) -> tuple[Tensor, ...]:
+    def outputs(
+        self, module: nn.Module, state: Tree, *shown: MemberInputs, shared: Tree
+    ) -> tuple[Tensor, ...]:
         """Outputs [M, B, C] for a batch, and for some of its rows beside it (`forward_with_rows`).
 
-        The two outputs do not share memory, so their gradients stay separate.
+        The two outputs do not share memory, so their gradients stay separate. What depends on
+        shared tensors and shared inputs alone is computed once: `vmap` batches no operation
+        without a batched argument, and a loop remembers results (`shoal.engine.once`).
         """
         one, unpacked = _unpacked(module, shown)
         own = tuple(inputs.own for inputs in shown)
         case = own if isinstance(shown[0].x, Tensor) else (*own, repr(shown[0].x))
         if self.kind == "loop":
             run = _compiled(module, self, case, one) if self.compiled else one
-            return self._loop(run, state, unpacked)
-        in_dims = (0, *(0 if mine else None for mine in own))
+            return self._loop(run, state, shared, unpacked)
+        in_dims = (0, None, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
         with without_fallback_warnings():
-            return run(state, *(inputs.x for inputs in unpacked))
+            return run(state, shared, *(inputs.x for inputs in unpacked))
 
-    def _loop(self, one: "Run", state: Tree, shown: "Sequence[_Unpacked]") -> tuple[Tensor, ...]:
+    def _loop(
+        self, one: "Run", state: Tree, shared: Tree, shown: "Sequence[_Unpacked]"
+    ) -> tuple[Tensor, ...]:
         members, device = len(next(iter(state.values()))), _first(shown).device
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
         inputs = [_each(x, members) if own else [x] * members for x, own in shown]
         outputs = []
-        read = [*(t for x, _ in shown for t in _tensors(x)), *state.values()]
+        read = [*(t for x, _ in shown for t in _tensors(x)), *state.values(), *shared.values()]
         with lanes(self.streams, device, read) as side, self._layers(device):
             for i in range(members):
                 tensors = {name: parts[i] for name, parts in split.items()}
                 with torch.cuda.stream(side[i % len(side)]):
-                    outputs.append(one(tensors, *(each[i] for each in inputs)))
+                    outputs.append(one(tensors, shared, *(each[i] for each in inputs)))
         return tuple(torch.stack(each) for each in zip(*outputs, strict=True))
 
     def _layers(self, device: torch.device) -> AbstractContextManager:
@@ -166,12 +181,12 @@ def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[Member
 
 
 def run_or_loop(
-    mapping: MemberRunner, module: nn.Module, state: Tree, *shown: MemberInputs
+    mapping: MemberRunner, module: nn.Module, state: Tree, *shown: MemberInputs, shared: Tree
 ) -> tuple[tuple[Tensor, ...], MemberRunner]:
     """Outputs, and the member runner that worked: a loop if `vmap` cannot batch the module."""
     before = {name: t.detach().clone() for name, t in state.items() if not t.requires_grad}
     try:
-        return mapping.outputs(module, state, *shown), mapping
+        return mapping.outputs(module, state, *shown, shared=shared), mapping
     except (torch.OutOfMemoryError, ShoalError):
         raise
     except Exception as error:
@@ -180,7 +195,7 @@ def run_or_loop(
                 state[name].copy_(tensor)
         loop, (x, own) = MemberRunner("loop"), shown[0]
         try:
-            outputs = loop.outputs(module, state, *shown)
+            outputs = loop.outputs(module, state, *shown, shared=shared)
         except Exception as cause:
             if isinstance(cause, ShoalError):
                 raise
@@ -253,8 +268,11 @@ def _each(x: "Tensor | list[Tensor] | None", members: int) -> Sequence[Any]:
     return [[tensor[i] for tensor in _tensors(x)] for i in range(members)]
 
 
-def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
+def _one(
+    module: nn.Module, own: Tree, shared: Tree, x: Tensor, *part: Tensor
+) -> tuple[Tensor, ...]:
     """Outputs [B, C] of one member for the batch, and for the rows if they are given."""
+    tensors = shared | own
     if not part:
         return (selected_output(module, functional_call(module, tensors, (x,))),)
     outputs = forward_with_rows(module, tensors, x, *part)
@@ -262,14 +280,19 @@ def _one(module: nn.Module, tensors: Tree, x: Tensor, *part: Tensor) -> tuple[Te
 
 
 def _one_structure(
-    module: nn.Module, like: Structured, names: list[str], state: Tree, leaves: list[Tensor]
+    module: nn.Module,
+    like: Structured,
+    names: list[str],
+    own: Tree,
+    shared: Tree,
+    leaves: list[Tensor],
 ) -> tuple[Tensor, ...]:
     given = Structured(dict(zip(names, leaves, strict=True)), like.form)
-    return (selected_output(module, call_network(module, state, given)),)
+    return (selected_output(module, call_network(module, shared | own, given)),)
 
 
-def _one_object(module: nn.Module, x: Any, state: Tree, _: None) -> tuple[Tensor, ...]:
-    return (selected_output(module, call_network(module, state, x)),)
+def _one_object(module: nn.Module, x: Any, own: Tree, shared: Tree, _: None) -> tuple[Tensor, ...]:
+    return (selected_output(module, call_network(module, shared | own, x)),)
 
 
 def _described(x: Inputs, own: bool) -> str:
@@ -279,7 +302,7 @@ def _described(x: Inputs, own: bool) -> str:
 
 
 Run = Callable[..., tuple[Tensor, ...]]
-"""Outputs from tensors and inputs."""
+"""Outputs from private tensors, shared tensors and inputs."""
 
 
 class _Kept(dict):

@@ -12,12 +12,12 @@ from shoal.core.types import Tree
 __all__ = ["Computes", "calculating_in", "lowered", "lowered_inputs", "rough_products"]
 
 
-def lowered(module: nn.Module, state: Tree, dtype: torch.dtype) -> Tree:
-    """Weights and buffers [M, ...] in the type of the arithmetic."""
+def lowered(module: nn.Module, state: Tree, dtype: torch.dtype, own: bool = True) -> Tree:
+    """Weights and buffers in the type of the arithmetic: [M, ...], or [...] without `own`."""
     kept = _kept(module)
     return {
-        name: tensor if name in kept or not tensor.is_floating_point() else _cast(tensor, dtype)
-        for name, tensor in state.items()
+        name: t if name in kept or not t.is_floating_point() else _cast(t, dtype, own)
+        for name, t in state.items()
     }
 
 
@@ -31,11 +31,11 @@ def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> T
     return x.to(dtype)
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    if tensor.is_cuda and tensor.ndim == 5:
-        # The cast also lays out filters [M, out, in, h, w] with channels last, in one pass.
-        last = tensor.permute(0, 1, 3, 4, 2).to(dtype, memory_format=torch.contiguous_format)
-        return last.permute(0, 1, 4, 2, 3)
+def _cast(tensor: Tensor, dtype: torch.dtype, own: bool) -> Tensor:
+    if tensor.is_cuda and tensor.ndim == 4 + own:
+        # The cast also lays out filters [..., out, in, h, w] with channels last, in one pass.
+        last = tensor.movedim(-3, -1).to(dtype, memory_format=torch.contiguous_format)
+        return last.movedim(-1, -3)
     return tensor.to(dtype)
 
 

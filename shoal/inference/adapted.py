@@ -1,6 +1,5 @@
 """Copies of a network that share its frozen tensors and have a few private, trained ones."""
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,13 +9,13 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from shoal.core.errors import ConfigError
+from shoal.engine.stack import copied
 from shoal.inference.adapter_layers import root_mean_square
 from shoal.inference.adapter_targets import parameters_of
 
 __all__ = [
     "AdaptedBuild",
     "Trunk",
-    "copied_trunk",
     "keep_statistics",
     "perturb_",
 ]
@@ -38,7 +37,7 @@ class Trunk:
                 f"pass the network itself, for example lora(network)"
             )
         self.module = module
-        self.frozen: dict[int, Any] = {}
+        self.frozen: dict[int, object] = {}
         for tensor in [*module.parameters(), *module.buffers()]:
             if is_lazy(tensor):
                 raise ConfigError(
@@ -54,19 +53,8 @@ class Trunk:
 
         Layers that the network keeps in evaluation mode while it trains stay in that mode.
         """
-        network = copied_trunk(self.module, self.frozen)
+        network = copied(self.module, self.frozen)
         return network if network.training else network.train()
-
-
-def copied_trunk(module: nn.Module, kept: dict[int, Any]) -> nn.Module:
-    """A copy of a network that takes the tensors `kept`, by the identity of the originals."""
-    try:
-        return copy.deepcopy(module, dict(kept))
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"the network cannot be copied by copy.deepcopy, as members need: {reason}"
-        ) from error
 
 
 class AdaptedBuild:

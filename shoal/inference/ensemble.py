@@ -1,16 +1,13 @@
 """The ensemble: M members of one or several architectures, their tensors stacked."""
 
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.core.files import read_tensors, write_tensors
+from shoal.core.errors import ConfigError, DataError
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.core.values import came
@@ -19,12 +16,12 @@ from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
 from shoal.engine.network_call import required_inputs
 from shoal.inference.initialise import Build, build_members
-from shoal.inference.module_like import ModuleLike
+from shoal.inference.stored_tensors import StoredTensors
 
 __all__ = ["Ensemble", "Group"]
 
 
-class Ensemble(ModuleLike):
+class Ensemble(StoredTensors):
     """M networks that train and predict together, with the interface of one torch module.
 
     >>> ensemble = Ensemble.init(lambda: nn.Linear(3, 2), members=4, seed=0)
@@ -54,15 +51,25 @@ class Ensemble(ModuleLike):
 
     @classmethod
     def init(
-        cls, build: Build | Sequence[tuple[Build, int]], members: int | None = None, seed: int = 0
+        cls,
+        build: Build | Sequence[tuple[Build, int]],
+        members: int | None = None,
+        seed: int = 0,
+        shared: Sequence[str] = (),
     ) -> "Ensemble":
         """An ensemble of new members, each drawn from its own seed.
+
+        Frozen tensors that are equal in all networks are stored once.
 
         Args:
             build: makes one network; or a list of (build, count) for mixed architectures.
             members: ensemble size; leave it out for a list.
             seed: fixes the members; member i does not depend on the ensemble size.
+            shared: names of more tensors to store once, such as `("trunk.*",)`; members train them
+                together. They begin with the first member's values.
         """
+        if isinstance(shared, str):
+            raise ConfigError(f"shared must be a list of names; type shared=({shared!r},)")
         pairs = [(build, members)] if callable(build) else list(build)
         if not callable(build) and members is not None:
             raise ConfigError(
@@ -72,7 +79,8 @@ class Ensemble(ModuleLike):
         for make, count in pairs:
             if not _is_count(count):
                 raise ConfigError(f"an ensemble needs at least one member, not {came(count)}")
-            groups.append(Group.of(build_members(make, range(first, first + count), seed)))
+            modules = build_members(make, range(first, first + count), seed)
+            groups.append(Group.of(modules, shared))
             first += count
         if not groups:
             raise ConfigError("an ensemble needs at least one member, not an empty list")
@@ -87,13 +95,23 @@ class Ensemble(ModuleLike):
 
     @property
     def weights(self) -> Tree:
-        """Trainable tensors [M, ...] by parameter name; each of several groups has a prefix."""
+        """Private trained tensors [M, ...] by name; each of several groups has a prefix."""
         return self._collect("weights")
 
     @property
     def buffers(self) -> Tree:
-        """Tensors that members store but do not train."""
+        """Tensors [M, ...] that members store but do not train."""
         return self._collect("buffers")
+
+    @property
+    def shared(self) -> Tree:
+        """Tensors [...] that are the same for all members, stored once."""
+        return self._collect("shared")
+
+    @property
+    def trained_shared(self) -> Tree:
+        """The shared tensors that all members train together."""
+        return self._collect("trained_shared")
 
     @property
     def spans(self) -> list[slice]:
@@ -110,13 +128,6 @@ class Ensemble(ModuleLike):
         spans = dict(zip(self.weights, self.spans, strict=True))
         names = [f"{group.prefix}{name}" for group in self.groups for name in group.head]
         return {name: spans[name] for name in names}
-
-    @property
-    def state(self) -> Tree:
-        """All tensors to save."""
-        weights = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-        buffers = {f"buffers/{name}": tensor for name, tensor in self.buffers.items()}
-        return {"alive": self.alive, **weights, **buffers}
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +156,7 @@ class Ensemble(ModuleLike):
         """Set training mode (batch statistics and dropout on) or evaluation mode."""
         self.training = mode
         for group in self.groups:
-            group.skeleton.train(mode)
+            group.train(mode)
         return self
 
     def __call__(
@@ -199,7 +210,9 @@ class Ensemble(ModuleLike):
             inputs = [MemberInputs(x[mine] if own and several else x, own) for x, own in shown]
             own_keys = None if keys is None else keys[mine]
             probe = None if probes is None else probes[index]
-            outputs.append(group.run(inputs, mapping, own_keys, probe))
+            trains_shared = torch.is_grad_enabled() and group.trained_shared
+            alive = self.alive[mine] if trains_shared else None
+            outputs.append(group.run(inputs, mapping, own_keys, probe, alive))
             first += group.members
         if any(out[0].shape[1:] != outputs[0][0].shape[1:] for out in outputs):
             shapes = [tuple(out[0].shape[1:]) for out in outputs]
@@ -253,52 +266,13 @@ class Ensemble(ModuleLike):
     def compute_in(self, dtype: torch.dtype | None) -> "Ensemble":
         """Set the type of the networks' arithmetic; None for the type of the weights."""
         for group in self.groups:
-            if group.compute != dtype:
-                group.compute = dtype
-                group._proven.clear()
+            group.compute_in(dtype)
         return self
 
-    def load_state(self, state: Tree) -> "Ensemble":
-        """Copy the tensors of `state` into the ensemble, in place."""
-        mine = self.state
-        if mine.keys() != state.keys():
-            names = sorted(mine.keys() ^ state.keys())
-            raise ConfigError(f"the saved ensemble has another architecture; {names[0]} differs")
-        with torch.no_grad():
-            for name, tensor in mine.items():
-                if tensor.shape != state[name].shape:
-                    raise ConfigError(
-                        f"the saved ensemble has {name} of shape {tuple(state[name].shape)}, "
-                        f"this one {tuple(tensor.shape)}"
-                    )
-                tensor.copy_(state[name])
-        return self
-
-    def save(self, path: str | Path) -> None:
-        """Write all tensors to one safetensors file."""
-        write_tensors(Path(path), {name: t.detach() for name, t in self.state.items()})
-
-    @classmethod
-    def load(cls, path: str | Path, build: Build | Sequence[tuple[Build, int]]) -> "Ensemble":
-        """Read what `save` wrote; `build` makes the networks that the tensors belong to."""
-        return cls.from_state(read_tensors(Path(path)), build)
-
-    @classmethod
-    def from_state(cls, state: Tree, build: Build | Sequence[tuple[Build, int]]) -> "Ensemble":
-        """An ensemble of the networks that `build` makes, with the tensors of `state`."""
-        members = len(state["alive"]) if callable(build) and "alive" in state else None
-        with warnings.catch_warnings():
-            # The factory's initial weights do not matter: all are replaced.
-            warnings.simplefilter("ignore", ShoalWarning)
-            ensemble = cls.init(build, members)
-        kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
-        if strange := [kind for kind in kinds if not kind.is_floating_point]:
-            raise ConfigError(
-                f"the saved weights have type {strange[0]}, not a real floating point type"
-            )
-        if len(kinds) == 1:
-            ensemble.to(dtype=kinds.pop())
-        return ensemble.load_state(state)
+    def keep_written(self, x: Inputs) -> None:
+        """Give members their own copies of shared buffers that a training pass writes to."""
+        for group in self.groups:
+            group.keep_written(x)
 
     def _collect(self, kind: str) -> Tree:
         return {

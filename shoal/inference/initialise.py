@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.random import derive, generators_restored, set_generators
+from shoal.engine.stack import merge_equal
 from shoal.inference.peft_models import draw_zero_adapters, is_peft, shares_trained
 
 __all__ = ["Build", "build_members"]
@@ -43,8 +44,9 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
                 set_all(own)
             modules.append(_checked(build()))
             draw_zero_adapters(modules[-1])
-            if len(modules) == 1:
-                _check_memory(modules[0], indices.stop - indices.start)
+            merge_equal(modules[-1], modules[0])
+            if len(modules) <= 2:
+                _check_memory(modules, indices.stop - indices.start)
     _check_alike(modules)
     _tell_apart(modules, indices, seed)
     return modules
@@ -60,7 +62,7 @@ def _checked(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"build() must return an nn.Module, not {type(module).__name__}")
     parameters = list(module.parameters())
-    tensors = [*parameters, *module.buffers()]
+    tensors = _tensors(module)
     if any(is_lazy(tensor) for tensor in tensors):
         raise ConfigError(
             "build() returned a network with lazy layers, whose shapes are unknown; "
@@ -76,15 +78,32 @@ def _checked(module: nn.Module) -> nn.Module:
     return module
 
 
-def _check_memory(module: nn.Module, members: int) -> None:
+def _check_memory(modules: list[nn.Module], members: int) -> None:
+    """Refuse members that do not fit; the second shows what it shares with the first."""
     memory = machine_memory()
-    tensors = [*module.parameters(), *module.buffers()]
-    one = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if memory is not None and one * members > memory:
+    sizes = [_bytes(module) for module in modules]
+    if memory is None:
+        return
+    if len(modules) == 1:
+        if sizes[0] > memory:
+            raise ConfigError(f"a member needs {sizes[0]:,} bytes, and this machine has {memory:,}")
+        return
+    one = _bytes(modules[1], known=modules[0])
+    if sizes[0] + one * (members - 1) > memory:
         raise ConfigError(
             f"each member needs {one:,} bytes, and this machine has {memory:,}; "
-            f"use at most {memory // one:,} members"
+            f"use at most {(memory - sizes[0]) // one + 1:,} members"
         )
+
+
+def _bytes(module: nn.Module, known: nn.Module | None = None) -> int:
+    """Bytes of a network's tensors, without those that `known` holds as well."""
+    held = set() if known is None else {t.data_ptr() for t in _tensors(known)}
+    return sum(t.numel() * t.element_size() for t in _tensors(module) if t.data_ptr() not in held)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _check_alike(modules: list[nn.Module]) -> None:

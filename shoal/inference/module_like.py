@@ -54,6 +54,12 @@ class ModuleLike:
         def buffers(self) -> Tree: ...
 
         @property
+        def shared(self) -> Tree: ...
+
+        @property
+        def trained_shared(self) -> Tree: ...
+
+        @property
         def device(self) -> torch.device: ...
 
         @property
@@ -87,21 +93,21 @@ class ModuleLike:
         return self.member(index + self.members if index < 0 else index)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors [M, ...] of all trained parameters."""
-        return iter(self.weights.items())
+        """Names and tensors of all trained parameters: [M, ...], or [...] for shared ones."""
+        return iter((self.weights | self.trained_shared).items())
 
     def parameters(self) -> Iterator[Tensor]:
-        """Tensors [M, ...] of all trained parameters, for a torch optimiser."""
-        return iter(self.weights.values())
+        """Tensors of all trained parameters, for a torch optimiser."""
+        return (tensor for _, tensor in self.named_parameters())
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors [M, ...] that members store but do not train."""
         return iter(self.buffers.items())
 
     def state_dict(self) -> Tree:
-        """All tensors [M, ...] by their name in one network, and which members are finite."""
+        """All tensors by their name in one network, and which members are finite."""
         return {
-            **{name: tensor.detach() for name, tensor in self.weights.items()},
+            **{name: tensor.detach() for name, tensor in (self.weights | self.shared).items()},
             **self.buffers,
             FINITE: self.alive,
         }
@@ -137,7 +143,7 @@ class ModuleLike:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all parameters."""
-        for tensor in self.weights.values():
+        for tensor in self.parameters():
             if set_to_none:
                 tensor.grad = None
             elif tensor.grad is not None:
@@ -159,12 +165,7 @@ class ModuleLike:
             raise ConfigError(f"members need a floating point type, not {dtype}")
         device = f"cuda:{device}" if isinstance(device, int) else device
         for group in self.groups:
-            for tree in (group.weights, group.buffers):
-                for name, t in tree.items():
-                    kind = dtype if t.is_floating_point() else None
-                    tree[name] = t.detach().to(device, kind).requires_grad_(t.requires_grad)
-            group.skeleton.to(device, dtype)
-            group.prototype.to(device, dtype)
+            group.to(device, dtype)
         self.alive = self.alive.to(device)
         return self
 
@@ -181,10 +182,12 @@ class ModuleLike:
         total = sum(tensor.numel() for tensor in self.weights.values())
         each = total // self.members
         lost = self.members - int(self.alive.sum())
+        common = sum(tensor.numel() for tensor in self.shared.values())
         return {
             "members": self.members,
             "network": " and ".join(kinds),
             "weights": f"{each:,} in each member" if len(self.groups) == 1 else f"{total:,} in all",
+            "shared": f"{common:,} shared by all" if common else None,
             "device": str(self.device),
             "type": str(self.dtype).removeprefix("torch."),
             "diverged": lost or None,
@@ -192,8 +195,9 @@ class ModuleLike:
 
     def __repr__(self) -> str:
         facts = self._facts()
+        held = ", ".join(str(facts[key]) for key in ("weights", "shared") if facts[key])
         return (
-            f"Ensemble({self.members} x {facts['network']}, {facts['weights']}, "
+            f"Ensemble({self.members} x {facts['network']}, {held}, "
             f"{facts['type']} on {facts['device']})"
         )
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError
-from shoal.inference.adapted import copied_trunk, keep_statistics, perturb_
+from shoal.engine.stack import copied
+from shoal.inference.adapted import keep_statistics, perturb_
 from shoal.inference.adapter_layers import draw_apart, size_of_weight
 
 __all__ = ["PeftBuild", "active_config", "draw_zero_adapters", "is_peft", "shares_trained"]
@@ -46,7 +47,7 @@ class PeftBuild:
     def __call__(self) -> nn.Module:
         """A new member; torch's current generator draws its private tensors."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        network = copied_trunk(self.model, {id(t): t for t in tensors if not t.requires_grad})
+        network = copied(self.model, {id(t): t for t in tensors if not t.requires_grad})
         network = network if network.training else network.train()
         keep_statistics(network)
         drawn = draw_zero_adapters(network, self.spread)

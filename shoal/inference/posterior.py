@@ -22,6 +22,7 @@ from shoal.core.tree import add_into, add_scaled, mul_each
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberRunner
+from shoal.engine.stack import evaluation_mode
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import (
@@ -233,16 +234,13 @@ def _drawn_outputs(
         count = group.members if draws is None else draws
         weights = prior.draw(group.weights, count, hashed(start + index))
         # A drawn network is untrained: its running statistics are the initial ones.
-        fresh = dict(group.prototype.named_buffers())
         buffers = {
-            name: fresh.get(name, tensor[0]).expand(count, *tensor.shape[1:])
+            name: group.initial.get(name, tensor[0]).expand(count, *tensor.shape[1:])
             for name, tensor in group.buffers.items()
         }
         keys = torch.zeros(count, dtype=torch.int64, device=x.device)
         state = weights | buffers | dict.fromkeys(group.keys, keys)
-        training = group.skeleton.training
-        group.skeleton.eval()
         mapping = MemberRunner("loop" if group.must_loop else "vmap")
-        outputs.append(mapping(group.skeleton, state, x, False))
-        group.skeleton.train(training)
+        with evaluation_mode(group.skeleton) as skeleton:
+            outputs.append(mapping(skeleton, state, x, False, group.shared))
     return torch.cat(outputs)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.core.differentiate import pull_back
 from shoal.core.structure import Inputs
-from shoal.core.tree import add_scaled, mixed
+from shoal.core.tree import add_scaled, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberInputs
@@ -37,11 +37,14 @@ class Drive:
             input gradients.
         y: targets of the batch.
         rows: rows of the batch whose input gradients are compared; None for all rows.
+        shares: weight of each member's drive in the velocity of tensors that all members train
+            together [M]; None for equal weights.
     """
 
     context: StepContext
     y: Targets
     rows: Tensor | None = None
+    shares: Tensor | None = None
 
     def __call__(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
         """The cotangents at the outputs, and J^T times them at the weights."""
@@ -74,13 +77,17 @@ class Drive:
             passed = whole._forward(part, x[mine] if context.own_inputs else x)
             passes.append(passed.still())
             own = whole._output_result(part, x, passes[-1]) if result is None else _of(result, mine)
-            velocity, head = whole._back(part, passed, own)
+            shares = None if self.shares is None else self.shares[mine]
+            velocity, head = replace(whole, shares=shares)._back(part, passed, own)
             velocities.append(velocity)
             heads.append(head)
         if result is None:
             result = whole._output_result(ensemble, x, PassResult.joined(passes))
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
-        return result._replace(head=head), _concatenated(velocities, ensemble.weights)
+        velocity = _concatenated(velocities, ensemble.weights)
+        for name in ensemble.trained_shared:
+            velocity[name] = torch.stack([part[name] for part in velocities]).sum(0)
+        return result._replace(head=head), velocity
 
     def _forward(self, ensemble: Ensemble, x: Inputs, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
@@ -148,9 +155,13 @@ class Drive:
     def _back(
         self, ensemble: Ensemble, passed: PassResult, result: OutputResult
     ) -> tuple[Tree, Tree | None]:
-        """J^T at the weights; for input gradients also the drive alone at the last layer."""
-        context, weights, adversarial = self.context, ensemble.weights, self.context.adversarial
-        values, cotangents, head = [passed.outputs], [result.cotangent], None
+        """J^T at the weights; for input gradients also the drive alone at the last layer.
+
+        At tensors that all members train together it is the sum over members.
+        """
+        context, adversarial = self.context, self.context.adversarial
+        weights = ensemble.weights | ensemble.trained_shared
+        values, cotangents, head = [passed.outputs], [self._weighed(result.cotangent)], None
         if passed.gradients is not None and result.push is not None:
             last = {name: weights[name] for name in ensemble.heads}
             head = pull_back(passed.outputs, result.cotangent, last, keep_graph=True)
@@ -164,15 +175,29 @@ class Drive:
         else:
             velocity = pull_back(values, cotangents, weights)
         if adversarial is None or at_inputs is None or not isinstance(x, Tensor):
-            return velocity, head
+            return self._unweighed(velocity, ensemble), head
         worst = adversarial.neighbours(x, at_inputs, result.alive)
         own = not adversarial.shared
         again = ensemble(worst, context.mapping, own, context.seed, context.step)
         gradient = likelihood_gradient(context.posterior, again.detach(), self.y, result.alive)[2]
         gradient = mixed(result.mix, {"": gradient})[""]
-        more = pull_back(again, gradient, weights)
+        more = pull_back(again, self._weighed(gradient), weights)
         head = None if head is None else add_scaled(head, more, context.weight)
-        return add_scaled(velocity, more, context.weight), head
+        return self._unweighed(add_scaled(velocity, more, context.weight), ensemble), head
+
+    def _weighed(self, cotangent: Tensor) -> Tensor:
+        """The cotangents times the members' shares, so that sums over members are weighted."""
+        if self.shares is None:
+            return cotangent
+        return cotangent * per_member(self.shares, cotangent)
+
+    def _unweighed(self, velocity: Tree, ensemble: Ensemble) -> Tree:
+        """The same tree with private tensors divided by the shares again."""
+        if self.shares is None:
+            return velocity
+        factor = torch.where(self.shares > 0, 1 / self.shares, 0.0)
+        own = {n: velocity[n] * per_member(factor, velocity[n]) for n in ensemble.weights}
+        return velocity | own
 
 
 def _concatenated(parts: list, names: Iterable[str]) -> Tree:

@@ -104,6 +104,7 @@ def _outputs(
     """Outputs of the networks for the first points, and targets and inputs of the first batch."""
     x, y = batches.first()
     few = _as_taken(x[:2], ensemble)
+    ensemble.keep_written(few)
     training = ensemble.training
     try:
         outputs = ensemble.train(False)(few)

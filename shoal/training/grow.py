@@ -133,8 +133,10 @@ def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
     build, count = pairs.pop()
     whole = Ensemble.init([*pairs, (build, count + more)], seed=seed)
     whole.to(ensemble.device, ensemble.dtype)
+    known = ensemble.state
+    whole.arrange_like(known)
     with torch.no_grad():
-        known = ensemble.state
         for name, tensor in whole.state.items():
-            tensor[: len(known[name])] = known[name]
+            own = tensor if name.startswith("shared/") else tensor[: len(known[name])]
+            own.copy_(known[name])
     return whole

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.core.random import key
 from shoal.core.structure import Inputs
+from shoal.core.types import Tree
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberRunner
@@ -71,7 +72,7 @@ class Mover:
         self.ensemble, self.settings, self.points = ensemble, settings, points
         self.repulsion = repulsion or settings.method.repulsion
         self.moving, self.frozen = divided(ensemble, options.frozen)
-        self.optimizer = make_optimizer(settings.optimizer, self.moving.weights, options.lr)
+        self.optimizer = make_optimizer(settings.optimizer, self.trained, options.lr)
         self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
         waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
@@ -90,6 +91,11 @@ class Mover:
         )
         if ensemble.device.type == "cpu":
             keep_freed()
+
+    @property
+    def trained(self) -> Tree:
+        """The tensors that the optimiser moves: private ones [M, ...], then shared ones [...]."""
+        return self.moving.weights | self.moving.trained_shared
 
     @property
     def posterior(self) -> Posterior:
@@ -129,8 +135,9 @@ class Mover:
             moving.device,
             self.mapping,
         )
-        velocity = clip_members(velocity, settings.options.clip, self.spans)
-        for name, weight in moving.weights.items():
+        shared = moving.trained_shared
+        velocity = clip_members(velocity, settings.options.clip, self.spans, shared)
+        for name, weight in self.trained.items():
             weight.grad = _laid_out_like(weight, velocity[name])
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
@@ -160,7 +167,7 @@ class Mover:
         random = {"cpu": torch.get_rng_state()}
         if self.ensemble.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.ensemble.device)
-        ensemble = {name: tensor.detach() for name, tensor in self.ensemble.state.items()}
+        ensemble = {name: t.detach() for name, t in self.ensemble.changing_state.items()}
         parts = {"ensemble": ensemble, "optimizer": tensors, "random": random}
         learned = self.posterior.likelihood.state
         return parts | ({"likelihood": learned} if learned else {})

@@ -6,7 +6,7 @@ Every elementwise optimiser of torch treats each member alone.
 import functools
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,10 +130,23 @@ def _fastest(kind: type, weights: Tree, lr: float) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def clip_members(velocity: Tree, limit: float | None, spans: Sequence[slice] | None = None) -> Tree:
-    """Shorten each member's velocity to the norm `limit`, each member by itself."""
+def clip_members(
+    velocity: Tree,
+    limit: float | None,
+    spans: Sequence[slice] | None = None,
+    shared: Collection[str] = (),
+) -> Tree:
+    """Shorten each member's velocity to the norm `limit`, each member by itself.
+
+    The tensors that all members train together (`shared`) are shortened as one more member.
+    """
     if limit is None:
         return velocity
+    if shared:
+        own = {name: t for name, t in velocity.items() if name not in shared}
+        common = {name: velocity[name].unsqueeze(0) for name in shared}
+        clipped = {name: t[0] for name, t in clip_members(common, limit).items()}
+        return clip_members(own, limit, spans) | clipped
     scale = (limit / member_norms(velocity, spans)).clamp(max=1.0)
     spans = spans or [slice(None)] * len(velocity)
     return {

@@ -80,7 +80,8 @@ def divided(ensemble: Ensemble, count: int) -> tuple[Ensemble, Ensemble | None]:
     """The trained members, and the first `count` members, frozen; both on the ensemble's memory.
 
     Frozen members run in evaluation mode, so batch statistics and dropout do not change them. They
-    have networks of their own, since the trained members run in training mode.
+    have networks of their own, since the trained members run in training mode. Tensors that all
+    members share are frozen too: moving them would change the frozen members.
     """
     if count == 0:
         return ensemble, None
@@ -88,7 +89,10 @@ def divided(ensemble: Ensemble, count: int) -> tuple[Ensemble, Ensemble | None]:
     frozen = ensemble.slice_members(0, count)
     frozen.groups = [replace(g, skeleton=copy.deepcopy(g.skeleton).eval()) for g in frozen.groups]
     frozen.training = False
-    return ensemble.slice_members(count, ensemble.members), frozen
+    moving = ensemble.slice_members(count, ensemble.members)
+    for group in moving.groups:
+        group.shared = {name: tensor.detach() for name, tensor in group.shared.items()}
+    return moving, frozen
 
 
 _FIRST_OF_ALL = (torch.optim.Adam, torch.optim.SGD)
@@ -133,6 +137,9 @@ def _is_needed(repulsion: Repulsion | None, settings: Settings) -> bool:
 AXES = "axes.safetensors"
 """File of the fitted axes and units in the folder of a run."""
 
+SHARED = "shared.safetensors"
+"""File of the frozen tensors that all members share."""
+
 _ROWS = 4096
 
 
@@ -161,10 +168,11 @@ def prepared(
     return replace(repulsion, space=with_learned(repulsion.space, tensors)), tensors
 
 
-def keep(folder: Path, axes: Tree) -> None:
-    """Write the axes, if there are any, before the run's config."""
-    if axes:
-        write_tensors(folder / AXES, axes)
+def keep(folder: Path, axes: Tree, shared: Tree) -> None:
+    """Write the axes and the frozen shared tensors, if there are any, before the run's config."""
+    for name, tensors in ((AXES, axes), (SHARED, shared)):
+        if tensors:
+            write_tensors(folder / name, {key: t.detach() for key, t in tensors.items()})
 
 
 def _inputs(batches: ArrayBatches | LoaderBatches, name: str | None) -> Iterator[Tensor]:

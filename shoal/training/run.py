@@ -13,9 +13,18 @@ from torch import Tensor
 from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
 from shoal.core.disk import checked_path, size_of, storage_errors
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
-from shoal.core.files import Layout, read_sealed, sealed, sha256, write_json, write_text
+from shoal.core.files import (
+    Layout,
+    read_sealed,
+    read_tensors,
+    sealed,
+    sha256,
+    write_json,
+    write_text,
+)
 from shoal.core.formats import MAX_BYTES, parse_toml, to_json, to_toml
 from shoal.core.notebook import facts_html
+from shoal.core.types import Tree
 from shoal.core.values import came, check_spec
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
@@ -24,6 +33,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.models.blueprint import Blueprint
 from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
 from shoal.training.history_file import HistoryFile, is_row
+from shoal.training.prepare import AXES, SHARED
 from shoal.training.trainer import Trainer
 
 __all__ = ["Run", "RunFolder", "load", "model_config", "run_id"]
@@ -160,10 +170,16 @@ class RunFolder:
         # Not the number of points: a stream is counted while the run goes on.
         lasting["sha256"] = (provenance.get("data") or {}).get("sha256")
         found = {"provenance.json": hashlib.sha256(to_json(lasting).encode()).hexdigest()}
-        for name in ("config.toml", "axes.safetensors"):
+        for name in ("config.toml", AXES, SHARED):
             if (self.path / name).exists():
                 found[name] = sha256(self.path / name)
         return found
+
+    def ensemble_state(self, checkpoint: Checkpoint) -> Tree:
+        """All tensors of the members: those of a checkpoint, and the frozen shared ones."""
+        path = self.path / SHARED
+        frozen = read_tensors(path) if path.exists() else {}
+        return {**frozen, **checkpoint.parts.get("ensemble", {})}
 
     def provenance(self) -> dict[str, Any]:
         """Versions, device and data of the run."""
@@ -217,7 +233,7 @@ def load(
     # A checkpoint holds at most eight numbers of eight bytes per weight, and some small tensors.
     checkpoint = files.checkpoint(limit=None if numbers is None else 64 * numbers + _BESIDE)
     likelihood = likelihood.restored(checkpoint.parts.get("likelihood", {}))
-    state = checkpoint.parts.get("ensemble", {})
+    state = files.ensemble_state(checkpoint)
     if numbers is not None:
         _check_size(state, numbers, files.path)
     ensemble = Ensemble.from_state(state, build)
@@ -243,11 +259,25 @@ def run_id(folder: Path | str) -> str | None:
 def _check_size(state: Mapping[str, Tensor], numbers: int, path: Path) -> None:
     """Refuse networks whose size differs from the tensors, before memory is allocated."""
     held = sum(tensor.numel() for name, tensor in state.items() if name != "alive")
+    held += _repeated(state)
     if held != numbers:
         raise ConfigError(
             f"the networks in the config.toml of {path} hold {numbers:,} numbers, its "
             f"checkpoint holds {held:,}; restore the original config.toml"
         )
+
+
+def _repeated(state: Mapping[str, Tensor]) -> int:
+    """How many more numbers there would be if no tensor were shared."""
+    total = 0
+    for name, tensor in state.items():
+        kind, _, rest = name.partition("/")
+        if kind == "shared":
+            group = rest.partition(".")[0] + "."
+            own = [t for n, t in state.items() if n.startswith(f"weights/{group}")]
+            own = own or [t for n, t in state.items() if n.startswith("weights/")]
+            total += tensor.numel() * (len(own[0]) - 1 if own else 0)
+    return total
 
 
 def model_config(ensemble: Ensemble) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Session:
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
                 tracker = layout(trainer.tracker.state)
-                expected = {"ensemble": layout(ensemble.state), "tracker": tracker}
+                expected = {"ensemble": layout(ensemble.changing_state), "tracker": tracker}
                 with continuing(folder.checkpoints):
                     trainer.restore(folder.checkpoint(expected))
             if self.settings.options.keep_every is not None and trainer.step == 0:
@@ -163,7 +163,7 @@ class Session:
     def _begin(self) -> None:
         """Write the run's folder, after the first step has succeeded."""
         if self.folder is not None and not self.begun:
-            keep(self.folder.path, self.axes)
+            keep(self.folder.path, self.axes, self.trainer.ensemble.frozen_state)
             if self.settings.options.keep_every is not None:
                 # Before the config: every folder with a run has its first snapshot.
                 Trajectory(self.folder.path).keep(
@@ -194,7 +194,7 @@ class Session:
     def _keep_snapshot(self) -> None:
         epoch, every = len(self.trainer.rows), self.settings.options.keep_every
         if self.folder is not None and every is not None and epoch % every == 0:
-            Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.state)
+            Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.changing_state)
 
     def _warn_of_divergence(self) -> None:
         diverged = self.trainer.tracker.diverged(self.trainer.step)

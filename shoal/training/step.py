@@ -39,12 +39,12 @@ from shoal.inference.network_pass import random_rows
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.flows import Stein
-from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.repulsion import Repulsion, repel
 from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
 from shoal.training.drive import Drive
-from shoal.training.stages import FrozenState, OutputResult, Stages, measured
+from shoal.training.stages import FrozenState, OutputResult, Stages, measured, shared_velocity
 
 __all__ = ["Batch", "StepInfo", "forces", "forces_in", "forces_on_fraction", "share_of"]
 
@@ -172,7 +172,8 @@ def forces(
             first in the kernel.
 
     Returns:
-        Tensors [M, ...] named like the module's parameters, and a `StepInfo`.
+        Tensors [M, ...] named like the module's parameters, [...] for those that all members train
+        together, and a `StepInfo`.
     """
     context = StepContext(
         posterior=posterior, repulsion=repulsion, annealing=annealing, adversarial=adversarial,
@@ -186,7 +187,8 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
     _check_space(ensemble, repulsion)
     x, y = batch
-    drive = Drive(context, y)
+    shares = _shares_of_drives(context, ensemble)
+    drive = Drive(context, y, shares=shares)
     partial = repulsion is not None and share_of(repulsion) < 1
     result, velocity = forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
     if result.head is not None:
@@ -195,13 +197,37 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     frozen = _frozen_state(context, batch)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
+    gradients = {name: velocity.pop(name) for name in ensemble.trained_shared}
     moved = context.stages.weight_stage(
         posterior, repulsion, velocity, weights, result.alive, annealing, result.mix, spans, frozen
     )
     measures = result.measures if moved.measures is None else moved.measures
     assert measures is not None, "the base of a space is outputs or weights"
     info = StepInfo(result.loss, moved.alive, measures, result.statistics)
-    return moved.velocity, info
+    if not gradients:
+        return moved.velocity, info
+    shared = {name: tensor.detach() for name, tensor in ensemble.trained_shared.items()}
+    if result.mix is not None:
+        shares = result.mix.sum(0)
+    count = result.alive.sum().clamp(min=1)
+    balance = annealing if shares is None else annealing * shares.sum() / count
+    common = shared_velocity(posterior, gradients, shared, result.alive, balance)
+    return moved.velocity | common, info
+
+
+def _shares_of_drives(context: StepContext, ensemble: Ensemble) -> Tensor | None:
+    r"""Weight $c_j$ of each member's drive in the summed velocity [M], if weight gradients mix.
+
+    $\sum_i \sum_j mix_{ij} g_j = \sum_j c_j g_j$. None if nothing is trained together, or if drives
+    are mixed at the outputs, before the backward pass.
+    """
+    if context.base != "weights" or not context.shares_drives or not ensemble.trained_shared:
+        return None
+    assert context.repulsion is not None
+    weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
+    mix = repel(context.repulsion, weights, ensemble.alive).interaction.mix
+    assert mix is not None, "a Stein flow mixes drives"
+    return mix.sum(0)
 
 
 def _head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:

@@ -177,6 +177,7 @@ class Stepper:
         one = (x[0], y[0]) if own else (x, y)
         targets, _ = parted(one[1])
         options = self._options
+        self.ensemble.keep_written(one[0])
         with torch.no_grad():
             outputs = self.ensemble.aside()(one[0])
         if options.likelihood is None:

@@ -71,7 +71,7 @@ class Trajectory:
         return [epoch for epoch in known if until is None or epoch <= until]
 
     def state(self, epoch: int) -> Tree:
-        """`Ensemble.state` after an epoch."""
+        """`Ensemble.changing_state` after an epoch."""
         if epoch not in self.epochs():
             raise StorageError(
                 f"{self.path} has no snapshot of epoch {epoch}; it has {self.epochs()}"
@@ -83,6 +83,6 @@ class Trajectory:
 
 
 def copy_state(ensemble: Ensemble) -> Tree:
-    """A copy of the ensemble's state, in new memory."""
+    """A copy of what training may change, in new memory."""
     with torch.no_grad():
-        return {name: tensor.detach().clone() for name, tensor in ensemble.state.items()}
+        return {name: tensor.detach().clone() for name, tensor in ensemble.changing_state.items()}

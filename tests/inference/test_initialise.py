@@ -145,7 +145,7 @@ def test_frozen_weights_of_equal_members_are_not_perturbed():
 
     with pytest.warns(ShoalWarning, match="made equal members"):
         ensemble = shoal.Ensemble.init(build, 3)
-    assert (ensemble.buffers["0.weight"] == 1.0).all()
+    assert (ensemble.shared["0.weight"] == 1.0).all()
     assert distinct(ensemble)
 
 

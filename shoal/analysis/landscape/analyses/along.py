@@ -61,7 +61,7 @@ def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Te
 
     def total(x: Tensor, tensors: dict) -> Tensor:
         one = {name: tensor[None] for name, tensor in tensors.items()}
-        found = MemberRunner("loop")(group.skeleton, one, x, False)[0]
+        found = MemberRunner("loop")(group.skeleton, one, x, False, group.shared)[0]
         found, targets = as_points(likelihood, found[None], y)
         return likelihood.log_prob(found, targets).sum()
 

@@ -61,7 +61,7 @@ def hessian_product(
     runner = MemberRunner("loop" if group.must_loop else "vmap")
 
     def loss(tree: Tree, x: Inputs, y: Tensor) -> Tensor:
-        found = runner(group.skeleton, tree | group.buffers, x, False)
+        found = runner(group.skeleton, tree | group.buffers, x, False, group.shared)
         found, y = as_points(meaning, found, y)
         return -meaning.log_prob(found, y).sum() / n
 
