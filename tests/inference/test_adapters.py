@@ -368,3 +368,28 @@ def test_the_shared_weight_takes_one_product_for_all_members(layer, shape):
     expected = "convolution" if layer.weight.ndim > 2 else "mm"
     assert seen.names.count(expected) + seen.names.count("addmm") >= 1
     assert seen.names.count("bmm") <= 2
+
+
+@pytest.mark.parametrize("adapter", ["lora", "scale", "last_layer"])
+@pytest.mark.parametrize("make", [perceptron, cnn, encoder])
+def test_an_ensemble_holds_one_trunk(adapter, make):
+    network = make()
+    build = getattr(shoal.adapters, adapter)(network)
+    ensemble = shoal.Ensemble.init(build, members=20)
+    member = build()
+    assert list(ensemble.weights) == trained(member)
+    assert not ensemble.buffers and not ensemble.trained_shared
+    private = sum(p.numel() for p in member.parameters() if p.requires_grad)
+    held = sum(t.numel() for t in ensemble.state.values()) - len(ensemble.alive)
+    frozen = [*member.parameters(), *member.buffers()]
+    assert held == 20 * private + sum(t.numel() for t in frozen if not t.requires_grad)
+
+
+def test_training_moves_the_private_tensors_alone():
+    network, x = cnn(), torch.randn(24, 2, 12, 12)
+    ensemble = shoal.Ensemble.init(shoal.adapters.lora(network), members=3)
+    before = {name: t.detach().clone() for name, t in ensemble.state.items()}
+    y = torch.arange(24) % 3
+    shoal.fit(ensemble, (x, y), epochs=1, batch_size=8, progress=False)
+    for name, tensor in ensemble.state.items():
+        assert torch.equal(tensor, before[name]) != name.startswith("weights/"), name
