@@ -22,6 +22,7 @@ __all__ = [
     "key",
     "many_normal",
     "normal",
+    "normal_stream",
     "seeded",
     "set_generators",
     "uniform",
@@ -154,6 +155,27 @@ def many_normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor
         return normal(key, shape, dtype)
     generator = torch.Generator().manual_seed(int(key) & ((1 << 63) - 1))
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float32).to(dtype)
+
+
+def normal_stream(keys: Tensor, first: int, pairs: int) -> Tensor:
+    """Standard normal numbers [M, 2 pairs] of M streams, in single precision on every device.
+
+    Stream i is the generator splitmix64 that starts at `keys[i]`. Its number k gives the pair of
+    elements 2k and 2k + 1, by the method of Box & Muller (1958). Any part of a stream can be
+    drawn alone: the result starts at pair `first`.
+
+    >>> keys = key(0, "a", torch.arange(3))
+    >>> whole, part = normal_stream(keys, 0, 5), normal_stream(keys[1:], 2, 3)
+    >>> bool((whole[1:, 4:] == part).all())
+    True
+    """
+    count = torch.arange(first, first + pairs, device=keys.device)
+    bits = hashed(count * _GOLDEN + keys.unsqueeze(-1))
+    # Half a unit keeps the logarithm finite.
+    high = (_shift(bits, 32).float() + 0.5).mul_(2.0**-32)
+    radius = high.log_().mul_(-2).sqrt_()
+    angle = bits.bitwise_and_((1 << 32) - 1).float().mul_(2 * math.pi * 2.0**-32)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).flatten(-2)
 
 
 def hashed(x: Tensor) -> Tensor:

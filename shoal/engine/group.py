@@ -136,7 +136,7 @@ class Group:
         state, shared = weights | self.buffers | (probe or {}), self.shared
         if self.compute is not None:
             state = lowered(self.skeleton, state, self.compute)
-            shared = self._lowered_shared(self.compute)
+            shared = self.shared_as_computed()
             shown = [MemberInputs(_lowered(x, self.compute, own), own) for x, own in shown]
         if keys is not None:
             state = state | dict.fromkeys(self.keys, keys)
@@ -157,9 +157,16 @@ class Group:
             return list(outputs)
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
 
-    def _lowered_shared(self, dtype: torch.dtype) -> Tree:
+    def as_computed(self, x: Inputs) -> Inputs:
+        """Inputs [B, ...] in the type of the arithmetic."""
+        x = self.taken(x)
+        return x if self.compute is None else _lowered(x, self.compute, False)
+
+    def shared_as_computed(self) -> Tree:
         """The shared tensors in the type of the arithmetic; frozen ones are cast once."""
-        found = {}
+        found, dtype = {}, self.compute
+        if dtype is None:
+            return self.shared
         for name, tensor in self.shared.items():
             source, version, cast = self._lowered.get(name, (None, 0, tensor))
             if source is not tensor or version != tensor._version or tensor.requires_grad:
@@ -249,12 +256,12 @@ class Group:
     def _runs(self, x: Tensor) -> bool:
         try:
             with torch.no_grad(), evaluation_mode(self.skeleton):
-                call_network(self.skeleton, self._first(), x)
+                call_network(self.skeleton, self.first_member(), x)
             return True
         except Exception:
             return False
 
-    def _first(self) -> Tree:
+    def first_member(self) -> Tree:
         """All tensors of the first member."""
         own = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
         return self.shared | own
@@ -298,7 +305,7 @@ class Group:
         """The first embedding of tokens [B, ...]; None without an embedding."""
         kind, _ = _kind(MemberInputs(x, False))
         if (len(x), kind) not in self._embedded:
-            self._embedded[len(x), kind] = first_called(self.skeleton, self._first(), x)
+            self._embedded[len(x), kind] = first_called(self.skeleton, self.first_member(), x)
         return self._embedded[len(x), kind]
 
     def slice_members(self, start: int, stop: int) -> "Group":

@@ -24,6 +24,7 @@ __all__ = [
     "install_dropout",
     "install_embeddings",
     "install_linear",
+    "member_linear",
 ]
 
 
@@ -97,22 +98,25 @@ class MemberLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """x W^T + b."""
-        if input.ndim != 2 or not functorch.is_batchedtensor(self.weight):
-            return F.linear(input, self.weight, self.bias)
-        level = functorch.maybe_current_level()
-        weight, at_weight = functorch._unwrap_batched(self.weight, level)
-        if at_weight is None:  # the members belong to an outer `vmap`
-            return F.linear(input, self.weight, self.bias)
-        x, at_x = functorch._unwrap_batched(input, level)
-        column = (
-            None if self.bias is None else _column(*functorch._unwrap_batched(self.bias, level))
-        )
-        weight = weight.movedim(at_weight, 0)
-        if at_x is None:
-            outputs = _shared_inputs(x, weight, column)
-        else:
-            outputs = _own_inputs(x.movedim(at_x, 0), weight, column)
-        return functorch._add_batch_dim(outputs.mT, 0, level)
+        return member_linear(input, self.weight, self.bias)
+
+
+def member_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b, as one product for all members under `vmap`."""
+    if input.ndim != 2 or not functorch.is_batchedtensor(weight):
+        return F.linear(input, weight, bias)
+    level = functorch.maybe_current_level()
+    own, at_weight = functorch._unwrap_batched(weight, level)
+    if at_weight is None:  # the members belong to an outer `vmap`
+        return F.linear(input, weight, bias)
+    x, at_x = functorch._unwrap_batched(input, level)
+    column = None if bias is None else _column(*functorch._unwrap_batched(bias, level))
+    own = own.movedim(at_weight, 0)
+    if at_x is None:
+        outputs = _shared_inputs(x, own, column)
+    else:
+        outputs = _own_inputs(x.movedim(at_x, 0), own, column)
+    return functorch._add_batch_dim(outputs.mT, 0, level)
 
 
 def install_linear(module: nn.Module) -> None:

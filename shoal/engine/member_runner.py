@@ -9,18 +9,26 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
-from shoal.core.structure import Inputs, Structured
+from shoal.core.structure import Inputs
 from shoal.core.types import Tree
-from shoal.engine.derivatives import fast_second_order, forward_with_rows, fused_layers
-from shoal.engine.network_call import call_network, selected_output
+from shoal.engine.derivatives import fast_second_order, fused_layers
+from shoal.engine.member_inputs import (
+    MemberCall,
+    MemberInputs,
+    Unpacked,
+    each_member,
+    tensors_of,
+    unpacked,
+)
+from shoal.engine.once import Once, Spoiled
 
 __all__ = [
     "MemberInputs",
@@ -62,13 +70,6 @@ def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[
 @functools.lru_cache(maxsize=16)
 def _sides(here: torch.cuda.Stream, count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(here.device) for _ in range(count)]
-
-
-class MemberInputs(NamedTuple):
-    """Inputs of the members: [B, ...] for all, or [M, B, ...] with `own`, one batch per member."""
-
-    x: Inputs
-    own: bool
 
 
 @dataclass(frozen=True)
@@ -118,32 +119,81 @@ class MemberRunner:
         shared tensors and shared inputs alone is computed once: `vmap` batches no operation
         without a batched argument, and a loop remembers results (`shoal.engine.once`).
         """
-        one, unpacked = _unpacked(module, shown)
+        one, given = unpacked(module, shown)
         own = tuple(inputs.own for inputs in shown)
         case = own if isinstance(shown[0].x, Tensor) else (*own, repr(shown[0].x))
         if self.kind == "loop":
             run = _compiled(module, self, case, one) if self.compiled else one
-            return self._loop(run, state, shared, unpacked)
+            return self._loop(module, run, state, shared, given)
         in_dims = (0, None, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
         with without_fallback_warnings():
-            return run(state, shared, *(inputs.x for inputs in unpacked))
+            return run(state, shared, *(inputs.x for inputs in given))
 
     def _loop(
-        self, one: "Run", state: Tree, shared: Tree, shown: "Sequence[_Unpacked]"
+        self,
+        module: nn.Module,
+        one: MemberCall,
+        state: Tree,
+        shared: Tree,
+        shown: Sequence[Unpacked],
     ) -> tuple[Tensor, ...]:
-        members, device = len(next(iter(state.values()))), _first(shown).device
+        members, device = len(next(iter(state.values()))), _device(shown)
         split = {name: tensor.unbind(0) for name, tensor in state.items()}
-        inputs = [_each(x, members) if own else [x] * members for x, own in shown]
-        outputs = []
-        read = [*(t for x, _ in shown for t in _tensors(x)), *state.values(), *shared.values()]
-        with lanes(self.streams, device, read) as side, self._layers(device):
-            for i in range(members):
-                tensors = {name: parts[i] for name, parts in split.items()}
-                with torch.cuda.stream(side[i % len(side)]):
-                    outputs.append(one(tensors, shared, *(each[i] for each in inputs)))
+        inputs = [each_member(x, members) if own else [x] * members for x, own in shown]
+
+        def member(i: int) -> tuple[Tensor, ...]:
+            tensors = {name: parts[i] for name, parts in split.items()}
+            return one(tensors, shared, *(each[i] for each in inputs))
+
+        run = functools.partial(self._each_member, member, members, device)
+        read = [*(t for x, _ in shown for t in tensors_of(x)), *shared.values(), *state.values()]
+        once = self._once(module, members, shared, shown)
+        if once is None:
+            outputs = run(read, None)
+        else:
+            before = {name: t.clone() for name, t in state.items() if not t.requires_grad}
+            try:
+                outputs = run(read, once)
+            except Spoiled:
+                module.__dict__["_shoal_spoiled"] = True
+                for name, tensor in before.items():
+                    state[name].copy_(tensor)
+                outputs = run(read, None)
         return tuple(torch.stack(each) for each in zip(*outputs, strict=True))
+
+    def _once(
+        self, module: nn.Module, members: int, shared: Tree, shown: Sequence[Unpacked]
+    ) -> Once | None:
+        """What all members compute alike; None if members share nothing that can be followed."""
+        if not shared or members == 1 or self.compiled or "_shoal_spoiled" in vars(module):
+            return None
+        inputs = [t for x, own in shown if not own for t in tensors_of(x)]
+        return Once(module, [*shared.values(), *inputs]) if inputs else None
+
+    def _each_member(
+        self,
+        member: Callable[[int], tuple[Tensor, ...]],
+        members: int,
+        device: torch.device,
+        read: list[Tensor],
+        once: Once | None,
+    ) -> list[tuple[Tensor, ...]]:
+        """Outputs of one member after another, or of several at a time on side streams."""
+        outputs, block = [], nullcontext() if once is None else once
+        with self._layers(device), block:
+            if once is not None:  # side streams wait for the results that all members use
+                outputs.append(member(0))
+                once.next_member()
+                read = [*read, *once.results]
+            with lanes(self.streams, device, read) as side:
+                for i in range(len(outputs), members):
+                    with torch.cuda.stream(side[i % len(side)]):
+                        outputs.append(member(i))
+                    if once is not None:
+                        once.next_member()
+        return outputs
 
     def _layers(self, device: torch.device) -> AbstractContextManager:
         trained = torch.is_grad_enabled() and not self.compiled
@@ -231,78 +281,15 @@ def without_fallback_warnings() -> Iterator[None]:
             functorch._set_vmap_fallback_warning_enabled(True)
 
 
-class _Unpacked(NamedTuple):
-    """Inputs as `vmap` takes them: one tensor, a list of tensors, or None for an object."""
-
-    x: "Tensor | list[Tensor] | None"
-    own: bool
-
-
-def _unpacked(
-    module: nn.Module, shown: Sequence[MemberInputs]
-) -> "tuple[Run, Sequence[_Unpacked]]":
-    """The call of one member, and inputs that are tensors or lists of tensors."""
-    first = shown[0].x
-    if isinstance(first, Tensor):
-        return functools.partial(_one, module), shown  # type: ignore[return-value]
-    if not isinstance(first, Structured):
-        return functools.partial(_one_object, module, first), [_Unpacked(None, False)]
-    names = list(first.tensors)
-    one = functools.partial(_one_structure, module, first, names)
-    return one, [_Unpacked([each.x.tensors[n] for n in names], each.own) for each in shown]  # pyright: ignore
-
-
-def _tensors(x: "Tensor | list[Tensor] | None") -> list[Tensor]:
-    return [] if x is None else [x] if isinstance(x, Tensor) else x
-
-
-def _first(shown: "Sequence[_Unpacked]") -> Tensor:
-    found = _tensors(shown[0].x)
-    return found[0] if found else torch.empty(0)
-
-
-def _each(x: "Tensor | list[Tensor] | None", members: int) -> Sequence[Any]:
-    """The inputs of each member, from tensors [M, B, ...]."""
-    if isinstance(x, Tensor):
-        return x.unbind(0)
-    return [[tensor[i] for tensor in _tensors(x)] for i in range(members)]
-
-
-def _one(
-    module: nn.Module, own: Tree, shared: Tree, x: Tensor, *part: Tensor
-) -> tuple[Tensor, ...]:
-    """Outputs [B, C] of one member for the batch, and for the rows if they are given."""
-    tensors = shared | own
-    if not part:
-        return (selected_output(module, functional_call(module, tensors, (x,))),)
-    outputs = forward_with_rows(module, tensors, x, *part)
-    return tuple(selected_output(module, each) for each in outputs)
-
-
-def _one_structure(
-    module: nn.Module,
-    like: Structured,
-    names: list[str],
-    own: Tree,
-    shared: Tree,
-    leaves: list[Tensor],
-) -> tuple[Tensor, ...]:
-    given = Structured(dict(zip(names, leaves, strict=True)), like.form)
-    return (selected_output(module, call_network(module, shared | own, given)),)
-
-
-def _one_object(module: nn.Module, x: Any, own: Tree, shared: Tree, _: None) -> tuple[Tensor, ...]:
-    return (selected_output(module, call_network(module, shared | own, x)),)
+def _device(shown: Sequence[Unpacked]) -> torch.device:
+    found = tensors_of(shown[0].x)
+    return found[0].device if found else torch.device("cpu")
 
 
 def _described(x: Inputs, own: bool) -> str:
     if isinstance(x, Tensor):
         return f"inputs of shape {tuple(x.shape[1 + own :])}"
     return f"the inputs {x}"
-
-
-Run = Callable[..., tuple[Tensor, ...]]
-"""Outputs from private tensors, shared tensors and inputs."""
 
 
 class _Kept(dict):
@@ -312,7 +299,7 @@ class _Kept(dict):
         return _Kept()
 
 
-def _compiled(module: nn.Module, mapping: MemberRunner, case: tuple, run: Run) -> Run:
+def _compiled(module: nn.Module, mapping: MemberRunner, case: tuple, run: MemberCall) -> MemberCall:
     kept = module.__dict__.setdefault("_shoal_compiled", _Kept())
     if (mapping, case) not in kept:
         kept[mapping, case] = torch.compile(run, dynamic=False)

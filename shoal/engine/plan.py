@@ -30,16 +30,17 @@ STREAMS = 10
 def default_runner(groups: Sequence[Group], device: torch.device) -> MemberRunner:
     """vmap over all members; on a GPU, convolutional members run in a loop on several streams.
 
-    On a GPU one convolution per member is faster than one grouped convolution.
+    On a GPU one convolution per member is faster than one grouped convolution. Filters that all
+    members share need no groups: members are folded into the batch.
     """
-    if device.type == "cuda" and has_convolutions(groups):
+    if device.type == "cuda" and has_convolutions(groups, own=True):
         return MemberRunner("loop", streams=STREAMS)
     return MemberRunner()
 
 
-def has_convolutions(groups: Sequence[Group]) -> bool:
-    """Whether any member has convolutions."""
-    return _has(groups, nn.modules.conv._ConvNd)
+def has_convolutions(groups: Sequence[Group], own: bool = False) -> bool:
+    """Whether any member has convolutions; with `own`, only filters private to a member count."""
+    return _has(groups, nn.modules.conv._ConvNd, own)
 
 
 def has_batch_norm(groups: Sequence[Group]) -> bool:
@@ -47,8 +48,17 @@ def has_batch_norm(groups: Sequence[Group]) -> bool:
     return _has(groups, nn.modules.batchnorm._BatchNorm)
 
 
-def _has(groups: Sequence[Group], kinds: type[nn.Module]) -> bool:
-    return any(isinstance(layer, kinds) for g in groups for layer in g.skeleton.modules())
+def _has(groups: Sequence[Group], kinds: type[nn.Module], own: bool = False) -> bool:
+    return any(
+        isinstance(layer, kinds) and (not own or _is_private(group, name))
+        for group in groups
+        for name, layer in group.skeleton.named_modules()
+    )
+
+
+def _is_private(group: Group, layer: str) -> bool:
+    start = f"{layer}." if layer else ""
+    return any(name.startswith(start) for name in group.weights | group.buffers)
 
 
 LONG = {True: 20_000, False: 50_000}
@@ -84,7 +94,7 @@ class EnginePlan:
             steps: number of steps of the run.
             waits_for_host: a step waits for the host and cannot be captured.
         """
-        on_gpu, convolves = device.type == "cuda", has_convolutions(groups)
+        on_gpu, convolves = device.type == "cuda", has_convolutions(groups, own=True)
         fused = convolves and groups[0].compute == torch.bfloat16
         mapping = self.mapping or default_runner(groups, device)
         compiled = self.compiled

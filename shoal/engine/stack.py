@@ -144,7 +144,7 @@ def filled(module: nn.Module, tensors: Tree) -> nn.Module:
     """A copy of a hollow network with these parameters and buffers."""
     own: dict[int, object] = {}
     for name, blank in [*module.named_parameters(), *module.named_buffers()]:
-        value = tensors[name]
+        value: Tensor = tensors[name] if name in tensors else blank
         if isinstance(blank, nn.Parameter):
             value = nn.Parameter(value, requires_grad=blank.requires_grad)
         own[id(blank)] = value

@@ -70,7 +70,12 @@ class Posterior:
 
     def push_scale(self, points: float | Tensor | None = None) -> float | Tensor:
         """T / N, the factor of the push beside log p(theta | D) / N; or T / `points`."""
-        return self.temperature / (self.n if points is None else points)
+        return self.heat if points is None else self.temperature / points
+
+    @property
+    def heat(self) -> float:
+        """T / N, half the variance that Langevin noise adds in a unit of time, lr times steps."""
+        return self.temperature / self.n
 
     def log_likelihood(self, outputs: Tensor, y: Targets) -> Tensor:
         """Mean over the batch [M], which estimates the mean over all N targets.

@@ -75,6 +75,7 @@ def compare(
     outputs: str | int | None = UNSET,
     temperature: float = UNSET,
     strength: float | None = UNSET,
+    noise: float | None = UNSET,
     annealing: Any = UNSET,
     adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,
     augment: Any = UNSET,

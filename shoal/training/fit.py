@@ -185,6 +185,7 @@ def fit(
     outputs: str | int | None = None,
     temperature: float = 1.0,
     strength: float | None = None,
+    noise: float | None = None,
     annealing: Any = None,
     adversarial: Adversarial | float | Mapping[str, Any] | None = None,
     augment: Any = None,
@@ -193,6 +194,7 @@ def fit(
     device: torch.device | str | None = None,
     precision: str | None = None,
     engine: str = "auto",
+    cache: bool = False,
     frozen: int = 0,
     resume: bool = False,
     out: str | Path | None = None,
@@ -232,6 +234,8 @@ def fit(
             default the logits, or the first.
         temperature: T; 0 gives the plain ensemble, 1 the posterior.
         strength: factor of the repulsive force.
+        noise: factor of the variance of Langevin noise, for the optimizer sgd; 1 samples the
+            posterior, 0 or None adds no noise.
         annealing: schedule of the driving force, such as "linear".
         adversarial: size of adversarial perturbations, or an `Adversarial`.
         augment: "crop-flip", or a function of (x, key).
@@ -242,6 +246,8 @@ def fit(
             two apply to the networks; weights, distances and states stay in float32.
         engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run; results
             stay the same.
+        cache: compute what all members share, such as a frozen trunk, once for all epochs. A loader
+            is then read once.
         frozen: number of frozen members, counted from the first; frozen members repel the others
             and do not move; see `shoal.grow`.
         resume: continue the run in `out`, if there is one.

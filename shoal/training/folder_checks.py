@@ -54,7 +54,7 @@ _CONFIG: dict[str, Check] = {
     **dict.fromkeys(("optimizer", "augment"), _SPEC),
     **dict.fromkeys(("members", "init_seed", "epochs", "steps", "batch_size", "seed"), _WHOLE),
     **dict.fromkeys(("keep_every", "frozen"), _WHOLE),
-    **dict.fromkeys(("strength", "lr", "temperature", "clip"), _NUMBER),
+    **dict.fromkeys(("strength", "lr", "temperature", "noise", "clip"), _NUMBER),
     **dict.fromkeys(("legacy", "calibrated"), _FLAG),
     **dict.fromkeys(("precision", "engine"), _TEXT),
     "adversarial": _TABLE,

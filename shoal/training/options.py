@@ -80,6 +80,11 @@ def not_negative(name: str, value: Any) -> float:
     raise ConfigError(f"{name} must be zero or positive, not {came(value)}")
 
 
+def factor_or_none(name: str, value: Any) -> float | None:
+    """A number above zero; zero means None."""
+    return not_negative(name, value) or None
+
+
 def seconds(name: str, value: Any) -> float:
     """A time from zero on, which may be infinite."""
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
@@ -170,6 +175,12 @@ class Options:
     temperature: float = option(
         1.0, "T; 0 gives the plain ensemble, 1 the posterior.", not_negative
     )
+    noise: float | None = option(
+        None,
+        "factor of the variance of Langevin noise, for the optimizer sgd; 1 samples the posterior, "
+        "0 or None adds no noise.",
+        factor_or_none,
+    )
     annealing: Spec | None = option(None, 'schedule of the driving force, such as "linear".')
     adversarial: float | dict[str, Any] | None = option(
         None, "size of adversarial perturbations, or an `Adversarial`."
@@ -187,6 +198,12 @@ class Options:
         "auto",
         '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the same.',
         text,
+    )
+    cache: bool = option(
+        False,
+        "compute what all members share, such as a frozen trunk, once for all epochs.",
+        flag,
+        kept=False,
     )
     save_every: float = option(
         30.0, "seconds between checkpoints; 0 saves after every step.", seconds, kept=False

@@ -14,7 +14,9 @@ from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Flat
 from shoal.interaction.methods import Method, get
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.optim import make_optimizer
+from shoal.training.noise import add_noise, check_noise
+from shoal.training.optim import make_optimizer, optimizer_table
+from shoal.training.options import factor_or_none
 from shoal.training.step import forces
 
 __all__ = ["sample"]
@@ -51,6 +53,8 @@ def sample(
     lr: float = 0.1,
     optimizer: str | Mapping[str, object] = "sgd",
     annealing: Callable[[int, int], float] | None = None,
+    noise: float | None = None,
+    seed: int = 0,
 ) -> Tensor:
     """Move particles [M, D] towards a density: x += lr * velocity, with N = 1 and T = 1.
 
@@ -62,6 +66,8 @@ def sample(
         lr: step size.
         optimizer: name of a torch optimiser, or a table with its settings.
         annealing: function of (step, steps) that returns a factor of the driving force.
+        noise: factor of the variance of Langevin noise, as in `fit`; needs the optimizer sgd.
+        seed: fixes the noise.
 
     Returns:
         The particles after the last step [M, D].
@@ -74,6 +80,7 @@ def sample(
         raise DataError(
             f"start must be a tensor [M, D] with M of at least 1, not {tuple(start.shape)}"
         )
+    noise = None if noise is None else factor_or_none("noise", noise)
     method = get(method) if isinstance(method, str) else method
     repulsion = method.repulsion if isinstance(method, Method) else method
     if repulsion is not None and repulsion.space.base != "weights":
@@ -82,11 +89,17 @@ def sample(
         )
     ensemble = Ensemble([Group.of([_Particle(x, log_density) for x in start])])
     posterior = Posterior(_Itself(), Flat(), n=1)
+    check_noise(noise, optimizer_table(optimizer), posterior.temperature)
     stepper = make_optimizer(optimizer, ensemble.weights, lr)
     nothing = torch.zeros(1, 1, device=start.device)
     for step in range(steps):
         factor = 1.0 if annealing is None else annealing(step, steps)
-        velocity, _ = forces(ensemble, posterior, repulsion, (nothing, nothing), annealing=factor)
+        velocity, info = forces(
+            ensemble, posterior, repulsion, (nothing, nothing), annealing=factor
+        )
         ensemble.weights["x"].grad = velocity["x"]
+        if noise is not None:
+            heat = noise * posterior.heat
+            add_noise(ensemble, stepper, heat, seed, step, info.alive)
         stepper.step()
     return ensemble.weights["x"].detach().clone()

@@ -21,6 +21,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
+from shoal.training.cached_features import cached
 from shoal.training.folder_checks import continuing
 from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.options import DEFAULTS
@@ -78,9 +79,10 @@ class Session:
             path = None if folder is None else folder.path
             repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
             stack.enter_context(calculating_in(self.settings.options.precision, ensemble))
-            trainer = self.trainer = Trainer(
-                ensemble, self.settings, self.batches, repulsion, self.sites
-            )
+            trained, batches = ensemble, self.batches
+            if self.settings.options.cache:
+                trained, batches = cached(ensemble, self.batches, self.settings)
+            trainer = self.trainer = Trainer(trained, self.settings, batches, repulsion, self.sites)
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
                 tracker = layout(trainer.tracker.state)
@@ -163,7 +165,7 @@ class Session:
     def _begin(self) -> None:
         """Write the run's folder, after the first step has succeeded."""
         if self.folder is not None and not self.begun:
-            keep(self.folder.path, self.axes, self.trainer.ensemble.frozen_state)
+            keep(self.folder.path, self.axes, self.ensemble.frozen_state)
             if self.settings.options.keep_every is not None:
                 # Before the config: every folder with a run has its first snapshot.
                 Trajectory(self.folder.path).keep(
@@ -234,7 +236,7 @@ class Session:
     def _result(self) -> Run:
         trainer = self.trainer
         return Run(
-            trainer.ensemble,
+            self.ensemble,
             trainer.likelihood,
             self.config,
             list(trainer.rows),

@@ -27,6 +27,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
+from shoal.training.noise import check_noise
 from shoal.training.optim import Schedule, check_optimizer, optimizer_table, schedules
 from shoal.training.options import KEPT, Options, number
 
@@ -88,6 +89,7 @@ class Settings:
     def _check(self) -> None:
         parse_engine(self.options.engine)
         check_optimizer(self.optimizer, self.options.lr)
+        check_noise(self.options.noise, self.optimizer, self.options.temperature)
         if augmentations.is_per_member(self.augment):
             self._check_own_inputs()
         if self.options.frozen:

@@ -67,6 +67,7 @@ class Stepper:
         outputs: str | int | None = None,
         temperature: float = 1.0,
         strength: float | None = None,
+        noise: float | None = None,
         clip: float | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -90,6 +91,7 @@ class Stepper:
             outputs: see `fit`.
             temperature: see `fit`.
             strength: see `fit`.
+            noise: see `fit`.
             clip: see `fit`.
             seed: see `fit`.
             device: see `fit`.

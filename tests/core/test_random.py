@@ -1,9 +1,11 @@
 """Numbers hashed from keys, held against splitmix64 in whole numbers of any size."""
 
+import math
+
 import pytest
 import torch
 
-from shoal.core.random import chance, hashed, key
+from shoal.core.random import chance, hashed, key, normal_stream
 
 WORD = 1 << 64
 
@@ -63,3 +65,32 @@ def test_a_key_is_not_changed_by_drawing_from_it():
     hashed(start)
     chance(start[0], (10,), 0.5)
     assert start.equal(before)
+
+
+def test_normal_numbers_are_pairs_of_the_stream_of_splitmix64():
+    """The upper half of a number is a radius, the lower half an angle: Box & Muller (1958)."""
+    keys = key(3, "noise", torch.arange(2))
+    found = normal_stream(keys, 5, 40)
+    for row, start in enumerate(keys.tolist()):
+        for place in range(40):
+            bits = splitmix((start + (place + 5) * 0x9E3779B97F4A7C15) % WORD)
+            radius = math.sqrt(-2 * math.log(((bits >> 32) + 0.5) / 2**32))
+            angle = 2 * math.pi * (bits % 2**32) / 2**32
+            pair = [radius * math.cos(angle), radius * math.sin(angle)]
+            assert found[row, 2 * place : 2 * place + 2].tolist() == pytest.approx(pair, abs=2e-6)
+
+
+def test_normal_numbers_have_the_moments_and_tails_of_a_normal_law():
+    x = normal_stream(key(0, "noise", torch.arange(20)), 0, 10_000).double().flatten()
+    count = len(x)
+    for power, (moment, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
+        assert abs(x.pow(power).mean() - moment) < 4 * math.sqrt(variance / count)
+    beyond = 1 - math.erf(3 / math.sqrt(2))
+    assert abs((x.abs() > 3).double().mean() - beyond) < 4 * math.sqrt(beyond / count)
+
+
+def test_one_normal_number_says_nothing_of_the_next_or_of_another_stream():
+    x = normal_stream(key(0, "noise", torch.arange(6)), 0, 5_000).double()
+    shifted = torch.cat([x[:, :-2], x[:, 1:-1], x[:, 2:]])
+    together = torch.corrcoef(torch.cat([shifted, shifted.square()])) - torch.eye(36)
+    assert together.abs().max() < 4.5 / x.shape[1] ** 0.5

@@ -308,3 +308,77 @@ def test_a_member_is_an_ordinary_module():
         module.trunk.conv.weight.zero_()
     assert ensemble.shared["trunk.conv.weight"].abs().sum() > 0
     torch.testing.assert_close(functional_call(module, {}, (x,)).shape, torch.Size([8, 3]))
+
+
+class Counted(nn.Module):
+    """A network whose trunk multiplies by a frozen matrix and counts the products."""
+
+    products = 0
+
+    def __init__(self, spoils: str = "") -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        nn.init.eye_(self.frozen.weight)
+        nn.init.zeros_(self.frozen.bias)
+        self.head, self.spoils = nn.Linear(4, 3), spoils
+
+    def forward(self, x):
+        h = Product.apply(x, self.frozen.weight)
+        h = torch.tanh(h) + torch.arange(4.0)
+        if self.spoils == "read early":
+            early = self.head(h)
+            return early + self.head(h.mul_(2))
+        if self.spoils == "written":
+            h.add_(self.head.bias.sum())
+        if self.spoils == "random":
+            h = nn.functional.dropout(h, 0.5)
+        return self.head(h.relu_())
+
+
+class Product:
+    """x W^T by a torch function that is counted."""
+
+    @staticmethod
+    def apply(x, weight):
+        return torch.nn.functional.linear(x, weight)
+
+
+class Counting(torch.overrides.TorchFunctionMode):
+    """Counts the calls of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.linear += func is torch.nn.functional.linear
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_loop_computes_the_trunk_once():
+    ensemble = shoal.Ensemble.init(Counted, 5)
+    x = torch.randn(6, 4, generator=generator(0, "x"))
+    with Counting() as counting:
+        outputs = ensemble(x, MemberRunner("loop"))
+    assert counting.linear == 1 + 5
+    for i, module in enumerate(ensemble):
+        torch.testing.assert_close(outputs[i], module(x))
+
+
+@pytest.mark.parametrize("spoils", ["read early", "written", "random"])
+def test_a_loop_repeats_what_members_do_not_compute_alike(spoils):
+    ensemble = shoal.Ensemble.init(lambda: Counted(spoils), 3)
+    x = torch.randn(6, 4, generator=generator(0, "x"))
+    for _ in range(2):
+        outputs = ensemble(x, MemberRunner("loop"))
+        if spoils != "random":
+            for i, module in enumerate(ensemble):
+                torch.testing.assert_close(outputs[i], module(x))
+    if spoils == "random":
+        alike = shoal.Ensemble.init(lambda: Counted(spoils), 2)
+        with torch.no_grad():
+            for tensor in alike.weights.values():
+                tensor[1] = tensor[0]
+        for _ in range(2):
+            first, second = alike(x, MemberRunner("loop"))
+            assert not torch.equal(first, second), "members draw their own dropout masks"

@@ -99,6 +99,7 @@ def test_the_published_methods_do_not_spread_it_either(method, legacy):
         {"engine": "loop"},
         {"engine": "chunk:2"},
         {"optimizer": {"name": "sgd", "momentum": 0.9}},
+        {"optimizer": {"name": "sgd", "momentum": 0.9}, "noise": 1.0},
     ],
     ids=str,
 )

@@ -101,6 +101,7 @@ class TestBitForBit:
             {"adversarial": 0.1},
             {"adversarial": {"epsilon": 0.1, "shared": True}},
             {"clip": 0.1},
+            {"noise": 1.0, "optimizer": MOMENTUM},
             {"engine": "loop"},
             {"engine": "chunk:2"},
             {"prior": {"name": "function-space", "draws": 5}},
