@@ -15,7 +15,7 @@ from shoal.inference.adapter_targets import parameters_of
 
 __all__ = [
     "AdaptedBuild",
-    "Trunk",
+    "FrozenTensors",
     "keep_statistics",
     "perturb_",
 ]
@@ -24,7 +24,7 @@ Wrap = Callable[[nn.Module, str], nn.Module]
 """From a layer of a copy of the network, and its name, to the layer with an adapter."""
 
 
-class Trunk:
+class FrozenTensors:
     """The tensors of a network, frozen; every copy of the network holds the same tensors.
 
     The frozen tensors use the memory of the network's own tensors, which stay as they are.
@@ -71,7 +71,7 @@ class AdaptedBuild:
 
     def __init__(
         self,
-        trunk: Trunk,
+        trunk: FrozenTensors,
         words: str,
         wrap: Wrap | None = None,
         targets: Sequence[str] = (),

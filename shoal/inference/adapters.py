@@ -28,7 +28,7 @@ from torch.nn.utils import parametrize
 from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError
 from shoal.core.values import came
-from shoal.inference.adapted import AdaptedBuild, Trunk
+from shoal.inference.adapted import AdaptedBuild, FrozenTensors
 from shoal.inference.adapter_layers import (
     LoRAConv,
     LoRAEmbedding,
@@ -96,7 +96,7 @@ def lora(
     _check_number("rank", rank, whole=True)
     _check_spread(spread)
     scaling = 1.0 if alpha is None else _check_number("alpha", alpha) / rank
-    trunk = Trunk(module)
+    trunk = FrozenTensors(module)
     trained, drawn = trained_parameters(module, train, fresh)
     chosen = adapter_targets("lora", module, targets, trained)
     sizes = {name: _sizes(module.get_submodule(name)) for name in chosen}
@@ -137,7 +137,7 @@ def last_layer(
         spread: relative size of this noise.
     """
     _check_spread(spread)
-    trunk = Trunk(module)
+    trunk = FrozenTensors(module)
     name = layer_called(module, layer)
     drawn = name if fresh else None
     trained = parameters_of(module, name)
@@ -165,7 +165,7 @@ def scale(
         spread: standard deviation of the factors, and relative noise on layers trained in full.
     """
     _check_spread(spread)
-    trunk = Trunk(module)
+    trunk = FrozenTensors(module)
     trained, drawn = trained_parameters(module, train, fresh=True)
     chosen = adapter_targets("scale", module, targets, trained)
 
@@ -260,7 +260,7 @@ def load_peft(module: nn.Module, folders: str | Path | Iterable[str | Path]) -> 
     """
     found = [read_folder(folder) for folder in member_folders(folders)]
     first = same_layout(found)
-    known = Trunk(module).module.state_dict()
+    known = FrozenTensors(module).module.state_dict()
     for name in first.full:
         if name not in known:
             raise ConfigError(
