@@ -23,7 +23,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
-from shoal.training.noise import add_noise
+from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
@@ -143,6 +143,9 @@ class Mover:
         if settings.options.noise is not None:
             heat = settings.options.noise * context.posterior.heat
             add_noise(moving, self.optimizer, heat, settings.options.seed, step, info.alive)
+            count = info.alive.sum().clamp(min=1)
+            together = list(shared.values())
+            add_shared_noise(together, count, self.optimizer, heat, settings.options.seed, step)
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
         if info.statistics is not None:

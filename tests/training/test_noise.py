@@ -359,3 +359,20 @@ def test_sampling_is_fixed_by_its_seed():
         for seed in (0, 0, 1)
     )
     assert torch.equal(one, again) and differ({"": one}, {"": other})
+
+
+def test_tensors_that_members_train_together_get_the_mean_of_their_noises():
+    """Without drive, one step moves a shared tensor with the variance of a member's over M."""
+    build = lambda: nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 1))  # noqa: E731
+    ensemble = shoal.Ensemble.init(build, 9, shared=("0.*",))
+    before = {name: tensor.detach().clone() for name, tensor in ensemble.named_parameters()}
+    stepper = shoal.Stepper(
+        ensemble, n=10, method="ensemble", prior="flat", optimizer="sgd", lr=0.1, noise=1.0,
+        likelihood=shoal.likelihoods.Custom(lambda outputs, y: 0 * (outputs - y).square().sum(-1)),
+    )  # fmt: skip
+    stepper((torch.zeros(4, 200), torch.zeros(4, 1)))
+    moved = {name: t.detach() - before[name] for name, t in ensemble.named_parameters()}
+    wanted = 2 * 0.1 / 10
+    shared, own = moved["0.weight"], moved["1.weight"]
+    assert shared.square().mean() == pytest.approx(wanted / 9, rel=4 * (2 / shared.numel()) ** 0.5)
+    assert own.square().mean() == pytest.approx(wanted, rel=4 * (2 / own.numel()) ** 0.5)
