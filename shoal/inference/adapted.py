@@ -92,12 +92,16 @@ class AdaptedBuild:
         network = self.trunk.copied()
         self._free(network)
         self._set_modes(network)
-        for name in self.targets if self.wrap is not None else ():
-            layer = network.get_submodule(name)
-            adapted = self.wrap(layer, name)
-            if not name:
-                return adapted
-            _replace(network, layer, adapted)
+        if self.wrap is None:
+            return network
+        layers = {name: network.get_submodule(name) for name in self.targets}
+        adapted = {id(layer): self.wrap(layer, name) for name, layer in layers.items()}
+        # A layer may have several names.
+        for name, layer in list(network.named_modules(remove_duplicate=False)):
+            if adapted.get(id(layer), layer) is not layer:
+                if not name:
+                    return adapted[id(layer)]
+                network.set_submodule(name, adapted[id(layer)])
         return network
 
     def _free(self, network: nn.Module) -> None:
@@ -145,14 +149,6 @@ class AdaptedBuild:
         owners = dict.fromkeys(name.rpartition(".")[0] or "network" for name in self.trained)
         few = ", ".join(list(owners)[:3])
         return f"{few}{' ...' if len(owners) > 3 else ''} trained in full"
-
-
-def _replace(network: nn.Module, layer: nn.Module, adapted: nn.Module) -> None:
-    """Put a layer in the place of another, wherever the network uses the other."""
-    if adapted is not layer:
-        for name, each in list(network.named_modules(remove_duplicate=False)):
-            if each is layer:
-                network.set_submodule(name, adapted)
 
 
 def _keeps_statistics(layer: nn.Module) -> bool:
