@@ -66,7 +66,8 @@ class AdaptedBuild:
         trained: names of the parameters that each member trains in full.
         drawn: name of the layer that is drawn anew; None if all start at their present values.
         words: the call that made the factory, for its `repr`.
-        settings: the settings of the adapters.
+        spread: relative size of the noise on trained tensors that are not drawn anew.
+        quiet: whether the whole trunk is in evaluation mode.
     """
 
     def __init__(
@@ -79,11 +80,10 @@ class AdaptedBuild:
         drawn: str | None = None,
         spread: float = 0.02,
         quiet: bool = False,
-        **settings: Any,
     ) -> None:
         self.trunk, self.words, self.wrap = trunk, words, wrap
         self.targets, self.trained, self.drawn = tuple(targets), tuple(trained), drawn
-        self.spread, self.quiet, self.settings = spread, quiet, settings
+        self.spread, self.quiet = spread, quiet
         if drawn is not None:
             _check_drawable(trunk.module.get_submodule(drawn), drawn)
 

@@ -76,6 +76,8 @@ class Adapter(nn.Module):
         base: the layer of the trunk.
     """
 
+    base: Any
+
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base

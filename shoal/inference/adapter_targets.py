@@ -77,7 +77,7 @@ def _is_possible(layer: nn.Module, adapter: str) -> bool:
 def _is_usual(layer: nn.Module, adapter: str) -> bool:
     """Whether a layer gets an adapter unless others are named."""
     if is_convolution(layer):
-        return adapter == "scale" or layer.get_parameter("weight").ndim > 2 and layer.groups == 1
+        return adapter == "scale" or getattr(layer, "groups", 1) == 1
     return isinstance(layer, (nn.Linear, nn.MultiheadAttention)) or is_transposed(layer)
 
 

@@ -109,13 +109,12 @@ def lora(
                 parametrize.register_parametrization(layer, weight, change)
             return layer
         adapter = _low_rank(layer)(layer, rank, scaling)
-        draw_apart(*adapter.factors, scaling, spread * sizes[name]["weight"])
+        narrow, wide = adapter.factors
+        draw_apart(narrow, wide, scaling, spread * sizes[name]["weight"])
         return adapter
 
     words = f"lora({{network}}, rank={rank})"
-    return AdaptedBuild(
-        trunk, words, wrap, chosen, trained, drawn, spread, kind="lora", rank=rank, scaling=scaling
-    )
+    return AdaptedBuild(trunk, words, wrap, chosen, trained, drawn, spread)
 
 
 def last_layer(
@@ -144,7 +143,7 @@ def last_layer(
     if not trained:
         raise ConfigError(f"layer '{name}' has no parameters; name a layer with a weight")
     return AdaptedBuild(
-        trunk, "last_layer({network})", None, (), trained, drawn, spread, quiet=True, kind="last"
+        trunk, "last_layer({network})", None, (), trained, drawn, spread, quiet=True
     )
 
 
@@ -177,9 +176,7 @@ def scale(
             parametrize.register_parametrization(layer, weight, change)
         return layer
 
-    return AdaptedBuild(
-        trunk, "scale({network})", wrap, chosen, trained, drawn, spread, kind="scale"
-    )
+    return AdaptedBuild(trunk, "scale({network})", wrap, chosen, trained, drawn, spread)
 
 
 def _low_rank(layer: nn.Module) -> Any:

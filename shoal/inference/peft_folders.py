@@ -299,8 +299,7 @@ def _checked_config(folder: Path, config: Any) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank < 1 << 20:
         raise CheckpointCorrupt(f"{folder / CONFIG} has no rank r of at least 1, but {rank!r}")
-    number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)
-    if not number or not 0 < alpha < 1e6:
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0 < alpha < 1e6:
         raise CheckpointCorrupt(f"{folder / CONFIG} has no lora_alpha above 0, but {alpha!r}")
     return rank, alpha * rank**0.5 if config.get("use_rslora") else float(alpha)
 
