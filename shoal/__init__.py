@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.evaluation.analyse import evidence, landscape
     from shoal.evaluation.evaluate import Evaluation, evaluate
     from shoal.evaluation.predict import predict
-    from shoal.inference import likelihoods, priors
+    from shoal.inference import adapters, likelihoods, priors
     from shoal.inference.ensemble import Ensemble
     from shoal.inference.posterior import Posterior
     from shoal.interaction import estimators, flows, kernels, methods, spaces
@@ -54,6 +54,7 @@ _HOMES = {
     "Run": "training.run",
     "load": "training.run",
     "Adversarial": "training.adversarial",
+    "adapters": "inference",
     # Predict, evaluate and compare
     "predict": "evaluation.predict",
     "Predictive": "prediction.predictive",
@@ -105,6 +106,7 @@ __all__ = [  # noqa: RUF022
     "Run",
     "load",
     "Adversarial",
+    "adapters",
     "predict",
     "Predictive",
     "evaluate",

@@ -1,7 +1,9 @@
 """One small network of every kind that `kinds_table` lists; libraries are imported when used."""
 
+import functools
 import importlib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
@@ -9,6 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm
+
+from shoal import adapters
+from shoal.models import MLP, BatchEnsemble, Blueprint, MultiHead, TabM
 
 CLASSES, PLACES, WORDS, LENGTH = 3, 4, 11, 5
 """Classes of a label, side of an image, size of a vocabulary, length of a sequence."""
@@ -250,3 +255,43 @@ def gpt2() -> nn.Module:
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
+
+
+def pretrained(make: Callable[[], nn.Module]) -> nn.Module:
+    """A network that is the same for all tests, with statistics of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = make()
+        for layer in network.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_mean.normal_(0.0, 0.1)  # pyright: ignore
+    return network
+
+
+low_rank = adapters.lora(pretrained(cnn), rank=2)
+last_layers = adapters.last_layer(pretrained(cnn))
+scales = adapters.scale(pretrained(cnn))
+multi_head = Blueprint(MultiHead(MLP(hidden=(6, 5), activation="tanh")), (4,), CLASSES)
+rank_one = Blueprint(BatchEnsemble(MLP(hidden=(6,), activation="tanh")), (4,), CLASSES)
+tabm = Blueprint(TabM(hidden=(6, 5), activation="tanh", dropout=0.0), (4,), CLASSES)
+
+
+@functools.cache
+def _adapted(name: str) -> Callable[[], nn.Module]:
+    if name == "lora":
+        return adapters.lora(pretrained(bert), rank=2)
+    peft = library("peft")
+    settings = {"r": 2, "target_modules": ["query", "value"], "modules_to_save": ["classifier"]}
+    with torch.random.fork_rng():
+        model = peft.get_peft_model(pretrained(bert), peft.LoraConfig(**settings))
+    return adapters.peft(model)
+
+
+def low_rank_bert() -> nn.Module:
+    """BERT with adapters, made when the library is there."""
+    return _adapted("lora")()
+
+
+def peft_bert() -> nn.Module:
+    """The same with the adapters of the library peft."""
+    return _adapted("peft")()

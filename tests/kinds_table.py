@@ -220,6 +220,7 @@ def _kinds() -> Iterator[Kind]:
     yield from _graph_kinds()
     yield from _structured_kinds()
     yield from _unusual_modules()
+    yield from _one_trunk()
     yield Kind(
         "several labels", "x [B, D], y [B, K] of 0 and 1", networks.perceptron, **real,
         y=whole(2, POINTS, CLASSES).float(), loss=_summed(F.binary_cross_entropy_with_logits),
@@ -282,6 +283,24 @@ def _unusual_modules() -> Iterator[Kind]:
         "dict of outputs", 'x [B, D], y [B]; `outputs="scores"`', networks.Several, FEATURES,
         raw=lambda outputs: outputs["scores"], options={"outputs": "scores"},
     )  # fmt: skip
+
+
+def _one_trunk() -> Iterator[Kind]:
+    """Members that share a trunk, frozen or trained by all of them."""
+    images, table = "images [B, C, H, W], y [B]", "x [B, D], y [B]"
+    yield Kind("low-rank adapters on a CNN", images, networks.low_rank, IMAGES, report=True)
+    yield Kind("last layers on a CNN", images, networks.last_layers, IMAGES)
+    yield Kind("scales on a CNN", images, networks.scales, IMAGES)
+    text = {"data": _encoded, "forde": "forde-identity", **HUGGING_FACE}
+    yield Kind(
+        "low-rank adapters on BERT", "loader of `BatchEncoding`", networks.low_rank_bert, TEXT,
+        **text,
+    )  # fmt: skip
+    text["needs"] = "peft"
+    yield Kind("peft model", "loader of `BatchEncoding`", networks.peft_bert, TEXT, **text)
+    yield Kind("multi-head", table, networks.multi_head, FEATURES)
+    yield Kind("batch-ensemble", table, networks.rank_one, FEATURES)
+    yield Kind("TabM", table, networks.tabm, FEATURES, report=True)
 
 
 KINDS = list(_kinds())

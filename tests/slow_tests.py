@@ -6,6 +6,7 @@ that drives a browser or kills processes has a mark of its own.
 
 # Whole files, mostly because of what their tests share: a report, a study, a fitted flow.
 SLOW_FILES = {
+    "test_adapters_page",
     "test_corrupted",
     "test_evidence",
     "test_flow",
@@ -14,6 +15,7 @@ SLOW_FILES = {
     "test_kinds_analyses",
     "test_kinds_by_hand",
     "test_kinds_edges",
+    "test_kinds_shared",
     "test_labels",
     "test_landscape_command",
     "test_landscape_curves",
@@ -138,6 +140,7 @@ SLOW = {
     "test_stein_identity_holds_in_the_limit",
     "test_svgd_with_a_linear_kernel_has_the_moments_of_a_gaussian",
     "test_swag",
+    "test_tabm_learns_a_small_table",
     "test_ten_steps_in_single_precision_follow_the_double_loop",
     "test_the_checkpoint_before_is_used_and_the_end_is_the_same",
     "test_the_closed_form_is_where_the_density_is_flat_and_as_curved",

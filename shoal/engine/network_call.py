@@ -52,10 +52,17 @@ def arguments(module: nn.Module, x: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def _parameters(module: nn.Module) -> tuple[inspect.Parameter, ...]:
-    """The parameters of `forward` without `self`, read once per class."""
+    """The parameters of `forward` without `self`, read once per class.
+
+    A model of the library peft may pass all arguments on to its base model.
+    """
     forward: Any = module.forward
     method = getattr(forward, "__func__", None)
-    return _signature(forward) if method is None else _signature(method)[1:]
+    found = _signature(forward) if method is None else _signature(method)[1:]
+    inner: Any = getattr(module, "get_base_model", None)
+    if inner is not None and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
+        return found if inner() is module else _parameters(inner())
+    return found
 
 
 @functools.lru_cache(maxsize=256)

@@ -21,6 +21,7 @@ from shoal.core.types import Tree
 
 __all__ = [
     "MemberTensors",
+    "copied",
     "detach_computed",
     "evaluation_mode",
     "filled",
@@ -136,7 +137,7 @@ def hollow(module: nn.Module) -> nn.Module:
         if isinstance(tensor, nn.Parameter):
             blank = nn.Parameter(blank, requires_grad=tensor.requires_grad)
         empty[id(tensor)] = blank
-    return _copied(module, empty)
+    return copied(module, empty)
 
 
 def filled(module: nn.Module, tensors: Tree) -> nn.Module:
@@ -147,10 +148,10 @@ def filled(module: nn.Module, tensors: Tree) -> nn.Module:
         if isinstance(blank, nn.Parameter):
             value = nn.Parameter(value, requires_grad=blank.requires_grad)
         own[id(blank)] = value
-    return _copied(module, own)
+    return copied(module, own)
 
 
-def _copied(module: nn.Module, tensors: dict[int, object]) -> nn.Module:
+def copied(module: nn.Module, tensors: dict[int, object]) -> nn.Module:
     """A copy of a network in which other tensors stand for its own, by identity."""
     # Copying needs the originals alive, so that no other object gets their identity.
     try:

@@ -91,7 +91,8 @@ def _maps(module: nn.Module, x: Tensor, y: Tensor) -> dict[Size, Tensor]:
 
     hooks = [layer.register_forward_hook(note) for layer in module.modules()]
     with torch.enable_grad():
-        outputs = member_call(module, x)
+        # Layers of a frozen trunk have a gradient only if their inputs do.
+        outputs = member_call(module, x.detach().requires_grad_())
     for hook in hooks:
         hook.remove()
     if not last:

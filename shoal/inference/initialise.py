@@ -11,6 +11,7 @@ from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.random import derive, generators_restored, set_generators
 from shoal.engine.stack import merge_equal
+from shoal.inference.peft_models import draw_zero_adapters, is_peft, shares_trained
 
 __all__ = ["Build", "build_members"]
 
@@ -42,6 +43,7 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
             if set_all is not None:
                 set_all(own)
             modules.append(_checked(build()))
+            draw_zero_adapters(modules[-1])
             merge_equal(modules[-1], modules[0])
             if len(modules) <= 2:
                 _check_memory(modules, indices.stop - indices.start)
@@ -111,6 +113,11 @@ def _check_alike(modules: list[nn.Module]) -> None:
     ]
     if len({id(module) for module in modules}) < len(modules):
         raise ConfigError("build() returned the same module twice; make a new one at each call")
+    if is_peft(modules[0]) and shares_trained(modules):
+        raise ConfigError(
+            "build() returned peft models of one network, so that members share adapters; "
+            "type shoal.adapters.peft(model)"
+        )
     if any(shape != shapes[0] for shape in shapes):
         raise ConfigError(
             "build() returned networks of different shapes; for mixed architectures pass a list of "

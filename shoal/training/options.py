@@ -201,7 +201,8 @@ class Options:
     )
     cache: bool = option(
         False,
-        "compute what all members share, such as a frozen trunk, once for all epochs.",
+        "compute what all members share, such as a frozen trunk, once for all epochs. A loader "
+        "is then read once.",
         flag,
         kept=False,
     )

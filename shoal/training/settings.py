@@ -201,7 +201,7 @@ def _named(method: Method) -> str | dict[str, Any]:
     """The name, with the changed settings of the space."""
     settings = dict(method.settings)
     if "points" in settings:
-        settings["points"] = _spec(points.registry, settings["points"])
+        settings["points"] = spec_of(points.registry, settings["points"])
     return {"name": method.name, **settings} if settings else method.name
 
 

@@ -34,7 +34,6 @@ __all__ = [
     "measured",
     "output_stage",
     "point_stage",
-    "shared_velocity",
     "weight_stage",
 ]
 
@@ -222,33 +221,6 @@ def weight_stage(
     here = velocity, weights, alive, frozen
     velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here)
     return WeightResult(velocity, alive, measures)
-
-
-def shared_velocity(
-    posterior: Posterior, gradients: Tree, shared: Tree, alive: Tensor, prior: Factor
-) -> Tree:
-    r"""Velocity of tensors that all members train together: the mean of the members' velocities.
-
-    Copies $φ_i$ of a tensor, one per member, would move with velocities $v_i$. Equal copies stay
-    equal if the velocity is projected on them. The orthogonal projection of $(v_1, ..., v_M)$ on
-    $(v, ..., v)$ is the mean, $v = \frac1M \sum_i v_i$. Weights that all members share do not repel
-    each other: their coordinates are equal, and the rows of B sum to zero.
-
-    Args:
-        posterior: gives the prior.
-        gradients: sums over members of the drives, and of the pushes on outputs and gradients.
-        shared: the tensors.
-        alive: which members are finite [M]; the mean is over these.
-        prior: factor of the prior's gradient.
-    """
-    found = {name: tensor / alive.sum().clamp(min=1) for name, tensor in gradients.items()}
-    # As a member, so that the prior sees a tensor [1, ...] of the shape that it knows.
-    drives = {name: tensor.unsqueeze(0) for name, tensor in found.items()}
-    one = {name: tensor.unsqueeze(0) for name, tensor in shared.items()}
-    found = {name: t[0] for name, t in posterior.add_prior(drives, one, prior).items()}
-    # A member that diverges in this very step reaches all gradients; it is left out from now on.
-    sound = torch.stack([finite(tensor).all() for tensor in found.values()]).all()
-    return {name: torch.where(sound, tensor, 0.0) for name, tensor in found.items()}
 
 
 class Stages(NamedTuple):

@@ -48,7 +48,8 @@ from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
 from shoal.training.drive import Drive
-from shoal.training.stages import FrozenState, OutputResult, Stages, measured, shared_velocity
+from shoal.training.shared_velocity import shared_velocity
+from shoal.training.stages import FrozenState, OutputResult, Stages, measured
 
 __all__ = ["Batch", "StepInfo", "forces", "forces_in", "forces_on_fraction", "share_of"]
 

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:members run:shoal.core.errors.Sh
 
 CHOSEN = (
     "dict of two inputs", "BERT", "GPT-2", "U-Net with ignored pixels", "graph network", "LSTM",
-    "weight norm", "mixed architectures",
+    "weight norm", "mixed architectures", "low-rank adapters on a CNN", "last layers on a CNN",
+    "scales on a CNN", "peft model", "multi-head", "batch-ensemble", "TabM",
 )  # fmt: skip
 SOME = [case for case in cases() if case.values[0].name in CHOSEN]
 NOT_HERE = ("trajectories", "averaging", "three-plane")

@@ -8,13 +8,16 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from shoal.core.errors import ConfigError
 from shoal.models import (
     MLP,
+    BatchEnsemble,
     LinearModel,
     MediumCNN,
+    MultiHead,
     PreActResNet18,
     ResNet18,
     ResNet20,
     ResNet32,
     SmallCNN,
+    TabM,
     WideResNet16x4,
     registry,
 )
@@ -33,6 +36,11 @@ VARIANTS = [
     ResNet18(widths=(4, 6), norm="layer"),
     ResNet20(widths=(4, 7), norm=None),
     ResNet32(widths=(4, 6, 8), norm="batch"),
+    MultiHead(SmallCNN(channels=(4, 6), norm="batch")),
+    BatchEnsemble(ResNet20(widths=(4, 7))),
+    BatchEnsemble(MLP(hidden=(7,), norm="layer"), factors="normal"),
+    TabM(hidden=(7, 5), dropout=0.0),
+    TabM(hidden=(7,), mini=True),
 ]
 
 
@@ -101,6 +109,10 @@ def test_builds_are_seeded_and_independent(config):
         (ResNet32(norm="batch"), (3, 32, 32), 10, 464_154),
         (PreActResNet18(), (3, 32, 32), 10, 11_172_170),
         (WideResNet16x4(), (3, 32, 32), 10, 2_748_890),
+        (MultiHead(MLP(hidden=(7,))), (3,), 2, 28 + 16),
+        (BatchEnsemble(MLP(hidden=(7,))), (3,), 2, 28 + 10 + 16 + 9),
+        (TabM(hidden=(7, 5)), (3,), 2, 28 + 10 + 40 + 12 + 12),
+        (TabM(hidden=(7, 5), mini=True), (3,), 2, 3 + 28 + 40 + 12),
     ],
 )
 def test_number_of_parameters(config, shape, outputs, count):
@@ -218,6 +230,11 @@ def test_the_medium_network_is_drawn_as_published():
         (lambda: PreActResNet18(widths=()), "at least one stage"),
         (lambda: WideResNet16x4().build((64,), 10), r"needs images \[C, H, W\], not \(64,\)"),
         (lambda: ResNet20(widths=(8, 4)).build((1, 8, 8), 2), "cannot go from 8 to 4"),
+        (lambda: TabM(hidden=()), "at least one hidden layer"),
+        (lambda: BatchEnsemble(factors="sings"), "no factors called 'sings'; did you mean 'signs'"),
+        (lambda: BatchEnsemble(TabM()), "without shared tensors, such as 'mlp', not TabM"),
+        (lambda: MultiHead(MultiHead()), "without shared tensors, such as 'mlp', not MultiHead"),
+        (lambda: MultiHead(LinearModel()).build((3,), 2), "layers before its last one"),
     ],
 )
 def test_refuses_impossible_settings(make, sentence):

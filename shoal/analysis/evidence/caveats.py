@@ -140,6 +140,9 @@ def gradient_norms(
 ) -> Tensor:
     """Norm of the gradient of log p(theta | D) / N for each member [M], over all data.
 
+    Only private tensors count: a tensor that all members train moves by the mean of their
+    gradients.
+
     Args:
         ensemble: the members; they run in evaluation mode and keep their mode.
         posterior: likelihood and prior, with N targets.
@@ -153,7 +156,8 @@ def gradient_norms(
     whole = total_weight(posterior.likelihood, data.y, sites)
     try:
         for x, y in _batches(ensemble, data, batch_size):
-            drive, _ = forces(ensemble, posterior, None, (x, y))
+            velocity, _ = forces(ensemble, posterior, None, (x, y))
+            drive = {name: velocity[name] for name in ensemble.weights}
             # each batch includes the whole prior, and the shares sum to one
             share = total_weight(posterior.likelihood, y, sites) / whole
             total = add_scaled(

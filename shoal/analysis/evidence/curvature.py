@@ -49,12 +49,23 @@ def last_linear(module: nn.Module, x: Inputs) -> tuple[str, nn.Linear]:
         if out is outputs:
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            if next(iter(layer.named_parameters()))[0] == "weight":  # not computed from others
+            own = dict(layer.named_parameters())
+            # Neither computed from others nor scaled by further parameters.
+            if "weight" in own and own.keys() <= {"weight", "bias"}:
+                _check_trained(layer)
                 return name or "outputs", layer
     raise ConfigError(
         "a prior on the last layer needs a network that ends with a linear layer; "
         "leave priors on the last layer out"
     )
+
+
+def _check_trained(layer: nn.Linear) -> None:
+    if not layer.weight.requires_grad:
+        raise ConfigError(
+            "a prior on the last layer needs a last layer that is trained, not a frozen one; "
+            "leave priors on the last layer out"
+        )
 
 
 def features_of(module: nn.Module, x: Inputs, batch_size: int = 1024) -> tuple[Tensor, Tensor]:
@@ -120,8 +131,8 @@ def diagonal(
     log_likelihood: float,
     factor: float = 1.0,
 ) -> Expansion:
-    """Expansion in all weights of a member, without interactions; `factor` scales the data."""
-    weights = {name: p.detach() for name, p in module.named_parameters()}
+    """Expansion in the trained weights, without interactions; `factor` scales the data."""
+    weights = _trained(module)
     gradient, curvature = _summed_rows(module, weights, likelihood, data)
     names = [name.rpartition(".")[0] or name for name in weights]
     layers = tuple(dict.fromkeys(names))
@@ -236,7 +247,7 @@ def _alone(x: Any, data: Split) -> Inputs:
 
 def _pushed_forward(module: nn.Module, x: Inputs, steps: Tensor) -> Tensor:
     """f(x) + J δ; J is the pullback of the pullback, which is linear in its cotangent."""
-    weights = {name: p.detach() for name, p in module.named_parameters()}
+    weights = _trained(module)
     buffers = dict(module.named_buffers())
     sizes = [weight.numel() for weight in weights.values()]
 
@@ -252,6 +263,11 @@ def _pushed_forward(module: nn.Module, x: Inputs, steps: Tensor) -> Tensor:
         return push({name: piece.view_as(weight) for (name, weight), piece in pieces})[0]
 
     return f + torch.stack([one(step) for step in steps])
+
+
+def _trained(module: nn.Module) -> Tree:
+    """The weights that training changes; a frozen trunk has no posterior."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _flat(tree: Tree) -> Tensor:

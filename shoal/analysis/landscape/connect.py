@@ -60,6 +60,8 @@ def hidden_layers(module: nn.Module) -> list[Layer]:
         own = [f"{name}.{key}" for key, t in layer.state_dict().items() if t.ndim]
         if isinstance(layer, _MAPS) and "weight" not in dict(layer.named_parameters()):
             raise ConfigError(f"units cannot be matched, since '{name}.weight' is parametrised")
+        if isinstance(layer, _MAPS) and not {f"{name}.weight", f"{name}.bias"}.issuperset(own):
+            raise ConfigError(f"units cannot be matched in a layer {type(layer).__name__}")
         if isinstance(layer, _MAPS):
             found.append((name, layer, own))
         elif own and isinstance(layer, _NORMS) and found:
@@ -94,6 +96,9 @@ def align(pair: Ensemble, rounds: int = 20, seed: int = 0) -> Ensemble:
     solve = require("scipy.optimize", extra="report").linear_sum_assignment
     group = only_group(pair)
     layers = hidden_layers(group.prototype)
+    for name in [name for layer in layers for name in (*layer.inner, layer.outer)]:
+        if name in group.shared:
+            raise ConfigError(f"units cannot be matched, since all members share '{name}'")
     state = {name: t.detach() for name, t in (group.weights | group.buffers).items()}
     first, second = ({name: t[i] for name, t in state.items()} for i in (0, 1))
     trained, random = set(group.weights), generator(seed, "align")

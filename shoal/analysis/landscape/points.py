@@ -69,9 +69,17 @@ def install_pooling(module: nn.Module) -> None:
 
 
 def batch_norms(ensemble: Ensemble) -> list[nn.Module]:
-    """The layers with running statistics."""
-    layers = only_group(ensemble).skeleton.modules()
-    return [m for m in layers if isinstance(m, _BatchNorm) and m.track_running_stats]
+    """The layers with running statistics of each member.
+
+    Statistics that all members share belong to a shared trunk, the same for every point.
+    """
+    group = only_group(ensemble)
+    return [
+        layer
+        for name, layer in group.skeleton.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.track_running_stats
+        if f"{name}.running_mean".lstrip(".") not in group.shared
+    ]
 
 
 @contextmanager

@@ -58,10 +58,11 @@ def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Te
     group = only_group(ensemble)
     x, y = split.x.to(ensemble.device, ensemble.dtype), split.y.to(ensemble.device)
     state = {name: t.detach() for name, t in (group.weights | group.buffers).items()}
+    shared = {name: t.detach() for name, t in group.shared.items()}
 
     def total(x: Tensor, tensors: dict) -> Tensor:
         one = {name: tensor[None] for name, tensor in tensors.items()}
-        found = MemberRunner("loop")(group.skeleton, one, x, False, group.shared)[0]
+        found = MemberRunner("loop")(group.skeleton, one, x, False, shared)[0]
         found, targets = as_points(likelihood, found[None], y)
         return likelihood.log_prob(found, targets).sum()
 
