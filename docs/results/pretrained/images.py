@@ -86,7 +86,7 @@ class Images:
     def targets(self, name: str) -> Tensor | None:
         """Labels of a set; None for images of other classes."""
         if name == "corrupted":
-            return self.labels["test"][: self.corruptible].repeat(len(corruptions))
+            return self.labels["test"][: self.corruptible].repeat(len([*corruptions]))
         return self.labels.get("held" if name == "shifted" else name)
 
     @cached_property
