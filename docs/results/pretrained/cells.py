@@ -17,7 +17,7 @@ import shoal
 from shoal.prediction import metrics
 from shoal.prediction.predictive import Predictive
 
-__all__ = ["CHOICES", "CHOICE_SEED", "METHODS", "Study", "pick"]
+__all__ = ["CHOICES", "CHOICE_SEED", "LORA_CHOICES", "METHODS", "Study", "pick"]
 
 METHODS = ("fine-tuned", "heads", "laplace", "lora", "heads-repelled", "lora-repelled")
 """`fine-tuned` gives the rows of one network and of five."""
@@ -28,6 +28,8 @@ CHOICES = [
     for points in ("batch", "shuffled", "mixed")
     for strength in (0.1, 1.0, 10.0)
 ]
+LORA_CHOICES = [c for c in CHOICES if c["points"] != "batch" and c["strength"] >= 1.0]
+"""Fewer, because each costs a training of the network."""
 TARGETS = ("*_expand_conv", "*_project_conv", "*_conv_head")
 """Convolutions of one pixel; those of more pixels pad inside their forward pass."""
 POINTS = 64

@@ -1,7 +1,7 @@
 """Images of the pre-trained study: a small file that travels, and the sets made from it.
 
-The sets that judge are `test`, `corrupted` and `svhn`. Strengths and points are chosen on `held` and
-`shifted`, which come from the training images of CIFAR-10.
+The sets that judge are `test`, `corrupted` and `svhn`. Strengths and points are chosen on `held`
+and `shifted`, which come from the training images of CIFAR-10.
 
 | set | images |
 | --- | --- |

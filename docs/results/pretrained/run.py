@@ -6,8 +6,8 @@
     python run.py cells --carry FOLDER --quick            every cell at a tiny size
 
 `cells` writes raw.csv into --out, one row per cell and metric, and leaves out the cells that are in
-a raw*.csv of --out or beside this file. It runs seed after seed, and starts no cell that is expected
-to end after --within seconds. A cell that fails is reported, and the others run on.
+a raw*.csv of --out or beside this file. It runs seed after seed, and starts no cell that would
+end after --within seconds, by the time of the last such cell. A cell that fails is reported, and the others run on.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).resolve().parent
 HEADER = ["method", "images", "seed", "metric", "value", "device"]
-SIZES = (1000, 0)
 
 
 def options() -> argparse.Namespace:
@@ -53,7 +52,7 @@ def say(*words: object) -> None:
 def opened(asked: argparse.Namespace) -> cells.Study:
     """The study with its images, network and features."""
     data = images.Images(asked.carry, asked.device, asked.quick)
-    net = network.load(asked.carry).to(asked.device)
+    net = network.load(asked.carry)
     known: dict[str, torch.Tensor] = {}
 
     def features(name: str) -> torch.Tensor:
@@ -96,7 +95,8 @@ def choose(asked: argparse.Namespace) -> None:
     """Try every choice on held-out images, and write choice-KIND.csv and chosen-KIND.json."""
     study, device = opened(asked), asked.device
     for kind in asked.methods.split(","):
-        grid = cells.CHOICES[3:5] if asked.quick else cells.CHOICES
+        grid = cells.LORA_CHOICES if kind == "lora" else cells.CHOICES
+        grid = grid[:1] if asked.quick else grid
         for size in [int(s) for s in asked.sizes.split(",")]:
             rows: dict[str, dict[str, float]] = {}
             for choice in [{}, *grid]:
