@@ -215,11 +215,14 @@ class Trained:
 def pick(rows: dict[str, dict[str, float]]) -> str:
     """The choice with the highest AUROC of shifted copies by mutual information.
 
-    Only choices within half a point of the plain ensemble's held-out accuracy count.
+    Only choices within half a point of the plain ensemble's held-out accuracy count. If there are
+    none, the most accurate one is taken.
     """
     plain = rows["plain"]["held_accuracy"]
-    fair = {k: r for k, r in rows.items() if r["held_accuracy"] >= plain - 0.005 and k != "plain"}
-    return max(fair or rows, key=lambda key: rows[key]["auroc_mutual_information"])
+    repelled = [key for key in rows if key != "plain"]
+    fair = [key for key in repelled if rows[key]["held_accuracy"] >= plain - 0.005]
+    metric = "auroc_mutual_information" if fair else "held_accuracy"
+    return max(fair or repelled, key=lambda key: rows[key][metric])
 
 
 def _labelled(pred: Predictive, y: Tensor) -> dict[str, float]:

@@ -7,7 +7,8 @@
 
 `cells` writes raw.csv into --out, one row per cell and metric, and leaves out the cells that are in
 a raw*.csv of --out or beside this file. It runs seed after seed, and starts no cell that would
-end after --within seconds, by the time of the last such cell. A cell that fails is reported, and the others run on.
+end after --within seconds, by the time of the last such cell. A cell that fails is reported, and
+the others run on.
 """
 
 import argparse
@@ -108,7 +109,7 @@ def choose(asked: argparse.Namespace) -> None:
             best = cells.pick(rows)
             file = asked.out / f"chosen-{kind}.json"
             known = json.loads(file.read_text()) if file.exists() else {}
-            known[str(size)] = next((c for c in grid if _name(c) == best), {})
+            known[str(size)] = next(c for c in grid if _name(c) == best)
             file.write_text(json.dumps(known, indent=1) + "\n")
             say("chosen", kind, size, best)
 
@@ -122,9 +123,12 @@ def chosen(asked: argparse.Namespace, method: str, size: int) -> dict:
     if not method.endswith("-repelled"):
         return {}
     name = f"chosen-{method.partition('-')[0]}.json"
-    file = next(f for f in (asked.out / name, HERE / name) if f.exists())
+    file = next((f for f in (asked.out / name, HERE / name) if f.exists()), None)
+    if file is None:
+        raise SystemExit(f"{name} is missing; run choose first")
     known = json.loads(file.read_text())
-    return known.get(str(size)) or next(iter(known.values()))
+    # LoRA is chosen with 1,000 images; per="batch" makes a strength mean the same for all images.
+    return known[str(size)] if str(size) in known else known["1000"]
 
 
 def run_cells(asked: argparse.Namespace) -> None:
@@ -146,7 +150,7 @@ def run_cells(asked: argparse.Namespace) -> None:
             choice = chosen(asked, cell[0], cell[1])
             for name, scores in study.run(*cell, choice):
                 append(asked.out / "raw.csv", [name, *cell[1:]], scores, asked.device)
-        except Exception:
+        except (Exception, SystemExit):
             say(f"{cell} failed:", traceback.format_exc())
             continue
         took[cell[:2]] = time.monotonic() - started
