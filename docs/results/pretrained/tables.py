@@ -46,7 +46,7 @@ class Column(NamedTuple):
     metric: str
     title: str
     scale: float = 1.0
-    digits: int = 3
+    digits: int = 4
 
 
 def _labelled(split: str) -> list[Column]:
@@ -142,10 +142,11 @@ def differences(rows: Rows, columns: Sequence[Column]) -> str:
             if common := sorted(a.keys() & b.keys()):
                 found[i] = [a[s] for s in common], [b[s] for s in common]
                 seeds[i] = max(seeds.get(i, 0), len(common))
-        sure = dict(zip(found, holm([p_value(*values) for values in found.values()]), strict=True))
+        tested = {i: p_value(*values) for i, values in found.items() if len(values[0]) > 1}
+        sure = dict(zip(tested, holm([*tested.values()]), strict=True))
         for i, values in found.items():
             text = _difference(*values, column)
-            cells[i, j] = f"**{text}**" if sure[i] < 0.05 else text
+            cells[i, j] = f"**{text}**" if sure.get(i, 1.0) < 0.05 else text
     lines = [
         [SIZES[cases[i][0]], " − ".join(NAMES[name] for name in cases[i][1]), seeds[i]]
         + [cells.get((i, j), "") for j in range(len(columns))]
@@ -162,11 +163,11 @@ def _difference(a: list[float], b: list[float], column: Column) -> str:
 
 
 def p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p of the paired t test; 1 for a single pair, which tests nothing."""
+    """Two-sided p of the paired t test; it needs two pairs."""
     from scipy.stats import t
 
     mean, error = mean_and_error([x - y for x, y in zip(a, b, strict=True)])
-    if math.isnan(error) or mean == 0:
+    if mean == 0:
         return 1.0
     return float(2 * t.sf(abs(mean) / error, len(a) - 1)) if error > 0 else 0.0
 
