@@ -21,11 +21,11 @@ Rows = dict[tuple[str, int, str], dict[int, float]]
 NAMES = {
     "fine-tuned-1": "1 fine-tuned network",
     "fine-tuned-5": "5 fine-tuned networks",
-    "laplace": "last-layer Laplace, 100 samples",
-    "heads": "100 heads",
-    "heads-repelled": "100 heads, repelled",
     "lora": "5 LoRA members",
     "lora-repelled": "5 LoRA members, repelled",
+    "heads": "100 heads",
+    "heads-repelled": "100 heads, repelled",
+    "laplace": "last-layer Laplace, 100 samples",
 }
 PAIRS = (
     ("heads-repelled", "heads"),
@@ -252,7 +252,7 @@ def draw(rows: Rows) -> bytes:
             for size, style in styles.items():
                 _dots(axes, rows, [(method, size, metric) for method in methods], style)
             axes.set(xlabel=title, ylim=(len(methods) - 0.5, -0.5))
-            axes.locator_params(axis="x", nbins=5)
+            axes.locator_params(axis="x", nbins=4)
         every[0].set_yticks(range(len(methods)), [NAMES[name] for name in methods])
         figure.legend(*every[0].get_legend_handles_labels(), ncols=2, loc="outside upper left")
         return png(figure, 100)
