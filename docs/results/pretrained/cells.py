@@ -154,7 +154,7 @@ class Study:
         point = self._heads(size, seed, {}, members=1)
         head = point.ensemble.member(0).eval()
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=500)
-        posterior = Laplace(head, "classification", "all", "kron", backend=CurvlinopsGGN)
+        posterior: Any = Laplace(head, "classification", "all", "kron", backend=CurvlinopsGGN)
         posterior.fit(loader)
         posterior.optimize_prior_precision(method="marglik")
         torch.manual_seed(seed)

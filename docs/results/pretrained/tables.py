@@ -146,7 +146,7 @@ def differences(rows: Rows, columns: Sequence[Column]) -> str:
         tested = {i: p_value(*values) for i, values in found.items() if len(values[0]) > 1}
         sure = dict(zip(tested, holm([*tested.values()]), strict=True))
         for i, values in found.items():
-            text = _difference(*values, column)
+            text = _difference(values[0], values[1], column)
             cells[i, j] = f"**{text}**" if sure.get(i, 1.0) < 0.05 else text
     lines = [
         [SIZES[cases[i][0]], " − ".join(NAMES[name] for name in cases[i][1]), seeds[i]]
@@ -191,6 +191,8 @@ def _cost(rows: Rows, devices: dict[tuple[str, int], str]) -> str:
     lines = []
     for size, method in _cases(rows):
         found = [rows.get((method, size, column.metric), {}) for column in COST]
+        if not method.endswith("repelled"):
+            found[-1] = {}
         cells = [
             f"{column.scale * _typical(row, column.metric):.{column.digits}f}" if row else ""
             for row, column in zip(found, COST, strict=True)
@@ -243,7 +245,8 @@ def draw(rows: Rows) -> bytes:
         "corrupted_nll": "corrupted NLL (lower is better)",
     }
     styles = {1000: ("1,000 images", COLOURS["f-kde"], "D"), 0: ("16,000 images", "#0078a8", "o")}
-    with matplotlib.rc_context(rc() | {"font.size": 10, "axes.labelsize": 10.5}):
+    settings: Any = rc() | {"font.size": 10, "axes.labelsize": 10.5}
+    with matplotlib.rc_context(settings):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 1.3 + 0.36 * len(methods)), layout="constrained")
