@@ -354,4 +354,11 @@ BIBLIOGRAPHY: dict[str, Citation] = {
         "arXiv",
         "https://arxiv.org/abs/1511.06314",
     ),
+    "dosovitskiy2021image": Citation(
+        "Dosovitskiy, Alexey and Beyer, Lucas and Kolesnikov, Alexander and others",
+        "An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
+        2021,
+        "International Conference on Learning Representations",
+        "https://arxiv.org/abs/2010.11929",
+    ),
 }

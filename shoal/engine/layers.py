@@ -25,6 +25,7 @@ __all__ = [
     "install_embeddings",
     "install_linear",
     "member_linear",
+    "plus_product",
 ]
 
 
@@ -117,6 +118,23 @@ def member_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     else:
         outputs = _own_inputs(x.movedim(at_x, 0), own, column)
     return functorch._add_batch_dim(outputs.mT, 0, level)
+
+
+def plus_product(sum: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """sum + x W^T for x [..., in], as one pass over the sum of all members under `vmap`."""
+    level = functorch.maybe_current_level()
+    if level is None or x.ndim < 2 or not all(map(functorch.is_batchedtensor, (sum, x, weight))):
+        return sum + F.linear(x, weight)
+    (first, i), (second, j), (third, k) = (
+        functorch._unwrap_batched(tensor, level) for tensor in (sum, x, weight)
+    )
+    if i is None or j is None or k is None:  # the members belong to an outer `vmap`
+        return sum + F.linear(x, weight)
+    whole, rows = first.movedim(i, 0), second.movedim(j, 0)
+    flat = whole.reshape(len(whole), -1, whole.shape[-1])
+    rows = rows.reshape(len(rows), -1, rows.shape[-1])
+    outputs = torch.baddbmm(flat, rows, third.movedim(k, 0).mT).view(whole.shape)
+    return functorch._add_batch_dim(outputs, 0, level)
 
 
 def install_linear(module: nn.Module) -> None:

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
+from shoal.engine.attention import folded_attention
 from shoal.engine.derivatives import fast_second_order, fused_layers
 from shoal.engine.member_inputs import (
     MemberCall,
@@ -128,7 +129,8 @@ class MemberRunner:
         in_dims = (0, None, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
-        with without_fallback_warnings():
+        folded = nullcontext() if self.compiled else folded_attention()
+        with without_fallback_warnings(), folded:
             return run(state, shared, *(inputs.x for inputs in given))
 
     def _loop(

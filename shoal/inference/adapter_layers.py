@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shoal.engine.layers import plus_product
+
 __all__ = [
     "Adapter",
     "LoRAConv",
@@ -108,7 +110,8 @@ class LoRALinear(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         """W x + b + s B (A x)."""
-        return self.base(x) + self.scaling * self.lora_B(self.lora_A(x))
+        # The factor s acts on the few numbers A x, not on the outputs.
+        return plus_product(self.base(x), self.scaling * self.lora_A(x), self.lora_B.weight)
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:
@@ -153,7 +156,7 @@ class LoRAConv(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         """conv(x; W) + b + s conv(conv(x; A); B)."""
-        return self.base(x) + self.scaling * self.lora_B(self.lora_A(x))
+        return self.base(x) + self.lora_B(self.scaling * self.lora_A(x))
 
     @property
     def factors(self) -> tuple[Tensor, Tensor]:

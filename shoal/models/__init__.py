@@ -6,6 +6,7 @@ from shoal.models.mlp import MLP, LinearModel
 from shoal.models.multi_head import MultiHead
 from shoal.models.rank_one import BatchEnsemble, RankOneConv2d, RankOneLinear, TabM
 from shoal.models.resnet import PreActResNet18, ResNet18, ResNet20, ResNet32, WideResNet16x4
+from shoal.models.vit import ViT
 
 __all__ = [
     "MLP",
@@ -22,6 +23,7 @@ __all__ = [
     "ResNet32",
     "SmallCNN",
     "TabM",
+    "ViT",
     "WideResNet16x4",
     "registry",
 ]

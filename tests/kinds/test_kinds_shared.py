@@ -3,6 +3,7 @@
 import pytest
 import torch
 from kinds_table import cases
+from small_runs import assert_one_sentence
 
 import shoal
 
@@ -60,3 +61,45 @@ def test_cached_features_train_the_same_members(kind):
     plain, cached = fitted(kind), fitted(kind, cache=True)
     for name, tensor in plain.ensemble.weights.items():
         torch.testing.assert_close(cached.ensemble.weights[name], tensor)
+
+
+@pytest.mark.parametrize("kind", kinds(("last layers on a CNN", "multi-head", "batch-ensemble")))
+def test_units_of_a_shared_layer_are_not_matched(kind):
+    """A permutation of private columns alone would change the function."""
+    from shoal.analysis.landscape.connect import align
+
+    with pytest.raises(shoal.ConfigError) as caught:
+        align(shoal.Ensemble.init(kind.build, 2))
+    assert_one_sentence(caught.value, "units cannot be matched")
+
+
+@pytest.mark.parametrize("kind", kinds(("low-rank adapters on a CNN", "scales on a CNN")))
+def test_a_learned_prior_is_on_trained_weights(kind):
+    from shoal.analysis.evidence.curvature import diagonal
+    from shoal.data.dataset import Split
+
+    member = shoal.Ensemble.init(kind.build, 2).member(0).double()
+    data = Split(kind.inputs.double(), kind.y)
+    found = diagonal(member, shoal.likelihoods.Categorical(), data, 0.0)
+    wanted = [p.detach().flatten() for p in member.parameters() if p.requires_grad]
+    assert torch.equal(found.theta, torch.cat(wanted))
+    assert (
+        found.outputs(kind.inputs.double(), torch.zeros(1, len(found.theta)).double())
+        .isfinite()
+        .all()
+    )
+
+
+@pytest.mark.parametrize("kind", kinds(("TabM", "last layers on a CNN")))
+def test_snapshots_are_points_only_without_tensors_that_all_train(kind, tmp_path):
+    from shoal.analysis.landscape.trajectories import tracks
+
+    run = fitted(kind, out=tmp_path, keep_every=1)
+    if kind.name == "TabM":
+        with pytest.raises(shoal.ConfigError) as caught:
+            tracks(run, [0])
+        assert_one_sentence(caught.value, "together")
+        return
+    (track,) = tracks(run, [0])
+    wanted = run.ensemble(kind.inputs)[0]
+    torch.testing.assert_close(track.points(kind.inputs)[-1], wanted)

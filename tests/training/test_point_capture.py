@@ -21,7 +21,7 @@ KINDS = {
     "noise": lambda: shoal.points.Noise(),
     "uniform": lambda: shoal.points.Uniform(count=5),
     "mixup": lambda: shoal.points.Mixup(0.5, count=5),
-    "unlabelled": lambda: shoal.points.Unlabelled(torch.randn(9, 3)),
+    "unlabelled": lambda: shoal.points.Unlabelled(torch.linspace(-1, 1, 27).view(9, 3)),
 }
 
 

@@ -75,7 +75,7 @@ class Images:
         x, y = self.x["train"], self.labels["train"]
         if not size:
             return x, y
-        first = seed % (len(x) // size) * size
+        first = seed % max(len(x) // size, 1) * size
         return x[first : first + size], y[first : first + size]
 
     def __getitem__(self, name: str) -> Tensor:

@@ -44,6 +44,12 @@ def tracks(run: Any, members: Sequence[int], most: int | None = None) -> list[Tr
         members: indices of the members.
         most: largest number of snapshots per member, evenly spaced, with the first and the last.
     """
+    if run.ensemble.trained_shared:
+        # A point of weight space has the shared tensors of the end, not those of its snapshot.
+        raise ConfigError(
+            "trajectories need members with weights of their own, but all members train "
+            f"'{next(iter(run.ensemble.trained_shared))}' together; leave trajectories out"
+        )
     kept = None if run.folder is None else Trajectory(run.folder)
     known = [] if kept is None else kept.epochs(until=len(run.history))
     if is_adopted(run.config):

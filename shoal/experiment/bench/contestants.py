@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -17,13 +17,16 @@ from shoal.core.random import generator
 from shoal.core.registry import nearest
 from shoal.data.sources import ArrayBatches
 from shoal.experiment.variants import parse_method
+from shoal.inference.adapters import last_layer, lora
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.initialise import Build
 from shoal.inference.priors import WeightPrior
 from shoal.interaction.methods import Method
 from shoal.models.blueprint import Architecture, Blueprint
 from shoal.models.cnn import SmallCNN
 from shoal.models.mlp import MLP
 from shoal.models.resnet import ResNet18
+from shoal.models.vit import ViT
 from shoal.training.options import Options
 from shoal.training.prepare import destination, prepared
 from shoal.training.settings import Settings
@@ -59,6 +62,8 @@ class Network:
         batches: full batches per epoch.
         precision: default precision.
         layers: widths from input to output, for a network of matrix products only.
+        adapt: turns one frozen network into a factory of members that share it; None for members
+            that are networks of their own.
     """
 
     name: str
@@ -68,6 +73,7 @@ class Network:
     batches: int = 100
     precision: str = "float32"
     layers: tuple[int, ...] | None = None
+    adapt: Callable[[nn.Module], Build] | None = None
 
     @property
     def blueprint(self) -> Blueprint:
@@ -81,6 +87,16 @@ def perceptron(width: int = 100) -> Network:
     return Network("mlp", MLP(hidden), (784,), batches=468, layers=(784, *hidden, CLASSES))
 
 
+def _low_rank(module: nn.Module) -> Build:
+    return lora(module, rank=4, targets=("blocks.*",))
+
+
+def _on_a_trunk(
+    name: str, architecture: Architecture, members: int, adapt: Callable[[nn.Module], Build]
+) -> Network:
+    return Network(name, architecture, (3, 32, 32), members, 20, "bfloat16", adapt=adapt)
+
+
 NETWORKS = {
     "mlp": perceptron(),
     "small-cnn": Network("small-cnn", SmallCNN(), (1, 28, 28)),
@@ -88,8 +104,18 @@ NETWORKS = {
     "resnet18-bare": Network(
         "resnet18-bare", ResNet18(norm=None), (3, 32, 32), 10, 20, precision="bfloat16"
     ),
+    "vit": Network("vit", ViT(), (3, 32, 32), 10, 20, precision="bfloat16"),
+    "vit-heads": _on_a_trunk("vit-heads", ViT(), 100, last_layer),
+    "vit-lora": _on_a_trunk("vit-lora", ViT(), 100, _low_rank),
+    "vit-base-lora": _on_a_trunk(
+        "vit-base-lora", ViT(width=768, depth=12, heads=12), 16, _low_rank
+    ),
 }
-"""The networks of `shoal bench`; a bare network has no normalisation."""
+"""The networks of `shoal bench`; a bare network has no normalisation.
+
+Members of the last three share a frozen transformer. Each has a head of its own, or adapters of
+rank 4 in all linear layers of the blocks and a head.
+"""
 
 
 def network(name: str) -> Network:
@@ -140,10 +166,12 @@ class Case:
 
     @property
     def weights(self) -> int:
-        """Number of weights of one member."""
-        with torch.device("meta"):
+        """Number of trained weights of one member."""
+        with torch.device("meta" if self.network.adapt is None else "cpu"):
             member = self.network.blueprint()
-        return sum(parameter.numel() for parameter in member.parameters())
+            if self.network.adapt is not None:
+                member = self.network.adapt(member)()
+        return sum(p.numel() for p in member.parameters() if p.requires_grad)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -152,7 +180,12 @@ class Case:
 
     def make(self) -> Ensemble:
         """New members on the device; the same at every call."""
-        ensemble = Ensemble.init(self.network.blueprint, self.members, seed=0)
+        build: Build = self.network.blueprint
+        if self.network.adapt is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                build = self.network.adapt(self.network.blueprint())
+        ensemble = Ensemble.init(build, self.members, seed=0)
         return ensemble.to(*destination(ensemble, self.device, self.precision))
 
     def data(self) -> tuple[Tensor, Tensor]:
@@ -255,7 +288,8 @@ def _optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:
     kind: Any = kinds[case.optimizer.lower()]
     known = inspect.signature(kind).parameters
     decay = {"weight_decay": 1 / case.points} if "weight_decay" in known else {}
-    return kind(module.parameters(), lr=case.lr, **decay)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return kind(trained, lr=case.lr, **decay)
 
 
 class BareProducts:

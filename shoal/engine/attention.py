@@ -1,0 +1,84 @@
+"""Attention of all members at once: members are folded into the batch.
+
+`vmap` would batch the inner steps of `scaled_dot_product_attention` one by one, and its fused
+kernels then refuse the layout of the members' tensors. Here the operation is taken as a whole:
+queries [M, B, heads, T, D] become [M B, heads, T, D], and the best kernel runs once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["folded_attention"]
+
+functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
+
+_attend: Any = F.scaled_dot_product_attention
+
+
+@contextmanager
+def folded_attention() -> Iterator[None]:
+    """A block in which attention folds the members of `vmap` into its batch.
+
+    Layers of torch and of other libraries look the function up in `torch.nn.functional` when they
+    are called, so replacing it there reaches all of them.
+    """
+    before = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = _folded
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = before
+
+
+def _folded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *settings: Any,
+    **named: Any,
+) -> Tensor:
+    """Attention for batched tensors: unwrap, fold, attend, unfold, wrap."""
+    given = [query, key, value] + ([] if attn_mask is None else [attn_mask])
+    level = functorch.maybe_current_level()
+    parts = [_unwrapped(tensor, level) for tensor in given]
+    sizes = {tensor.shape[at] for tensor, at in parts if at is not None}
+    depth = query.ndim
+    if not sizes or depth > 4:  # no members, or those of an outer `vmap`
+        return _attend(query, key, value, attn_mask, *settings, **named)
+    (members,) = sizes
+    folded = [_fold(tensor, at, members, depth) for tensor, at in parts[:3]]
+    mask = None if attn_mask is None else _mask(*parts[3], members, depth, len(folded[0]))
+    outputs = _attend(*folded, mask, *settings, **named)
+    if depth == 4:
+        outputs = outputs.unflatten(0, (members, -1))
+    return functorch._add_batch_dim(outputs, 0, level)
+
+
+def _unwrapped(tensor: Tensor, level: int | None) -> tuple[Tensor, int | None]:
+    if level is None or not functorch.is_batchedtensor(tensor):
+        return tensor, None
+    return functorch._unwrap_batched(tensor, level)
+
+
+def _fold(tensor: Tensor, at: int | None, members: int, depth: int) -> Tensor:
+    """[M, B, heads, T, D] as [M B, heads, T, D]; tensors without a batch get M as their batch."""
+    own = tensor.expand(members, *tensor.shape) if at is None else tensor.movedim(at, 0)
+    return own.flatten(0, 1) if depth == 4 else own
+
+
+def _mask(mask: Tensor, at: int | None, members: int, depth: int, rows: int) -> Tensor:
+    """A mask [..., T, S] that fits the folded batch of `rows`."""
+    if at is None and (mask.ndim < depth or mask.shape[0] == 1):
+        return mask  # the same for all members and data points
+    own = mask.expand(members, *mask.shape) if at is None else mask.movedim(at, 0)
+    while own.ndim < depth + 1:
+        own = own.unsqueeze(1)
+    if depth < 4:
+        return own
+    return own.expand(members, rows // members, *own.shape[2:]).flatten(0, 1)
