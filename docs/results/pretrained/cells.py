@@ -171,11 +171,8 @@ class Study:
         return Trained(predict, {"stored_bytes": stored, "prior_precision": precision})
 
     def _training_features(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
-        x, y = self.features("train"), self.data.labels["train"]
-        if size:
-            first = seed % (len(y) // size) * size
-            x, y = x[first : first + size], y[first : first + size]
-        return x, y
+        rows = self.data.rows(size, seed)
+        return self.features("train")[rows], self.data.labels["train"][rows]
 
     def _method(self, choice: dict, inputs: Callable[[str], Tensor]) -> Any:
         if not choice:

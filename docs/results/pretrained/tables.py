@@ -61,6 +61,14 @@ def _labelled(split: str) -> list[Column]:
 
 
 COLUMNS = {
+    "Summary": [
+        Column("test_accuracy", "accuracy, %", 100, 2),
+        Column("test_apart_from_mean", "other label than the mean, %", 100, 2),
+        Column("corrupted_nll", "corrupted NLL"),
+        Column("corrupted_ece", "corrupted ECE"),
+        Column("auroc_entropy", "AUROC, entropy"),
+        Column("auroc_mutual_information", "AUROC, mutual information"),
+    ],
     "Clean test images": _labelled("test"),
     "Nineteen corruptions": _labelled("corrupted"),
     "OOD detection: AUROC of SVHN against clean test images": [
@@ -94,10 +102,10 @@ def read(folder: Path) -> tuple[Rows, dict[tuple[str, int], str]]:
 def write(folder: Path) -> None:
     """Write tables.md and results.png into the folder of the raw rows."""
     rows, devices = read(folder)
-    parts = [_choices(folder)]
+    parts = []
     for title, columns in COLUMNS.items():
         parts += [f"## {title}", _values(rows, columns), differences(rows, columns)]
-    parts += ["## Cost", _cost(rows, devices)]
+    parts += ["## Cost", _cost(rows, devices), _choices(folder)]
     (folder / "tables.md").write_text("\n\n".join(part for part in parts if part) + "\n")
     (folder / "results.png").write_bytes(draw(rows))
 
