@@ -154,7 +154,7 @@ class Study:
         point = self._heads(size, seed, {}, members=1)
         head = point.ensemble.member(0).eval()
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=500)
-        posterior = Laplace(head, "classification", "all", "kron", backend=CurvlinopsGGN)
+        posterior: Any = Laplace(head, "classification", "all", "kron", backend=CurvlinopsGGN)
         posterior.fit(loader)
         posterior.optimize_prior_precision(method="marglik")
         torch.manual_seed(seed)
@@ -171,11 +171,8 @@ class Study:
         return Trained(predict, {"stored_bytes": stored, "prior_precision": precision})
 
     def _training_features(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
-        x, y = self.features("train"), self.data.labels["train"]
-        if size:
-            first = seed % (len(y) // size) * size
-            x, y = x[first : first + size], y[first : first + size]
-        return x, y
+        rows = self.data.rows(size, seed)
+        return self.features("train")[rows], self.data.labels["train"][rows]
 
     def _method(self, choice: dict, inputs: Callable[[str], Tensor]) -> Any:
         if not choice:

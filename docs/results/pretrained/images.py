@@ -34,11 +34,11 @@ TRAIN, HELD, POINTS = slice(0, 16_000), slice(48_000, 50_000), slice(30_000, 32_
 TEST, CORRUPTED, SVHN = 3_000, 1_000, 3_000
 JUDGES = ("test", "corrupted", "svhn")
 LIMIT = 47 * 2**20
-"""Bytes of the packed folder: 64 MiB may travel, and the project has about 14."""
+"""Bytes of the packed folder, so that it is easy to copy to another machine."""
 
 
 def pack(folder: Path, data: Path | None = None) -> int:
-    """Write images.npz (lossless) and the network into a folder; returns its bytes."""
+    """Write images.xz (lossless) and labels.npy into a folder; returns the folder's bytes."""
     data = data or Path(os.environ.get("SHOAL_DATA", Path.home() / ".cache/shoal-data"))
     batches = data / "cifar10/cifar-10-batches-bin"
     train = np.concatenate([_binary(batches / f"data_batch_{i}.bin") for i in range(1, 6)])
@@ -70,13 +70,17 @@ class Images:
         self.x = {name: part.to(device) for name, part in found.items()}
         self.corruptible = min(CORRUPTED, len(found["test"]))
 
-    def training(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """The training images and labels of a seed; a size of 0 is all of them."""
-        x, y = self.x["train"], self.labels["train"]
+    def rows(self, size: int, seed: int) -> slice:
+        """Which training images a seed has; a size of 0 is all of them."""
         if not size:
-            return x, y
-        first = seed % max(len(x) // size, 1) * size
-        return x[first : first + size], y[first : first + size]
+            return slice(None)
+        first = seed % max(len(self.x["train"]) // size, 1) * size
+        return slice(first, first + size)
+
+    def training(self, size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """The training images and labels of a seed."""
+        rows = self.rows(size, seed)
+        return self.x["train"][rows], self.labels["train"][rows]
 
     def __getitem__(self, name: str) -> Tensor:
         made = {"shifted": "_shifted", "corrupted": "_corrupted"}

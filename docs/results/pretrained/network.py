@@ -29,7 +29,7 @@ linear classifier on 1,000 training images is 7 points less accurate."""
 class Lite0(nn.Module):
     """Images [B, 3, 32, 32] in [0, 1], enlarged and normalised, to the logits of ten classes."""
 
-    def __init__(self, trunk: nn.Module, classes: int = 10) -> None:
+    def __init__(self, trunk: Any, classes: int = 10) -> None:
         super().__init__()
         self.trunk = trunk
         self.head = nn.Linear(FEATURES, classes)

@@ -4,6 +4,7 @@
     python run.py choose --carry FOLDER --methods heads   points and strength, on held-out images
     python run.py cells --carry FOLDER --methods heads,laplace --within 500
     python run.py cells --carry FOLDER --quick            every cell at a tiny size
+    python run.py tables                                  tables.md and results.png
 
 `cells` writes raw.csv into --out, one row per cell and metric, and leaves out the cells that are in
 a raw*.csv of --out or beside this file. It runs seed after seed, and starts no cell that would
@@ -22,6 +23,7 @@ from pathlib import Path
 import cells
 import images
 import network
+import tables
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -32,8 +34,8 @@ HEADER = ["method", "images", "seed", "metric", "value", "device"]
 def options() -> argparse.Namespace:
     """The command-line options."""
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("what", choices=("pack", "choose", "cells"))
-    made.add_argument("--carry", type=Path, required=True, help="the folder of pack")
+    made.add_argument("what", choices=("pack", "choose", "cells", "tables"))
+    made.add_argument("--carry", type=Path, help="the folder of pack")
     made.add_argument("--out", type=Path, default=HERE, help="the folder of the numbers")
     made.add_argument("--features", type=Path, help="a folder that keeps features")
     made.add_argument("--methods", default=",".join(cells.METHODS))
@@ -42,7 +44,10 @@ def options() -> argparse.Namespace:
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     made.add_argument("--within", type=float, default=1e9, help="seconds for all cells")
     made.add_argument("--quick", action="store_true", help="tiny sizes")
-    return made.parse_args()
+    asked = made.parse_args()
+    if asked.what != "tables" and asked.carry is None:
+        made.error(f"{asked.what} needs --carry FOLDER")
+    return asked
 
 
 def say(*words: object) -> None:
@@ -161,6 +166,8 @@ def main() -> None:
     """Do what was asked."""
     asked = options()
     asked.out.mkdir(parents=True, exist_ok=True)
+    if asked.what == "tables":
+        return tables.write(asked.out)
     if asked.what == "pack":
         asked.carry.mkdir(parents=True, exist_ok=True)
         network.carry(asked.carry)
