@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.inference import adapters, likelihoods, priors
     from shoal.inference.ensemble import Ensemble
     from shoal.inference.posterior import Posterior
-    from shoal.interaction import estimators, flows, kernels, methods, spaces
+    from shoal.interaction import estimators, flows, kernels, methods, points, spaces
     from shoal.interaction.methods import Method
     from shoal.interaction.repulsion import Repulsion
     from shoal.page.compare import Comparison, compare

@@ -104,6 +104,8 @@ class MemberLinear(nn.Linear):
 
 def member_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b, as one product for all members under `vmap`."""
+    if torch.compiler.is_compiling():  # the compiler sees through `vmap` by itself
+        return F.linear(input, weight, bias)
     if input.ndim != 2 or not functorch.is_batchedtensor(weight):
         return F.linear(input, weight, bias)
     level = functorch.maybe_current_level()
@@ -122,6 +124,8 @@ def member_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 def plus_product(sum: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """sum + x W^T for x [..., in], as one pass over the sum of all members under `vmap`."""
+    if torch.compiler.is_compiling():
+        return sum + F.linear(x, weight)
     level = functorch.maybe_current_level()
     if level is None or x.ndim < 2 or not all(map(functorch.is_batchedtensor, (sum, x, weight))):
         return sum + F.linear(x, weight)

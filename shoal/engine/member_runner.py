@@ -43,6 +43,9 @@ __all__ = [
 ]
 
 
+_COMPILED = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+
+
 @contextmanager
 def lanes(count: int, device: torch.device, read: Sequence[Tensor]) -> Iterator[list]:
     """Side streams that start after the queued work; all later work waits for them.
@@ -129,7 +132,8 @@ class MemberRunner:
         in_dims = (0, None, *(0 if mine else None for mine in own))
         run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
-        folded = nullcontext() if self.compiled else folded_attention()
+        # The compiler cannot follow the folding; memory-efficient kernels fail under `vmap`.
+        folded = sdpa_kernel(_COMPILED) if self.compiled else folded_attention()
         with without_fallback_warnings(), folded:
             return run(state, shared, *(inputs.x for inputs in given))
 

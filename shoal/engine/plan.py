@@ -103,6 +103,8 @@ class EnginePlan:
             compiled = on_gpu and pays and not waits_for_host
         if mapping.kind == "loop" and on_gpu:
             mapping = replace(mapping, streams=STREAMS, compiled=compiled)
+        if mapping.kind == "vmap" and on_gpu and self.compiled and any(g.shared for g in groups):
+            mapping = replace(mapping, compiled=True)
         return EnginePlan(mapping, self.graph and on_gpu and not waits_for_host, compiled)
 
 
