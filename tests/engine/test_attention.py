@@ -1,13 +1,18 @@
 """Attention under members equals attention of each member, with masks and all derivatives."""
 
+import functools
+
 import pytest
 import torch
 from torch.func import vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import shoal
 from shoal.core.random import generator
+from shoal.engine import member_runner
 from shoal.engine.attention import folded_attention
+from shoal.engine.member_runner import MemberRunner
 
 M, B, H, T, D = 3, 2, 4, 5, 8
 
@@ -72,3 +77,22 @@ def test_outside_of_vmap_nothing_is_different():
         inside = F.scaled_dot_product_attention(q, q, q)
     assert F.scaled_dot_product_attention is plain
     torch.testing.assert_close(inside, plain(q, q, q))
+
+
+def test_compiled_members_on_a_shared_trunk_are_the_same(monkeypatch):
+    """Traced as for any compiler, and run without one, which not every machine has."""
+    monkeypatch.setattr(
+        member_runner.torch,
+        "compile",
+        functools.partial(torch.compile, backend="aot_eager"),
+    )
+    network = shoal.models.ViT(width=12, depth=1, heads=2).build((3, 8, 8), 5)
+    ensemble = shoal.Ensemble.init(shoal.adapters.lora(network), 3).to(torch.float64)
+    x = drawn(4, 3, 8, 8).detach()
+    found = []
+    for runner in (MemberRunner(), MemberRunner(compiled=True)):
+        outputs = ensemble(x, runner)
+        slopes = torch.autograd.grad(outputs.sin().sum(), list(ensemble.weights.values()))
+        found.append([outputs, *slopes])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)

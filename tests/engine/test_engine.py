@@ -212,6 +212,13 @@ class TestPlan:
             assert settled("auto", ensemble, 1000, "cuda").compiled is False
             assert settled("auto+compile", ensemble, 1000, "cuda").compiled is True
 
+    def test_networks_on_a_shared_trunk_are_compiled_as_a_whole_on_request(self):
+        trunk = nn.Linear(3, 4).requires_grad_(False)
+        ensemble = shoal.Ensemble.init(lambda: nn.Sequential(trunk, nn.Linear(4, 2)), 2)
+        assert settled("auto+compile", ensemble, 1000, "cuda").mapping.compiled
+        assert not settled("auto", ensemble, 10**6, "cuda").mapping.compiled
+        assert not settled("auto+compile", ensemble_of(mlp), 1000, "cuda").mapping.compiled
+
     def test_a_step_that_waits_for_the_host_is_not_captured(self):
         ensemble = ensemble_of(mlp)
         assert settled("auto", ensemble, 10**6, "cuda").graph
