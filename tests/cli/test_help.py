@@ -80,6 +80,8 @@ def test_help_fits_a_terminal(command, capsys):
 def test_python_m_shoal_is_recorded_as_the_command(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/shoal/__main__.py", "demo", "-q"])
     monkeypatch.setattr("shoal.cli.start.start", lambda: 0)
+    # Another test may have imported the module, about which runpy would warn.
+    monkeypatch.delitem(sys.modules, "shoal.__main__", raising=False)
     with pytest.raises(SystemExit):
         runpy.run_module("shoal", run_name="__main__")
     assert provenance.command() == "shoal demo -q"
