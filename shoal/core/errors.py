@@ -10,6 +10,7 @@ __all__ = [
     "ShoalError",
     "ShoalWarning",
     "StorageError",
+    "first_line",
 ]
 
 
@@ -58,3 +59,9 @@ class ShoalWarning(UserWarning):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its name."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["folded_attention"]
+from shoal.engine.layers import functorch, unwrapped
 
-functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
+__all__ = ["folded_attention"]
 
 _attend: Any = F.scaled_dot_product_attention
 
@@ -46,7 +45,7 @@ def _folded(
     """Attention for batched tensors: unwrap, fold, attend, unfold, wrap."""
     given = [query, key, value] + ([] if attn_mask is None else [attn_mask])
     level = functorch.maybe_current_level()
-    parts = [_unwrapped(tensor, level) for tensor in given]
+    parts = [unwrapped(tensor, level) for tensor in given]
     sizes = {tensor.shape[at] for tensor, at in parts if at is not None}
     depth = query.ndim
     if not sizes or depth > 4:  # no members, or those of an outer `vmap`
@@ -58,12 +57,6 @@ def _folded(
     if depth == 4:
         outputs = outputs.unflatten(0, (members, -1))
     return functorch._add_batch_dim(outputs, 0, level)
-
-
-def _unwrapped(tensor: Tensor, level: int | None) -> tuple[Tensor, int | None]:
-    if level is None or not functorch.is_batchedtensor(tensor):
-        return tensor, None
-    return functorch._unwrap_batched(tensor, level)
 
 
 def _fold(tensor: Tensor, at: int | None, members: int, depth: int) -> Tensor:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import DataError, ShoalError
+from shoal.core.errors import DataError, ShoalError, first_line
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, Structured
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
 from shoal.engine.layers import first_called, install_dropout, install_embeddings, install_linear
-from shoal.engine.member_runner import MemberInputs, MemberRunner, first_line, run_or_loop
+from shoal.engine.member_runner import MemberInputs, MemberRunner, run_or_loop
 from shoal.engine.network_call import call_network, set_output
 from shoal.engine.precision import lowered, lowered_inputs
 from shoal.engine.stack import (
@@ -219,6 +219,9 @@ class Group:
 
     def keep_written(self, x: Inputs) -> None:
         """Give every member its own copy of shared buffers that a training pass writes to."""
+        names = [n for n, _ in self.prototype.named_buffers() if n in self.shared]
+        if not names:
+            return
         one = {name: t[0].detach().clone() for name, t in (self.weights | self.buffers).items()}
 
         def call(shared: Tree) -> None:
@@ -228,7 +231,7 @@ class Group:
         self.train(True)
         try:
             with torch.random.fork_rng(devices=generators):
-                names = written_buffers(self.skeleton, self.shared, call)
+                names = written_buffers(self.shared, names, call)
         except Exception:  # the first step reports the error with its reason
             names = []
         finally:

@@ -26,6 +26,7 @@ __all__ = [
     "install_linear",
     "member_linear",
     "plus_product",
+    "unwrapped",
 ]
 
 
@@ -127,18 +128,21 @@ def plus_product(sum: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return sum + F.linear(x, weight)
     level = functorch.maybe_current_level()
-    if level is None or x.ndim < 2 or not all(map(functorch.is_batchedtensor, (sum, x, weight))):
+    parts = [unwrapped(tensor, level) for tensor in (sum, x, weight)]
+    if x.ndim < 2 or any(at is None for _, at in parts):
         return sum + F.linear(x, weight)
-    (first, i), (second, j), (third, k) = (
-        functorch._unwrap_batched(tensor, level) for tensor in (sum, x, weight)
-    )
-    if i is None or j is None or k is None:  # the members belong to an outer `vmap`
-        return sum + F.linear(x, weight)
-    whole, rows = first.movedim(i, 0), second.movedim(j, 0)
+    whole, rows, factors = (tensor.movedim(at, 0) for tensor, at in parts)
     flat = whole.reshape(len(whole), -1, whole.shape[-1])
     rows = rows.reshape(len(rows), -1, rows.shape[-1])
-    outputs = torch.baddbmm(flat, rows, third.movedim(k, 0).mT).view(whole.shape)
+    outputs = torch.baddbmm(flat, rows, factors.mT).view(whole.shape)
     return functorch._add_batch_dim(outputs, 0, level)
+
+
+def unwrapped(tensor: Tensor, level: int | None) -> tuple[Tensor, Any]:
+    """The tensor of all members and the place of its member axis; None without such an axis."""
+    if level is None or not functorch.is_batchedtensor(tensor):
+        return tensor, None
+    return functorch._unwrap_batched(tensor, level)
 
 
 def install_linear(module: nn.Module) -> None:

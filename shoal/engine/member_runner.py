@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
+from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning, first_line
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.engine.attention import folded_attention
@@ -34,7 +34,6 @@ from shoal.engine.once import Once, Spoiled
 __all__ = [
     "MemberInputs",
     "MemberRunner",
-    "first_line",
     "lanes",
     "parse_runner",
     "run_or_loop",
@@ -310,9 +309,3 @@ def _compiled(module: nn.Module, mapping: MemberRunner, case: tuple, run: Member
     if (mapping, case) not in kept:
         kept[mapping, case] = torch.compile(run, dynamic=False)
     return kept[mapping, case]
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its name."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, first_line
 from shoal.core.registry import nearest
 from shoal.core.types import Tree
 
@@ -157,10 +157,8 @@ def copied(module: nn.Module, tensors: dict[int, object]) -> nn.Module:
     try:
         return copy.deepcopy(module, dict(tensors))
     except Exception as error:
-        lines = str(error).strip().splitlines()
         raise ConfigError(
-            f"the network cannot be copied by copy.deepcopy, as members need: "
-            f"{lines[0] if lines else type(error).__name__}"
+            f"the network cannot be copied by copy.deepcopy, as members need: {first_line(error)}"
         ) from error
 
 
@@ -186,18 +184,16 @@ def evaluation_mode(module: nn.Module) -> Iterator[nn.Module]:
             layer.training = training
 
 
-def written_buffers(module: nn.Module, shared: Tree, call: Callable[[Tree], object]) -> list[str]:
-    """Names of shared untrained tensors that one call of the network writes to.
+def written_buffers(
+    shared: Tree, names: Sequence[str], call: Callable[[Tree], object]
+) -> list[str]:
+    """Names of shared buffers that one call of the network, in training mode, writes to.
 
     Args:
-        module: the network, in training mode.
         shared: the shared tensors.
+        names: names of the buffers among them.
         call: calls the network with a tree of shared tensors.
     """
-    parameters = {name for name, _ in module.named_parameters()}
-    names = [n for n, t in shared.items() if n not in parameters and not t.requires_grad]
-    if not names:
-        return []
     trial = {name: shared[name].clone() for name in names}
     with torch.no_grad():
         call(shared | trial)

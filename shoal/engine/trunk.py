@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, first_line
 from shoal.core.structure import Inputs, Structured
 from shoal.engine.group import Group
 from shoal.engine.layers import member_linear
-from shoal.engine.member_runner import first_line
-from shoal.engine.network_call import arguments, selected_output, set_output
+from shoal.engine.network_call import member_call, set_output
 from shoal.engine.stack import filled
 
 __all__ = ["Trunk", "divide"]
@@ -201,8 +200,7 @@ class _Called(nn.Module):
         x: Any = leaves[0]
         if isinstance(self.like, Structured):
             x = Structured(dict(zip(self.like.tensors, leaves, strict=True)), self.like.form)
-        positional, named = arguments(self.module, x)
-        return selected_output(self.module, self.module(*positional, **named))
+        return member_call(self.module, x)
 
 
 def _leaves(x: Inputs) -> list[Tensor]:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.errors import ConfigError, DataError, ShoalWarning, first_line
 from shoal.engine.group import Group
-from shoal.engine.member_runner import first_line
 from shoal.inference.initialise import Build
 
 __all__ = ["adopted_groups", "as_saved", "by_architecture", "checked_networks", "unwrapped"]

@@ -75,6 +75,7 @@ def check_targets(
     """
     outputs, y, x = _outputs(ensemble, batches)
     if to_train:
+        ensemble.keep_written(_as_taken(x[:2], ensemble))
         _check_last_batch(ensemble, batches, x)
 
     def check(targets: Any) -> None:
@@ -110,7 +111,6 @@ def _outputs(
     """Outputs of the networks for the first points, and targets and inputs of the first batch."""
     x, y = batches.first()
     few = _as_taken(x[:2], ensemble)
-    ensemble.keep_written(few)
     training = ensemble.training
     try:
         outputs = ensemble.train(False)(few)

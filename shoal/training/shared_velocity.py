@@ -5,13 +5,34 @@ from torch import Tensor
 
 from shoal.core.tree import finite
 from shoal.core.types import Tree
-from shoal.inference.posterior import Posterior
+from shoal.inference.ensemble import Ensemble
+from shoal.interaction.repulsion import repel
+from shoal.training.context import StepContext
 
-__all__ = ["shared_velocity"]
+__all__ = ["shared_velocity", "shares_of_drives"]
+
+
+def shares_of_drives(context: StepContext, ensemble: Ensemble) -> Tensor | None:
+    r"""Weight $c_j$ of each member's drive in the summed velocity [M], if weight gradients mix.
+
+    $\sum_i \sum_j mix_{ij} g_j = \sum_j c_j g_j$. None if nothing is trained together, or if drives
+    are mixed at the outputs, before the backward pass.
+    """
+    if context.base != "weights" or not context.shares_drives or not ensemble.trained_shared:
+        return None
+    assert context.repulsion is not None
+    weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
+    mix = repel(context.repulsion, weights, ensemble.alive).interaction.mix
+    assert mix is not None, "a Stein flow mixes drives"
+    return mix.sum(0)
 
 
 def shared_velocity(
-    posterior: Posterior, gradients: Tree, shared: Tree, alive: Tensor, prior: float | Tensor
+    context: StepContext,
+    ensemble: Ensemble,
+    gradients: Tree,
+    alive: Tensor,
+    shares: Tensor | None,
 ) -> Tree:
     r"""Velocity of tensors that all members train together: the mean of the members' velocities.
 
@@ -21,17 +42,19 @@ def shared_velocity(
     each other: their coordinates are equal, and the rows of B sum to zero.
 
     Args:
-        posterior: gives the prior.
+        context: gives the prior, and its factor.
+        ensemble: the members, which share the tensors.
         gradients: sums over members of the drives, and of the pushes on outputs and gradients.
-        shared: the tensors.
         alive: which members are finite [M]; the mean is over these.
-        prior: factor of the prior's gradient.
+        shares: weight of each member's drive in the sums [M], if a flow mixes drives.
     """
-    found = {name: tensor / alive.sum().clamp(min=1) for name, tensor in gradients.items()}
+    count = alive.sum().clamp(min=1)
+    balance = context.annealing if shares is None else context.annealing * shares.sum() / count
     # As a member, so that the prior sees a tensor [1, ...] of the shape that it knows.
-    drives = {name: tensor.unsqueeze(0) for name, tensor in found.items()}
-    one = {name: tensor.unsqueeze(0) for name, tensor in shared.items()}
-    found = {name: t[0] for name, t in posterior.add_prior(drives, one, prior).items()}
+    drives = {name: (tensor / count).unsqueeze(0) for name, tensor in gradients.items()}
+    one = {name: t.detach().unsqueeze(0) for name, t in ensemble.trained_shared.items()}
+    moved = context.posterior.add_prior(drives, one, balance)
+    found = {name: tensor[0] for name, tensor in moved.items()}
     # A member that diverges in this very step reaches all gradients; it is left out from now on.
     sound = torch.stack([finite(tensor).all() for tensor in found.values()]).all()
     return {name: torch.where(sound, tensor, 0.0) for name, tensor in found.items()}

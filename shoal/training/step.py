@@ -43,12 +43,12 @@ from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.flows import Stein
 from shoal.interaction.points import Batch as SameBatch
 from shoal.interaction.points import Drawn
-from shoal.interaction.repulsion import Repulsion, repel
+from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
 from shoal.training.drive import Drive
-from shoal.training.shared_velocity import shared_velocity
+from shoal.training.shared_velocity import shared_velocity, shares_of_drives
 from shoal.training.stages import FrozenState, OutputResult, Stages, measured
 
 __all__ = ["Batch", "StepInfo", "forces", "forces_in", "forces_on_fraction", "share_of"]
@@ -192,7 +192,7 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
     _check_space(ensemble, repulsion)
     x, y = batch
-    shares = _shares_of_drives(context, ensemble)
+    shares = shares_of_drives(context, ensemble)
     drive = Drive(context, y, shares=shares, points=_points(context, x))
     partial = repulsion is not None and share_of(repulsion) < 1
     result, velocity = forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
@@ -211,28 +211,10 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     info = StepInfo(result.loss, moved.alive, measures, result.statistics)
     if not gradients:
         return moved.velocity, info
-    shared = {name: tensor.detach() for name, tensor in ensemble.trained_shared.items()}
     if result.mix is not None:
         shares = result.mix.sum(0)
-    count = result.alive.sum().clamp(min=1)
-    balance = annealing if shares is None else annealing * shares.sum() / count
-    common = shared_velocity(posterior, gradients, shared, result.alive, balance)
+    common = shared_velocity(context, ensemble, gradients, result.alive, shares)
     return moved.velocity | common, info
-
-
-def _shares_of_drives(context: StepContext, ensemble: Ensemble) -> Tensor | None:
-    r"""Weight $c_j$ of each member's drive in the summed velocity [M], if weight gradients mix.
-
-    $\sum_i \sum_j mix_{ij} g_j = \sum_j c_j g_j$. None if nothing is trained together, or if drives
-    are mixed at the outputs, before the backward pass.
-    """
-    if context.base != "weights" or not context.shares_drives or not ensemble.trained_shared:
-        return None
-    assert context.repulsion is not None
-    weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
-    mix = repel(context.repulsion, weights, ensemble.alive).interaction.mix
-    assert mix is not None, "a Stein flow mixes drives"
-    return mix.sum(0)
 
 
 def _points(context: StepContext, x: Inputs) -> Drawn | None:

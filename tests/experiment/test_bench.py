@@ -93,7 +93,11 @@ def test_axes_come_from_the_data_that_are_timed():
 @pytest.mark.parametrize(
     "word, sentence",
     [
-        ("forde+fraction", "such as forde\\+fraction=0.25.*not 'fraction'"),
+        (
+            "forde+fraction",
+            "such as forde\\+fraction=0.25, or points and their name, "
+            "such as f-kde\\+points=mixup, not 'fraction'",
+        ),
         ("forde+share=0.5", "has no setting 'share'"),
         ("ford", "there is no method called 'ford'"),
     ],
