@@ -135,7 +135,7 @@ class Group:
             weights = {n: torch.where(per_member(alive, t), t, 0.0) for n, t in weights.items()}
         state, shared = weights | self.buffers | (probe or {}), self.shared
         if self.compute is not None:
-            state = lowered(self.skeleton, state, self.compute)
+            state = lowered(self.skeleton, state, self.compute, apart=self.head)
             shared = self.shared_as_computed()
             shown = [MemberInputs(_lowered(x, self.compute, own), own) for x, own in shown]
         if keys is not None:

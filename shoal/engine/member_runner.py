@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning, first_line
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
-from shoal.engine.attention import folded_attention
 from shoal.engine.derivatives import fast_second_order, fused_layers
 from shoal.engine.member_inputs import (
     MemberCall,
@@ -29,6 +28,9 @@ from shoal.engine.member_inputs import (
     tensors_of,
     unpacked,
 )
+from shoal.engine.member_layers import folded_attention, member_layers
+from shoal.engine.member_layers.backend import takes_device
+from shoal.engine.member_layers.pending import computed
 from shoal.engine.once import Once, Spoiled
 
 __all__ = [
@@ -129,7 +131,9 @@ class MemberRunner:
             run = _compiled(module, self, case, one) if self.compiled else one
             return self._loop(module, run, state, shared, given)
         in_dims = (0, None, *(0 if mine else None for mine in own))
-        run = vmap(one, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
+        fused = not self.compiled and takes_device(_device(given))
+        member = functools.partial(_in_member_layers, one) if fused else one
+        run = vmap(member, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
         # The compiler cannot follow the folding; memory-efficient kernels fail under `vmap`.
         folded = sdpa_kernel(_COMPILED) if self.compiled else folded_attention()
@@ -284,6 +288,11 @@ def without_fallback_warnings() -> Iterator[None]:
         _quiet -= 1
         if _quiet == 0:  # torch does not tell whether warnings were on; they are by default
             functorch._set_vmap_fallback_warning_enabled(True)
+
+
+def _in_member_layers(one: MemberCall, *given: Any) -> tuple[Tensor, ...]:
+    with member_layers():
+        return computed(one(*given))
 
 
 def _device(shown: Sequence[Unpacked]) -> torch.device:

@@ -20,6 +20,7 @@ __all__ = [
     "default_runner",
     "has_batch_norm",
     "has_convolutions",
+    "has_overlapping_filters",
     "parse_engine",
 ]
 
@@ -31,11 +32,23 @@ def default_runner(groups: Sequence[Group], device: torch.device) -> MemberRunne
     """vmap over all members; on a GPU, convolutional members run in a loop on several streams.
 
     On a GPU one convolution per member is faster than one grouped convolution. Filters that all
-    members share need no groups: members are folded into the batch.
+    members share need no groups: members are folded into the batch. A convolution that only cuts
+    patches is a product.
     """
-    if device.type == "cuda" and has_convolutions(groups, own=True):
+    if device.type == "cuda" and has_overlapping_filters(groups):
         return MemberRunner("loop", streams=STREAMS)
     return MemberRunner()
+
+
+def has_overlapping_filters(groups: Sequence[Group]) -> bool:
+    """Whether any member has private filters that do more than cut its input into patches."""
+    return any(
+        isinstance(layer, nn.modules.conv._ConvNd)
+        and _is_private(group, name)
+        and (layer.stride != layer.kernel_size or layer.groups > 1 or layer.transposed)
+        for group in groups
+        for name, layer in group.skeleton.named_modules()
+    )
 
 
 def has_convolutions(groups: Sequence[Group], own: bool = False) -> bool:
@@ -94,7 +107,7 @@ class EnginePlan:
             steps: number of steps of the run.
             waits_for_host: a step waits for the host and cannot be captured.
         """
-        on_gpu, convolves = device.type == "cuda", has_convolutions(groups, own=True)
+        on_gpu, convolves = device.type == "cuda", has_overlapping_filters(groups)
         fused = convolves and groups[0].compute == torch.bfloat16
         mapping = self.mapping or default_runner(groups, device)
         compiled = self.compiled

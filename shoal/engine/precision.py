@@ -1,24 +1,40 @@
 """Precision inside the networks; weights, distances, norms and states keep their precision."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from shoal.core.types import Tree
 
 __all__ = ["Computes", "calculating_in", "lowered", "lowered_inputs", "rough_products"]
 
 
-def lowered(module: nn.Module, state: Tree, dtype: torch.dtype, own: bool = True) -> Tree:
-    """Weights and buffers in the type of the arithmetic: [M, ...], or [...] without `own`."""
+def lowered(
+    module: nn.Module,
+    state: Tree,
+    dtype: torch.dtype,
+    own: bool = True,
+    apart: Collection[str] = (),
+) -> Tree:
+    """Weights and buffers in the type of the arithmetic: [M, ...], or [...] without `own`.
+
+    Tensors named in `apart` are cast one by one: a backward pass to these alone stays short.
+    """
     kept = _kept(module)
-    return {
-        name: t if name in kept or not t.is_floating_point() else _cast(t, dtype, own)
-        for name, t in state.items()
-    }
+    found = dict(state)
+    cast = {n: t for n, t in state.items() if n not in kept and t.is_floating_point()}
+    images = {name for name, t in cast.items() if t.is_cuda and t.ndim == 4 + own}
+    found |= {name: _channels_last(cast[name], dtype) for name in images}
+    found |= {name: cast[name].to(dtype) for name in apart if name in cast and name not in images}
+    rest = {n: t for n, t in cast.items() if found[n] is t and t.dtype != dtype}
+    if rest:
+        together = _Together.apply(dtype, *rest.values())
+        found |= dict(zip(rest, together, strict=True))  # pyright: ignore[reportArgumentType]
+    return found
 
 
 def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> Tensor:
@@ -31,12 +47,42 @@ def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> T
     return x.to(dtype)
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype, own: bool) -> Tensor:
-    if tensor.is_cuda and tensor.ndim == 4 + own:
-        # The cast also lays out filters [..., out, in, h, w] with channels last, in one pass.
-        last = tensor.movedim(-3, -1).to(dtype, memory_format=torch.contiguous_format)
-        return last.movedim(-1, -3)
-    return tensor.to(dtype)
+def _channels_last(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Filters [..., out, in, h, w] cast and laid out with channels last, in one pass."""
+    last = tensor.movedim(-3, -1).to(dtype, memory_format=torch.contiguous_format)
+    return last.movedim(-1, -3)
+
+
+class _Together(Function):
+    """Casts of many tensors by a few kernels, and those of their gradients."""
+
+    @staticmethod
+    def forward(dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _cast(tensors, [dtype] * len(tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.dtypes = [tensor.dtype for tensor in inputs[1:]]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
+        pairs = zip(gradients, ctx.dtypes, strict=True)
+        if torch.is_grad_enabled():
+            return None, *(None if g is None else g.to(dtype) for g, dtype in pairs)
+        given = [(i, g, dtype) for i, (g, dtype) in enumerate(pairs) if g is not None]
+        found: list[Tensor | None] = [None] * len(gradients)
+        cast = _cast([g for _, g, _ in given], [dtype for *_, dtype in given])
+        for (i, *_), gradient in zip(given, cast, strict=True):
+            found[i] = gradient
+        return None, *found
+
+
+def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+    pairs = zip(tensors, dtypes, strict=True)
+    found = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in pairs]
+    torch._foreach_copy_(found, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
+    return tuple(found)
 
 
 def _kept(module: nn.Module) -> frozenset[str]:

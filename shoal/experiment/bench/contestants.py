@@ -16,6 +16,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.core.registry import nearest
 from shoal.data.sources import ArrayBatches
+from shoal.experiment.bench.own_networks import EncoderViT
 from shoal.experiment.variants import parse_method
 from shoal.inference.adapters import last_layer, lora
 from shoal.inference.ensemble import Ensemble
@@ -105,6 +106,7 @@ NETWORKS = {
         "resnet18-bare", ResNet18(norm=None), (3, 32, 32), 10, 20, precision="bfloat16"
     ),
     "vit": Network("vit", ViT(), (3, 32, 32), 10, 20, precision="bfloat16"),
+    "vit-encoder": Network("vit-encoder", EncoderViT(), (3, 32, 32), 10, 20, precision="bfloat16"),
     "vit-heads": _on_a_trunk("vit-heads", ViT(), 100, last_layer),
     "vit-lora": _on_a_trunk("vit-lora", ViT(), 100, _low_rank),
     "vit-base-lora": _on_a_trunk(

@@ -2,7 +2,8 @@
 
 `vmap` would batch the inner steps of `scaled_dot_product_attention` one by one, and its fused
 kernels then refuse the layout of the members' tensors. Here the operation is taken as a whole:
-queries [M, B, heads, T, D] become [M B, heads, T, D], and the best kernel runs once.
+queries [M, B, heads, T, D] become [M B, heads, T, D], and the best kernel runs once. Short
+sequences in low precision have kernels of their own on a GPU.
 """
 
 from collections.abc import Iterator
@@ -10,11 +11,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional as F
 
 from shoal.engine.layers import functorch, unwrapped
+from shoal.engine.member_layers.parts import whole_of
+from shoal.engine.member_layers.short_attention import attend, takes_attention
 
-__all__ = ["folded_attention"]
+__all__ = ["attend_folded", "folded_attention"]
 
 _attend: Any = F.scaled_dot_product_attention
 
@@ -27,14 +31,14 @@ def folded_attention() -> Iterator[None]:
     are called, so replacing it there reaches all of them.
     """
     before = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = _folded
+    F.scaled_dot_product_attention = attend_folded
     try:
         yield
     finally:
         F.scaled_dot_product_attention = before
 
 
-def _folded(
+def attend_folded(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -53,10 +57,40 @@ def _folded(
     (members,) = sizes
     folded = [_fold(tensor, at, members, depth) for tensor, at in parts[:3]]
     mask = None if attn_mask is None else _mask(*parts[3], members, depth, len(folded[0]))
-    outputs = _attend(*folded, mask, *settings, **named)
+    whole = whole_of((query, key, value))
+    outputs = _short((folded[0], folded[1], folded[2], mask), whole, *settings, **named)
+    if outputs is None:
+        outputs = _attend(*folded, mask, *settings, **named)
     if depth == 4:
         outputs = outputs.unflatten(0, (members, -1))
     return functorch._add_batch_dim(outputs, 0, level)
+
+
+def _short(
+    given: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    whole: Tensor | None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor | None:
+    """Attention by the kernels for short sequences; None where they do not take it.
+
+    Args:
+        given: folded queries, keys and values, and the mask.
+        whole: queries, keys and values as one tensor [3, M, B, heads, T, D], if they are.
+        dropout_p: as in torch, like the rest.
+        is_causal: as in torch.
+        scale: as in torch.
+        enable_gqa: as in torch.
+    """
+    *parts, mask = given
+    if dropout_p > 0 or enable_gqa or not takes_attention(*given):
+        return None
+    with temporarily_clear_interpreter_stack():
+        if whole is not None and whole.ndim == 6:
+            parts = [whole.flatten(1, 2)]
+        return attend(tuple(parts), mask, is_causal, scale)  # pyright: ignore
 
 
 def _fold(tensor: Tensor, at: int | None, members: int, depth: int) -> Tensor:
