@@ -313,7 +313,7 @@ def test_quiet_is_for_one_command(capsys):
         (74, "there is no file called no.csv", ["predict", RUN, "no.csv"]),
         (65, "3 numbers per row|inputs of shape", ["predict", RUN, "three.npy"]),
         (65, "Shoal reads", ["predict", RUN, "page.txt"]),
-        (2, "written as .csv or .npz", ["predict", RUN, "three.npy", "-o", "a.txt"]),
+        (2, "written as .csv, .npz or .safetensors", ["predict", RUN, "three.npy", "-o", "a.txt"]),
         (2, "there is no method called 'kdee'", ["compare", *TINY, "--methods", "kdee"]),
         (2, "a strength is a number", ["compare", *TINY, "--methods", "kde:x"]),
         (2, "sizes are whole numbers", ["compare", *TINY, "--sizes", "a"]),
