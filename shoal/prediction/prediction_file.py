@@ -166,7 +166,7 @@ class MemberFile:
             self._write(self.file.read(min(_CHUNK, size - start)), target + start)
 
     def _write(self, data: Tensor | bytes, place: int) -> None:
-        whole = memoryview(data if isinstance(data, bytes) else data.numpy()).cast("B")
+        whole = memoryview(data if isinstance(data, bytes) else data.numpy().data).cast("B")
         self.file.seek(place)
         while len(whole):  # one call may write a part
             whole = whole[self.file.write(whole[: 1 << 30]) :]

@@ -41,8 +41,8 @@ class LoopPrediction:
 
     def __init__(self, case: Case) -> None:
         self.case, self.x = case, case.data()[0]
-        ensemble = case.make().to("cpu")
-        self.modules = [ensemble.member(i).to(case.device) for i in range(case.members)]
+        self.ensemble = case.make().to("cpu")
+        self.modules = [self.ensemble.member(i).to(case.device) for i in range(case.members)]
 
     def __call__(self, steps: int) -> None:
         """Predict more batches."""
@@ -50,7 +50,7 @@ class LoopPrediction:
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs of all members [M, B, C] on the host."""
-        with torch.no_grad():
+        with torch.no_grad(), calculating_in(self.case.precision, self.ensemble):
             found = [self._batch(batch) for batch in x.split(self.case.batch_size)]
         return torch.cat(found, dim=1)
 
@@ -83,11 +83,7 @@ class _Entry:
 
     def build(self, stack: ExitStack) -> Work:
         """The work, before warm-up."""
-        if self.what == "shoal":
-            return PredictionWork(self.case)
-        nothing = SimpleNamespace(compute=None, compute_in=lambda dtype: None)
-        stack.enter_context(calculating_in(self.case.precision, nothing))
-        return LoopPrediction(self.case)
+        return (PredictionWork if self.what == "shoal" else LoopPrediction)(self.case)
 
     def row(self) -> Row:
         """The columns that are known before the run."""
