@@ -10,6 +10,7 @@ A prediction repeats a forward pass: `CapturedForward` replays it if launching t
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -232,16 +233,34 @@ class CapturedForward:
         return outputs
 
     def _capture(self, x: Any) -> None:
+        # The allocator frees nothing any more after a capture that failed, so try without one.
+        if _waits_for_host(self.call, x):
+            return
         self.x, graph = _copied(x), torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, stream=torch.cuda.Stream(x.device)):
                 self.outputs = self.call(self.x)
-        except (RuntimeError, ShoalError):  # such as a network that waits for the host
+        except (RuntimeError, ShoalError):
             self.x, self.outputs = None, None
             torch.cuda.synchronize()
         else:
             self.graph = graph
+
+
+def _waits_for_host(call: Callable[[Any], Tensor], x: Any) -> bool:
+    """Whether a call reads numbers from the device, as by `item`, which no graph can contain."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call(x)
+        except (RuntimeError, ShoalError):
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return False
 
 
 def _kind(x: Any) -> Any:

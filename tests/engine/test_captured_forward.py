@@ -1,5 +1,6 @@
 """Forward passes that are replayed: when, and with which numbers."""
 
+import sys
 import warnings
 
 import pytest
@@ -69,7 +70,7 @@ class TestWhen:
         assert forward.seen == 0
 
 
-def test_fused_layers_serve_predictions(monkeypatch):
+def test_fused_layers_serve_predictions():
     runner, gpu = MemberRunner("loop", streams=4), torch.device("cuda")
     with torch.no_grad():
         assert type(runner._layers(gpu)).__name__ == "fused_layers"
@@ -79,7 +80,7 @@ def test_fused_layers_serve_predictions(monkeypatch):
 def test_an_ensemble_runs_as_its_device_wants(monkeypatch):
     """Every caller that names no member runner: landscapes, snapshots, adopted networks."""
     ensemble = Ensemble.init(lambda: nn.Linear(3, 2), 2)
-    module, asked = __import__("sys").modules["shoal.inference.ensemble"], []
+    module, asked = sys.modules["shoal.inference.ensemble"], []
 
     def noted(groups, device):
         asked.append(device)
@@ -121,7 +122,12 @@ class TestOnAGpu:
         kept = predict(ensemble, self.X, batch_size=10, keep=True).members
         assert kept.is_cuda and torch.equal(kept.cpu(), wanted)
 
-    def test_a_network_that_waits_for_the_host_is_not_captured(self, at_once):
+    def test_a_network_that_waits_for_the_host_is_not_captured(self, at_once, monkeypatch):
+        def started(self, *_, **__):
+            raise AssertionError("a capture was started")
+
+        monkeypatch.setattr(torch.cuda.graph, "__init__", started)
+
         class Waits(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -133,7 +139,7 @@ class TestOnAGpu:
         ensemble = Ensemble.init(Waits, 2).to("cuda")
         found = predict(ensemble, self.X[:100], batch_size=10).members
         wanted = torch.stack([ensemble.member(i).cuda()(self.X[:100].cuda()) for i in range(2)])
-        torch.testing.assert_close(found, wanted.cpu().detach() / 10, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found, wanted.cpu().detach() / 10, rtol=1e-2, atol=2e-2)
 
     def test_transfers_keep_order_and_values(self):
         batches = [torch.full((size, 1000), float(i)) for i, size in enumerate((5, 9, 9, 2, 9))]
