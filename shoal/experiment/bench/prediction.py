@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import torch
@@ -71,10 +71,17 @@ def _in_turns(steps: int, x: Tensor, size: int, predicted: Callable[[Tensor], Te
 
 @dataclass(frozen=True)
 class _Entry:
-    """One row of a table of predictions: "shoal" or the module loop."""
+    """One row of a table of predictions.
+
+    Attributes:
+        case: the network and its sizes.
+        what: "shoal" or the module loop.
+        made: the work, once it is built.
+    """
 
     case: Case
     what: str = "shoal"
+    made: list[PredictionWork | LoopPrediction] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -83,7 +90,8 @@ class _Entry:
 
     def build(self, stack: ExitStack) -> Work:
         """The work, before warm-up."""
-        return (PredictionWork if self.what == "shoal" else LoopPrediction)(self.case)
+        self.made.append((PredictionWork if self.what == "shoal" else LoopPrediction)(self.case))
+        return self.made[0]
 
     def row(self) -> Row:
         """The columns that are known before the run."""
@@ -109,12 +117,13 @@ def measure_predictions(
     """
     if case.device.type == "cpu" and case.precision == "bfloat16":
         case = replace(case, precision="float32")  # as `predict` computes on a CPU
-    rows = measure([_Entry(case, LOOP), _Entry(case)], seconds, say)
+    entries = [_Entry(case, LOOP), _Entry(case)]
+    rows = measure(entries, seconds, say)
     for row in rows:
         if "ms" in row:
             row["points_per_second"] = 1e3 * case.batch_size / row["ms"]
     if all("ms" in row for row in rows):
         x = case.data()[0][: case.batch_size]
-        found, wanted = PredictionWork(case).outputs(x), LoopPrediction(case).outputs(x)
+        wanted, found = (entry.made[0].outputs(x) for entry in entries)
         rows[1]["deviation"] = float((found - wanted).abs().max() / wanted.abs().max())
     return rows
