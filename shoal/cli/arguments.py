@@ -165,7 +165,12 @@ def bench(parser: argparse.ArgumentParser) -> None:
         help="auto, vmap, loop or chunk:4, optionally with +eager or +compile",
     )
     add("--members", type=int, metavar="M", help="ensemble size (default: 20; resnet18: 10)")
-    add("--batch-size", type=int, default=128, metavar="B", help="batch size (default: 128)")
+    add(
+        "--batch-size",
+        type=int,
+        metavar="B",
+        help="batch size (default: 128; with --predict on a GPU: 1024)",
+    )
     add(
         "--precision",
         metavar="A,B",
@@ -179,6 +184,7 @@ def bench(parser: argparse.ArgumentParser) -> None:
         help="seconds per row of the table (default: 5; GPU: 2)",
     )
     add("--quick", action="store_true", help="less data and time: checks that everything runs")
+    add("--predict", action="store_true", help="time predictions instead of training steps")
     add("--check", action="store_true", help="also compare each engine with float64 on the CPU")
     add("--train-mnist-like", action="store_true", help="also time 15 epochs of 60,000 points")
     add("-o", "--out", type=path, metavar="FILE", help="write all results to this file as JSON")

@@ -66,7 +66,8 @@ def predict(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=path,
         metavar="FILE",
-        help="write to this .csv or .npz file, not to the screen",
+        help="write to this .csv or .npz file, not to the screen; a .safetensors file takes the "
+        "outputs of every member",
     )
     _network(parser)
     machine(parser)

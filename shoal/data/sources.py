@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
@@ -29,6 +30,7 @@ __all__ = [
     "gathered",
     "gathered_inputs",
     "input_batches",
+    "input_count",
 ]
 
 
@@ -194,18 +196,14 @@ def input_batches(
         trained: range of the training inputs, to check the first batch.
         takes: whether the network takes this number of inputs, so that a tuple is not (x, y).
     """
-    if isinstance(data, Dataset):
-        raise DataError(f"dataset '{data.name}' has several splits; pass one, such as data.test")
     size = checked_size(batch_size)
+    data = _inputs_alone(data, takes)
     if isinstance(data, TorchDataset):
         data = DataLoader(data, size)
-    if isinstance(data, tuple) and not hasattr(data, "_fields") and not takes(len(data)):
-        data = _inputs_of_pair(*data) if len(data) == 2 else list(data)
-    elif isinstance(data, Split):
-        data = data.x
-    elif isinstance(data, Mapping):
-        data = _inputs_or_batch(data).x
     if hasattr(data, "__array__"):
+        if _is_large(data) and len(data) > size:
+            yield from _converted_by_batch(data, size, device, dtype, whole, trained)
+            return
         inputs = as_inputs(data, dtype, whole)
         check_range(data, inputs, trained)
         for x in inputs.split(size):
@@ -227,6 +225,69 @@ def input_batches(
         if step == 0 and isinstance(inputs, Tensor):
             check_range(x, inputs, trained)
         yield inputs.to(device, non_blocking=True)
+
+
+def input_count(data: Any, takes: Callable[[int], bool] = lambda count: False) -> int | None:
+    """Number of inputs that `input_batches` is expected to give; None if the data do not say.
+
+    A loader with a sampler of its own may give another number.
+    """
+    data = _inputs_alone(data, takes)
+    known = (TorchDataset, Structured, Opaque)
+    if isinstance(data, DataLoader):
+        data = data.sampler if hasattr(data.sampler, "__len__") else data.dataset
+    elif isinstance(data, (Mapping, tuple)):
+        data = next((leaf for leaf in tree_leaves(data) if hasattr(leaf, "__array__")), None)
+    elif not hasattr(data, "__array__") and not isinstance(data, known):
+        return None
+    try:
+        return len(data)  # pyright: ignore[reportArgumentType]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _inputs_alone(data: Any, takes: Callable[[int], bool]) -> Any:
+    """What a user gave, without its targets."""
+    if isinstance(data, Dataset):
+        raise DataError(f"dataset '{data.name}' has several splits; pass one, such as data.test")
+    if isinstance(data, tuple) and not hasattr(data, "_fields") and not takes(len(data)):
+        return _inputs_of_pair(*data) if len(data) == 2 else list(data)
+    if isinstance(data, Split):
+        return data.x
+    return _inputs_or_batch(data).x if isinstance(data, Mapping) else data
+
+
+_LARGE = 1 << 26
+"""Bytes of an array from which inputs are converted batch by batch, to save memory."""
+
+
+def _is_large(data: Any) -> bool:
+    if isinstance(data, np.ndarray):
+        plain = type(data) in (np.ndarray, np.memmap) and data.dtype.kind in "biuf"
+        return plain and data.ndim > 1 and data.nbytes > _LARGE
+    if not isinstance(data, Tensor) or data.is_nested or data.layout != torch.strided:
+        return False
+    return data.ndim > 1 and data.nbytes > _LARGE
+
+
+def _converted_by_batch(
+    data: Any,
+    size: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+    whole: Callable[[Tensor], bool] | None,
+    trained: Sequence[float] | None,
+) -> Iterator[Inputs]:
+    for start in range(0, len(data), size):
+        part = data[start : start + size]
+        try:
+            inputs = as_inputs(part, dtype, whole)
+        except DataError:
+            as_inputs(data, dtype, whole)  # the same sentence, with places in the whole array
+            raise
+        if start == 0:
+            check_range(part, inputs, trained)
+        yield inputs.to(device)
 
 
 def _structured_batches(

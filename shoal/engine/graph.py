@@ -4,9 +4,13 @@ A step of a small ensemble is a few dozen kernels of some microseconds each, so 
 Python takes longer than running them. Here a step is captured once per batch size: selection of the
 batch on the device, forward pass, repulsion, backward pass, optimiser and history. Values that
 change between steps (data order, learning rate, annealing, step number) are tensors on the device.
+
+A prediction repeats a forward pass: `CapturedForward` replays it if launching takes longer.
 """
 
 import gc
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,9 +18,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from shoal.core.errors import ShoalError
 from shoal.core.structure import Structured
 
-__all__ = ["CapturedMove", "CapturedSteps", "DataOnDevice"]
+__all__ = ["CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice"]
 
 Move = Callable[[Any, Any, float | Tensor, Tensor], object]
 """One training step: (x, y, annealing, step)."""
@@ -171,6 +176,99 @@ class CapturedMove:
         self.graph.replay()
         copies = {n: v.clone() for n, v in vars(self.info).items() if isinstance(v, Tensor)}
         return replace(self.info, **copies)
+
+
+class CapturedForward:
+    """A forward pass without gradients that is replayed where launching its kernels takes longest.
+
+    The first full batches run eagerly and are timed. The pass is captured if the host needs most of
+    the time for launching, and if the batches left would need longer than a capture. Batches of
+    another shape run eagerly, and so does everything after a capture that failed.
+
+    Args:
+        call: from inputs on the GPU to outputs.
+        points: number of data points to come; None if unknown, then nothing is captured.
+    """
+
+    WARM = 3
+    CAPTURE_SECONDS = 0.3
+    LAUNCH_SHARE = 0.7
+
+    def __init__(self, call: Callable[[Any], Tensor], points: int | None) -> None:
+        self.call, self.left = call, points or 0
+        self.kind: Any = None
+        self.seen = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.x: Any = None
+        self.outputs: Tensor | None = None
+
+    def __call__(self, x: Any) -> Tensor:
+        """The outputs; a replay gives a copy, which later batches do not change."""
+        self.left -= len(x)
+        kind = _kind(x)
+        self.kind = self.kind or kind
+        if kind is None or kind != self.kind:
+            return self.call(x)
+        if self.graph is None:
+            return self._eager(x)
+        _copy_into(self.x, x)
+        self.graph.replay()
+        assert self.outputs is not None
+        return self.outputs.clone()
+
+    def _eager(self, x: Any) -> Tensor:
+        """A pass that may be timed; the last of them decides about the capture."""
+        self.seen += 1
+        if self.seen != self.WARM:
+            return self.call(x)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        outputs = self.call(x)
+        launched = time.perf_counter() - start
+        torch.cuda.synchronize()
+        whole = time.perf_counter() - start
+        rest = self.left // len(x) * launched
+        if launched > self.LAUNCH_SHARE * whole and rest > self.CAPTURE_SECONDS:
+            self._capture(x)
+        return outputs
+
+    def _capture(self, x: Any) -> None:
+        # The allocator frees nothing any more after a capture that failed, so try without one.
+        if _waits_for_host(self.call, x):
+            return
+        self.x, graph = _copied(x), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(x.device)):
+                self.outputs = self.call(self.x)
+        except (RuntimeError, ShoalError):
+            self.x, self.outputs = None, None
+            torch.cuda.synchronize()
+        else:
+            self.graph = graph
+
+
+def _waits_for_host(call: Callable[[Any], Tensor], x: Any) -> bool:
+    """Whether a call reads numbers from the device, as by `item`, which no graph can contain."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call(x)
+        except (RuntimeError, ShoalError):
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
+def _kind(x: Any) -> Any:
+    """Names, shapes and types of the inputs; None for objects, which are not captured."""
+    if not isinstance(x, (Tensor, Structured)):
+        return None
+    parts, form = ({"": x}, "") if isinstance(x, Tensor) else (x.tensors, repr(x.form))
+    return form, [(name, t.shape, t.stride(), t.dtype) for name, t in parts.items()]
 
 
 def _copied(value: Any) -> Any:

@@ -86,7 +86,7 @@ class MemberRunner:
         chunk: number of members per forward and backward pass, to limit activations; None for all.
             A single forward pass by vmap is divided in the same way.
         streams: on a GPU, number of loop members that run at a time; with several streams, layers
-            of trained networks run fused.
+            run fused.
         compiled: whether the networks go through `torch.compile`.
     """
 
@@ -205,8 +205,7 @@ class MemberRunner:
         return outputs
 
     def _layers(self, device: torch.device) -> AbstractContextManager:
-        trained = torch.is_grad_enabled() and not self.compiled
-        fused = trained and device.type == "cuda" and self.streams > 1
+        fused = not self.compiled and device.type == "cuda" and self.streams > 1
         return fused_layers() if fused else nullcontext()
 
 

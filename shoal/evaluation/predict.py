@@ -27,6 +27,7 @@ def predict(
     likelihood: Likelihood | None = None,
     weights: str | ArrayLike = "uniform",
     data: Dataset | Labelled | None = None,
+    out: str | os.PathLike[str] | None = None,
 ) -> Predictive:
     """Predictions of the members for new inputs, computed in batches and without gradients.
 
@@ -41,8 +42,11 @@ def predict(
             best weights on held-out data; or one number per member.
         data: training data for the weights, if the run cannot load its own: a `Dataset`, or a pair
             (x, y).
+        out: file that ends in .safetensors, to which the outputs are written batch by batch. The
+            prediction then reads them from the file, and may be larger than the memory. The file
+            appears when it is complete; `Predictive.load` opens it again.
     """
-    options = {"batch_size": batch_size, "device": device, "likelihood": likelihood}
+    options = {"batch_size": batch_size, "device": device, "likelihood": likelihood, "out": out}
     if isinstance(weights, str) and weights != "uniform":
         source = load(Path(source)) if isinstance(source, str | os.PathLike) else source
         chosen = _named_weights(source, weights, data)

@@ -264,7 +264,7 @@ def _members(pred: Predictive, y: Tensor) -> dict[str, Tensor]:
     """Differences between members: accuracy of each, disagreement of each pair."""
     if not pred.likelihood.about.has_classes:
         return {"test/affinity": metrics.affinity(pred).float()}
-    correct = pred.member_probs().argmax(-1) == pred.likelihood.labels(pred.check(y))
+    correct = pred.member_labels() == pred.likelihood.labels(pred.check(y))
     return {
         "test/pairwise": metrics.pairwise_disagreement(pred).float(),
         "test/member_accuracy": correct.double().flatten(1).mean(-1).float(),

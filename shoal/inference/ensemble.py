@@ -15,6 +15,7 @@ from shoal.engine.group import Group
 from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
 from shoal.engine.network_call import required_inputs
+from shoal.engine.plan import default_runner
 from shoal.inference.adopted import adopted_groups
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.stored_tensors import StoredTensors
@@ -179,7 +180,7 @@ class Ensemble(StoredTensors):
     def __call__(
         self,
         x: Inputs,
-        mapping: MemberRunner = MemberRunner(),  # noqa: B008
+        mapping: MemberRunner | None = None,
         own_inputs: bool = False,
         seed: int = 0,
         step: int | Tensor = 0,
@@ -190,13 +191,14 @@ class Ensemble(StoredTensors):
         Args:
             x: inputs [B, ...] for all members, or [M, B, ...] with `own_inputs`: a tensor, or
                 `Structured` inputs.
-            mapping: the member runner.
+            mapping: the member runner; None for the default of the networks on their device.
             own_inputs: every member has its own inputs.
             seed: seed of the dropout masks in training.
             step: training step, keys the dropout masks.
             probes: tensors added to the embeddings, one per architecture.
         """
-        return self._run([MemberInputs(x, own_inputs)], mapping, seed, step, probes)[0]
+        runner = mapping or default_runner(self.groups, self.device)
+        return self._run([MemberInputs(x, own_inputs)], runner, seed, step, probes)[0]
 
     def forward_with_rows(
         self,

@@ -22,6 +22,7 @@ from shoal.core.tree import add_into, add_scaled, mul_each
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberRunner
+from shoal.engine.plan import default_runner
 from shoal.engine.stack import evaluation_mode
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -245,7 +246,8 @@ def _drawn_outputs(
         }
         keys = torch.zeros(count, dtype=torch.int64, device=x.device)
         state = weights | buffers | dict.fromkeys(group.keys, keys)
-        mapping = MemberRunner("loop" if group.must_loop else "vmap")
+        usual = default_runner([group], x.device)
+        mapping = MemberRunner("loop") if group.must_loop else usual
         with evaluation_mode(group.skeleton) as skeleton:
             outputs.append(mapping(skeleton, state, x, False, group.shared))
     return torch.cat(outputs)

@@ -2,6 +2,8 @@
 
 import math
 
+from torch import Tensor
+
 from shoal.prediction.calibration import reliability
 from shoal.prediction.metric import ANY, CLASSES, LOSS, OUTPUTS, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
@@ -52,9 +54,12 @@ def nll_legacy(pred: Predictive, y: ArrayLike) -> float:
 @register("brier", CLASSES, "lower")
 def brier(pred: Predictive, y: ArrayLike) -> float:
     r"""Brier score $\frac1n \sum_n \sum_c (p_{nc} - 1[y_n = c])^2$, summed over classes: 0 to 2."""
-    probs = pred.probs.double()
-    truth = pred.likelihood.target_probs(pred.check(y), probs.shape[-1])
-    return average((probs - truth).square().sum(-1))
+
+    def score(part: Predictive, probs: Tensor, y: Tensor) -> Tensor:
+        truth = part.likelihood.target_probs(y, probs.shape[-1])
+        return (probs.double() - truth).square().sum(-1)
+
+    return average(pred.by_blocks(score, pred.probs, pred.check(y)))
 
 
 @register("ece", CLASSES, "lower", cite=("guo2017calibration",))

@@ -15,11 +15,14 @@ from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.structure import Inputs
 from shoal.data.batches import checked_size
-from shoal.data.sources import input_batches
-from shoal.engine.plan import default_runner
+from shoal.data.sources import input_batches, input_count
+from shoal.engine.graph import CapturedForward
 from shoal.engine.precision import calculating_in
+from shoal.engine.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.prediction.collected import CollectedOutputs, SoundMembers
+from shoal.prediction.prediction_file import MemberFile, checked_out, read_prediction, writing
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["member_outputs", "predict"]
@@ -33,6 +36,7 @@ def predict(
     device: str | torch.device | None = None,
     likelihood: Likelihood | None = None,
     weights: ArrayLike | None = None,
+    out: str | os.PathLike[str] | None = None,
     load: Callable[[Path], Any] | None = None,
     keep: bool = False,
 ) -> Predictive:
@@ -51,6 +55,9 @@ def predict(
         likelihood: distribution of the targets, given the outputs. None takes the run's likelihood,
             or `Categorical` for an ensemble.
         weights: weights of all members [M], including diverged members; None for equal weights.
+        out: file that ends in .safetensors, to which the outputs are written batch by batch. The
+            prediction then reads them from the file, and may be larger than the memory. The file
+            appears when it is complete; `Predictive.load` opens it again.
         load: function that opens a run folder, if `source` is a path.
         keep: leave the prediction on its GPU, where metrics are faster.
 
@@ -67,9 +74,17 @@ def predict(
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
     precision = (getattr(source, "config", None) or {}).get("precision")
     trained = (getattr(source, "provenance", None) or {}).get("input_range")
-    members = member_outputs(ensemble, x, batch_size, device, keep, precision, trained)
-    sound = _sound(members, ensemble.alive)
-    return Predictive(members[sound], meaning, _of_sound(weights, sound))
+    path, keep = (None, keep) if out is None else (checked_out(out), False)
+    batches = _OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
+    if path is None:
+        outputs = CollectedOutputs(batches.count)
+        sound = _sound(batches.into(outputs), ensemble.alive)
+        kept = sound.nonzero().flatten().tolist()
+        return Predictive(outputs.finish(kept), meaning, _of_sound(weights, sound))
+    with writing(path, meaning, batches.count) as file:
+        sound = _sound(batches.into(file), ensemble.alive)
+        file.finish(sound.nonzero().flatten().tolist(), _of_sound(weights, sound))
+    return Predictive(*read_prediction(path, meaning))
 
 
 def member_outputs(
@@ -85,19 +100,60 @@ def member_outputs(
 
     Inputs are checked against `trained`, the range of the training inputs.
     """
-    with torch.no_grad(), _ready(ensemble, device, keep, precision) as call:
-        whole = getattr(ensemble, "takes_whole", None)
-        takes = getattr(ensemble, "takes_inputs", lambda count: False)
-        batches = input_batches(x, batch_size, None, ensemble.dtype, whole, trained, takes)
-        outputs = [call(batch) for batch in batches]
-    if not outputs:
-        raise DataError("there is nothing to predict: x has no inputs")
-    if len({each.shape[2:] for each in outputs}) > 1:
-        raise DataError(
-            "the batches give outputs of different shapes, such as sequences of different lengths; "
-            "pad the inputs to one length, or predict one batch at a time"
+    batches = _OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
+    outputs = CollectedOutputs(batches.count)
+    return outputs.finish(range(len(batches.into(outputs))))
+
+
+class _OutputBatches:
+    """The outputs of an ensemble, batch by batch; the arguments are those of `member_outputs`."""
+
+    def __init__(
+        self,
+        ensemble: Any,
+        x: Any,
+        batch_size: int,
+        device: str | torch.device | None,
+        keep: bool,
+        precision: str | None,
+        trained: Sequence[float] | None,
+    ) -> None:
+        self.ensemble, self.x, self.size = ensemble, x, batch_size
+        self.device, self.keep = device, keep
+        self.precision, self.trained = precision, trained
+        self.takes = getattr(ensemble, "takes_inputs", lambda count: False)
+        self.count = input_count(x, self.takes)
+
+    def into(self, store: CollectedOutputs | MemberFile) -> Tensor:
+        """Give all outputs to a store; returns which members have finite outputs [M]."""
+        found = SoundMembers()
+        with torch.no_grad(), _ready(self.ensemble, self.device, self.precision) as placed:
+            for outputs in self._computed(placed, found):
+                store.add(outputs)
+        if found.sound is None:
+            raise DataError("there is nothing to predict: x has no inputs")
+        return found.sound
+
+    def _computed(self, placed: Any, found: SoundMembers) -> Iterator[Tensor]:
+        whole, there = getattr(placed, "takes_whole", None), torch.device(placed.device)
+        batches = input_batches(
+            self.x, self.size, None, placed.dtype, whole, self.trained, self.takes
         )
-    return torch.cat(outputs, dim=1)
+        on_gpu = there.type == "cuda"
+        forward = CapturedForward(placed, self.count) if on_gpu else placed
+
+        def compute(x: Inputs) -> Tensor:
+            outputs = forward(x)
+            found.see(outputs)
+            return outputs
+
+        if on_gpu and not self.keep:
+            yield from through_gpu(batches, compute, there)
+            return
+        for batch in batches:
+            outputs = compute(batch.to(there))
+            # metrics sum in double precision, which only CUDA devices have
+            yield outputs if on_gpu else outputs.cpu()
 
 
 def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
@@ -130,31 +186,17 @@ def _opened(source: Any, load: Callable[[Path], Any] | None) -> Any:
 
 @contextmanager
 def _ready(
-    ensemble: Any,
-    device: str | torch.device | None,
-    keep: bool,
-    precision: str | None,
-) -> Iterator[Callable[[Inputs], Tensor]]:
-    """The ensemble in evaluation mode, as a function of one batch; restores its mode."""
+    ensemble: Any, device: str | torch.device | None, precision: str | None
+) -> Iterator[Any]:
+    """The ensemble in evaluation mode on a device; restores its mode."""
     there = torch.device(ensemble.device) if device is None else usable_device(device)
     # moving in place would detach the tensors from an active optimiser
     placed = ensemble if there == ensemble.device else copy.deepcopy(ensemble).to(there)
     training = placed.training
-    on_gpu = _on_gpu(placed, there)
-    how: dict[str, Any] = (
-        {"mapping": default_runner(placed.groups, placed.device)} if on_gpu else {}
-    )
-
-    def call(x: Inputs) -> Tensor:
-        outputs = placed(x.to(there), **how)
-        # metrics sum in double precision, which only CUDA devices have
-        outputs = outputs if keep and there.type == "cuda" else outputs.cpu()
-        return outputs if outputs.dtype == torch.float64 else outputs.float()
-
     placed.train(False)
     try:
-        with calculating_in(precision, placed) if on_gpu else nullcontext():
-            yield call
+        with calculating_in(precision, placed) if _on_gpu(placed, there) else nullcontext():
+            yield placed
     finally:
         placed.train(training)
 
@@ -163,9 +205,9 @@ def _on_gpu(ensemble: Any, device: torch.device) -> bool:
     return device.type == "cuda" and isinstance(ensemble, Ensemble)
 
 
-def _sound(members: Tensor, alive: Tensor) -> Tensor:
-    """Which members are finite [M]: weights and outputs; a logit of -inf is allowed."""
-    sound = alive.to(members.device) & (members < torch.inf).flatten(1).all(-1)
+def _sound(finite: Tensor, alive: Tensor) -> Tensor:
+    """Which members are sound [M]: finite weights and outputs; a warning names the others."""
+    sound = alive.to(finite.device) & finite
     if not sound.any():
         raise DataError(
             f"all {len(sound)} members diverged, so there is no prediction; "

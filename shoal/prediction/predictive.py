@@ -1,7 +1,8 @@
 """The prediction of an ensemble for a batch of inputs, with its uncertainty."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,18 +11,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.notebook import facts_html
 from shoal.data.arrays import as_targets
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points
+from shoal.prediction.mixture import (
+    bisected_quantile,
+    blocks,
+    deviation,
+    mean_entropy,
+    mixture_cdf,
+    mixture_log_prob,
+    total_variance,
+)
+from shoal.prediction.prediction_file import checked_out, read_prediction, writing
 
 __all__ = ["ArrayLike", "Predictive"]
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]
 """A tensor, an array, or nested sequences of numbers."""
-
-_HALVINGS = 80
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,17 +119,59 @@ class Predictive:
         members = torch.cat([part.members for part in parts], dim=1)
         return cls(members, first.likelihood, first.weights)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the prediction to a .safetensors file, which `load` opens."""
+        with writing(checked_out(path), self.likelihood, len(self)) as file:
+            for rows in blocks(self):
+                file.add(self.members[:, rows])
+            file.finish(range(self.size), self.weights)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], likelihood: Likelihood | None = None
+    ) -> "Predictive":
+        """Open the file of a prediction; outputs are read from the disk as they are needed.
+
+        Args:
+            path: a file of `save` or of `predict(..., out=FILE)`.
+            likelihood: the likelihood, if it is your own; a registered one is in the file.
+        """
+        return cls(*read_prediction(checked_path(path, "the path"), likelihood))
+
+    def by_blocks(self, compute: Callable[..., Tensor], *along: Tensor) -> Tensor:
+        """A quantity of each data point [B, ...], with memory for one block of data points.
+
+        Args:
+            compute: from the prediction of some data points, and the rows of `along` that belong
+                to them, to a tensor with one row per data point.
+            along: tensors with one row per data point.
+        """
+        found = [compute(self.block(rows), *(t[rows] for t in along)) for rows in blocks(self)]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def block(self, rows: slice) -> "Predictive":
+        """The prediction for some data points, on the same memory."""
+        if rows == slice(0, len(self)):
+            return self
+        block = object.__new__(Predictive)
+        vars(block).update(
+            members=self.members[:, rows], likelihood=self.likelihood, weights=self.weights
+        )
+        return block
+
     @cached_property
     def probs(self) -> Tensor:
         """Class probabilities of the mixture [B, C]."""
-        return self.average(self.member_probs()).clamp_max(1)
+        return self.by_blocks(lambda part: part.average(part.member_probs()).clamp_max(1))
 
     @property
     def mean(self) -> Tensor:
         """Mean of the mixture: `probs` for classes, [B, K] for columns of numbers or of 0 and 1."""
         kinds = self.likelihood.about.kinds
         one_hot = "classes" in kinds and "binary" not in kinds
-        return self.probs if one_hot else self.average(self._member_means)
+        if one_hot:
+            return self.probs
+        return self.by_blocks(lambda part: part.average(part.member_means))
 
     @property
     def variance(self) -> Tensor:
@@ -129,8 +181,7 @@ class Predictive:
         """
         if self._has_classes:
             return self.mean * (1 - self.mean)
-        variance = self.likelihood.variance(self.members)
-        return self.average(variance + (self._member_means - self.mean).square())
+        return self.by_blocks(total_variance)
 
     @property
     def stddev(self) -> Tensor:
@@ -139,26 +190,18 @@ class Predictive:
 
     def log_prob(self, y: ArrayLike) -> Tensor:
         r"""$\log \sum_m w_m\, p(y \,|\, f_m)$ for labels [B] or targets [B] or [B, K], to [B]."""
-        return self.likelihood.mixture_log_prob(self.members, self.check(y), self.weights)
+        return self.by_blocks(mixture_log_prob, self.check(y))
 
     def cdf(self, y: ArrayLike) -> Tensor:
         """P(Y <= y) of each target column [B, K], in double precision."""
-        return self.average(self.likelihood.cdf(self.members, self.check(y)))
+        return self.by_blocks(mixture_cdf, self.check(y))
 
     def quantile(self, level: float) -> Tensor:
         """The smallest y with P(Y <= y) >= level, in each target column [B, K], by bisection."""
         if not 0 < level < 1:
             raise ConfigError(f"the level of a quantile must be between 0 and 1, not {level}")
         self._only("numbers", "quantiles", "probs")
-        whole = self.likelihood.discrete
-        # Chebyshev's inequality: P(|Y - mean| >= r std) <= 1 / r²
-        reach = self.stddev.double() / math.sqrt(min(level, 1 - level) / 2) + whole
-        low, high = self.mean.double() - reach, self.mean.double() + reach
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            below = self.average(self.likelihood.cdf(self.members, middle)) < level
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high.floor() if whole else high
+        return self.by_blocks(lambda part: bisected_quantile(part, level))
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Ends of the central interval of probability `level`, each [B, K]."""
@@ -231,6 +274,11 @@ class Predictive:
         self._only("classes", "class probabilities", "mean, variance or log_prob")
         return self._member_probs
 
+    def member_labels(self) -> Tensor:
+        """Most probable class of each member [M, B]."""
+        each = self.by_blocks(lambda part: part.member_probs().argmax(-1).movedim(0, 1))
+        return each.movedim(1, 0).contiguous()
+
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the target under each member, both [M, B, K]."""
         self._only("numbers", "member means and variances", "probs, mean or variance")
@@ -247,13 +295,14 @@ class Predictive:
         return self.likelihood.about.has_classes
 
     @cached_property
-    def _member_means(self) -> Tensor:
+    def member_means(self) -> Tensor:
+        """Mean of the target under each member [M, B, K]; for classes, their probabilities."""
         return self.likelihood.mean(self.members)
 
     @cached_property
     def _member_probs(self) -> Tensor:
         binary = "binary" in self.likelihood.about.kinds
-        return self.likelihood.probs(self.members) if binary else self._member_means
+        return self.likelihood.probs(self.members) if binary else self.member_means
 
     @cached_property
     def _entropy(self) -> Tensor:
@@ -261,19 +310,11 @@ class Predictive:
 
     @cached_property
     def _aleatoric(self) -> Tensor:
-        def variance() -> Tensor:
-            return self.likelihood.variance(self.members)
-
-        return self.average(self.likelihood.entropy(self._member_means, variance))
+        return self.by_blocks(mean_entropy)
 
     @cached_property
     def _disagreement(self) -> Tensor:
-        each = self._member_means
-        share = 1 / self.size if self.weights is None else float(self.weights.square().sum())
-        if 1 - share < 1e-6:
-            return torch.zeros_like(each[0, ..., 0])
-        variance = self.average((each - self.average(each)).square()) / (1 - share)
-        return variance.sqrt().mean(-1)
+        return self.by_blocks(deviation)
 
     def _only(self, kind: str, what: str, instead: str) -> None:
         if kind not in self.likelihood.about.kinds:

@@ -8,6 +8,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Scaling
 from shoal.prediction.metric import GAUSSIAN, INTERVALS, NUMBERS, average, of_points, register
+from shoal.prediction.mixture import mixture_cdf
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["coverage", "crps", "in_units", "pit", "rmse", "sharpness"]
@@ -31,13 +32,18 @@ def crps(pred: Predictive, y: ArrayLike) -> float:
     A(\mu_m - \mu_n, \sigma_m^2 + \sigma_n^2)$; the mean over inputs and columns.
     Grimit et al. (2006), doi 10.1256/qj.05.235.
     """
+    return average(pred.by_blocks(_ranked_score, pred.check(y)))
+
+
+def _ranked_score(pred: Predictive, y: Tensor) -> Tensor:
+    """The score of every input and column [B, K]."""
     mean, variance = (moment.double() for moment in pred.moments())
-    error = pred.average(_expected_distance(pred.check(y) - mean, variance))
+    error = pred.average(_expected_distance(y - mean, variance))
     spread = [
         pred.average(_expected_distance(one - mean, noise + variance))
         for one, noise in zip(mean, variance, strict=True)
     ]
-    return average(error - 0.5 * pred.average(torch.stack(spread)))
+    return error - 0.5 * pred.average(torch.stack(spread))
 
 
 def _expected_distance(shift: Tensor, variance: Tensor) -> Tensor:
@@ -64,12 +70,8 @@ def pit(pred: Predictive, y: ArrayLike) -> Tensor:
 
 def _pit_bounds(pred: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
     """P(Y < y) and P(Y <= y) of the mixture; equal for continuous targets."""
-
-    def below(y: Tensor) -> Tensor:
-        return pred.average(pred.likelihood.cdf(pred.members, y))
-
-    high = below(y)
-    return (below(y - 1) if pred.likelihood.discrete else high), high
+    high = pred.by_blocks(mixture_cdf, y)
+    return (pred.by_blocks(mixture_cdf, y - 1) if pred.likelihood.discrete else high), high
 
 
 @of_points

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from shoal.prediction.metric import OUTPUTS, register
+from shoal.prediction.mixture import blocks
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = ["affinity", "effective_functions", "effective_number", "pairwise_disagreement"]
@@ -14,7 +15,7 @@ def pairwise_disagreement(pred: Predictive) -> Tensor:
 
     Fort et al. (2019), arXiv 1912.02757.
     """
-    labels = pred.member_probs().argmax(-1).flatten(1)
+    labels = pred.member_labels().flatten(1)
     return torch.stack([(labels != row).double().mean(-1) for row in labels])
 
 
@@ -25,7 +26,11 @@ def affinity(pred: Predictive) -> Tensor:
     place of the integral for labels. The affinity is 1 for equal predictions, and 0 for predictions
     that exclude each other on every input. The matrix is positive semidefinite.
     """
-    return pred.likelihood.affinity(pred.members)
+    if "loss" in pred.likelihood.about.kinds:  # its scale comes from all inputs
+        return pred.likelihood.affinity(pred.members)
+    parts = [pred.block(rows) for rows in blocks(pred)]
+    shares = [part.likelihood.affinity(part.members) * (len(part) / len(pred)) for part in parts]
+    return shares[0] if len(shares) == 1 else torch.stack(shares).sum(0)
 
 
 @register("effective_functions", OUTPUTS, "neither", weighs=False)

@@ -154,6 +154,15 @@ def test_predict_into_files(here, capsys):
         np.testing.assert_allclose(arrays["probs"].max(1), arrays["probability"])
 
 
+def test_predict_writes_the_outputs_of_every_member(here, capsys):
+    x = np.random.default_rng(0).normal(size=(3, 2))
+    np.save("many.npy", x)
+    assert main(["predict", RUN, "many.npy", "-o", "members.safetensors"]) == 0
+    found, wanted = shoal.Predictive.load("members.safetensors"), shoal.predict(RUN, x)
+    assert torch.equal(found.members, wanted.members)
+    assert f"predictions of {wanted.size} members for 3 inputs" in capsys.readouterr().out
+
+
 def test_predict_brings_pixels_to_the_range_of_the_training(here, capsys):
     draw = torch.Generator().manual_seed(0)
     unit = torch.rand(20, 1, 4, 4, generator=draw)
@@ -313,7 +322,7 @@ def test_quiet_is_for_one_command(capsys):
         (74, "there is no file called no.csv", ["predict", RUN, "no.csv"]),
         (65, "3 numbers per row|inputs of shape", ["predict", RUN, "three.npy"]),
         (65, "Shoal reads", ["predict", RUN, "page.txt"]),
-        (2, "written as .csv or .npz", ["predict", RUN, "three.npy", "-o", "a.txt"]),
+        (2, "written as .csv, .npz or .safetensors", ["predict", RUN, "three.npy", "-o", "a.txt"]),
         (2, "there is no method called 'kdee'", ["compare", *TINY, "--methods", "kdee"]),
         (2, "a strength is a number", ["compare", *TINY, "--methods", "kde:x"]),
         (2, "sizes are whole numbers", ["compare", *TINY, "--sizes", "a"]),

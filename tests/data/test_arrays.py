@@ -1,5 +1,7 @@
 """What becomes what, and the sentence for everything that cannot be used."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -197,3 +199,16 @@ def test_columns_of_two_values_are_not_taken_for_numbers(y, words):
 )
 def test_other_columns_are(y):
     check_columns(y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [(0, 0), (500, 3), (999, 36)])
+def test_one_value_that_is_not_finite_is_found_anywhere(dtype, value, place):
+    x = torch.randn(1000, 37).to(dtype)
+    as_inputs(x, dtype)
+    x[place] = value
+    with pytest.raises(
+        DataError, match=rf"1 value that is not finite.*x\[{place[0]}, {place[1]}\]"
+    ):
+        as_inputs(x, dtype)

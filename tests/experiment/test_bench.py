@@ -25,6 +25,7 @@ from shoal.experiment.bench.contestants import (
 )
 from shoal.experiment.bench.measure import Timing, interleave
 from shoal.experiment.bench.plan import BenchPlan
+from shoal.experiment.bench.prediction import LoopPrediction, PredictionWork
 from shoal.experiment.variants import parse_method
 
 CPU = torch.device("cpu")
@@ -111,6 +112,36 @@ def test_a_bare_network_has_no_normalisation():
     layers = [*NETWORKS["resnet18-bare"].blueprint().modules()]
     assert any(isinstance(layer, torch.nn.Conv2d) for layer in layers)
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in layers)
+
+
+# Predictions ---------------------------------------------------------------------------------
+
+
+def test_predictions_are_timed_beside_a_loop_that_says_the_same():
+    case = tiny(points=10)
+    ours, loop = PredictionWork(case), LoopPrediction(case)
+    x = case.data()[0]
+    torch.testing.assert_close(ours.outputs(x), loop.outputs(x), rtol=1e-12, atol=1e-12)
+    calls = []
+    ours.outputs = lambda x: calls.append(len(x))
+    ours(5)  # two full batches of 4 points are there
+    assert calls == [8, 8, 4]
+
+
+def test_a_benchmark_of_predictions_has_speed_and_deviation(tmp_path, capsys):
+    out = tmp_path / "predictions.json"
+    models = ["--models", "mlp,vit", "--precision", "float32", "--members", "2"]
+    assert main(["bench", *TINY, "--predict", *models, "-o", str(out)]) == 0
+    value = json.loads(out.read_text())
+    rows = value["predictions"]
+    assert value["steps"] == [] and value["settings"]["predict"]
+    kinds = [(row["model"], row["what"]) for row in rows]
+    assert kinds == [(name, what) for name in ("mlp", "vit") for what in (LOOP, "shoal")]
+    for row in rows:
+        assert row["points_per_second"] == pytest.approx(1e3 * 4 / row["ms"])
+    assert all(row["deviation"] < 1e-5 for row in rows if row["what"] == "shoal")
+    shown = capsys.readouterr().out
+    assert "ms per batch" in shown and shown.count("points/s") == 2
 
 
 # Clocks --------------------------------------------------------------------------------------

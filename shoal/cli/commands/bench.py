@@ -15,6 +15,7 @@ from shoal.experiment.bench.agreement import COMPARED, agreement
 from shoal.experiment.bench.battery import EPOCHS, Row, measure, train_once
 from shoal.experiment.bench.measure import load, machine, versions
 from shoal.experiment.bench.plan import BenchPlan
+from shoal.experiment.bench.prediction import measure_predictions
 
 __all__ = ["report", "run"]
 
@@ -29,6 +30,7 @@ def report(value: Mapping[str, Any]) -> str:
         [
             _title(value["machine"], value["versions"]),
             *_tables(value["steps"]),
+            *_prediction_tables(value.get("predictions", [])),
             *_agreement(value.get("agreement", [])),
             *_trainings_table(value.get("training", [])),
         ]
@@ -57,6 +59,36 @@ def _tables(rows: Sequence[Row]) -> list[str]:
         figures = [table([*cells.values()], _HEADER)] if cells else []
         blocks.append("\n".join([heading, *figures, *_floor(lines), *notes, *failed]))
     return blocks
+
+
+_PREDICTED = ("", "ms per batch", "±", "points/s", "MiB", "x loop", "deviation")
+
+
+def _prediction_tables(rows: Sequence[Row]) -> list[str]:
+    blocks = []
+    for heading, group in groupby(rows, _prediction_heading):
+        lines = list(group)
+        cells = [_prediction_cells(row) for row in lines if "ms" in row]
+        failed = [f"{row['what']} cannot run: {row['error']}" for row in lines if "error" in row]
+        blocks.append("\n".join([heading, *([table(cells, _PREDICTED)] if cells else []), *failed]))
+    return blocks
+
+
+def _prediction_heading(row: Row) -> str:
+    sizes = f"{row['members']} members, batch {row['batch_size']}"
+    return f"{row['model']} predicts, {sizes}, {row['precision']}"
+
+
+def _prediction_cells(row: Row) -> list[str]:
+    return [
+        row["what"],
+        f"{row['ms']:.4g}",
+        f"{100 * row['spread']:.0f} %",
+        f"{row['points_per_second']:,.0f}",
+        "-" if row["memory_mib"] is None else f"{row['memory_mib']:,.0f}",
+        _ratio(row["times_faster_than_loop"]),
+        f"{row['deviation']:.1e}" if "deviation" in row else "-",
+    ]
 
 
 def _floor(rows: Sequence[Row]) -> list[str]:
@@ -141,8 +173,10 @@ def run(options: Namespace) -> Outcome:
         "machine": machine(device),
         "versions": versions(),
         "settings": plan.settings(),
-        "steps": _steps(plan, show),
+        "steps": [] if plan.predict else _steps(plan, show),
     }
+    if plan.predict:
+        value["predictions"] = _predictions(plan, show)
     if options.check:
         with Ticker(len(COMPARED) * len(plan.methods), 0, show) as ticker:
             value["agreement"] = agreement(plan.methods, plan.engines, device, say=ticker.tick)
@@ -158,6 +192,13 @@ def _steps(plan: BenchPlan, show: bool) -> list[dict[str, Any]]:
     batteries = plan.batteries()
     with Ticker(sum(map(len, batteries)), 0, show) as ticker:
         return [row for each in batteries for row in measure(each, plan.seconds, ticker.tick)]
+
+
+def _predictions(plan: BenchPlan, show: bool) -> list[dict[str, Any]]:
+    cases = plan.predictions()
+    with Ticker(2 * len(cases), 0, show) as ticker:
+        found = [measure_predictions(case, plan.seconds, ticker.tick) for case in cases]
+    return [row for rows in found for row in rows]
 
 
 def _trainings(plan: BenchPlan, methods_given: bool, show: bool) -> list[dict[str, Any]]:

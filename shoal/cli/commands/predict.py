@@ -21,17 +21,26 @@ from shoal.training.run import Run
 
 __all__ = ["run"]
 
+MEMBERS = ".safetensors"
+"""Ending of a file with the outputs of every member."""
+
 
 def run(options: Namespace) -> Outcome:
     """Print the predictions or write them to a file, one row per input."""
     out = None if options.out is None else Path(options.out)
-    if out is not None and out.suffix.lower() not in (".csv", ".npz"):
-        raise ConfigError(f"predictions are written as .csv or .npz, not as {out.name!r}")
+    if out is not None and out.suffix.lower() not in (".csv", ".npz", MEMBERS):
+        raise ConfigError(
+            f"predictions are written as .csv, .npz or {MEMBERS}, not as {out.name!r}"
+        )
     check_device(options.device)
     source = opened_for("predict", options.run, options.model)
     set_threads(options.threads, source.ensemble.weights, 1024)
     x = _rescaled(_shaped(load_file(options.file).x, source, options.file), source, options.file)
-    pred = predict(source, x, device=options.device)
+    members_out = out if out is not None and out.suffix.lower() == MEMBERS else None
+    pred = predict(source, x, device=options.device, out=members_out)
+    if members_out is not None:
+        told = f"predictions of {pred.size} members for {len(pred)} inputs written to {out}"
+        return Outcome(told, {"file": str(out), "rows": len(pred), "members": pred.size})
     columns = _columns(pred)
     if out is None:
         return Outcome(_csv(columns).rstrip(), _rows(columns))

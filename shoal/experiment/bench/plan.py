@@ -1,7 +1,7 @@
 """The plan of a benchmark, from the options and the defaults of the device."""
 
 from argparse import Namespace
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ _MODELS = {"cpu": "mlp,small-cnn", "cuda": "mlp,small-cnn,resnet18"}
 _ENGINES = {"cpu": "auto,vmap,loop", "cuda": "auto,auto+compile,vmap+eager,loop"}
 _SECONDS = {"cpu": 5.0, "cuda": 2.0}
 _QUICK_BATCHES = 8
+_PREDICTED_BATCHES = 100
+"""Most batches per call of `predict`; inputs of all of them are in memory."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class BenchPlan:
         optimizer: name in torch.
         seconds: seconds per row of the table.
         quick: less data, to check that everything runs.
+        predict: time predictions instead of training steps.
     """
 
     device: str
@@ -48,6 +51,7 @@ class BenchPlan:
     optimizer: str = "sgd"
     seconds: float = 5.0
     quick: bool = False
+    predict: bool = False
 
     @classmethod
     def of(cls, options: Namespace) -> "BenchPlan":
@@ -71,10 +75,11 @@ class BenchPlan:
             _names(options.engines or _ENGINES[kind]),
             _names(options.precision or ""),
             options.members,
-            options.batch_size,
+            options.batch_size or (1024 if options.predict and kind == "cuda" else 128),
             options.optimizer,
             options.seconds or (0.2 if options.quick else _SECONDS[kind]),
             options.quick,
+            options.predict,
         )
 
     def batteries(self) -> list[list[Contestant]]:
@@ -90,6 +95,15 @@ class BenchPlan:
             for precision in self.precisions or (model.precision,):
                 case = self.case(model, precision)
                 found += [contestants(case, self.methods, some) for some in engines]
+        return found
+
+    def predictions(self) -> list[Case]:
+        """The prediction problems: every network in every precision."""
+        found = []
+        for model in map(network, self.models):
+            few = replace(model, batches=min(model.batches, _PREDICTED_BATCHES))
+            kinds = self.precisions or (model.precision,)
+            found += [self.case(few, precision) for precision in kinds]
         return found
 
     def case(self, found: Network, precision: str, points: int | None = None) -> Case:

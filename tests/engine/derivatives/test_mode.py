@@ -252,3 +252,34 @@ for network, layer in ((ResNet20, "_NormaliseBackward"), (ResNet32, "_AffineBack
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 def test_fused_layers_by_kernels_have_the_gradients_of_torch():
     run_kernels(FUSED)
+
+
+PREDICTED = """
+import torch
+from unittest import mock
+from shoal.engine.derivatives import affine, fused_layers
+from shoal.models import ResNet20, ResNet32
+device = "cuda" if torch.cuda.is_available() else "cpu"
+real, joined = affine._Affine.forward, []
+def noted(x, *rest):
+    joined.append((rest[-2] is not None, rest[-1]))
+    return real(x, *rest)
+for network in (ResNet20, ResNet32):
+    torch.manual_seed(0)
+    module = network((4, 6)).build((3, 8, 8), 5).to(device).to(memory_format=torch.channels_last)
+    for name, buffer in module.named_buffers():
+        buffer.copy_(torch.rand_like(buffer.float()) + 0.5)
+    x = torch.randn(6, 3, 8, 8, device=device).to(memory_format=torch.channels_last)
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+        wanted = module.eval()(x)
+        with mock.patch.object(affine._Affine, "forward", staticmethod(noted)), fused_layers():
+            found = module(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert (True, True) in joined and (False, True) in joined, joined
+    joined.clear()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_predictions_by_kernels_join_normalisation_residual_and_rectifier():
+    run_kernels(PREDICTED)
