@@ -30,6 +30,7 @@ from shoal.engine.member_inputs import (
     unpacked,
 )
 from shoal.engine.once import Once, Spoiled
+from shoal.engine.recurrent import own_recurrence
 
 __all__ = [
     "MemberInputs",
@@ -231,7 +232,8 @@ def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[Member
     Fused attention and compiled networks have no second derivative; some layers have a slow one.
     """
     fast = fast_second_order() if on_gpu else nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), fast:
+    recurrent = own_recurrence() if on_gpu else nullcontext()  # cuDNN has no second derivative
+    with sdpa_kernel(SDPBackend.MATH), fast, recurrent:
         yield replace(mapping, compiled=False)
 
 
