@@ -33,7 +33,6 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.models.blueprint import Blueprint
 from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
 from shoal.training.history_file import HistoryFile, is_row
-from shoal.training.options import stored_method
 from shoal.training.prepare import AXES, SHARED
 from shoal.training.trainer import Trainer
 
@@ -206,14 +205,11 @@ class RunFolder:
         with storage_errors("read", path), path.open("rb") as file:
             data = file.read(MAX_BYTES)
         try:
-            table = checked_config(parse_toml(data.decode(), str(path)), path)
+            return checked_config(parse_toml(data.decode(), str(path)), path)
         except UnicodeDecodeError:
             raise StorageError(f"{path} is not text in UTF-8") from None
         except ConfigError as error:
             raise StorageError(str(error)) from None
-        if "method" in table:
-            table["method"] = stored_method(table["method"])
-        return table
 
     def _lack(self) -> str:
         if not self.path.exists():
