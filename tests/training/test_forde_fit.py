@@ -16,6 +16,7 @@ from shoal.experiment.build import check_names, default_folder
 from shoal.experiment.config import load_config
 from shoal.experiment.variants import variant_of
 from shoal.training.prepare import AXES
+from shoal.training.run import RunFolder
 
 
 def test_the_axes_are_kept_beside_the_run(tmp_path):
@@ -57,7 +58,7 @@ def test_a_fraction_of_an_old_folder_keeps_its_rule(tmp_path):
     text = path.read_text()
     assert ", coupled = false" in text
     path.write_text(text.replace(", coupled = false", ""))
-    assert shoal.load(tmp_path, build=normed).config["method"] == method
+    assert RunFolder(tmp_path).config()["method"] == method
     config = load_config(path)
     assert variant_of(config.method).label == "forde+coupled=false+fraction=0.5"
     again = quick(normed, method=config.method)
