@@ -139,8 +139,8 @@ def _run(
     sizes = {t.shape[at] for t, at in [*parts, *filter(None, own)] if at is not None}
     members = next(iter(sizes), 1)
     inputs, *states = (_leading(*part, members) for part in parts)
-    gathered = _Weights(*(None if part is None else _leading(*part, members) for part in own))
-    outputs, last = _over_time(cell, inputs, tuple(states), gathered, backwards)
+    gathered: Any = (None if part is None else _leading(*part, members) for part in own)
+    outputs, last = _over_time(cell, inputs, tuple(states), _Weights(*gathered), backwards)
     if not sizes:
         return outputs[:, 0], tuple(state[0] for state in last)
     wrap = functorch._add_batch_dim
@@ -191,8 +191,7 @@ def _relu(x: Tensor, h: Tensor, states: States) -> States:
 def _gru(x: Tensor, h: Tensor, states: States) -> States:
     """h' = (1 - z) n + z h with n = tanh(x_n + r h_n) and the gates r, z = σ(x + h)."""
     if _fused(x):
-        found = torch._thnn_fused_gru_cell(x.flatten(0, 1), h.flatten(0, 1), states[0].flatten(0, 1))  # pyright: ignore # fmt: skip # noqa: E501
-        return (found[0].unflatten(0, x.shape[:2]),)
+        return _folded("_thnn_fused_gru_cell", x, h, states[0])[:1]
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), h.chunk(3, -1)
     z, n = (xz + hz).sigmoid(), (xn + (xr + hr).sigmoid() * hn).tanh()
     return (n + z * (states[0] - n),)
@@ -201,11 +200,16 @@ def _gru(x: Tensor, h: Tensor, states: States) -> States:
 def _lstm(x: Tensor, h: Tensor, states: States) -> States:
     """c' = f c + i g and h' = o tanh(c'), with g = tanh(x + h) and the gates i, f, o = σ(x + h)."""
     if _fused(x):
-        found = torch._thnn_fused_lstm_cell(x.flatten(0, 1), h.flatten(0, 1), states[1].flatten(0, 1))  # pyright: ignore # fmt: skip # noqa: E501
-        return found[0].unflatten(0, x.shape[:2]), found[1].unflatten(0, x.shape[:2])
+        return _folded("_thnn_fused_lstm_cell", x, h, states[1])[:2]
     i, f, g, o = (x + h).chunk(4, -1)
     c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
+
+
+def _folded(name: str, *given: Tensor) -> States:
+    """Results of torch's kernel of a whole cell, with members folded into its rows."""
+    found = getattr(torch, name)(*(tensor.flatten(0, 1) for tensor in given))
+    return tuple(tensor.unflatten(0, given[0].shape[:2]) for tensor in found)
 
 
 def _fused(x: Tensor) -> bool:

@@ -133,8 +133,8 @@ class TrackedInputs:
         # Without convolutions and statistics there is nothing to share, and a separate batch needs
         # no second derivative.
         apart = not (has_convolutions(ensemble.groups) or has_batch_norm(ensemble.groups))
-        alone = rule is None or apart or self.probes is not None
-        if alone or not isinstance(self.x, Tensor):
+        apart = apart or self.probes is not None
+        if rule is None or apart or not isinstance(self.x, Tensor):
             whole = ensemble(batch.x, context.mapping, batch.own, seed, step)
             return whole, self.run(ensemble.aside(), context)
         fast = twice_differentiable(context.mapping, self.x.is_cuda)

@@ -30,7 +30,7 @@ class RecurrentReader:
 
 class _Reader(nn.Module):
     def __init__(
-        self, kind: type[nn.RNNBase], width: int, input_shape: tuple[int, ...], outputs: int
+        self, kind: type[nn.GRU | nn.LSTM], width: int, input_shape: tuple[int, ...], outputs: int
     ) -> None:
         super().__init__()
         self.cells = kind(input_shape[-1], width, batch_first=True)
