@@ -191,7 +191,7 @@ def _relu(x: Tensor, h: Tensor, states: States) -> States:
 def _gru(x: Tensor, h: Tensor, states: States) -> States:
     """h' = (1 - z) n + z h with n = tanh(x_n + r h_n) and the gates r, z = σ(x + h)."""
     if _fused(x):
-        return _folded("_thnn_fused_gru_cell", x, h, states[0])[:1]
+        return _folded(torch.ops.aten._thnn_fused_gru_cell, x, h, states[0])
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), h.chunk(3, -1)
     z, n = (xz + hz).sigmoid(), (xn + (xr + hr).sigmoid() * hn).tanh()
     return (n + z * (states[0] - n),)
@@ -200,15 +200,15 @@ def _gru(x: Tensor, h: Tensor, states: States) -> States:
 def _lstm(x: Tensor, h: Tensor, states: States) -> States:
     """c' = f c + i g and h' = o tanh(c'), with g = tanh(x + h) and the gates i, f, o = σ(x + h)."""
     if _fused(x):
-        return _folded("_thnn_fused_lstm_cell", x, h, states[1])[:2]
+        return _folded(torch.ops.aten._thnn_fused_lstm_cell, x, h, states[1])
     i, f, g, o = (x + h).chunk(4, -1)
     c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
 
 
-def _folded(name: str, *given: Tensor) -> States:
-    """Results of torch's kernel of a whole cell, with members folded into its rows."""
-    found = getattr(torch, name)(*(tensor.flatten(0, 1) for tensor in given))
+def _folded(kernel: Callable[..., States], *given: Tensor) -> States:
+    """The states that torch's kernel of a whole cell finds, with members folded into its rows."""
+    *found, _ = kernel(*(tensor.flatten(0, 1) for tensor in given))
     return tuple(tensor.unflatten(0, given[0].shape[:2]) for tensor in found)
 
 
