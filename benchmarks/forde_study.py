@@ -44,11 +44,12 @@ def compared_methods() -> dict[str, Any]:
     found: dict[str, Any] = {name: name for name in (*OTHERS, *BASES)}
     for alpha in ALPHAS[1:-1]:
         found[f"forde-tuned alpha={alpha}"] = {"name": "forde-tuned", "alpha": alpha}
-    found[f"forde fraction={HALF}"] = {"name": "forde", "fraction": HALF}
+    found[f"forde fraction={HALF}"] = {"name": "forde", "fraction": HALF, "coupled": False}
     for times in STRENGTHS[1:]:
         found[strong(times)] = shoal.methods.get("forde").with_strength(times)
-    for words, own in (("", False), (" own", True)):
-        method = shoal.methods.get("forde", fraction=QUARTER, own_statistics=own)
+    rules = {"": {"coupled": False}, " own": {"own_statistics": True}, " coupled": {}}
+    for words, rule in rules.items():
+        method = shoal.methods.get("forde", fraction=QUARTER, **rule)
         for times in (STRENGTHS[0], STRENGTHS[2]):
             found[f"{strong(times)} fraction={QUARTER}{words}"] = method.with_strength(times)
     return found
@@ -102,10 +103,12 @@ def trained(data: shoal.Dataset, method: Any, seed: int, build: Any, how: dict[s
     }
 
 
-def study(name: str, data: Any, build: Any, how: dict, seeds: int, methods: dict) -> list[dict]:
+def study(
+    name: str, data: Any, build: Any, how: dict, seeds: int, methods: dict, first: int = 0
+) -> list[dict]:
     """Every method from every seed; `data` is a data set, or a function of the seed."""
     rows = []
-    for seed in range(seeds):
+    for seed in range(first, first + seeds):
         given: Any = data(seed) if callable(data) else data
         for label, method in methods.items():
             row = trained(given, method, seed, build, how)
@@ -260,6 +263,8 @@ def main() -> None:
     made.add_argument("--members", type=int, default=5)
     made.add_argument("--epochs", type=int)
     made.add_argument("--seeds", type=int, default=3)
+    made.add_argument("--first", type=int, default=0, help="the first seed")
+    made.add_argument("--only", help="labels of the table, separated by commas; without figures")
     found = options(made)
     found.epochs = found.epochs or {"digits": 20, "tables": 40}.get(found.data, 36)
     if found.quick:
@@ -270,8 +275,11 @@ def main() -> None:
     if found.data == "tables":
         rows = of_tables(found, found.seeds)
     else:
-        rows = study(found.data, *settings(found), found.seeds, compared_methods())
-        figures(rows, out)
+        methods, chosen = compared_methods(), found.only and found.only.split(",")
+        methods = {label: methods[label] for label in chosen or methods}
+        rows = study(found.data, *settings(found), found.seeds, methods, found.first)
+        if chosen is None:
+            figures(rows, out)
     write_text(out / "runs.csv", _csv(rows))
     names = dict.fromkeys(row["data"] for row in rows)
     means = {name: summary([row for row in rows if row["data"] == name]) for name in names}

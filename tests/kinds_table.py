@@ -216,7 +216,7 @@ def _kinds() -> Iterator[Kind]:
         **HUGGING_FACE,
     )  # fmt: skip
     yield Kind("LSTM", "sequences [B, T, D], y [B]", networks.lstm, SEQUENCES, together=False)
-    yield Kind("GRU", "sequences [B, T, D], y [B]", networks.gru, SEQUENCES, together=False)
+    yield Kind("GRU", "sequences [B, T, D], y [B]", networks.gru, SEQUENCES)
     yield from _graph_kinds()
     yield from _structured_kinds()
     yield from _unusual_modules()

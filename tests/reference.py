@@ -235,13 +235,15 @@ class Textbook:
         return torch.stack(self.gradient_rows(*how, **more))
 
     def gradient_rows(
-        self, legacy=False, U=None, spread=None, target="logit", rows=None, own=False, points=None
-    ):
+        self, legacy=False, U=None, spread=None, target="logit", rows=None, own=False, points=None,
+        coupled=False,
+    ):  # fmt: skip
         """phi_i = gamma s_i - (N / B) d log sum_j k_ij / d theta_i, member by member.
 
         `U` [D, R] are the axes and `spread` [R] the weights of the kernel; `rows` are the points of
         the batch on which members are compared, by a forward pass of their own, in which they are
-        normalised by the statistics that the weights give the whole batch, or by their `own`.
+        normalised by the statistics that the weights give the whole batch, or by their `own`. They
+        may be `coupled`.
         `points` are other inputs on which members are compared, with targets for the score.
         """
         M, x = len(self.modules), self.x if rows is None else self.x[rows]
@@ -249,7 +251,7 @@ class Textbook:
         x, y = (x, y) if points is None else points
         z = []
         for module in self.modules:
-            with nullcontext() if rows is None or own else normalised_as(module, self.x):
+            with nullcontext() if rows is None or own else normalised_as(module, self.x, coupled):
                 z.append(_directions(module, x, y, U, spread, target))
         h2 = [[_site_h2([v[b] for v in z], j, legacy) for j in range(M)] for b in range(len(x))]
         phi = []
@@ -303,8 +305,11 @@ class Textbook:
 
 
 @contextmanager
-def normalised_as(module, x):
-    """A block in which batch normalisation uses the moments that its inputs have for `x`."""
+def normalised_as(module, x, coupled=False):
+    """A block in which batch normalisation uses the moments that its inputs have for `x`.
+
+    `coupled`: gradients at the normalised inputs h become g - <g> - h <g h>, where h is fixed.
+    """
     layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     moments, hooks = {}, []
 
@@ -316,6 +321,9 @@ def normalised_as(module, x):
         mean, variance = moments[layer]
         shape = (1, -1, *[1] * (inputs[0].ndim - 2))
         h = (inputs[0] - mean) / (variance + layer.eps).sqrt()
+        if coupled:
+            dims, fixed = [d for d in range(h.ndim) if d != 1], h.detach()
+            h.register_hook(lambda g: g - g.mean(dims, True) - fixed * (g * fixed).mean(dims, True))
         return h * layer.weight.view(shape) + layer.bias.view(shape)
 
     for hook in (note, use):

@@ -16,6 +16,7 @@ from shoal.engine.layers import first_called, install_dropout, install_embedding
 from shoal.engine.member_runner import MemberInputs, MemberRunner, run_or_loop
 from shoal.engine.network_call import call_network, set_output
 from shoal.engine.precision import lowered, lowered_inputs
+from shoal.engine.recurrent import install_recurrent
 from shoal.engine.stack import (
     detach_computed,
     evaluation_mode,
@@ -81,6 +82,7 @@ class Group:
         prototype, skeleton = hollow(first), hollow(first)
         forget_computed(skeleton, computed)
         install_linear(skeleton)
+        install_recurrent(skeleton)
         install_embeddings(skeleton)
         names = dict(first.named_buffers())
         initial = {n: t[0].clone() for n, t in tensors.buffers.items() if n in names}

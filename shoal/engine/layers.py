@@ -68,9 +68,10 @@ def install_dropout(module: nn.Module) -> list[str]:
             channels = None if type(layer) is nn.Dropout else 2
             stand_in = keyed.setdefault(layer, KeyedDropout(layer.p, len(keyed), channels))
             module.set_submodule(name, stand_in)
-    if keyed:
+    keys = [name for name, _ in module.named_buffers() if _is_key(module, name)]
+    if keys:
         module.register_forward_pre_hook(_restart)
-    return [name for name, _ in module.named_buffers() if _is_key(module, name)]
+    return keys
 
 
 def dropout_keys(seed: int, step: int | Tensor, members: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from shoal.engine.member_layers import folded_attention, member_layers
 from shoal.engine.member_layers.backend import takes_device
 from shoal.engine.member_layers.pending import computed
 from shoal.engine.once import Once, Spoiled
+from shoal.engine.recurrent import own_recurrence
 
 __all__ = [
     "MemberInputs",
@@ -234,7 +235,8 @@ def twice_differentiable(mapping: MemberRunner, on_gpu: bool) -> Iterator[Member
     Fused attention and compiled networks have no second derivative; some layers have a slow one.
     """
     fast = fast_second_order() if on_gpu else nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), fast:
+    recurrent = own_recurrence() if on_gpu else nullcontext()  # cuDNN has no second derivative
+    with sdpa_kernel(SDPBackend.MATH), fast, recurrent:
         yield replace(mapping, compiled=False)
 
 

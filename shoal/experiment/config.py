@@ -16,7 +16,7 @@ from shoal.core.errors import ConfigError, StorageError
 from shoal.core.formats import MAX_BYTES, MAX_DEPTH, parse_toml
 from shoal.core.registry import nearest
 from shoal.core.values import check_value
-from shoal.training.options import EXCLUDES, NAMES, Options, Spec, option
+from shoal.training.options import EXCLUDES, NAMES, Options, Spec, option, stored_method
 
 __all__ = [
     "DEFAULTS",
@@ -169,6 +169,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     text, name = _read(source)
     table = parse_toml(text, str(source))
+    if {"init_seed", "legacy", "calibrated", "method"} <= table.keys():  # the config of a run
+        table["method"] = stored_method(table["method"])
     for override in overrides:
         table = apply_override(table, override, DEFAULTS)
     config = make_config(table, name)

@@ -8,6 +8,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.interaction import methods, points
 from shoal.interaction.methods import METHODS, Method, changed, known
+from shoal.interaction.spaces import InputGradients
 
 __all__ = [
     "PUBLISHED",
@@ -145,6 +146,8 @@ def variant_of(method: Any, strength: float | None = None) -> Variant:
     settings = {key: value for key, value in dict(method or {}).items() if key != "name"}
     if "points" in settings:
         settings["points"] = _usual(settings["points"])
+    if settings.get("coupled") is InputGradients.coupled:  # a run stores it, nobody types it
+        del settings["coupled"]
     words = all(
         isinstance(value, str if key == "points" else float | bool)
         for key, value in settings.items()

@@ -17,13 +17,14 @@ from shoal.core.random import key, uniform
 from shoal.core.structure import Inputs, Structured, parted
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
+from shoal.engine.derivatives.shared_statistics import RowRule, row_rule
 from shoal.engine.member_runner import MemberInputs, MemberRunner, twice_differentiable
 from shoal.engine.plan import has_batch_norm, has_convolutions
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import target_weights
 from shoal.interaction.space import Space
-from shoal.interaction.spaces import innermost
+from shoal.interaction.spaces import InputGradients, innermost
 
 __all__ = [
     "BatchRows",
@@ -117,14 +118,14 @@ class TrackedInputs:
             return ensemble(self.x, mapping, own, context.seed, context.step, self.probes)
 
     def run_in(
-        self, batch: MemberInputs, alone: bool, ensemble: Ensemble, context: PassContext
+        self, batch: MemberInputs, rule: RowRule | None, ensemble: Ensemble, context: PassContext
     ) -> tuple[Tensor, Tensor]:
         """Outputs for a whole batch, and for the rows whose gradients are recorded.
 
         Args:
             batch: the inputs.
-            alone: batch normalisation of the rows uses their own statistics, not the batch's.
-                Tokens always do, since their gradients are recorded at the embeddings.
+            rule: how the rows run; None for batch normalisation by their own statistics, not the
+                batch's. Tokens always do, since their gradients are recorded at the embeddings.
             ensemble: the members.
             context: how the members run.
         """
@@ -132,10 +133,12 @@ class TrackedInputs:
         # Without convolutions and statistics there is nothing to share, and a separate batch needs
         # no second derivative.
         apart = not (has_convolutions(ensemble.groups) or has_batch_norm(ensemble.groups))
-        if alone or apart or self.probes is not None or not isinstance(self.x, Tensor):
+        apart = apart or self.probes is not None
+        if rule is None or apart or not isinstance(self.x, Tensor):
             whole = ensemble(batch.x, context.mapping, batch.own, seed, step)
             return whole, self.run(ensemble.aside(), context)
-        with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
+        fast = twice_differentiable(context.mapping, self.x.is_cuda)
+        with fast as mapping, row_rule(rule):
             whole, part = ensemble.forward_with_rows(batch, self.x, mapping, seed, step)
         return whole, part
 
@@ -197,11 +200,11 @@ class BatchRows(NamedTuple):
 
     Attributes:
         batch: inputs of the members.
-        rows: indices of the rows.
+        rows: indices of the rows; a slice for the first rows.
     """
 
     batch: MemberInputs
-    rows: Tensor
+    rows: Tensor | slice
 
 
 def forward_with_gradients(
@@ -251,10 +254,17 @@ def forward_with_gradients(
             part.batch.x,
             y[part.rows],
         )
-        alone = innermost(space).own_statistics
-        outputs, scored = tracked.run_in(part.batch, alone, ensemble, context)
+        rule = _rule(innermost(space), part)
+        outputs, scored = tracked.run_in(part.batch, rule, ensemble, context)
     scores = _scores(innermost(space).target, likelihood, scored, y)
     return PassResult(shown, outputs, tracked.gradients(scores, live))
+
+
+def _rule(space: InputGradients, part: BatchRows) -> RowRule | None:
+    """How the rows run beside their batch; None for their own statistics."""
+    if space.own_statistics:
+        return None
+    return RowRule(space.coupled, leading=isinstance(part.rows, slice))
 
 
 def random_rows(

@@ -139,16 +139,20 @@ class InputGradients:
         fraction: batch fraction on which members are compared, drawn anew at every step. The kernel
             is a mean over sites, and the fraction gives an unbiased estimate of it. Its logarithm
             is biased, as for any batch. Below 1, batch normalisation uses the statistics of the
-            whole batch, which ignore the fraction's points (tokens: the fraction's statistics).
+            whole batch (tokens: the fraction's statistics).
         gradients_of: name of the input, for a network with several; by default the only real input,
             or the first embedding.
-        own_statistics: batch normalisation uses the fraction's own statistics instead, through
-            which its points interact. On a GPU this costs nearly as much as the whole batch.
+        own_statistics: batch normalisation uses the fraction's own statistics instead. On a GPU
+            this costs nearly as much as the whole batch.
+        coupled: the fraction's points act on each other's input gradients through batch
+            normalisation, as points of a whole batch do. The second derivative holds normalised
+            activations fixed. False: the gradient at a point depends on no other point.
     """
 
     target: str = "logit"
     fraction: float = 1.0
     own_statistics: bool = False
+    coupled: bool = True
     gradients_of: str | None = None
     base: Base = field(default="gradients", init=False, repr=False)
     isometric: bool = field(default=False, init=False, repr=False)

@@ -42,7 +42,8 @@ class Drive:
         context: the settings of the step. Its repulsion acts here if its space is of outputs or of
             input gradients.
         y: targets of the batch.
-        rows: rows of the batch whose input gradients are compared; None for all rows.
+        rows: rows of the batch whose input gradients are compared, a slice for the first rows; None
+            for all rows.
         shares: weight of each member's drive in the velocity of tensors that all members train
             together [M]; None for equal weights.
         points: where members are compared; None for the batch.
@@ -50,7 +51,7 @@ class Drive:
 
     context: StepContext
     y: Targets
-    rows: Tensor | None = None
+    rows: Tensor | slice | None = None
     shares: Tensor | None = None
     points: Drawn | None = None
 

@@ -15,6 +15,7 @@ from shoal.core.errors import CheckpointCorrupt, ShoalError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import came
 from shoal.engine.member_runner import MemberRunner
+from shoal.training.options import stored_method
 from shoal.training.settings import Settings
 
 __all__ = ["checked_config", "checked_provenance", "checked_state", "continuing"]
@@ -94,6 +95,8 @@ def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
                 f"{path} has a key {key!r} that Shoal does not know; {nearest(key, _KEYS)}"
             )
     _check(table, _CONFIG, path, StorageError)
+    if "method" in table:
+        table["method"] = stored_method(table["method"])
     return table
 
 

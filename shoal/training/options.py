@@ -17,7 +17,17 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.values import LARGEST, came
 
-__all__ = ["DEFAULTS", "EXCLUDES", "KEPT", "NAMES", "Options", "Spec", "number", "option"]
+__all__ = [
+    "DEFAULTS",
+    "EXCLUDES",
+    "KEPT",
+    "NAMES",
+    "Options",
+    "Spec",
+    "number",
+    "option",
+    "stored_method",
+]
 
 Spec = str | dict[str, Any]
 """How a file describes an object: its name, or a table with its name and settings."""
@@ -252,3 +262,12 @@ EXCLUDES: Mapping[str, str] = {
     entry.name: entry.metadata["excludes"] for entry in _FIELDS if entry.metadata["excludes"]
 }
 """Options that cannot be given together."""
+
+
+def stored_method(method: Any) -> Any:
+    """The method of a stored config; a fraction without `coupled` is older than this setting."""
+    if not isinstance(method, Mapping):
+        return method
+    found = {key: stored_method(value) for key, value in method.items()}
+    old = found.get("fraction", 1.0) != 1 and "coupled" not in found
+    return {**found, "coupled": False} if old else found

@@ -24,6 +24,7 @@ from shoal.interaction.estimators import SSGE, needs_eigenpairs
 from shoal.interaction.flows import Stein, Wasserstein
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.spaces import InputGradients
 from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
@@ -200,6 +201,8 @@ def _is_known(method: Method) -> bool:
 def _named(method: Method) -> str | dict[str, Any]:
     """The name, with the changed settings of the space."""
     settings = dict(method.settings)
+    if "fraction" in settings and not settings.get("own_statistics"):
+        settings.setdefault("coupled", InputGradients.coupled)  # see `stored_method`
     if "points" in settings:
         settings["points"] = spec_of(points.registry, settings["points"])
     return {"name": method.name, **settings} if settings else method.name

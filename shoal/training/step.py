@@ -26,6 +26,7 @@ The path of a batch from `fit` to the weights, in the order of the calls:
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
@@ -35,7 +36,7 @@ from shoal.core.tree import add_scaled, member_norms
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.member_runner import MemberRunner
-from shoal.engine.plan import has_batch_norm
+from shoal.engine.plan import has_batch_norm, has_convolutions
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.network_pass import random_rows
 from shoal.inference.posterior import Posterior
@@ -71,6 +72,10 @@ def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Inputs) -> tuple[Out
     if len(rest) == 0:
         return drive(ensemble, x)
     if not _divisible(drive, ensemble):
+        if _reads_the_batch(drive, ensemble, x):
+            order = torch.cat([rows, rest])
+            first = replace(drive.within(y=drive.y[order]), rows=slice(len(rows)))
+            return first(ensemble, x[order])
         return replace(drive, rows=rows)(ensemble, x)
     part = drive.within(y=drive.y[rows], annealing=share * context.annealing)
     left = drive.within(y=drive.y[rest], annealing=(1 - share) * context.annealing, repulsion=None)
@@ -96,6 +101,12 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     prior = context.posterior.prior
     coupled = has_batch_norm(ensemble.groups) or isinstance(prior, FunctionalPrior)
     return not (coupled or ensemble.buffers)
+
+
+def _reads_the_batch(drive: Drive, ensemble: Ensemble, x: Inputs) -> bool:
+    """Whether the rows can read results of the batch: convolutions by kernels, rows that lead."""
+    alike = isinstance(x, Tensor) and not drive.context.own_inputs
+    return alike and x.is_cuda and has_convolutions(ensemble.groups)
 
 
 Batch = tuple[Inputs, Targets]

@@ -21,11 +21,13 @@ from shoal.experiment.bench.contestants import (
     Case,
     EnsembleSteps,
     ModuleLoop,
+    Network,
     perceptron,
 )
 from shoal.experiment.bench.measure import Timing, interleave
 from shoal.experiment.bench.plan import BenchPlan
 from shoal.experiment.bench.prediction import LoopPrediction, PredictionWork
+from shoal.experiment.bench.sequences import CausalTransformer, RecurrentReader, SequenceCNN
 from shoal.experiment.variants import parse_method
 
 CPU = torch.device("cpu")
@@ -48,10 +50,19 @@ def tiny(**changes):
 # What is timed -------------------------------------------------------------------------------
 
 
+SMALL = {
+    "mlp": perceptron(8),
+    "small-cnn": NETWORKS["small-cnn"],
+    "gru": Network("gru", RecurrentReader("gru", 3), (4, 2)),
+    "cnn1d": Network("cnn1d", SequenceCNN((2, 3), 3), (2, 8)),
+    "gpt2": Network("gpt2", CausalTransformer(4, 1, 2), (5,), classes=7, tokens=True),
+}
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("name", ["mlp", "small-cnn"])
+@pytest.mark.parametrize("name", SMALL)
 def test_the_module_loop_trains_the_ensemble_it_is_held_against(name, optimizer):
-    network = tiny().network if name == "mlp" else NETWORKS[name]
+    network = SMALL[name]
     case = tiny(network=network, optimizer=optimizer)
     ensemble, twin = case.make(), case.make()
     loop, ours = ModuleLoop(case, twin), EnsembleSteps(case, ensemble, "ensemble", "vmap")

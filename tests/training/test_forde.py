@@ -127,8 +127,11 @@ def test_the_update_is_the_literal_definition(network, name, legacy, engine):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"fraction": 0.5}, {"fraction": 0.5, "own_statistics": True}], ids=str
-)
+    "changes",
+    [{}, {"fraction": 0.5}, {"fraction": 0.5, "own_statistics": True},
+     {"fraction": 0.5, "coupled": False}],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.parametrize("engine", ENGINES)
 def test_running_statistics_follow_the_batch_once(engine, changes):
     build, shape = NETWORKS["cnn with batch norm"]
@@ -147,24 +150,28 @@ def test_running_statistics_follow_the_batch_once(engine, changes):
         torch.testing.assert_close(after["forde"][name], tensor)
 
 
-@pytest.mark.parametrize("place", ["here", "as on a GPU"])
+@pytest.mark.parametrize("place", ["here", "as on a GPU", "rows first"])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("target", ["logit", "log-probability"])
 @pytest.mark.parametrize(
-    ("network", "own"),
-    [("mlp", False), ("cnn with batch norm", False), ("cnn with batch norm", True)],
+    ("network", "rule"),
+    [("mlp", {})]
+    + [("cnn with batch norm", rule) for rule in ({"own": True}, {"coupled": True}, {})],
 )
 def test_a_fraction_compares_members_on_a_part_of_the_batch(
-    monkeypatch, network, own, target, engine, place
+    monkeypatch, network, rule, target, engine, place
 ):
-    if place == "as on a GPU":  # the part is shown twice
+    if place != "here":  # the part is shown twice
         monkeypatch.setattr(fraction, "_divisible", lambda drive, ensemble: False)
+    if place == "rows first":
+        monkeypatch.setattr(fraction, "_reads_the_batch", lambda drive, ensemble, x: True)
     build, shape = NETWORKS[network]
     x, y = training_data(shape)
     ensemble, _ = ensemble_and_members(build)
     modules = [ensemble.member(i).train() for i in range(MEMBERS)]
     batch = x[:BATCH], y[:BATCH]
-    changes = {"fraction": 0.5, "target": target, "own_statistics": own}
+    changes = {"fraction": 0.5, "target": target, "coupled": "coupled" in rule}
+    changes["own_statistics"] = "own" in rule
     method = shoal.methods.get("forde", **changes).with_strength(STRENGTH)
     velocity, info = shoal.forces(
         ensemble, posterior(), prepared(method, x), batch,
@@ -175,7 +182,7 @@ def test_a_fraction_compares_members_on_a_part_of_the_batch(
     assert len(set(rows.tolist())) == 3
     axes = by_numpy("forde", False, x)
     book = textbook(modules, batch)
-    wanted = book.gradient_space(False, *axes, target=target, rows=rows, own=own) / N
+    wanted = book.gradient_space(False, *axes, target=target, rows=rows, **rule) / N
     torch.testing.assert_close(reference.flat_velocity(velocity, modules), wanted, **TOLERANCE)
     assert info.push > 0 and info.h2 > 0 and 1 < info.effective <= MEMBERS
 

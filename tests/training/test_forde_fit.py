@@ -14,7 +14,9 @@ from shoal.engine.member_runner import MemberRunner
 from shoal.evaluation.inspection import gradient_similarity
 from shoal.experiment.build import check_names, default_folder
 from shoal.experiment.config import load_config
+from shoal.experiment.variants import variant_of
 from shoal.training.prepare import AXES
+from shoal.training.run import RunFolder
 
 
 def test_the_axes_are_kept_beside_the_run(tmp_path):
@@ -39,7 +41,7 @@ def test_a_resumed_run_reads_its_axes_instead_of_finding_them_again(tmp_path, mo
 
 def test_settings_of_a_method_are_kept_by_name(tmp_path):
     run = quick(plain, method={"name": "forde", "fraction": 0.5}, out=tmp_path)
-    assert run.config["method"] == {"name": "forde", "fraction": 0.5}
+    assert run.config["method"] == {"name": "forde", "fraction": 0.5, "coupled": True}
     config = load_config(tmp_path / "config.toml")
     check_names(dataclasses.replace(config, data="digits"))
     assert default_folder(config).name.startswith(f"{config.name}-forde-m3")
@@ -47,6 +49,24 @@ def test_settings_of_a_method_are_kept_by_name(tmp_path):
     torch.testing.assert_close(
         again.ensemble.weights["0.weight"], run.ensemble.weights["0.weight"], rtol=0, atol=0
     )
+
+
+def test_a_fraction_of_an_old_folder_keeps_its_rule(tmp_path):
+    method = {"name": "forde", "fraction": 0.5, "coupled": False}
+    old = quick(normed, method=method, out=tmp_path)
+    path = tmp_path / "config.toml"
+    text = path.read_text()
+    assert ", coupled = false" in text
+    path.write_text(text.replace(", coupled = false", ""))
+    assert RunFolder(tmp_path).config()["method"] == method
+    config = load_config(path)
+    assert variant_of(config.method).label == "forde+coupled=false+fraction=0.5"
+    again = quick(normed, method=config.method)
+    other = quick(normed, method={"name": "forde", "fraction": 0.5})
+    assert variant_of(other.config["method"]).label == "forde+fraction=0.5"
+    weights = [run.ensemble.weights["0.weight"] for run in (old, again, other)]
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)
+    assert not torch.allclose(weights[2], weights[0])
 
 
 @pytest.mark.parametrize("override", ["method.fraction=0.5", "method.alpha=0.4"])

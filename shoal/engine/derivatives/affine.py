@@ -22,16 +22,22 @@ from shoal.engine.derivatives import affine_formulas
 from shoal.engine.derivatives.affine_formulas import Channels
 from shoal.engine.derivatives.backend import arithmetic, by_kernels
 from shoal.engine.derivatives.demand import refuse_third, wanted
+from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import alike
 
 __all__ = ["Channels", "affine"]
 
 
 def affine(
-    x: Tensor, channels: Channels, residual: Tensor | None = None, rectified: bool = False
+    x: Tensor,
+    channels: Channels,
+    residual: Tensor | None = None,
+    rectified: bool = False,
+    known: Known | None = None,
 ) -> Tensor:
-    """The layer, plus a residual and rectified if wanted, for x [B, C, ...]."""
-    return _Affine.apply(x, *channels, residual, rectified)  # pyright: ignore[reportReturnType]
+    """The layer, plus a residual and rectified if wanted, for x [B, C, ...]; or its known value."""
+    applied: Any = _Affine.apply(x, *channels, residual, rectified, known)
+    return applied
 
 
 class _Affine(Function):
@@ -39,12 +45,14 @@ class _Affine(Function):
 
     @staticmethod
     def forward(x: Tensor, *rest: Any) -> Tensor:
-        *channels, residual, rectified = rest
+        *channels, residual, rectified, known = rest
+        if known is not None:
+            return known.here()
         return arithmetic(x, "affine").shift(x, Channels._make(channels), residual, rectified)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, *channels, residual, ctx.rectified = inputs
+        x, *channels, residual, ctx.rectified, _ = inputs
         ctx.residual = residual is not None
         layer = Channels._make(channels)
         # Only the gradients of γ and r need x: a bias alone would keep tensors that nothing reads.
@@ -56,7 +64,7 @@ class _Affine(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         gradient = gradients[0]
         if gradient is None:
-            return (None,) * 7
+            return (None,) * 8
         x, out, *channels = ctx.saved_tensors
         layer = Channels._make(channels)
         asked = _asked(ctx, layer, first=1, tensors=1)
@@ -65,7 +73,7 @@ class _Affine(Function):
             gradient = alike(gradient, like)
         at_x, passed = _passed_back(gradient, out, layer, ctx.residual or any(asked))
         at_channels = _at_channels(x, passed, layer, asked)
-        return at_x, *at_channels, passed if ctx.residual else None, None
+        return at_x, *at_channels, passed if ctx.residual else None, None, None
 
 
 def _asked(ctx: Any, layer: Channels, first: int, tensors: int) -> list[bool]:

@@ -198,9 +198,9 @@ def sums_of_second(
 def second(
     u, at_residual, gradient, x, out, weight, bias, mean, rstd, sums_gh, sums_g, sums, at_g, at_x,
     at_weight, height, width, AFFINE: tl.constexpr, SIGNS: tl.constexpr, RESIDUAL: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INPUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Derivatives of `backward_pass` with respect to the gradient, the input and γ."""
+    """Derivatives of `backward_pass` with respect to the gradient, the input (INPUT) and γ."""
     place, inside, columns = tile(tl.program_id(0) * ROWS, height, width, ROWS, COLUMNS)
     here = columns < width
     gamma, beta, centre, r = _layer(weight, bias, mean, rstd, columns, width, AFFINE)
@@ -217,9 +217,10 @@ def second(
         change += load(at_residual, place, inside)
     change = _rectified(change, h, out, place, inside, gamma, beta, SIGNS)
     tl.store(at_g + place, change.to(at_g.dtype.element_ty), mask=inside)
-    inner = h * (2 * gh * uh - a)[None, :] - uh[None, :] * (g - g_mean[None, :])
-    inner -= gh[None, :] * (v - u_mean[None, :])
-    inner *= (gamma * r * r)[None, :]
-    tl.store(at_x + place, inner.to(at_x.dtype.element_ty), mask=inside)
+    if INPUT:
+        inner = h * (2 * gh * uh - a)[None, :] - uh[None, :] * (g - g_mean[None, :])
+        inner -= gh[None, :] * (v - u_mean[None, :])
+        inner *= (gamma * r * r)[None, :]
+        tl.store(at_x + place, inner.to(at_x.dtype.element_ty), mask=inside)
     if tl.program_id(0) == 0:
         tl.store(at_weight + columns, height * r * a, mask=here)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from shoal.engine.derivatives.demand import wanted
+from shoal.engine.derivatives.known_rows import Known
 from shoal.engine.derivatives.layout import all_but_channels
 
 __all__ = ["Geometry", "convolve"]
@@ -44,10 +45,23 @@ class Geometry(NamedTuple):
         """Numbers or sequences, as the functions of torch take them."""
         return cls(_each(stride, axes), _each(padding, axes), _each(dilation, axes), groups)
 
+    def outputs(self, x: Tensor, weight: Tensor) -> tuple[int, ...]:
+        """Shape of the convolution of x."""
+        each = zip(x.shape[2:], weight.shape[2:], *self[:3], strict=True)
+        sides = ((n + 2 * pad - gap * (k - 1) - 1) // step + 1 for n, k, step, pad, gap in each)
+        return (len(x), len(weight), *sides)
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """conv(x, w) + b, for images [B, C, ...] of one, two or three axes."""
-    return _Convolution.apply(x, weight, bias, geometry)  # pyright: ignore[reportReturnType]
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    known: Known | None = None,
+) -> Tensor:
+    """conv(x, w) + b, for images [B, C, ...] of one, two or three axes, or its known value."""
+    applied: Any = _Convolution.apply(x, weight, bias, geometry, known)
+    return applied
 
 
 class _Convolution(Function):
@@ -56,14 +70,22 @@ class _Convolution(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        known: Known | None,
+    ) -> Tensor:
+        if known is not None:
+            return known.here()
         x, (stride, padding, dilation, groups) = _without_gaps(x, weight, geometry)
         none = (0,) * len(stride)
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, none, groups)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x, weight, bias, ctx.geometry = inputs
+        x, weight, bias, ctx.geometry, _ = inputs
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
@@ -72,13 +94,13 @@ class _Convolution(Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple:
         g, (x, weight) = gradients[0], ctx.saved_tensors
         if g is None:
-            return None, None, None, None
+            return (None,) * 5
         at_x = _InputGradient.apply(g, weight, x, ctx.geometry) if wanted(ctx, 0) else None
         at_weight = _WeightGradient.apply(x, g, weight, ctx.geometry) if wanted(ctx, 1) else None
         at_bias = None
         if ctx.has_bias and wanted(ctx, 2):
             at_bias = g.sum(all_but_channels(g))
-        return at_x, at_weight, at_bias, None
+        return at_x, at_weight, at_bias, None, None
 
 
 class _InputGradient(Function):
@@ -101,7 +123,7 @@ class _InputGradient(Function):
         u, (g, weight) = gradients[0], ctx.saved_tensors
         if u is None:
             return None, None, None, None
-        at_g = _Convolution.apply(u, weight, None, ctx.geometry) if wanted(ctx, 0) else None
+        at_g = _Convolution.apply(u, weight, None, ctx.geometry, None) if wanted(ctx, 0) else None
         at_weight = _WeightGradient.apply(u, g, weight, ctx.geometry) if wanted(ctx, 1) else None
         return at_g, at_weight, None, None
 
@@ -127,7 +149,7 @@ class _WeightGradient(Function):
         if u is None:
             return None, None, None, None
         at_x = _InputGradient.apply(g, u, x, ctx.geometry) if wanted(ctx, 0) else None
-        at_g = _Convolution.apply(x, u, None, ctx.geometry) if wanted(ctx, 1) else None
+        at_g = _Convolution.apply(x, u, None, ctx.geometry, None) if wanted(ctx, 1) else None
         return at_x, at_g, None, None
 
 

@@ -68,10 +68,10 @@ class BackwardPass(NamedTuple):
 
 
 class DoubleBackward(NamedTuple):
-    """Second derivatives of a layer: with respect to the gradient, the input and γ."""
+    """Second derivatives of a layer: with respect to the gradient, the input (if asked) and γ."""
 
     g: Tensor
-    x: Tensor
+    x: Tensor | None
     weight: Tensor
 
 
@@ -125,6 +125,7 @@ def differentiate(
     sums: tuple[Tensor, Tensor],
     u: Tensor,
     at_residual: Tensor | None,
+    at_input: bool = True,
 ) -> DoubleBackward:
     """The derivative of `backward_pass`, at cotangents of the gradients at x and at the residual.
 
@@ -134,6 +135,7 @@ def differentiate(
         sums: of g h and of g, as `backward_pass` found them.
         u: cotangent of `BackwardPass.x`.
         at_residual: cotangent of `BackwardPass.residual`.
+        at_input: also the derivative with respect to x, by h.
     """
     h, g, u = _normalised(layer), _behind_rectifier(layer, gradient), wide(u)
     count = layer.x.numel() // layer.x.shape[1]
@@ -143,10 +145,12 @@ def differentiate(
     r = per_channel(layer.rstd, h)
     at_g = _scaled(layer, r * (u - u_mean - h * uh))
     at_g = at_g if at_residual is None else at_g + at_residual
-    inner = h * (2 * gh * uh - a) - uh * (g - g_mean) - gh * (u - u_mean)
-    at_x = _scaled(layer, r.square() * inner)
+    at_x = None
+    if at_input:
+        inner = h * (2 * gh * uh - a) - uh * (g - g_mean) - gh * (u - u_mean)
+        at_x = _scaled(layer, r.square() * inner).to(layer.x.dtype)
     at_gradient = _behind_rectifier(layer, at_g).to(gradient.dtype)
-    return DoubleBackward(at_gradient, at_x.to(layer.x.dtype), (count * r * a).flatten())
+    return DoubleBackward(at_gradient, at_x, (count * r * a).flatten())
 
 
 def with_parameters(
@@ -160,10 +164,11 @@ def with_parameters(
         torch.zeros_like(h[:1]) if each is None else per_channel(each, h) for each in at
     )
     at_g = _behind_rectifier(layer, at_weight * h + at_bias)
-    at_x = at_weight * per_channel(layer.rstd, h) * (g - g_mean - h * gh)
-    return DoubleBackward(
-        (found.g + at_g).to(found.g.dtype), (found.x + at_x).to(found.x.dtype), found.weight
-    )
+    at_x = found.x
+    if at_x is not None:
+        more = at_weight * per_channel(layer.rstd, h) * (g - g_mean - h * gh)
+        at_x = (at_x + more).to(at_x.dtype)
+    return DoubleBackward((found.g + at_g).to(found.g.dtype), at_x, found.weight)
 
 
 def _normalised(layer: Layer) -> Tensor:

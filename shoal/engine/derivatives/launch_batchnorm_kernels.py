@@ -73,6 +73,7 @@ def differentiate(
     sums: tuple[Tensor, Tensor],
     u: Tensor,
     at_residual: Tensor | None,
+    at_input: bool = True,
 ) -> DoubleBackward:
     """The derivative of `backward_pass`, at cotangents of `BackwardPass.x` and of the residual."""
     x = layer.x
@@ -83,11 +84,11 @@ def differentiate(
     kernels.sums_of_second[matrix.sums](
         u, gradient, *state, *sums, shares, *matrix.size, matrix.strip, **how, **matrix.sum_tile
     )
-    at_g, at_x = torch.empty_like(gradient), torch.empty_like(x)
+    at_g, at_x = torch.empty_like(gradient), torch.empty_like(x) if at_input else None
     at_weight = torch.empty_like(sums[0])
     kernels.second[matrix.passes](
         u, beside, gradient, *state, *sums, matrix.summed(shares), at_g, at_x, at_weight,
-        *matrix.size, RESIDUAL=beside is not None, **how, **matrix.pass_tile,
+        *matrix.size, RESIDUAL=beside is not None, INPUT=at_input, **how, **matrix.pass_tile,
     )  # fmt: skip
     return DoubleBackward(at_g, at_x, at_weight)
 

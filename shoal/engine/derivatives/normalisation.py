@@ -19,8 +19,10 @@ from torch.autograd import Function
 
 from shoal.engine.derivatives import formulas
 from shoal.engine.derivatives.backend import arithmetic
-from shoal.engine.derivatives.demand import refuse_another, refuse_third
+from shoal.engine.derivatives.demand import refuse_another, refuse_third, wanted
 from shoal.engine.derivatives.formulas import BackwardPass, Layer
+from shoal.engine.derivatives.known_rows import Known
+from shoal.engine.derivatives.layout import all_but_channels, per_channel, wide
 
 __all__ = ["normalise"]
 
@@ -33,6 +35,8 @@ def normalise(
     residual: Tensor | None = None,
     rectified: bool = False,
     note: Callable[[tuple[Tensor, Tensor]], None] | None = None,
+    still: bool = False,
+    known: Known | None = None,
 ) -> Tensor:
     """γ h + β, plus a residual and rectified if wanted.
 
@@ -44,9 +48,14 @@ def normalise(
         residual: added before the rectifier.
         rectified: max(., 0) at the end.
         note: called with the moments as functions of x, which have a first derivative.
+        still: the moments are those of another batch. The points act on each other's gradients as
+            if the moments were their own, and h is a constant in the second derivative.
+        known: the value, if it need not be computed.
     """
     mean, rstd = moments
-    applied: Any = _Normalise.apply(x, weight, bias, residual, mean, rstd, rectified)
+    applied: Any = _Normalise.apply(
+        x, weight, bias, residual, mean, rstd, rectified, still, known
+    )  # fmt: skip
     if note is not None:
         note(applied[2:])
     return applied[0]
@@ -66,14 +75,19 @@ class _Normalise(Function):
         mean: Tensor,
         rstd: Tensor,
         rectified: bool,
+        still: bool,
+        known: Known | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         layer = Layer(x, weight, bias, None, mean, rstd, rectified)
-        out = arithmetic(x, "batchnorm").normalise(layer, residual)
+        if known is not None:
+            out = known.here()
+        else:
+            out = arithmetic(x, "batchnorm").normalise(layer, residual)
         return out, x.new_empty(()).expand(x.shape), mean.detach(), rstd.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        x, weight, bias, residual, mean, rstd, ctx.rectified = inputs
+        x, weight, bias, residual, mean, rstd, ctx.rectified, ctx.still, _ = inputs
         ctx.residual = residual is not None
         # Without a residual the signs of the rectifier follow from x, which is kept anyway.
         out = output[0] if ctx.rectified and ctx.residual else None
@@ -86,17 +100,32 @@ class _Normalise(Function):
         *layer, port = ctx.saved_tensors
         elsewhere = any(each is not None for each in moments)
         if gradient is None and not elsewhere:
-            return more, *[None] * 6
+            return more, *[None] * 8
         if elsewhere:
             found = _with_moments(layer, ctx.rectified, gradient, more, moments)
         else:
-            found: Any = _BackwardPass.apply(gradient, more, port, ctx.rectified, *layer)
+            how = ctx.rectified, ctx.still
+            found: Any = _BackwardPass.apply(gradient, more, port, *how, *layer)
         weight, bias = layer[1:3]
         at_weight = None if weight is None else found[1].to(weight)
         at_bias = None if bias is None else found[2].to(bias)
         # Without a rectifier the residual receives the gradient as it is.
         at_residual = found[-1] if ctx.rectified else gradient
-        return found[0], at_weight, at_bias, at_residual if ctx.residual else None, *[None] * 3
+        at_residual = at_residual if ctx.residual else None
+        at_moments = _at_moments(ctx, layer, found[0]) if ctx.still else (None, None)
+        return found[0], at_weight, at_bias, at_residual, *at_moments, *[None] * 3
+
+
+def _at_moments(ctx: Any, layer: list[Tensor], at_x: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients at mean and r that are given, from that at x: h = r (x - mean)."""
+    x, mean, rstd = layer[0], *layer[4:6]
+    place = 1 + sum(tensor is not None for tensor in layer[1:3]) + ctx.residual
+    at_mean = -wide(at_x).sum(all_but_channels(x)) if wanted(ctx, 4, place) else None
+    at_rstd = None
+    if wanted(ctx, 5, place + 1):
+        centred = wide(x) - per_channel(mean, x)
+        at_rstd = (wide(at_x) * centred).sum(all_but_channels(x)) / rstd
+    return at_mean, at_rstd
 
 
 def _with_moments(
@@ -121,6 +150,7 @@ class _BackwardPass(Function):
         more: Tensor | None,
         port: Tensor,
         rectified: bool,
+        still: bool,
         x: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -130,7 +160,7 @@ class _BackwardPass(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        gradient, _, _, ctx.rectified, *layer = inputs
+        gradient, _, _, ctx.rectified, ctx.still, *layer = inputs
         ctx.save_for_backward(gradient, *output[1:3], *layer)
         ctx.set_materialize_grads(False)
 
@@ -142,10 +172,17 @@ class _BackwardPass(Function):
         layer = Layer._make((*rest, ctx.rectified))
         twice = arithmetic(layer.x, "batchnorm").differentiate(
             layer, gradient, (gh, g), torch.zeros_like(layer.x) if u is None else u,
-            at_residual[0] if at_residual else None,
+            at_residual[0] if at_residual else None, at_input=not ctx.still,
         )  # fmt: skip
         if at_gh is not None or at_sum is not None:
             twice = formulas.with_parameters(layer, gradient, (gh, g), twice, (at_gh, at_sum))
         at_more = u if ctx.needs_input_grad[1] else None
         at_weight = None if layer.weight is None else twice.weight.to(layer.weight)
-        return twice.g, at_more, twice.x, None, None, at_weight, *[None] * 4
+        at_rstd = _at_rstd(layer, twice.weight) if ctx.still else None
+        return twice.g, at_more, twice.x, None, None, None, at_weight, *[None] * 3, at_rstd
+
+
+def _at_rstd(layer: Layer, at_weight: Tensor) -> Tensor:
+    """The gradient γ r (...) depends on r as it does on γ."""
+    found = at_weight / layer.rstd
+    return found if layer.weight is None else found * layer.weight

@@ -4,12 +4,18 @@ The rows run through the network separately. Batch normalisation uses the statis
 layer found in the batch, as functions of the weights, so they are differentiated. The statistics do
 not depend on the rows: the output of one row depends on no other row, and input gradients cost only
 the rows.
+
+In a whole batch the points act on each other's input gradients through the statistics. Coupled rows
+keep these terms, with means over the rows in the place of means over the batch (`normalise`).
+
+Rows that lead their batch read its results (`known_rows`), where layers run by kernels.
 """
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +28,42 @@ from shoal.core.types import Tree
 from shoal.engine.derivatives import affine_formulas
 from shoal.engine.derivatives.affine import Channels, affine
 from shoal.engine.derivatives.backend import by_kernels
-from shoal.engine.derivatives.deferred import Deferred, computed
+from shoal.engine.derivatives.convolution import Geometry, convolve
+from shoal.engine.derivatives.deferred import Deferred, Waiting, computed
+from shoal.engine.derivatives.known_rows import KnownRows, draws_numbers
 from shoal.engine.derivatives.layout import all_but_channels, wide
+from shoal.engine.derivatives.normalisation import normalise
 from shoal.engine.derivatives.torch_overrides import BatchNorm, fused_layers
 
-__all__ = ["forward_with_rows"]
+__all__ = ["RowRule", "forward_with_rows", "row_rule"]
+
+
+class RowRule(NamedTuple):
+    """How some rows of a batch run beside it.
+
+    Attributes:
+        coupled: the rows act on each other's gradients, as points of a batch do that batch
+            normalisation couples; otherwise the gradient of a row depends on no other row.
+        leading: the rows are the first rows of the batch, so that results of the batch are theirs.
+    """
+
+    coupled: bool = False
+    leading: bool = False
+
+
+_APART = RowRule()
+_rule: ContextVar[RowRule] = ContextVar("row_rule", default=_APART)
+
+
+@contextmanager
+def row_rule(rule: RowRule) -> Iterator[None]:
+    """A block in which `forward_with_rows` follows a rule."""
+    before = _rule.set(rule)
+    try:
+        yield
+    finally:
+        _rule.reset(before)
+
 
 Moments = list[Tensor]
 """Mean and 1 / std of each channel; None for a layer without batch statistics."""
@@ -51,10 +88,11 @@ def forward_with_rows(
         part: some rows [P, ...].
     """
     noted: list[Moments] = []
-    with _Noting(noted):
+    known = KnownRows(len(part)) if _rule.get().leading else None
+    with _Noting(noted, known):
         outputs = computed(functional_call(module, tensors, (x,)))
     left = iter(noted)
-    with _Giving(left), _statistics_still(module):
+    with _Giving(left, known), _statistics_still(module):
         more = functional_call(module, tensors | _other_memory(module, tensors), (part,))
     if next(left, None) is not None:
         raise _otherwise()
@@ -62,11 +100,16 @@ def forward_with_rows(
 
 
 class _Watching(fused_layers):
-    """Fused layers, but for batch normalisation where `_met` has something else to offer."""
+    """Fused layers, but for batch normalisation where `_met` has something else to offer.
 
-    def __init__(self, noted: Any) -> None:
+    Attributes:
+        noted: statistics of the batch, one entry per normalised layer.
+        known: results of the batch; None if the rows compute everything.
+    """
+
+    def __init__(self, noted: Any, known: KnownRows | None) -> None:
         super().__init__()
-        self.noted = noted
+        self.noted, self.known = noted, known
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -74,6 +117,8 @@ class _Watching(fused_layers):
         met = None
         if func is F.batch_norm:
             met = self._met(BatchNorm(*computed(args), **computed(kwargs or {})))
+        elif self.known is not None and draws_numbers(func):
+            self.known.reliable = False
         return super().__torch_function__(func, types, args, kwargs) if met is None else met
 
     def _met(self, called: BatchNorm) -> Tensor | None:
@@ -97,6 +142,20 @@ class _Noting(_Watching):
             moments += [mean, (variance + called.eps).rsqrt()]
         return F.batch_norm(*called)
 
+    def _convolved(self, input: Tensor, weight: Tensor, *more: Any) -> Tensor:
+        found = super()._convolved(input, weight, *more)
+        return found if self.known is None else self.known.note(weight.shape).add(found)
+
+    def _waiting(self, input: Tensor, layer: Waiting) -> Tensor:
+        if self.known is None:
+            return super()._waiting(input, layer)
+        results = self.known.note(input.shape[1:])
+
+        def noted(residual: Tensor | None = None, rectified: bool = False) -> Tensor:
+            return results.add(layer(residual, rectified), (residual is not None, rectified))
+
+        return super()._waiting(input, noted)
+
 
 class _Giving(_Watching):
     """Gives every normalised layer what has been noted of it."""
@@ -110,9 +169,48 @@ class _Giving(_Watching):
         if not moments:
             return None
         x, channels = called.input, Channels(called.weight, called.bias, *moments)
-        if by_kernels(x):
-            return Deferred.of(x, functools.partial(affine, x, channels))
-        return affine_formulas.shift(x, channels, None, rectified=False)
+        if _rule.get().coupled:
+            mean, rstd = moments
+            layer = functools.partial(
+                normalise, x, channels.weight, channels.bias, (mean, rstd), still=True
+            )
+        elif by_kernels(x):
+            layer = functools.partial(affine, x, channels)
+        else:
+            return affine_formulas.shift(x, channels, None, rectified=False)
+        return self._waiting(x, layer) if by_kernels(x) else layer()
+
+    def _convolved(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        known = None if self.known is None else self.known.read(weight.shape).get(None)
+        return convolve(input, weight, bias, geometry, known)
+
+    def _biased(self, input: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+        shape, channels = geometry.outputs(input, weight), Channels(bias=bias)
+        found = {} if self.known is None else self.known.read(shape[1:])
+        if not found:
+            whole = convolve(input, weight, None, geometry)
+            return Deferred.of(whole, functools.partial(affine, whole, channels))
+
+        def layer(residual: Tensor | None = None, rectified: bool = False) -> Tensor:
+            known = found.get((residual is not None, rectified))
+            # The derivatives of a bias do not depend on the convolution: any value is good enough.
+            inner = convolve(input, weight, None, geometry, known)
+            return affine(inner, channels, residual, rectified, known)
+
+        return Deferred.of(next(iter(found.values())).value, layer)
+
+    def _waiting(self, input: Tensor, layer: Any) -> Tensor:
+        if self.known is None:
+            return super()._waiting(input, layer)
+        found = self.known.read(input.shape[1:])
+
+        def read(residual: Tensor | None = None, rectified: bool = False) -> Tensor:
+            known = found.get((residual is not None, rectified))
+            return layer(residual=residual, rectified=rectified, known=known)
+
+        return super()._waiting(input, read)
 
 
 def _otherwise() -> ConfigError:

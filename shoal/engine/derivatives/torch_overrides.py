@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from shoal.engine.derivatives.affine import Channels, affine
 from shoal.engine.derivatives.backend import arithmetic, by_kernels, is_mapped
 from shoal.engine.derivatives.convolution import Geometry, convolve
-from shoal.engine.derivatives.deferred import Deferred, computed
+from shoal.engine.derivatives.deferred import Deferred, Waiting, computed
 from shoal.engine.derivatives.normalisation import normalise
 
 __all__ = ["BatchNorm", "fast_second_order", "fused_layers"]
@@ -83,14 +83,14 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         fuse = self._fuses(input)
         if not training and fuse and running_mean is not None and running_var is not None:
             fixed = Channels(weight, bias, running_mean, (running_var + eps).rsqrt())
-            return Deferred.of(input, functools.partial(affine, input, fixed))
+            return self._waiting(input, functools.partial(affine, input, fixed))
         # One value has no variance, which torch says best.
         if not training or count < 2 or (weight is None) != (bias is None):
             return F.batch_norm(*called)
         with torch.no_grad():
             moments = arithmetic(input, "batchnorm").moments(input, eps, running, momentum)
         layer = functools.partial(normalise, input, weight, bias, moments, note=note)
-        return Deferred.of(input, layer) if fuse else layer()
+        return self._waiting(input, layer) if fuse else layer()
 
     def _convolution(
         self,
@@ -109,9 +109,21 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
             return func(input, weight, bias, stride, padding, dilation, groups)
         geometry = Geometry.of(stride, padding, dilation, groups, axes)
         if bias is None or not self._fuses(input):
-            return convolve(input, weight, bias, geometry)
+            return self._convolved(input, weight, bias, geometry)
+        return self._biased(input, weight, bias, geometry)
+
+    def _convolved(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+    ) -> Tensor:
+        return convolve(input, weight, bias, geometry)
+
+    def _biased(self, input: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
+        """A convolution whose bias waits for what follows."""
         found = convolve(input, weight, None, geometry)
-        return Deferred.of(found, functools.partial(affine, found, Channels(bias=bias)))
+        return self._waiting(found, functools.partial(affine, found, Channels(bias=bias)))
+
+    def _waiting(self, input: Tensor, layer: Waiting) -> Tensor:
+        return Deferred.of(input, layer)
 
     def _fuses(self, x: Tensor) -> bool:
         """What follows a layer with this input joins it."""

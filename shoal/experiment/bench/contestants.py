@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -12,22 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.core.errors import ConfigError
 from shoal.core.random import generator
-from shoal.core.registry import nearest
 from shoal.data.sources import ArrayBatches
-from shoal.experiment.bench.own_networks import EncoderViT
+from shoal.experiment.bench.networks import CLASSES, NETWORKS, Network, network, perceptron
 from shoal.experiment.variants import parse_method
-from shoal.inference.adapters import last_layer, lora
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
 from shoal.inference.priors import WeightPrior
 from shoal.interaction.methods import Method
-from shoal.models.blueprint import Architecture, Blueprint
-from shoal.models.cnn import SmallCNN
-from shoal.models.mlp import MLP
-from shoal.models.resnet import ResNet18
-from shoal.models.vit import ViT
 from shoal.training.options import Options
 from shoal.training.prepare import destination, prepared
 from shoal.training.settings import Settings
@@ -48,91 +40,23 @@ __all__ = [
     "trainer",
 ]
 
-CLASSES = 10
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network with its default sizes.
-
-    Attributes:
-        name: what to type.
-        architecture: what to build.
-        input_shape: shape of one input.
-        members: M.
-        batches: full batches per epoch.
-        precision: default precision.
-        layers: widths from input to output, for a network of matrix products only.
-        adapt: turns one frozen network into a factory of members that share it; None for members
-            that are networks of their own.
-    """
-
-    name: str
-    architecture: Architecture
-    input_shape: tuple[int, ...]
-    members: int = 20
-    batches: int = 100
-    precision: str = "float32"
-    layers: tuple[int, ...] | None = None
-    adapt: Callable[[nn.Module], Build] | None = None
-
-    @property
-    def blueprint(self) -> Blueprint:
-        """Builds one member."""
-        return Blueprint(self.architecture, self.input_shape, CLASSES)
-
-
-def perceptron(width: int = 100) -> Network:
-    """The perceptron 784-100-100-100-10 of published studies, or one of another width."""
-    hidden = (width, width, width)
-    return Network("mlp", MLP(hidden), (784,), batches=468, layers=(784, *hidden, CLASSES))
-
-
-def _low_rank(module: nn.Module) -> Build:
-    return lora(module, rank=4, targets=("blocks.*",))
-
-
-def _on_a_trunk(
-    name: str, architecture: Architecture, members: int, adapt: Callable[[nn.Module], Build]
-) -> Network:
-    return Network(name, architecture, (3, 32, 32), members, 20, "bfloat16", adapt=adapt)
-
-
-NETWORKS = {
-    "mlp": perceptron(),
-    "small-cnn": Network("small-cnn", SmallCNN(), (1, 28, 28)),
-    "resnet18": Network("resnet18", ResNet18(), (3, 32, 32), 10, 20, precision="bfloat16"),
-    "resnet18-bare": Network(
-        "resnet18-bare", ResNet18(norm=None), (3, 32, 32), 10, 20, precision="bfloat16"
-    ),
-    "vit": Network("vit", ViT(), (3, 32, 32), 10, 20, precision="bfloat16"),
-    "vit-encoder": Network("vit-encoder", EncoderViT(), (3, 32, 32), 10, 20, precision="bfloat16"),
-    "vit-heads": _on_a_trunk("vit-heads", ViT(), 100, last_layer),
-    "vit-lora": _on_a_trunk("vit-lora", ViT(), 100, _low_rank),
-    "vit-base-lora": _on_a_trunk(
-        "vit-base-lora", ViT(width=768, depth=12, heads=12), 16, _low_rank
-    ),
-}
-"""The networks of `shoal bench`; a bare network has no normalisation.
-
-Members of the last three share a frozen transformer. Each has a head of its own, or adapters of
-rank 4 in all linear layers of the blocks and a head.
-"""
-
-
-def network(name: str) -> Network:
-    """The network called `name`."""
-    if name not in NETWORKS:
-        raise ConfigError(f"there is no model {name!r} to measure; {nearest(name, NETWORKS)}")
-    return NETWORKS[name]
-
 
 @functools.lru_cache(maxsize=1)
 def random_data(
-    input_shape: tuple[int, ...], points: int, device: str, dtype: torch.dtype
+    input_shape: tuple[int, ...],
+    points: int,
+    device: str,
+    dtype: torch.dtype,
+    tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normal inputs and uniform labels, since the time does not depend on their values."""
+    """Normal inputs and uniform labels, since the time does not depend on their values.
+
+    With `tokens`, the size of a vocabulary: tokens as inputs, and one label per token.
+    """
     random = generator(0, "bench")
+    if tokens is not None:
+        x, y = torch.randint(0, tokens, (2, points, *input_shape), generator=random).to(device)
+        return x, y
     x = torch.randn(points, *input_shape, generator=random)
     y = torch.randint(0, CLASSES, (points,), generator=random)
     return x.to(device, dtype), y.to(device)
@@ -192,7 +116,9 @@ class Case:
 
     def data(self) -> tuple[Tensor, Tensor]:
         """Inputs and labels on the device."""
-        return random_data(self.network.input_shape, self.points, str(self.device), self.dtype)
+        tokens = self.network.classes if self.network.tokens else None
+        where = str(self.device), self.dtype
+        return random_data(self.network.input_shape, self.points, *where, tokens)
 
     def source(self) -> ArrayBatches:
         """The data in batches."""
@@ -276,7 +202,8 @@ class ModuleLoop:
         kind = self.case.device.type
         with torch.autocast(kind, torch.bfloat16) if low else nullcontext():
             outputs = module(x)
-        return F.cross_entropy(outputs.float() if low else outputs, y)
+        outputs = outputs.float() if low else outputs
+        return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
 
 def forever(source: ArrayBatches) -> Iterator[tuple[Any, Any]]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from shoal.core.errors import ConfigError
 from shoal.engine.derivatives import fast_second_order, forward_with_rows
+from shoal.engine.derivatives.shared_statistics import RowRule, row_rule
 
 
 class Network(nn.Module):
@@ -42,9 +43,24 @@ def drawn(smooth=False, dtype=torch.float64):
     return module, 1 + 2 * torch.randn(6, 2, 5, 5, dtype=dtype)
 
 
-def derivatives(module, x, shown):
-    """Of drive and push together, for a part that is the last rows."""
-    part = x[4:].clone().requires_grad_()
+class Bare(nn.Module):
+    """Convolutions with a bias, a shortcut, a rectifier, and a result that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.short, self.third = nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 4, 3, stride=2)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        x = self.third(F.relu(self.second(x) + self.short(x)))
+        return self.last((x + F.relu(x)).mean((2, 3)))
+
+
+def derivatives(module, x, shown, first=False):
+    """Of drive and push together, for a part that is the last rows or the first."""
+    part = (x[:2] if first else x[4:]).clone().requires_grad_()
     outputs, more = shown(part)
     (slope,) = torch.autograd.grad(more[:, 0].sum(), part, create_graph=True)
     loss = outputs.sin().sum() + slope.pow(3).sum() + more.square().sum()
@@ -52,18 +68,19 @@ def derivatives(module, x, shown):
     return outputs, more, slope, *torch.autograd.grad(loss, parameters, materialize_grads=True)
 
 
+@pytest.mark.parametrize("coupled", [True, False], ids=["coupled", "separate"])
 @pytest.mark.parametrize("smooth", [True, False])
 @pytest.mark.parametrize("block", [nullcontext, fast_second_order], ids=["plain", "fast"])
-def test_both_derivatives_are_those_of_the_definition(block, smooth):
+def test_both_derivatives_are_those_of_the_definition(block, smooth, coupled):
     module, x = drawn(smooth)
 
     def ours(part):
-        with block():
+        with block(), row_rule(RowRule(coupled)):
             return forward_with_rows(module, {}, x, part)
 
     def literal(part):
         outputs = module(x)
-        with normalised_as(module, x):
+        with normalised_as(module, x, coupled):
             return outputs, module(part)
 
     pairs = zip(derivatives(module, x, ours), derivatives(module, x, literal), strict=True)
@@ -178,8 +195,9 @@ class Twice(nn.Module):
 
 KERNELS = """
 import torch
-from test_shared_statistics import Twice, derivatives, drawn
-from shoal.engine.derivatives import fast_second_order, forward_with_rows
+from test_shared_statistics import Bare, Twice, derivatives, drawn
+from shoal.engine.derivatives import convolution, fast_second_order, forward_with_rows
+from shoal.engine.derivatives.shared_statistics import RowRule, row_rule
 device = "cuda" if torch.cuda.is_available() else "cpu"
 found = []
 for last in (True, False):
@@ -198,6 +216,42 @@ module, x = Twice().to(device), torch.randn(6, 2, 5, 5, device=device)
 x = x.to(memory_format=torch.channels_last)
 outputs, more = forward_with_rows(module, {}, x, x[4:])
 torch.testing.assert_close(more, outputs[4:], rtol=1e-5, atol=1e-5)
+
+calls, native = [], torch.convolution
+def counted(*given):
+    calls.append(given[0].shape[0])
+    return native(*given)
+torch.convolution = counted
+for bare in (True, False):
+    for coupled in (True, False):
+        found, counts = [], []
+        for leading in (True, False):
+            module, x = drawn(dtype=torch.float32)
+            module = (Bare() if bare else module).to(device).to(memory_format=torch.channels_last)
+            x = x.to(device).to(memory_format=torch.channels_last)
+            if bare:
+                with torch.no_grad():
+                    for i, p in enumerate(module.parameters()):
+                        p.copy_(torch.linspace(-0.5, 0.7, p.numel()).view(p.shape) + 0.1 * i)
+            def shown(part):
+                calls.clear()
+                with fast_second_order(), row_rule(RowRule(coupled, leading)):
+                    result = forward_with_rows(module, {}, x, part)
+                counts.append(list(calls))
+                return result
+            found.append([*derivatives(module, x, shown, first=True), *module.buffers()])
+        layers = len(counts[0])
+        assert counts == [[6] * layers, [6] * layers + [2] * layers], counts
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-4, atol=2e-4)
+
+class Random(Bare):
+    def forward(self, x):
+        return super().forward(torch.nn.functional.dropout(x, 0.5))
+calls.clear()
+with row_rule(RowRule(leading=True)):
+    forward_with_rows(Random().to(device).to(memory_format=torch.channels_last), {}, x, x[:2])
+assert calls == [6, 6, 6, 6, 2, 2, 2, 2], calls
 """
 
 
