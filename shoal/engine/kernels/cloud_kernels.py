@@ -3,7 +3,11 @@
 A program takes a strip of coordinates of all members into registers, centres it there, and either
 multiplies it with itself or with B. Partial Gram matrices are written side by side and summed, so
 that the result does not depend on the order in which the programs end. One launch serves eight
-leaves, since most leaves of a network are much smaller than a launch is worth.
+leaves, since most leaves of a network are much smaller than a launch is worth. The eight largest
+come first: in a residual network they hold nine tenths of the weights.
+
+A member with a number that is not finite has a Gram matrix of NaN in its row and column, and
+nowhere else: entry (i, j) reads the coordinates of i and j alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,6 +28,9 @@ be shared: with one warp to a program, each does all of its own and many are und
 
 PROGRAMS = 4224
 """Thirty-two for each multiprocessor of a large GPU."""
+
+STRIPS_EACH = 4
+"""Strips that a program multiplies before it writes a Gram matrix as large as one strip."""
 
 GROUP = 8
 """Leaves that one launch serves."""
@@ -67,7 +74,7 @@ def _centred(x, finite, count, here):
 
 @triton.jit
 def _gram_kernel(
-    alive, out, bad_out, members, strips,
+    alive, out, members, strips,
     z0, z1, z2, z3, z4, z5, z6, z7,
     w0, w1, w2, w3, w4, w5, w6, w7,
     SIZE: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
@@ -76,7 +83,6 @@ def _gram_kernel(
     row = tl.arange(0, SIZE)
     finite, count = _finite_rows(alive, row, members)
     total = tl.zeros((SIZE, SIZE), tl.float32)
-    spoilt = tl.zeros((SIZE, STRIP), tl.float32)
     widths = (w0, w1, w2, w3, w4, w5, w6, w7)
     for strip in range(program, strips, programs):
         leaf, first = _leaf_of(strip, widths, STRIP)
@@ -85,27 +91,47 @@ def _gram_kernel(
         here = (column[None, :] < width) & (row[:, None] < members)
         place = row[:, None].to(tl.int64) * width + column[None, :]
         x = tl.load(z + place, mask=here, other=0.0)
-        spoilt += x * 0.0  # NaN for all that is not finite
-        x = _centred(x, finite, count, here)
+        spoilt = tl.where(finite[:, None], x * 0.0, 0.0)  # NaN for all that is not finite
+        x = _centred(x, finite, count, here) + spoilt
         total += tl.dot(x, tl.trans(x), input_precision=PRECISION)
     square = program * SIZE * SIZE + row[:, None] * SIZE + row[None, :]
     tl.store(out + square, total)
-    tl.store(bad_out + program * SIZE + row, tl.sum(spoilt, axis=1))
+
+
+@triton.jit
+def _sum_kernel(
+    partial, alive, gram, alive_out, members, count, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One row of the Gram matrix: the sum of its parts, and whether its member is finite."""
+    member, column = tl.program_id(0), tl.arange(0, SIZE)
+    total = tl.zeros((BLOCK, SIZE), tl.float32)
+    for start in range(0, count, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        place = part[:, None].to(tl.int64) * (SIZE * SIZE) + member * SIZE + column[None, :]
+        total += tl.load(partial + place, mask=part[:, None] < count, other=0.0)
+    row = tl.sum(total, axis=0)
+    own = tl.sum(tl.where(column == member, row, 0.0))
+    finite = (tl.load(alive + member) != 0) & (own == own)
+    row = tl.where(row == row, row, 0.0)
+    tl.store(gram + member * members + column, row, mask=column < members)
+    tl.store(alive_out + member, finite)
 
 
 @triton.jit
 def _plus_kernel(
-    B, alive, squares, members, strips, scale,
+    B, alive, squares, members, own_members, first_own, strips, scale,
     d0, d1, d2, d3, d4, d5, d6, d7,
     z0, z1, z2, z3, z4, z5, z6, z7,
     o0, o1, o2, o3, o4, o5, o6, o7,
+    m0, m1, m2, m3, m4, m5, m6, m7,
     w0, w1, w2, w3, w4, w5, w6, w7,
     SIZE: tl.constexpr, STRIP: tl.constexpr, PRECISION: tl.constexpr,
+    MULTIPLES: tl.constexpr, FROZEN: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     row = tl.arange(0, SIZE)
     finite, count = _finite_rows(alive, row, members)
-    inside = (row[:, None] < members) & (row[None, :] < members)
+    inside = (row[:, None] < own_members) & (row[None, :] < members)
     matrix = tl.load(B + row[:, None] * members + row[None, :], mask=inside, other=0.0)
     length = tl.zeros((SIZE, STRIP), tl.float32)
     widths = (w0, w1, w2, w3, w4, w5, w6, w7)
@@ -116,57 +142,98 @@ def _plus_kernel(
         out = _choice(leaf, (o0, o1, o2, o3, o4, o5, o6, o7))
         column = (strip - first) * STRIP + tl.arange(0, STRIP)
         here = (column[None, :] < width) & (row[:, None] < members)
+        mine = (column[None, :] < width) & (row[:, None] < own_members)
         place = row[:, None].to(tl.int64) * width + column[None, :]
-        own = tl.load(drive + place, mask=here, other=0.0)
-        x = _centred(tl.load(z + place, mask=here, other=0.0), finite, count, here)
+        own = tl.load(drive + place, mask=mine, other=0.0)
+        x = tl.load(z + place, mask=here, other=0.0)
+        if MULTIPLES:
+            theta = x
+            if FROZEN:  # the trained members come after the frozen ones
+                theta = tl.load(z + first_own * width + place, mask=mine, other=0.0)
+            own += _choice(leaf, (m0, m1, m2, m3, m4, m5, m6, m7)) * theta
+        x = _centred(x, finite, count, here)
         moved = own + scale * tl.dot(matrix, x, input_precision=PRECISION)
-        tl.store(out + place, moved, mask=here)
+        tl.store(out + place, moved, mask=mine)
         length += own * own
     tl.store(squares + program * SIZE + row, tl.sum(length, axis=1))
+
+
+@triton.jit
+def _length_kernel(squares, out, count, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """The norm of one member, from the squares of its parts."""
+    member = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        total += tl.load(squares + part * SIZE + member, mask=part < count, other=0.0)
+    tl.store(out + member, tl.sqrt(tl.sum(total)))
 
 
 def gram(leaves: Leaves, alive: Tensor) -> tuple[Tensor, Tensor]:
     """Gram matrix [1, M, M] of the centred coordinates, and who is alive and finite [M]."""
     members, size = len(alive), _size(len(alive))
-    strip, partial, bad = 1024 // size, [], []
-    for places in _groups(leaves):
-        group, widths, strips = _padded(leaves, places, strip)
-        programs = min(strips, PROGRAMS)
-        squares = torch.empty(programs, size, size, device=alive.device)
-        spoilt = torch.empty(programs, size, device=alive.device)
-        launch: Any = _gram_kernel[(programs,)]
+    strip = 1024 // size
+    groups = [_padded(leaves, places, strip) for places in _groups(leaves)]
+    programs = [_programs(strips, STRIPS_EACH) for _, _, strips in groups]
+    partial = torch.empty(sum(programs), size, size, device=alive.device)
+    begun = 0
+    for (group, widths, strips), count in zip(groups, programs, strict=True):
+        launch: Any = _gram_kernel[(count,)]
         launch(
-            alive, squares, spoilt, members, strips, *group, *widths,
+            alive, partial[begun:], members, strips, *group, *widths,
             SIZE=size, STRIP=strip, **GRAM,
         )  # fmt: skip
-        partial.append(squares)
-        bad.append(spoilt)
-    alive = alive & (torch.cat(bad).sum(0)[:members] == 0)
-    total = torch.cat(partial).sum(0)[:members, :members]
-    return torch.where(alive[:, None] & alive, total, 0.0)[None], alive
+        begun += count
+    total = torch.empty(1, members, members, device=alive.device)
+    found = torch.empty_like(alive)
+    launch = _sum_kernel[(members,)]
+    launch(partial, alive, total, found, members, begun, SIZE=size, BLOCK=4096 // size)
+    return total, found
 
 
 def plus_product(
-    drives: Sequence[Tensor], B: Tensor, leaves: Leaves, alive: Tensor, scale: float
+    drives: Sequence[Tensor],
+    B: Tensor,
+    leaves: Leaves,
+    alive: Tensor,
+    scale: float,
+    multiples: Sequence[float] | None = None,
 ) -> tuple[list[Tensor], Tensor]:
-    """drive + scale B z for each leaf, z centred; and the lengths of the drives [M]."""
-    members, size = len(alive), _size(len(alive))
+    """drive + scale B z for each leaf, z centred, in place; and the lengths of the drives [m].
+
+    Args:
+        drives: of the trained members [m, D].
+        B: [m, M]; the trained members are the last m of all M.
+        leaves: coordinates of all members [M, 1, D].
+        alive: finite members [M].
+        scale: factor of the push.
+        multiples: for each leaf, how often the drive has the coordinates added to it first, as a
+            Gaussian prior requires; None for never.
+    """
+    members, own_members, size = len(alive), len(B), _size(len(alive))
     drives = [drive.contiguous() for drive in drives]
-    moved = [torch.empty_like(drive) for drive in drives]
-    B, squares = B.contiguous(), []
+    compiling = torch.compiler.is_compiling()
+    moved = [torch.empty_like(drive) for drive in drives] if compiling else drives
+    factors = [0.0] * len(drives) if multiples is None else list(multiples)
     strip, options = _plus_options(size)
-    for places in _groups(leaves):
-        group, widths, strips = _padded(leaves, places, strip)
+    chosen = list(_groups(leaves))
+    groups = [_padded(leaves, places, strip) for places in chosen]
+    programs = [_programs(strips, 1) for _, _, strips in groups]
+    squares, begun, B = torch.empty(sum(programs), size, device=alive.device), 0, B.contiguous()
+    for places, (group, widths, strips), count in zip(chosen, groups, programs, strict=True):
         own, out = (_padded(tensors, places, 1)[0] for tensors in (drives, moved))
-        programs = min(strips, PROGRAMS)
-        sums = torch.empty(programs, size, device=alive.device)
-        launch: Any = _plus_kernel[(programs,)]
+        shares = [*(factors[i] for i in places), *[0.0] * (GROUP - len(places))]
+        launch: Any = _plus_kernel[(count,)]
         launch(
-            B, alive, sums, members, strips, scale, *own, *group, *out, *widths,
-            SIZE=size, STRIP=strip, **options,
+            B, alive, squares[begun:], members, own_members, members - own_members, strips, scale,
+            *own, *group, *out, *shares, *widths, SIZE=size, STRIP=strip,
+            MULTIPLES=multiples is not None, FROZEN=own_members < members, **options,
         )  # fmt: skip
-        squares.append(sums)
-    return moved, torch.cat(squares).sum(0)[:members].sqrt()
+        begun += count
+    lengths = torch.empty(own_members, device=alive.device)
+    launch = _length_kernel[(own_members,)]
+    launch(squares, lengths, begun, SIZE=size, BLOCK=1024)
+    return moved, lengths
 
 
 def _plus_options(size: int) -> tuple[int, dict[str, Any]]:
@@ -178,8 +245,9 @@ def _plus_options(size: int) -> tuple[int, dict[str, Any]]:
 
 def _groups(leaves: Leaves) -> Iterator[list[int]]:
     """Places of the leaves that are served together: rows that start aligned are read in blocks."""
+    largest_first = sorted(range(len(leaves)), key=lambda i: -leaves[i].shape[-1])
     for aligned in (True, False):
-        places = [i for i, leaf in enumerate(leaves) if (leaf.shape[-1] % 16 == 0) is aligned]
+        places = [i for i in largest_first if (leaves[i].shape[-1] % 16 == 0) is aligned]
         for start in range(0, len(places), GROUP):
             yield places[start : start + GROUP]
 
@@ -193,6 +261,11 @@ def _padded(
     strips = sum(triton.cdiv(width, strip) for width in widths)
     missing = GROUP - len(places)
     return [*chosen, *([chosen[0]] * missing)], [*widths, *([0] * missing)], strips
+
+
+def _programs(strips: int, each: int) -> int:
+    """Number of programs that share the strips, with at least so many for each."""
+    return min(triton.cdiv(strips, each), PROGRAMS)
 
 
 def _size(members: int) -> int:
