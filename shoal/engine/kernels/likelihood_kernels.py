@@ -72,7 +72,8 @@ def _categorical_kernel(
         )
         here = start + tl.arange(0, ROWS) < points
         most = tl.where(here, tl.max(f, axis=1), 0.0)
-        logs = tl.log(tl.sum(tl.exp(tl.where(inside, f - most[:, None], -float("inf"))), axis=1))
+        e = tl.exp(tl.where(inside, f - most[:, None], -float("inf")))
+        logs = tl.log(tl.where(here, tl.sum(e, axis=1), 1.0))
         chosen = tl.sum(tl.where(hot & inside, f - most[:, None], 0.0), axis=1)
         total += tl.where(here, chosen - logs, 0.0)
     value = tl.sum(total) / points
