@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from shoal.core.types import Leaves
+from shoal.engine.kernels import few_member_kernels
+from shoal.engine.kernels.strip_kernels import choice, leaf_of
 
 __all__ = ["gram", "plus_product"]
 
@@ -29,32 +31,20 @@ be shared: with one warp to a program, each does all of its own and many are und
 PROGRAMS = 4224
 """Thirty-two for each multiprocessor of a large GPU."""
 
+FEW = 12
+"""Members up to which `few_member_kernels` is faster; 0 selects tensor cores for all."""
+
+FEW_STRIP = 128
+"""Coordinates in a strip for few members: four for each thread of a warp."""
+
+FEW_PROGRAMS = {"gram": 1584, "plus": 1056}
+"""Twelve and eight for each multiprocessor of a large GPU, as many as its registers hold."""
+
 STRIPS_EACH = 4
 """Strips that a program multiplies before it writes a Gram matrix as large as one strip."""
 
 GROUP = 8
 """Leaves that one launch serves."""
-
-
-@triton.jit
-def _leaf_of(strip, widths, STRIP: tl.constexpr):
-    """Which leaf a strip belongs to, and the first strip of that leaf."""
-    leaf, first, edge = 0, 0, 0
-    for i in tl.static_range(8):
-        edge_before = edge
-        edge += tl.cdiv(widths[i], STRIP)
-        leaf = tl.where(strip >= edge, i + 1, leaf)
-        first = tl.where(strip >= edge_before, edge_before, first)
-    return leaf, first
-
-
-@triton.jit
-def _choice(leaf, options):
-    """options[leaf]: an entry of a tuple that is only known when the kernel runs."""
-    chosen = options[0]
-    for i in tl.static_range(1, 8):
-        chosen = tl.where(leaf == i, options[i], chosen)
-    return chosen
 
 
 @triton.jit
@@ -85,8 +75,8 @@ def _gram_kernel(
     total = tl.zeros((SIZE, SIZE), tl.float32)
     widths = (w0, w1, w2, w3, w4, w5, w6, w7)
     for strip in range(program, strips, programs):
-        leaf, first = _leaf_of(strip, widths, STRIP)
-        z, width = _choice(leaf, (z0, z1, z2, z3, z4, z5, z6, z7)), _choice(leaf, widths)
+        leaf, first = leaf_of(strip, widths, STRIP)
+        z, width = choice(leaf, (z0, z1, z2, z3, z4, z5, z6, z7)), choice(leaf, widths)
         column = (strip - first) * STRIP + tl.arange(0, STRIP)
         here = (column[None, :] < width) & (row[:, None] < members)
         place = row[:, None].to(tl.int64) * width + column[None, :]
@@ -136,10 +126,10 @@ def _plus_kernel(
     length = tl.zeros((SIZE, STRIP), tl.float32)
     widths = (w0, w1, w2, w3, w4, w5, w6, w7)
     for strip in range(program, strips, programs):
-        leaf, first = _leaf_of(strip, widths, STRIP)
-        z, width = _choice(leaf, (z0, z1, z2, z3, z4, z5, z6, z7)), _choice(leaf, widths)
-        drive = _choice(leaf, (d0, d1, d2, d3, d4, d5, d6, d7))
-        out = _choice(leaf, (o0, o1, o2, o3, o4, o5, o6, o7))
+        leaf, first = leaf_of(strip, widths, STRIP)
+        z, width = choice(leaf, (z0, z1, z2, z3, z4, z5, z6, z7)), choice(leaf, widths)
+        drive = choice(leaf, (d0, d1, d2, d3, d4, d5, d6, d7))
+        out = choice(leaf, (o0, o1, o2, o3, o4, o5, o6, o7))
         column = (strip - first) * STRIP + tl.arange(0, STRIP)
         here = (column[None, :] < width) & (row[:, None] < members)
         mine = (column[None, :] < width) & (row[:, None] < own_members)
@@ -150,7 +140,7 @@ def _plus_kernel(
             theta = x
             if FROZEN:  # the trained members come after the frozen ones
                 theta = tl.load(z + first_own * width + place, mask=mine, other=0.0)
-            own += _choice(leaf, (m0, m1, m2, m3, m4, m5, m6, m7)) * theta
+            own += choice(leaf, (m0, m1, m2, m3, m4, m5, m6, m7)) * theta
         x = _centred(x, finite, count, here)
         moved = own + scale * tl.dot(matrix, x, input_precision=PRECISION)
         tl.store(out + place, moved, mask=mine)
@@ -172,21 +162,23 @@ def _length_kernel(squares, out, count, SIZE: tl.constexpr, BLOCK: tl.constexpr)
 def gram(leaves: Leaves, alive: Tensor) -> tuple[Tensor, Tensor]:
     """Gram matrix [1, M, M] of the centred coordinates, and who is alive and finite [M]."""
     members, size = len(alive), _size(len(alive))
-    strip = 1024 // size
+    few, most = members <= FEW, FEW_PROGRAMS["gram"] if members <= FEW else PROGRAMS
+    strip = FEW_STRIP if few else 1024 // size
     groups = [_padded(leaves, places, strip) for places in _groups(leaves)]
-    programs = [_programs(strips, STRIPS_EACH) for _, _, strips in groups]
+    programs = [min(triton.cdiv(strips, STRIPS_EACH), most) for _, _, strips in groups]
     partial = torch.empty(sum(programs), size, size, device=alive.device)
+    kernel: Any = few_member_kernels.gram_kernel if few else _gram_kernel
+    options = {"MEMBERS": members, "num_warps": 1} if few else GRAM
     begun = 0
     for (group, widths, strips), count in zip(groups, programs, strict=True):
-        launch: Any = _gram_kernel[(count,)]
-        launch(
-            alive, partial[begun:], members, strips, *group, *widths,
-            SIZE=size, STRIP=strip, **GRAM,
-        )  # fmt: skip
+        sizes = (strips,) if few else (members, strips)
+        kernel[(count,)](
+            alive, partial[begun:], *sizes, *group, *widths, SIZE=size, STRIP=strip, **options
+        )
         begun += count
     total = torch.empty(1, members, members, device=alive.device)
     found = torch.empty_like(alive)
-    launch = _sum_kernel[(members,)]
+    launch: Any = _sum_kernel[(members,)]
     launch(partial, alive, total, found, members, begun, SIZE=size, BLOCK=4096 // size)
     return total, found
 
@@ -212,32 +204,36 @@ def plus_product(
     """
     members, own_members, size = len(alive), len(B), _size(len(alive))
     drives = [drive.contiguous() for drive in drives]
-    compiling = torch.compiler.is_compiling()
+    compiling, frozen = torch.compiler.is_compiling(), members - own_members
     moved = [torch.empty_like(drive) for drive in drives] if compiling else drives
     factors = [0.0] * len(drives) if multiples is None else list(multiples)
-    strip, options = _plus_options(size)
+    few = members <= FEW and not frozen
+    most, (strip, options) = FEW_PROGRAMS["plus"] if few else PROGRAMS, _plus_options(size, few)
     chosen = list(_groups(leaves))
     groups = [_padded(leaves, places, strip) for places in chosen]
-    programs = [_programs(strips, 1) for _, _, strips in groups]
+    programs = [min(strips, most) for _, _, strips in groups]
     squares, begun, B = torch.empty(sum(programs), size, device=alive.device), 0, B.contiguous()
+    kernel: Any = few_member_kernels.plus_kernel if few else _plus_kernel
+    options |= {"MEMBERS": members} if few else {"FROZEN": frozen > 0}
     for places, (group, widths, strips), count in zip(chosen, groups, programs, strict=True):
         own, out = (_padded(tensors, places, 1)[0] for tensors in (drives, moved))
         shares = [*(factors[i] for i in places), *[0.0] * (GROUP - len(places))]
-        launch: Any = _plus_kernel[(count,)]
-        launch(
-            B, alive, squares[begun:], members, own_members, members - own_members, strips, scale,
-            *own, *group, *out, *shares, *widths, SIZE=size, STRIP=strip,
-            MULTIPLES=multiples is not None, FROZEN=own_members < members, **options,
+        sizes = (strips,) if few else (members, own_members, frozen, strips)
+        kernel[(count,)](
+            B, alive, squares[begun:], *sizes, scale, *own, *group, *out, *shares, *widths,
+            SIZE=size, STRIP=strip, MULTIPLES=multiples is not None, **options,
         )  # fmt: skip
         begun += count
     lengths = torch.empty(own_members, device=alive.device)
-    launch = _length_kernel[(own_members,)]
+    launch: Any = _length_kernel[(own_members,)]
     launch(squares, lengths, begun, SIZE=size, BLOCK=1024)
     return moved, lengths
 
 
-def _plus_options(size: int) -> tuple[int, dict[str, Any]]:
+def _plus_options(size: int, few: bool) -> tuple[int, dict[str, Any]]:
     """Width of a strip and how it is multiplied: few members are faster without tensor cores."""
+    if few:
+        return FEW_STRIP, {"num_warps": 1}
     if size == 16:
         return 128, {"PRECISION": "ieee", "num_warps": 1}
     return 4096 // size, {"PRECISION": "tf32x3", "num_warps": 4}
@@ -261,11 +257,6 @@ def _padded(
     strips = sum(triton.cdiv(width, strip) for width in widths)
     missing = GROUP - len(places)
     return [*chosen, *([chosen[0]] * missing)], [*widths, *([0] * missing)], strips
-
-
-def _programs(strips: int, each: int) -> int:
-    """Number of programs that share the strips, with at least so many for each."""
-    return min(triton.cdiv(strips, each), PROGRAMS)
 
 
 def _size(members: int) -> int:
