@@ -132,7 +132,7 @@ def output_stage(
     frozen: FrozenState | None = None,
 ) -> OutputResult:
     """Gradients of the likelihood (times `weight`) and a functional prior; push on outputs."""
-    if takes_outputs(posterior, outputs, y):
+    if isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
         compared = repulsion is not None and repulsion.space.base == "outputs"
         found = fused.likelihood_kernels.categorical(outputs, y, alive, weight, apart=compared)
         loss, alive, gradient, drive, lengths = found

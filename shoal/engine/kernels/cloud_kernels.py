@@ -32,7 +32,7 @@ PROGRAMS = 4224
 """Thirty-two for each multiprocessor of a large GPU."""
 
 FEW = 12
-"""Members up to which `few_member_kernels` is faster; 0 selects tensor cores for all."""
+"""Members up to which `few_member_kernels` has fewer instructions; 0 selects tensor cores."""
 
 FEW_STRIP = 128
 """Coordinates in a strip for few members: four for each thread of a warp."""
