@@ -20,6 +20,8 @@ from torch import Tensor
 
 from shoal.core.errors import ShoalError
 from shoal.core.structure import Structured
+from shoal.engine.kernels import fused
+from shoal.engine.kernels.fused import serves
 
 __all__ = ["CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice"]
 
@@ -126,13 +128,22 @@ class CapturedSteps:
         return graph
 
     def _body(self, size: int) -> None:
-        place, step = self.places.split(1)
-        rows = self.order.index_select(0, place).view(-1)[:size]
+        rows, annealing, step = self._next(size)
         x, y = self.batches.x.index_select(0, rows), self.batches.y.index_select(0, rows)
+        self.move(x, y, annealing if self.annealed else 1.0, step)
+
+    def _next(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, annealing factor and number of the next step; sets the learning rate."""
+        if serves(self.pace, self.rate):
+            return fused.step_kernels.next_batch(
+                self.places, self.order, self.pace, self.rate, size
+            )
+        place, step = self.places.clone().split(1)
+        rows = self.order.index_select(0, place).view(-1)[:size]
         pace = self.pace.index_select(0, step)[0]
         self.rate.copy_(pace[0])
-        self.move(x, y, pace[1] if self.annealed else 1.0, step[0])
         self.places += 1
+        return rows, pace[1], step[0]
 
 
 class CapturedMove:

@@ -168,6 +168,11 @@ class Categorical(Classes):
         settings = registry.spec(self).items()
         return f"Categorical({', '.join(f'{k}={v!r}' for k, v in settings if k != 'name')})"
 
+    @property
+    def unweighted(self) -> bool:
+        """Whether the objective is the log probability and every label counts 1."""
+        return not self.smoothing and self.class_weights is None and self.ignore_index is None
+
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log softmax [..., C]."""
         return outputs.log_softmax(-1)

@@ -108,11 +108,20 @@ class Posterior:
         prior = self.prior
         if isinstance(prior, (Flat, FunctionalPrior)):
             return drive
-        if isinstance(prior, (Gaussian, FanIn)) and not isinstance(factor, Tensor):
-            # The score is a multiple of the weights: one pass over the weights is enough.
-            scales = [-factor / (self.n * prior.width(t) ** 2) for t in drive.values()]
+        scales = self.prior_multiples(drive, factor)
+        if scales is not None:
             return _add_multiples(drive, weights, scales)
         return add_scaled(drive, prior.score(weights), factor / self.n, spans)
+
+    def prior_multiples(self, weights: Tree, factor: Tensor | float) -> list[float] | None:
+        """For each tensor, the multiple of it that is factor * gradient of log p(theta) / N.
+
+        None if the prior is not normal, or if the factor is on the device.
+        """
+        prior = self.prior
+        if not isinstance(prior, (Gaussian, FanIn)) or isinstance(factor, Tensor):
+            return None
+        return [-factor / (self.n * prior.width(t) ** 2) for t in weights.values()]
 
 
 def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Tensor | None:

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from shoal.core.tree import member_norms
 from shoal.core.types import Leaves
-from shoal.engine.kernels import cloud_blocks
+from shoal.engine.kernels import cloud_blocks, fused
+from shoal.engine.kernels.fused import serves
 
 try:
     from shoal.engine.kernels import cloud_kernels
 except Exception:  # Triton is missing or does not work
     cloud_kernels = None
 
-__all__ = ["Cloud"]
+__all__ = ["Cloud", "adds_multiples"]
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Cloud:
     def of(cls, leaves: Leaves, alive: Tensor, centred: bool = True) -> "Cloud":
         """From raw coordinates; some members may have diverged."""
         leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
-        fused = _fused(leaves) if centred else None
-        if fused is not None:
-            gram, alive = fused.gram(leaves, alive)
-            return cls(leaves, gram, alive, fused)
+        module = _fused(leaves) if centred else None
+        if module is not None:
+            gram, alive = module.gram(leaves, alive)
+            return cls(leaves, gram, alive, module)
         sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
         alive = alive & sums.isfinite().all(0)
         leaves = [_of_finite(leaf, alive, centred) for leaf in leaves]
@@ -64,15 +65,21 @@ class Cloud:
         return [torch.einsum("sij,jsd->isd", B, leaf) for leaf in leaves]
 
     def added_to(
-        self, drives: Sequence[Tensor], B: Tensor, scale: float
+        self,
+        drives: Sequence[Tensor],
+        B: Tensor,
+        scale: float,
+        multiples: Sequence[float] | None = None,
     ) -> tuple[list[Tensor], Tensor]:
         """drive + scale B z for every leaf, and the norms of the drives; [m, D], at one site.
 
-        The result may reuse the memory of the drives.
+        The result may reuse the memory of the drives. `multiples` of the coordinates belong to the
+        drives, see `adds_multiples`.
         """
         same = all(drive.dtype == self.gram.dtype for drive in drives)
         if self.fused is not None and same:
-            return self.fused.plus_product(drives, B[0], self.leaves, self.alive, scale)
+            more = () if multiples is None else (multiples,)
+            return self.fused.plus_product(drives, B[0], self.leaves, self.alive, scale, *more)
         leaves = self.leaves
         if self.fused is not None:
             leaves = [_of_finite(leaf, self.alive, True) for leaf in leaves]
@@ -81,12 +88,19 @@ class Cloud:
         return moved, member_norms(dict(enumerate(drives)))  # pyright: ignore[reportArgumentType]
 
 
+def adds_multiples(leaves: Leaves, drives: Sequence[Tensor]) -> bool:
+    """Whether `Cloud.added_to` takes multiples of such leaves, in the pass that adds the push."""
+    if cloud_kernels is None or not serves(*leaves, *drives):
+        return False
+    return _fused(leaves) is cloud_kernels
+
+
 def _fused(leaves: Leaves) -> ModuleType | None:
     """The module that centres and multiplies these leaves in one pass; None without one."""
     first = leaves[0]
     if first.shape[1] > 1 or not all(leaf.is_contiguous() for leaf in leaves):
         return None
-    if first.is_cuda and cloud_kernels is not None:
+    if first.device.type in fused.DEVICES and cloud_kernels is not None:
         single = all(leaf.dtype == torch.float32 for leaf in leaves)
         return cloud_kernels if 1 < len(first) <= 64 and single else None
     plain = not torch.compiler.is_compiling() and not any(leaf.requires_grad for leaf in leaves)

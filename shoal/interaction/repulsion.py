@@ -12,6 +12,7 @@ L sum to zero, and it avoids rounding errors for members close to each other.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,16 +22,28 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry, nested_field
 from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Leaves, Tree
+from shoal.engine.kernels import fused
+from shoal.engine.kernels.fused import serves
 from shoal.interaction import bandwidths, flows, kernels, points, spaces
-from shoal.interaction.bandwidths import Bandwidth, Median
+from shoal.interaction.bandwidths import Bandwidth, Fixed, Median
 from shoal.interaction.calibration import Whitening, stein_factor
 from shoal.interaction.cloud import Cloud
+from shoal.interaction.estimators import KDE
 from shoal.interaction.flows import Flow, Stein, Wasserstein
-from shoal.interaction.kernels import RBF, Kernel, LinearKernel
+from shoal.interaction.kernels import IMQ, RBF, Kernel, Laplace, LinearKernel, Matern
 from shoal.interaction.points import Batch, Points, points_of
 from shoal.interaction.spaces import Outputs, Space, innermost
 
-__all__ = ["Interaction", "Push", "Repulsion", "interact", "registry", "repel", "weighted_space"]
+__all__ = [
+    "Interaction",
+    "Push",
+    "Repulsion",
+    "interact",
+    "kernel_choices",
+    "registry",
+    "repel",
+    "weighted_space",
+]
 
 registry = Registry("repulsion")
 
@@ -108,6 +121,8 @@ class Interaction:
         K: kernel matrix [M, M].
         h2: squared bandwidth [S, 1, 1] or [S, 1, M].
         cloud: the coordinates that B acts on, and the finite members.
+        known: squared bandwidth and effective number of members [2], if a kernel has found them.
+        lengths: |B z| of each member [M], if a kernel has found them.
     """
 
     mix: Tensor | None
@@ -115,12 +130,25 @@ class Interaction:
     K: Tensor
     h2: Tensor
     cloud: Cloud
+    known: Tensor | None = None
+    lengths: Tensor | None = None
 
     @property
     def effective(self) -> Tensor:
         """Effective number of members under the kernel, M² / sum K: 1 if all agree, at most M."""
         members = self.K.diagonal().sum()
         return members.square() / self.K.sum()
+
+    @property
+    def summary(self) -> Tensor:
+        """Squared bandwidth, a mean over sites and finite members, and effective members [2]."""
+        if self.known is not None:
+            return self.known
+        h2, alive = self.h2, self.cloud.alive
+        if h2.shape[-1] > 1:  # one bandwidth per member: finite members count
+            h2 = torch.where(alive, h2, 0.0).sum(-1) / alive.sum().clamp(min=1)
+        h2 = h2.mean()
+        return torch.stack([h2, self.effective.to(h2.dtype)])
 
 
 def interact(
@@ -137,6 +165,10 @@ def interact(
     kernel = repulsion.kernel
     cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, LinearKernel))
     gram, alive = cloud.gram, cloud.alive
+    alone = weight is None and len(gram) == 1
+    choices = kernel_choices(repulsion, gram, len(alive)) if alone else None
+    if choices is not None:
+        return _by_kernel(repulsion, cloud, choices)
     pair, whitening = alive[:, None] & alive, None
     if isinstance(kernel, LinearKernel):
         K, L = kernel.matrices(gram, alive.sum())
@@ -157,6 +189,43 @@ def interact(
     if whitening is not None:
         B = stein_factor(mix, B, whitening.gram) * B @ whitening.inverse
     return Interaction(mix, B, K, h2, cloud)
+
+
+def kernel_choices(repulsion: Repulsion, like: Tensor, members: int) -> dict[str, Any] | None:
+    """The choices as settings of the kernel that makes all matrices; None if it cannot.
+
+    Args:
+        repulsion: the choices.
+        like: a tensor with the device and type of the Gram matrix at one site.
+        members: M.
+    """
+    if repulsion.calibrated or not serves(like):
+        return None
+    return _settings(repulsion) if members <= fused.interaction_kernels.LARGEST else None
+
+
+def _settings(repulsion: Repulsion) -> dict[str, Any] | None:
+    kernel, bandwidth, flow = repulsion.kernel, repulsion.bandwidth, repulsion.flow
+    names = {RBF: "rbf", Laplace: "laplace", IMQ: "imq"}
+    name = f"matern-{kernel.nu}" if type(kernel) is Matern else names.get(type(kernel))
+    if name is None or type(flow) not in (Wasserstein, Stein):
+        return None
+    kde = type(flow) is Wasserstein and type(flow.estimator) is KDE
+    kind = "stein" if type(flow) is Stein else "kde" if kde else "laplacian"
+    if type(bandwidth) is Fixed:
+        return {"kernel": name, "flow": kind, "h2": bandwidth.h2}
+    if type(bandwidth) is not Median:
+        return None
+    how = {"logarithm": bandwidth.scale == "log", "every": bandwidth.legacy}
+    return {"kernel": name, "flow": kind, **how}
+
+
+def _by_kernel(repulsion: Repulsion, cloud: Cloud, choices: dict[str, Any]) -> Interaction:
+    found = fused.interaction_kernels.matrices(cloud.gram, cloud.alive, **choices)
+    mix, B = found.mix, found.B
+    if choices["flow"] == "laplacian":
+        mix, B = repulsion.flow(found.K, B, cloud.alive.sum().clamp(min=1))
+    return Interaction(mix, B, found.K, found.h2, cloud, found.summary, found.lengths)
 
 
 def repel(
@@ -182,7 +251,8 @@ def repel(
     sites = weight if repulsion.space.base == "gradients" else None
     interaction = interact(repulsion, [gather(leaf) for leaf in leaves], alive, sites)
     isometric = repulsion.space.isometric and weight is None
-    return Push(interaction, interaction.B[:, own], pull, isometric)
+    lengths = None if interaction.lengths is None else interaction.lengths[own]
+    return Push(interaction, interaction.B[:, own], pull, isometric, lengths)
 
 
 def weighted_space(repulsion: Repulsion, weight: Tensor | None) -> Callable[[Tree], Leaves]:
@@ -202,26 +272,35 @@ class Push:
         B: rows of B for the trained members [S, m, M].
         pull: J^T, one backward pass through the space.
         isometric: J only reorders numbers.
+        lengths: |B z| of each trained member [m]; None if not yet known.
     """
 
     interaction: Interaction
     B: Tensor
     pull: Callable[[Sequence[Tensor]], Tree]
     isometric: bool
+    lengths: Tensor | None = None
 
     def tree(self) -> Tree:
         """J^T (B z), tensors like the base."""
         return self.pull(self.interaction.cloud.times(self.B))
 
-    def added_to(self, drive: Tree, scale: float | Tensor) -> tuple[Tree, Tensor, Tensor]:
-        """drive + scale J^T (B z), and the norms of the drive and of the scaled push [M]."""
+    def added_to(
+        self, drive: Tree, scale: float | Tensor, multiples: Sequence[float] | None = None
+    ) -> tuple[Tree, Tensor, Tensor]:
+        """drive + scale J^T (B z), and the norms of the drive and of the scaled push [M].
+
+        `multiples` of the base tensors belong to the drive, see `cloud.adds_multiples`.
+        """
         cloud = self.interaction.cloud
         if not self.isometric or isinstance(scale, Tensor):
             push = self.tree()
             lengths = member_norms(drive), abs(scale) * member_norms(push)
             return add_scaled(drive, push, scale), *lengths
-        flat, driven = cloud.added_to([rows(t) for t in drive.values()], self.B, scale)
+        flat, driven = cloud.added_to([rows(t) for t in drive.values()], self.B, scale, multiples)
         moved = {name: m.view_as(t) for (name, t), m in zip(drive.items(), flat, strict=True)}
+        if self.lengths is not None:
+            return moved, driven, abs(scale) * self.lengths
         # |B z|² from the Gram matrix of z, without reading the coordinates again.
         squares = (self.B @ cloud.gram * self.B).sum((0, 2))
         return moved, driven, abs(scale) * squares.clamp(min=0).sqrt()

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.engine.kernels import fused
+from shoal.engine.kernels.fused import serves
 from shoal.training.step import StepInfo
 
 __all__ = ["NEGLIGIBLE", "Tracker", "balance_sentence", "divergence_sentence", "has_diverged"]
@@ -37,6 +39,10 @@ class Tracker:
 
     def add(self, info: StepInfo) -> None:
         """Add one step, in place."""
+        if serves(self.sums, info.measures, info.loss):
+            kept = self.sums, self.ratio_max, self.lived
+            fused.step_kernels.add_to_history(*kept, info.measures, info.loss, info.alive)
+            return
         self.sums += torch.cat([self.one, info.measures, info.loss.float()])
         torch.fmax(self.ratio_max, info.ratio, out=self.ratio_max)
         self.lived += info.alive

@@ -27,6 +27,7 @@ from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
+from shoal.training.stage_kernels import kernels_first
 from shoal.training.stages import Stages, compiled_stages
 from shoal.training.step import StepInfo, forces_in
 
@@ -86,7 +87,7 @@ class Mover:
             repulsion=self.repulsion,
             adversarial=settings.adversarial,
             seed=options.seed,
-            stages=compiled_stages() if self.plan.compiled else Stages(),
+            stages=self._stages(),
             own_inputs=is_per_member(settings.augment),
             frozen=self.frozen,
         )
@@ -154,6 +155,10 @@ class Mover:
             posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
         moving.alive.copy_(info.alive)
         return info
+
+    def _stages(self) -> Stages:
+        plain = Stages()
+        return kernels_first(compiled_stages(), plain) if self.plan.compiled else plain
 
     def _posterior(self, likelihood: Likelihood, n: float) -> Posterior:
         """The posterior for n targets, without a prior that the optimiser applies."""

@@ -19,8 +19,11 @@ from shoal.core.structure import parted
 from shoal.core.tree import finite, member_norms, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
+from shoal.engine.kernels import fused
+from shoal.engine.kernels.fused import serves
 from shoal.inference.posterior import Posterior, target_weights
 from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel, weighted_space
+from shoal.training.stage_kernels import in_columns, reads_weights_once, takes_outputs
 
 __all__ = [
     "FrozenState",
@@ -129,18 +132,24 @@ def output_stage(
     frozen: FrozenState | None = None,
 ) -> OutputResult:
     """Gradients of the likelihood (times `weight`) and a functional prior; push on outputs."""
-    loss, alive, gradient = likelihood_gradient(posterior, outputs, y, alive)
-    drive = weight * gradient
-    drive = drive if prior is None else drive + prior
-    here = {"outputs": drive}, {"outputs": outputs}
+    if isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
+        compared = repulsion is not None and repulsion.space.base == "outputs"
+        found = fused.likelihood_kernels.categorical(outputs, y, alive, weight, apart=compared)
+        loss, alive, gradient, drive, lengths = found
+    else:
+        loss, alive, gradient = likelihood_gradient(posterior, outputs, y, alive)
+        drive, lengths = weight * gradient, None
+    if prior is not None:
+        drive, lengths = drive + prior, None
     rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])
     if rows is not None and rows.ndim == outputs.ndim - 1:
         rows = rows.mean(0)  # members with weights of their own are compared where any counts
+    here = {"outputs": drive}, {"outputs": outputs}
     velocity, alive, mix, measures = _act(
         posterior, repulsion, "outputs", *here, alive, frozen, rows
     )
     if repulsion is None:
-        measures = measured(member_norms(here[0]), None, alive)
+        measures = measured(member_norms(here[0]) if lengths is None else lengths, None, alive)
     statistics = posterior.likelihood.statistics(outputs, parted(y)[0], alive, rows)
     found = loss, alive, gradient, velocity["outputs"], mix, measures
     return OutputResult(*found, statistics=statistics)
@@ -169,7 +178,7 @@ def gradient_stage(
     drive, mix = _shared(interaction, {"outputs": cotangent}, own, frozen)
     push_back = scale * push.tree()["gradients"]
     alive = interaction.cloud.alive[own]
-    return GradientResult(alive, drive["outputs"], mix, _kernel(interaction), push_back)
+    return GradientResult(alive, drive["outputs"], mix, interaction.summary, push_back)
 
 
 def point_stage(
@@ -199,7 +208,7 @@ def point_stage(
     pushed = {"outputs": scale * push.tree()["outputs"]}
     alive = interaction.cloud.alive[own]
     lengths = member_norms(drive), member_norms(pushed)
-    measures = measured(*lengths, alive, _kernel(interaction))
+    measures = measured(*lengths, alive, interaction.summary)
     return GradientResult(alive, drive["outputs"], mix, measures, pushed["outputs"])
 
 
@@ -217,9 +226,12 @@ def weight_stage(
     """Add the weight prior's gradient and the push on weights to the backward pass's result."""
     # A weight prior has no gradient at the outputs to mix: it is scaled like the drives.
     balance = annealing if mix is None else annealing * mix.sum(-1)
-    velocity = posterior.add_prior(velocity, weights, balance, spans)
+    once = reads_weights_once(repulsion, velocity, weights)
+    multiples = posterior.prior_multiples(velocity, balance) if once else None
+    if multiples is None:
+        velocity = posterior.add_prior(velocity, weights, balance, spans)
     here = velocity, weights, alive, frozen
-    velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here)
+    velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here, multiples=multiples)
     return WeightResult(velocity, alive, measures)
 
 
@@ -253,33 +265,34 @@ def _act(
     alive: Tensor,
     frozen: FrozenState | None,
     weight: Tensor | None = None,
+    multiples: Sequence[float] | None = None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
-    """Mix the drives and add the push, if the repulsion's space has this base."""
+    """Mix the drives and add the push, if the repulsion's space has this base.
+
+    `multiples` of the base belong to the drives, see `Push.added_to`.
+    """
     if repulsion is None or repulsion.space.base != where:
         return drive, alive, None, None
+    points = base["outputs"][0, ..., 0].numel() if where == "outputs" else 1
+    points = points if weight is None else weight.sum()
+    turned = frozen is None and weight is None and in_columns(repulsion, base)
+    if turned:  # in the order of the memory, which saves two copies
+        drive, base = ({name: t.mT for name, t in tree.items()} for tree in (drive, base))
     push, own = _pushed(repulsion, base, alive, frozen, weight)
     interaction = push.interaction
     alive = interaction.cloud.alive[own]
     drive, mix = _shared(interaction, drive, own, frozen)
-    points = base["outputs"][0, ..., 0].numel() if where == "outputs" else 1
-    points = points if weight is None else weight.sum()
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
-    velocity, driven, pushed = push.added_to(drive, scale)
-    return velocity, alive, mix, measured(driven, pushed, alive, _kernel(interaction))
+    velocity, driven, pushed = push.added_to(drive, scale, multiples)
+    if turned:
+        velocity = {name: t.mT for name, t in velocity.items()}
+    return velocity, alive, mix, measured(driven, pushed, alive, interaction.summary)
 
 
 def _push_scale(
     posterior: Posterior, repulsion: Repulsion, points: float | Tensor
 ) -> float | Tensor:
     return posterior.push_scale(points if repulsion.per == "batch" else None)
-
-
-def _kernel(interaction: Interaction) -> Tensor:
-    h2, alive = interaction.h2, interaction.cloud.alive
-    if h2.shape[-1] > 1:  # one bandwidth per member: finite members count
-        h2 = torch.where(alive, h2, 0.0).sum(-1) / alive.sum().clamp(min=1)
-    h2 = h2.mean()
-    return torch.stack([h2, interaction.effective.to(h2.dtype)])
 
 
 def _pushed(
@@ -326,6 +339,8 @@ def measured(
     drive: Tensor, push: Tensor | None, alive: Tensor, kernel: Tensor | None = None
 ) -> Tensor:
     """Root mean square norms of drive and push over finite members; bandwidth; members."""
+    if serves(*(tensor for tensor in (drive, push, alive, kernel) if tensor is not None)):
+        return fused.step_kernels.measures(drive, push, alive, kernel)
     count = alive.sum().clamp(min=1)
     lengths = torch.stack([drive, torch.zeros_like(drive) if push is None else push])
     squares = torch.where(alive & finite(lengths), lengths, 0.0).square().sum(1)

@@ -6,7 +6,15 @@ from triton_ready import runs_kernels
 
 from shoal.interaction import cloud
 
-kernels = runs_kernels(cloud.cloud_kernels)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def kernels(test):
+    """A test of kernels; Triton's interpreter warns about conversions and about NaN."""
+    for warning in ("invalid value", "Conversion of an array"):
+        test = pytest.mark.filterwarnings(f"ignore:{warning}")(test)
+    return runs_kernels(cloud.cloud_kernels)(test)
+
 
 WIDTHS = (784, 100, 10, 16, 1, 7, 129, 256, 64, 2100)
 """More than one launch serves; aligned and not, shorter than a strip and longer."""
@@ -117,13 +125,11 @@ def test_members_that_are_not_finite_are_left_out(value):
 
 
 @kernels
-@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("members", [3, 10, 20])
 def test_kernels_give_the_same_products(members):
     leaves, drives, B, alive = problem(members)
     z, d = centred(leaves, alive), torch.cat(drives, 1).double()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    leaves, drives, B, alive = moved_to(device, leaves, drives, B, alive)
+    leaves, drives, B, alive = moved_to(DEVICE, leaves, drives, B, alive)
     gram, found = cloud.cloud_kernels.gram(leaves, alive)
     assert torch.equal(found, alive)
     torch.testing.assert_close(gram[0].cpu().double(), z @ z.mT, rtol=0, atol=2e-3)
@@ -134,13 +140,40 @@ def test_kernels_give_the_same_products(members):
 
 
 @kernels
-@pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_kernels_leave_out_members_that_are_not_finite(value):
     leaves, _, _, alive = problem(5)
     leaves[4][2] = value
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    (leaves, alive) = moved_to(device, leaves, alive)
+    (leaves, alive) = moved_to(DEVICE, leaves, alive)
     gram, found = cloud.cloud_kernels.gram(leaves, alive)
     assert found.tolist() == [True, False, False, True, True]
     assert gram.isfinite().all() and not gram[0, 2].any()
+
+
+@kernels
+@pytest.mark.parametrize("frozen", [0, 4])
+@pytest.mark.parametrize("multiples", [False, True])
+def test_kernels_add_multiples_of_the_trained_members(frozen, multiples):
+    leaves, drives, B, alive = problem(10)
+    B, drives = B[frozen:], [drive[frozen:] for drive in drives]
+    factors = [-0.1 * (1 + i) for i in range(len(leaves))]
+    own = torch.cat([f * leaf[frozen:, 0] for f, leaf in zip(factors, leaves, strict=True)], 1)
+    d = torch.cat(drives, 1).double() + (own.double() if multiples else 0.0)
+    want = d + 0.5 * B.double() @ centred(leaves, alive)
+    given = moved_to(DEVICE, drives, B, leaves, alive)
+    moved, lengths = cloud.cloud_kernels.plus_product(*given, 0.5, factors if multiples else None)
+    torch.testing.assert_close(torch.cat(moved, 1).cpu().double(), want, rtol=0, atol=1e-3)
+    torch.testing.assert_close(lengths.cpu().double(), d.norm(dim=1), rtol=1e-5, atol=0)
+
+
+@kernels
+def test_many_programs_share_the_strips(monkeypatch):
+    monkeypatch.setattr(cloud.cloud_kernels, "PROGRAMS", 3)
+    leaves, drives, B, alive = problem(20)
+    z, d = centred(leaves, alive), torch.cat(drives, 1).double()
+    leaves, drives, B, alive = moved_to(DEVICE, leaves, drives, B, alive)
+    gram, _ = cloud.cloud_kernels.gram(leaves, alive)
+    torch.testing.assert_close(gram[0].cpu().double(), z @ z.mT, rtol=0, atol=2e-3)
+    moved, _ = cloud.cloud_kernels.plus_product(drives, B, leaves, alive, 0.5)
+    want = d + 0.5 * B.cpu().double() @ z
+    torch.testing.assert_close(torch.cat(moved, 1).cpu().double(), want, rtol=0, atol=1e-3)

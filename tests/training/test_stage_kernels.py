@@ -1,0 +1,163 @@
+"""Steps by kernels of whole stages against the same steps by the formulas of the stages."""
+
+import pytest
+import torch
+from torch import nn
+from triton_ready import runs_kernels
+
+import shoal
+from shoal.data.sources import ArrayBatches
+from shoal.engine.kernels import fused
+from shoal.interaction import kernels as radial
+from shoal.interaction.bandwidths import Fixed, Median
+from shoal.training import stage_kernels
+from shoal.training.options import Options
+from shoal.training.settings import Settings
+from shoal.training.stages import Stages
+from shoal.training.trainer import Trainer
+
+pytestmark = [
+    runs_kernels(fused.step_kernels),
+    pytest.mark.filterwarnings("ignore:Conversion of an array"),  # Triton's interpreter
+    pytest.mark.filterwarnings("ignore:invalid value"),
+]
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MEMBERS = 5
+
+
+@pytest.fixture(autouse=True)
+def everywhere(monkeypatch):
+    """Triton's interpreter takes tensors on the CPU."""
+    monkeypatch.setattr(fused, "DEVICES", (DEVICE,))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Names of the kernels that have run."""
+    names = []
+    for module in (fused.interaction_kernels, fused.likelihood_kernels, fused.step_kernels):
+        for name in ("matrices", "categorical", "measures", "add_to_history"):
+            if hasattr(module, name):
+                call = getattr(module, name)
+                monkeypatch.setattr(
+                    module, name, lambda *a, _n=name, _c=call, **k: names.append(_n) or _c(*a, **k)
+                )
+    return names
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(12, 6, generator=generator)
+    return x.to(DEVICE), torch.randint(3, (12,), generator=generator).to(DEVICE)
+
+
+def velocity(repulsion, prior=None, annealing=1.0, frozen=None, spoilt=None):
+    ensemble = shoal.Ensemble.init(perceptron, MEMBERS, seed=1).to(DEVICE)
+    if spoilt is not None:
+        ensemble.weights["0.bias"].data[spoilt, 3] = float("nan")
+    posterior = shoal.Posterior(
+        shoal.likelihoods.Categorical(), prior or shoal.priors.Gaussian(), 50
+    )
+    if frozen is not None:
+        frozen = shoal.Ensemble.init(perceptron, frozen, seed=2).to(DEVICE).eval()
+    return shoal.forces(ensemble, posterior, repulsion, data(), annealing=annealing, frozen=frozen)
+
+
+def same(monkeypatch, *given, **settings):
+    found, info = velocity(*given, **settings)
+    monkeypatch.setattr(fused, "ENABLED", False)
+    want, about = velocity(*given, **settings)
+    alive = about.alive
+    assert torch.equal(info.alive, alive) and alive.any()
+    torch.testing.assert_close(info.measures, about.measures, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(info.loss[alive], about.loss[alive], rtol=1e-5, atol=1e-7)
+    for name, tensor in want.items():
+        torch.testing.assert_close(
+            found[name][alive], tensor[alive], rtol=1e-3, atol=1e-6, msg=name
+        )
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("name", ["kde", "f-kde", "svgd", "f-svgd", "sge", "f-ssge"])
+def test_every_method_moves_as_by_the_formulas(name, legacy, launched, monkeypatch):
+    same(monkeypatch, shoal.methods.get(name, legacy=legacy).repulsion)
+    assert {"matrices", "categorical", "measures"} <= set(launched)
+
+
+def test_a_plain_ensemble_moves_as_by_the_formulas(launched, monkeypatch):
+    same(monkeypatch, None)
+    assert launched == ["categorical", "measures"]
+
+
+@pytest.mark.parametrize("kernel", [radial.Laplace(), radial.IMQ(), radial.Matern(2.5)])
+@pytest.mark.parametrize("bandwidth", [Fixed(3.0), Median(scale="unit")])
+@pytest.mark.parametrize("space", [shoal.spaces.Outputs(), shoal.spaces.Weights()])
+def test_every_radial_kernel_and_bandwidth(space, kernel, bandwidth, launched, monkeypatch):
+    same(monkeypatch, shoal.Repulsion(space, kernel, bandwidth, strength=5.0))
+    assert "matrices" in launched
+
+
+@pytest.mark.parametrize("name", ["kde", "f-kde", "svgd", "f-svgd"])
+def test_frozen_and_diverged_members(name, monkeypatch):
+    same(monkeypatch, shoal.methods.get(name).repulsion, frozen=2, spoilt=3)
+
+
+@pytest.mark.parametrize("annealing", [0.5, torch.tensor(0.5)])
+@pytest.mark.parametrize("prior", [shoal.priors.FanIn(2.0), shoal.priors.Flat()])
+@pytest.mark.parametrize("name", ["kde", "f-kde"])
+def test_priors_and_annealing(name, prior, annealing, monkeypatch):
+    annealing = annealing.to(DEVICE) if isinstance(annealing, torch.Tensor) else annealing
+    same(monkeypatch, shoal.methods.get(name).repulsion, prior, annealing)
+
+
+@pytest.mark.parametrize(
+    "repulsion",
+    [
+        shoal.Repulsion(shoal.spaces.Outputs(), calibrated=True),
+        shoal.Repulsion(shoal.spaces.Outputs(probabilities=True)),
+        shoal.Repulsion(shoal.spaces.Normalised(shoal.spaces.Weights())),
+    ],
+)
+def test_other_repulsions_still_run(repulsion, monkeypatch):
+    same(monkeypatch, repulsion)
+
+
+@pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde"])
+def test_training_has_the_same_history(method, launched, monkeypatch):
+    def trained():
+        ensemble = shoal.Ensemble.init(perceptron, MEMBERS, seed=1).to(DEVICE)
+        given = dict(method=method, likelihood="categorical", lr=0.1, steps=3, batch_size=5,
+                     prior="gaussian", optimizer="adam", engine="vmap")  # fmt: skip
+        trainer = Trainer(ensemble, Settings.resolve(Options.of(given)), ArrayBatches(*data(), 5))
+        for _ in trainer.run():
+            pass
+        return trainer.tracker.state, ensemble.weights
+
+    history, weights = trained()
+    assert "add_to_history" in launched
+    monkeypatch.setattr(fused, "ENABLED", False)
+    want, others = trained()
+    for name, tensor in want.items():
+        torch.testing.assert_close(history[name], tensor, rtol=1e-4, atol=1e-5)
+    for name, tensor in others.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_compiled_stages_are_asked_only_where_there_is_no_kernel(monkeypatch):
+    asked = []
+
+    def compiled(name):
+        return lambda *given: asked.append(name) or getattr(Stages(), name)(*given)
+
+    stages = stage_kernels.kernels_first(Stages(*map(compiled, Stages._fields)), Stages())
+    for name in ("kde", "f-kde", "sge"):
+        ensemble = shoal.Ensemble.init(perceptron, MEMBERS, seed=1).to(DEVICE)
+        posterior = shoal.Posterior(shoal.likelihoods.Categorical(), shoal.priors.Flat(), 50)
+        repulsion = shoal.methods.get(name).repulsion
+        shoal.forces(ensemble, posterior, repulsion, data(), stages=stages)
+    assert asked == ["weight_stage", "weight_stage"]  # of outputs, and of the estimator
