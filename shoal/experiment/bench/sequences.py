@@ -1,4 +1,4 @@
-"""Networks on sequences for `shoal bench`: recurrent, convolutional, and a causal transformer."""
+"""Networks on sequences for `shoal bench`: recurrent, convolutional, transformers of two kinds."""
 
 from dataclasses import dataclass
 
