@@ -87,6 +87,7 @@ SLOW = {
     "test_every_figure_has_a_size",
     "test_every_kernel_in_every_flow",
     "test_every_layout_in_memory",
+    "test_every_pair_of_methods_compiles_in_one_process",
     "test_every_mapping_of_every_architecture",
     "test_every_method",
     "test_every_optimiser",
