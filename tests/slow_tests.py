@@ -49,6 +49,7 @@ SLOW = {
     "test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now",
     "test_a_run_is_what_the_velocities_say",
     "test_a_single_one_is_not_repelled_by_anybody",
+    "test_a_small_run_imports_no_compiler",
     "test_a_stream_goes_on_where_it_was",
     "test_a_study_goes_on_where_it_stopped",
     "test_adversarial_neighbours",
