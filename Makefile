@@ -1,6 +1,7 @@
 # make demo    train three ensembles on real digits and write one page about them
 # make quick   the laws and the fast tests, in under two minutes
 # make test    set everything up and run all tests
+# make gpu     every test that needs a GPU, with the installed python3 (nothing is set up)
 # make check   formatting, lint and types
 # make rooms   files, lines, circles, and small files with one importer
 # make clean   remove what the others made
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test check rooms clean
+.PHONY: demo quick test gpu check rooms clean
 
 # Tests of one file go to one worker, so that what they share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -25,6 +26,12 @@ test: $(READY)
 	$(BIN)/ruff check shoal tests
 	$(BIN)/pyright
 	$(PYTEST)
+
+# A machine with a GPU has its own torch, and seldom every library of the other tests: only files
+# with marks of tests/triton_ready.py are collected. Settings of missing plugins are no error.
+gpu:
+	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PYTHON) -m pytest -m gpu -W ignore::pytest.PytestConfigWarning $(PYTEST_ARGS) \
+	  $$(grep -rl --include='test_*.py' -e triton_ready -e 'GPU' tests)
 
 check: $(READY)
 	$(BIN)/ruff format --check shoal tests

@@ -11,15 +11,27 @@ from browser import browser  # noqa: F401
 from page_runs import arrays, line_runs, picture_runs, readme, undrawn  # noqa: F401
 from slow_tests import SLOW, SLOW_FILES
 
+from shoal.engine.precision import full_precision
+
 torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark what `make quick` leaves out, before pytest chooses by marks."""
+    """Mark what `make quick` leaves out and `make gpu` runs, before pytest chooses by marks."""
     for item in items:
+        reasons = [str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skipif")]
+        if any("GPU" in reason for reason in reasons):
+            item.add_marker(pytest.mark.gpu)
         if getattr(item, "originalname", None) in SLOW or item.path.stem in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def float32_is_float32():
+    """Networks that a test calls itself have all digits on a GPU too."""
+    with full_precision():
+        yield
 
 
 @pytest.fixture

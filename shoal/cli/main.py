@@ -1,11 +1,13 @@
 """The command line: runs a command, prints its result or one error line, returns its status."""
 
+import gc
 import importlib
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
@@ -83,14 +85,28 @@ def _command(arguments: list[str]) -> int:
     if hasattr(options, "config"):
         # Before torch is imported, so that an error in a config appears at once.
         options.config = load_config(options.config, options.changes)
-    with Interruption() as interruption:
-        # An interrupted import would leave a partly imported library behind.
+    # An interrupted import would leave a partly imported library behind.
+    with Interruption() as interruption, _nothing_to_collect():
         command = importlib.import_module(f"shoal.cli.commands.{options.command}")
     if interruption.received is not None:
         interruption.stop()
     outcome = command.run(options)
     print(to_json(outcome.value, indent=2) if options.json else printable(outcome.text))
     return outcome.status
+
+
+@contextmanager
+def _nothing_to_collect() -> Iterator[None]:
+    """A block of imports: what they make stays, so garbage collection would search in vain."""
+    first = "torch" not in sys.modules and gc.isenabled()
+    if first:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+            gc.enable()
 
 
 def _complain(sentence: str) -> None:

@@ -1,9 +1,11 @@
 """Vector-Jacobian products of functions and networks."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import has_torch_function
 
 from shoal.core.errors import DataError
 from shoal.core.types import Tree
@@ -33,8 +35,7 @@ def with_pullback(
         values = list(function(live))
 
     def back(cotangents: Sequence[Tensor]) -> Tree:
-        inputs = list(live.values())
-        found = torch.autograd.grad(values, inputs, list(cotangents), allow_unused=True)
+        found = _backward(values, list(cotangents), list(live.values()))
         pairs = zip(live.items(), found, strict=True)
         return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
 
@@ -55,12 +56,11 @@ def pull_back(
         outputs, cotangents = [outputs], [cotangents]  # pyright: ignore
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
     try:
-        gradients = torch.autograd.grad(
+        gradients = _backward(
             [output for output, _ in pairs],
-            list(inputs.values()),
             [cotangent.to(output.dtype) for output, cotangent in pairs],
-            retain_graph=keep_graph,
-            allow_unused=True,
+            list(inputs.values()),
+            keep_graph,
         )
     except RuntimeError as error:
         if "is not implemented" not in str(error):
@@ -73,6 +73,21 @@ def pull_back(
     named = zip(inputs.items(), gradients, strict=True)
     tree = {name: torch.zeros_like(t) if g is None else g for (name, t), g in named}
     return _unshared(tree, [cotangent for _, cotangent in pairs])
+
+
+_engine: Any = getattr(torch.autograd.graph, "_engine_run_backward", None)
+
+
+def _backward(
+    outputs: list[Tensor], cotangents: list[Tensor], inputs: list[Tensor], keep_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """`torch.autograd.grad` without its check of shapes, which imports sympy for a second."""
+    if _engine is None or has_torch_function((*outputs, *inputs)):
+        return torch.autograd.grad(
+            outputs, inputs, cotangents, retain_graph=keep_graph, allow_unused=True
+        )
+    ends, places = tuple(outputs), tuple(inputs)
+    return _engine(ends, tuple(cotangents), keep_graph, False, places, True, accumulate_grad=False)
 
 
 def _unshared(tree: Tree, others: Sequence[Tensor]) -> Tree:

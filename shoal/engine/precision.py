@@ -10,7 +10,14 @@ from torch.autograd import Function
 
 from shoal.core.types import Tree
 
-__all__ = ["Computes", "calculating_in", "lowered", "lowered_inputs", "rough_products"]
+__all__ = [
+    "Computes",
+    "calculating_in",
+    "full_precision",
+    "lowered",
+    "lowered_inputs",
+    "rough_products",
+]
 
 
 def lowered(
@@ -112,20 +119,33 @@ class Computes(Protocol):
 
 
 @contextmanager
-def calculating_in(precision: str | None, networks: Computes) -> Iterator[None]:
-    """Run networks in the given precision; TensorFloat only for "tf32".
+def full_precision(tensor_float: bool = False) -> Iterator[None]:
+    """A block, or a function, in which float32 means float32 on a GPU.
 
-    By default a GPU would compute float32 convolutions in TensorFloat, with three digits.
+    By default torch computes float32 convolutions on a GPU in TensorFloat, with three digits.
+
+    Args:
+        tensor_float: compute convolutions and matrix products in TensorFloat instead.
     """
     matmul: Any = torch.backends.cuda.matmul
     convolution: Any = torch.backends.cudnn
-    before, compute = (matmul.allow_tf32, convolution.allow_tf32), networks.compute
-    matmul.allow_tf32 = convolution.allow_tf32 = precision == "tf32"
-    networks.compute_in(torch.bfloat16 if precision == "bfloat16" else None)
+    before = matmul.allow_tf32, convolution.allow_tf32
+    matmul.allow_tf32 = convolution.allow_tf32 = tensor_float
     try:
         yield
     finally:
         matmul.allow_tf32, convolution.allow_tf32 = before
+
+
+@contextmanager
+def calculating_in(precision: str | None, networks: Computes) -> Iterator[None]:
+    """Run networks in the given precision; TensorFloat only for "tf32"."""
+    compute = networks.compute
+    networks.compute_in(torch.bfloat16 if precision == "bfloat16" else None)
+    try:
+        with full_precision(tensor_float=precision == "tf32"):
+            yield
+    finally:
         networks.compute_in(compute)
 
 

@@ -12,6 +12,7 @@ from shoal.core.errors import DataError
 from shoal.core.structure import Weighted, parted
 from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
+from shoal.engine.precision import full_precision
 from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_evaluation, made_from
 from shoal.evaluation.inspection import attention_samples, gradient_samples, is_image
 from shoal.inference.likelihoods import Task
@@ -64,6 +65,7 @@ KEPT = 10_000
 """Inputs of all shifts together whose quantities are kept; scores and curves use all inputs."""
 
 
+@full_precision()
 def evaluate_run(
     run: Any,
     dataset: Dataset,

@@ -94,6 +94,11 @@ class Posterior:
         total = total.clamp(min=torch.finfo(weight.dtype).tiny)
         return (each * weight).flatten(1).sum(-1) / total
 
+    @property
+    def has_weight_prior(self) -> bool:
+        """Whether the prior has a gradient at the weights."""
+        return not isinstance(self.prior, (Flat, FunctionalPrior))
+
     def add_prior(
         self,
         drive: Tree,

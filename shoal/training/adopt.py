@@ -25,6 +25,7 @@ from shoal.data.dataset import Dataset
 from shoal.data.load import load as load_data
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.member_runner import MemberRunner
+from shoal.engine.precision import full_precision
 from shoal.inference import likelihoods
 from shoal.inference.adopted import by_architecture, checked_networks, unwrapped
 from shoal.inference.ensemble import Ensemble
@@ -44,6 +45,7 @@ _PATH = str | os.PathLike
 _POINTS = 1024
 
 
+@full_precision()
 def adopt(
     networks: Iterable[nn.Module] | Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
     *,

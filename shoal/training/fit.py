@@ -17,6 +17,7 @@ from shoal.data.arrays import check_columns
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.network_call import member_call
+from shoal.engine.precision import full_precision
 from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
@@ -172,6 +173,7 @@ def _check_last_batch(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches,
                 ) from error
 
 
+@full_precision()
 def fit(
     ensemble: Ensemble,
     data: Any,

@@ -22,13 +22,14 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
 from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
 from shoal.training.stage_kernels import kernels_first
-from shoal.training.stages import Stages, compiled_stages
+from shoal.training.stages import Stages
 from shoal.training.step import StepInfo, forces_in
 
 __all__ = ["Mover"]

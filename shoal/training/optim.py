@@ -18,6 +18,7 @@ from shoal.core.registry import Registry, nearest
 from shoal.core.tree import member_norms, per_member
 from shoal.core.types import Tree
 from shoal.core.values import came
+from shoal.training.torch_optimizers import uncompiled
 
 __all__ = [
     "Cosine",
@@ -100,7 +101,8 @@ def make_optimizer(
             raise ConfigError(f"optimizer.{setting} is {came(value)}; take a smaller number")
     kind = next(entry for key, entry in vars(torch.optim).items() if key.lower() == name.lower())
     try:
-        return kind(list(weights.values()), **_fastest(kind, weights, lr), **settings)
+        tensors, fastest = list(weights.values()), _fastest(kind, weights, lr)
+        return uncompiled(kind)(tensors, **fastest, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"the optimizer '{name}' does not take these settings: {error}"

@@ -34,6 +34,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.points import needs_statistics, placed, statistics
 from shoal.training.settings import Settings
+from shoal.training.torch_optimizers import kind_of
 
 __all__ = [
     "AXES",
@@ -119,7 +120,7 @@ def hand_over(
         return posterior
     groups = optimizer.param_groups
     decoupled = any(group.get("decoupled_weight_decay") for group in groups)
-    if type(optimizer) not in _FIRST_OF_ALL or decoupled:
+    if kind_of(optimizer) not in _FIRST_OF_ALL or decoupled:
         return posterior
     for group in groups:
         group["weight_decay"] += 1 / (posterior.n * prior.std**2)

@@ -7,9 +7,8 @@ they are those of other points than the batch; on input gradients in `gradient_s
 `weight_stage`. No stage waits for the device, and `torch.compile` accepts all of them.
 """
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,8 +30,8 @@ __all__ = [
     "OutputResult",
     "Stages",
     "WeightResult",
-    "compiled_stages",
     "gradient_stage",
+    "has_weight_forces",
     "likelihood_gradient",
     "measured",
     "output_stage",
@@ -235,6 +234,15 @@ def weight_stage(
     return WeightResult(velocity, alive, measures)
 
 
+def has_weight_forces(posterior: Posterior, repulsion: Repulsion | None) -> bool:
+    """Whether `weight_stage` computes anything; it must not be called otherwise.
+
+    `torch.compile` gives up for good on a function that it has once seen without arithmetic. Later
+    methods would then be compiled in fragments, which separate a derivative from its function.
+    """
+    return posterior.has_weight_prior or (repulsion is not None and _acts_on(repulsion, "weights"))
+
+
 class Stages(NamedTuple):
     """The stages, compiled or not."""
 
@@ -244,16 +252,8 @@ class Stages(NamedTuple):
     point_stage: Callable[..., GradientResult] = point_stage
 
 
-@functools.cache
-def compiled_stages() -> Stages:
-    """The stages through `torch.compile`, once for all runs of a process."""
-    # Every method and shape compiles to its own version, and a grid has many.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 512)
-    # Inductor of torch 2.11 fails on the weight-space stage when it reorders loops.
-    compiled: Any = functools.partial(
-        torch.compile, dynamic=False, options={"loop_ordering_after_fusion": False}
-    )
-    return Stages(*(compiled(stage) for stage in Stages()))
+def _acts_on(repulsion: Repulsion, where: str) -> bool:
+    return repulsion.space.base == where
 
 
 def _act(
@@ -271,7 +271,7 @@ def _act(
 
     `multiples` of the base belong to the drives, see `Push.added_to`.
     """
-    if repulsion is None or repulsion.space.base != where:
+    if repulsion is None or not _acts_on(repulsion, where):
         return drive, alive, None, None
     points = base["outputs"][0, ..., 0].numel() if where == "outputs" else 1
     points = points if weight is None else weight.sum()

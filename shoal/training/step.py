@@ -50,7 +50,14 @@ from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
 from shoal.training.drive import Drive
 from shoal.training.shared_velocity import shared_velocity, shares_of_drives
-from shoal.training.stages import FrozenState, OutputResult, Stages, measured
+from shoal.training.stages import (
+    FrozenState,
+    OutputResult,
+    Stages,
+    WeightResult,
+    has_weight_forces,
+    measured,
+)
 
 __all__ = ["Batch", "StepInfo", "forces", "forces_in", "forces_on_fraction", "share_of"]
 
@@ -214,9 +221,12 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
     spans = ensemble.spans if len(ensemble.groups) > 1 else None
     gradients = {name: velocity.pop(name) for name in ensemble.trained_shared}
-    moved = context.stages.weight_stage(
-        posterior, repulsion, velocity, weights, result.alive, annealing, result.mix, spans, frozen
-    )
+    moved = WeightResult(velocity, result.alive, None)
+    if has_weight_forces(posterior, repulsion):
+        here = velocity, weights, result.alive
+        moved = context.stages.weight_stage(
+            posterior, repulsion, *here, annealing, result.mix, spans, frozen
+        )
     measures = result.measures if moved.measures is None else moved.measures
     assert measures is not None, "the base of a space is outputs or weights"
     info = StepInfo(result.loss, moved.alive, measures, result.statistics)

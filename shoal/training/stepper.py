@@ -13,7 +13,7 @@ from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
 from shoal.data.batch import Targets, inputs_of, raw_batch, targets_of
 from shoal.data.batches import ArrayBatches
 from shoal.engine.graph import CapturedMove
-from shoal.engine.precision import calculating_in
+from shoal.engine.precision import calculating_in, full_precision
 from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
@@ -177,6 +177,7 @@ class Stepper:
             y = MemberWeighted.of_pair(y, per_member)
         return x, y
 
+    @full_precision()
     def _begin(self, x: Inputs, y: Targets, own: bool, loss: Loss | None) -> Mover:
         """Make the mover from the first batch, which shows the units and the number of targets."""
         one = (x[0], y[0]) if own else (x, y)

@@ -1,11 +1,14 @@
 """The types that a run calculates in, and that they are left as they were."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
+from triton_ready import needs_gpu
 
 import shoal
-from shoal.engine.precision import calculating_in, rough_products
+from shoal.engine.precision import calculating_in, full_precision, rough_products
 
 
 def allowed():
@@ -37,3 +40,74 @@ def test_tensor_float_that_was_asked_for_stays(before):
     ensemble = shoal.Ensemble.init(lambda: nn.Linear(3, 2), 2, seed=0)
     with calculating_in("tf32", ensemble), rough_products(ensemble.compute):
         assert allowed()
+
+
+class Watched(nn.Module):
+    """A network that notes the precision of float32 whenever it is called."""
+
+    seen: ClassVar[set] = set()
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(1, 2, 3), nn.Linear(8, 2)
+
+    def forward(self, x):
+        self.seen.add((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return self.head(torch.relu(self.stem(x)).flatten(-3))
+
+
+X = torch.randn(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 2
+DATA = X, Y
+SHORT = {"method": "forde", "steps": 2, "batch_size": 6, "progress": False}
+
+
+@pytest.fixture
+def watched():
+    """A trained run; torch then allows TensorFloat everywhere."""
+    run = shoal.fit(shoal.Ensemble.init(Watched, 2), DATA, **SHORT)
+    Watched.seen.clear()
+    with full_precision(tensor_float=True):
+        yield run
+
+
+CALLS = {
+    "fit": lambda run: shoal.fit(run.ensemble, DATA, **SHORT),
+    "grow": lambda run: shoal.grow(run, more=1, data=DATA, progress=False),
+    "stepper": lambda run: shoal.Stepper(run.ensemble, n=12, method="f-kde")(DATA),
+    "evaluate": lambda run: shoal.evaluate(run, DATA),
+    "landscape": lambda run: shoal.landscape(run, DATA, test=DATA, parts=["curvature"], quick=True),
+    "evidence": lambda run: shoal.evidence(run, DATA, priors=False),
+    "adopt": lambda run: shoal.adopt([run.ensemble.member(0)], data=DATA, likelihood="categorical"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_float32_means_float32_wherever_networks_run(call, watched):
+    CALLS[call](watched)
+    assert Watched.seen == {(False, False)}
+    assert torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+
+
+def test_tensor_float_only_on_request(watched):
+    shoal.fit(watched.ensemble, DATA, precision="tf32", **SHORT)
+    assert (True, True) in Watched.seen
+
+
+@needs_gpu
+@pytest.mark.parametrize("what", ["fit", "predict"])
+def test_a_gpu_computes_all_digits_of_float32(what, watched):
+    """TensorFloat has three digits, float32 has seven."""
+    if what == "fit":
+        one, other = (
+            shoal.fit(shoal.Ensemble.init(Watched, 2), DATA, device=device, **SHORT)
+            for device in ("cpu", "cuda")
+        )
+        found = {name: t.cpu() for name, t in other.ensemble.weights.items()}
+        expected = one.ensemble.weights
+    else:
+        found, expected = (
+            {"": shoal.predict(watched, X, device=d).members} for d in ("cuda", "cpu")
+        )
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=2e-5, atol=2e-6)

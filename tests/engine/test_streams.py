@@ -1,11 +1,9 @@
 """Work on side streams, and what it reads."""
 
-import pytest
 import torch
+from triton_ready import needs_gpu
 
 from shoal.engine.member_runner import lanes
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
 class TestOnACpu:

@@ -7,6 +7,7 @@ import torch
 from small_runs import Fuse, quick, shoal_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.errors import CheckpointCorrupt, DataError
@@ -134,7 +135,7 @@ class TestTheNoise:
         assert noises[0] != float(self.y.std(correction=0))
         assert noises[1:] == pytest.approx([noises[0]] * 2, rel=1e-3)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @needs_gpu
     @pytest.mark.parametrize("method", ["ensemble", "kde", "f-kde", "f-svgd", "forde"])
     def test_is_learned_in_captured_steps(self, method):
         given = {"method": method, "steps": 40, "device": "cuda"}

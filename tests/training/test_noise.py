@@ -20,6 +20,7 @@ from small_runs import (
     shoal_of,
 )
 from torch import nn
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.errors import ConfigError, ShoalWarning
@@ -158,7 +159,7 @@ def test_nothing_waits_for_the_device():
         float(noise_std(optimizer, 0.5))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@needs_gpu
 class TestOnAGPU:
     @pytest.mark.parametrize("optimizer", ["sgd", MOMENTUM], ids=str)
     def test_captured_steps_are_those_of_the_cpu(self, optimizer):

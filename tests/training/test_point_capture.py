@@ -6,6 +6,7 @@ import pytest
 import torch
 from host_questions import Questions, as_on_a_gpu
 from small_runs import both, plain, points, quick, shoal_of
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.random import key, normal, uniform
@@ -63,7 +64,7 @@ def test_crops_ask_the_host_nothing():
     assert not questions.asked
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["f-kde", "f-svgd", "forde"])
 def test_captured_steps_are_the_eager_ones(name, kind):

@@ -30,6 +30,7 @@ from small_runs import (
     story,
 )
 from torch.utils.data import DataLoader, Dataset
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.checkpoints import steps
@@ -171,7 +172,7 @@ def test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now(
     assert differ(frozen(whole(None, build, **options).ensemble), frozen(one.ensemble))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@needs_gpu
 @pytest.mark.parametrize("build", [normed, dropped, Noisy], ids=["batchnorm", "dropout", "noise"])
 @pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "f-ssge"])
 def test_on_a_gpu(method, build, tmp_path):

@@ -12,6 +12,7 @@ from shoal.analysis.landscape.scene import AnalysisResult, Effort, Scene, regist
 from shoal.core.errors import ConfigError, DataError, ShoalWarning, StorageError
 from shoal.core.files import read_json, read_tensors, write_json, write_tensors
 from shoal.data.dataset import Dataset
+from shoal.engine.precision import full_precision
 from shoal.training.own_data import again
 
 __all__ = ["kept_study", "load_part", "load_study", "study"]
@@ -21,6 +22,7 @@ FORMAT = 2
 FOLDER = "landscape"
 
 
+@full_precision()
 def study(
     run: Any,
     data: Dataset,

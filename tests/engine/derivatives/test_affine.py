@@ -1,6 +1,5 @@
 """Layers with fixed numbers: derivatives against autograd, where they end, and Triton's kernels."""
 
-import importlib.util
 from contextlib import nullcontext
 from itertools import product
 
@@ -10,6 +9,7 @@ from derivatives_reference import run_kernels
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
+from triton_ready import needs_triton
 
 from shoal.core.errors import ConfigError
 from shoal.engine.derivatives import fast_second_order
@@ -197,6 +197,6 @@ def test_a_bias_keeps_no_input_for_the_backward_pass(learned):
     assert kept and (x.data_ptr() in kept) == learned
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_kernels_compute_the_formulas():
     run_kernels(KERNELS)

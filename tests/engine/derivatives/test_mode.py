@@ -1,7 +1,6 @@
 """The block `fast_second_order`: whole networks, unchanged modules, and nothing left behind."""
 
 import copy
-import importlib.util
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 from torch.overrides import _get_current_function_mode_stack
+from triton_ready import needs_triton
 
 from shoal.core.errors import ConfigError
 from shoal.engine.derivatives import fast_second_order, fused_layers
@@ -249,7 +249,7 @@ for network, layer in ((ResNet20, "_NormaliseBackward"), (ResNet32, "_AffineBack
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_fused_layers_by_kernels_have_the_gradients_of_torch():
     run_kernels(FUSED)
 
@@ -280,6 +280,6 @@ for network in (ResNet20, ResNet32):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_predictions_by_kernels_join_normalisation_residual_and_rectifier():
     run_kernels(PREDICTED)

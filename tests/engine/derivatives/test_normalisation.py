@@ -1,6 +1,5 @@
 """Batch normalisation: closed forms against autograd, finite differences and Triton's kernels."""
 
-import importlib.util
 from itertools import product
 
 import pytest
@@ -9,6 +8,7 @@ from derivatives_reference import distance, run_kernels
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import vmap
 from torch.nn import functional as F
+from triton_ready import needs_triton
 
 from shoal.core.errors import ConfigError
 from shoal.engine.derivatives import fast_second_order, formulas
@@ -214,6 +214,6 @@ for channels, side, affine, residual, rectified in [
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_kernels_compute_the_formulas():
     run_kernels(KERNELS)

@@ -1,6 +1,5 @@
 """A part of a batch, normalised as the whole of it: values, both derivatives, and what stays."""
 
-import importlib.util
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +11,7 @@ from reference import normalised_as
 from torch import nn
 from torch.func import vmap
 from torch.nn import functional as F
+from triton_ready import needs_triton
 
 from shoal.core.errors import ConfigError
 from shoal.engine.derivatives import fast_second_order, forward_with_rows
@@ -255,7 +255,7 @@ assert calls == [6, 6, 6, 6, 2, 2, 2, 2], calls
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_by_kernels():
     places = [*sys.path, str(Path(__file__).parent)]
     run_kernels(f"import sys; sys.path[:] = {places!r}" + KERNELS)

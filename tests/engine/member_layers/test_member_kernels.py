@@ -1,9 +1,8 @@
 """The kernels of member-wise layers against formulas of torch, with both derivatives."""
 
-import importlib.util
-
 import pytest
 from derivatives_reference import run_kernels
+from triton_ready import needs_triton
 
 SETUP = """
 import sys; sys.path.insert(0, "tests")
@@ -115,7 +114,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 @pytest.mark.parametrize("what", SCRIPTS)
 def test_by_kernels(what):
     run_kernels(SETUP + SCRIPTS[what])
