@@ -75,6 +75,7 @@ class Stepper:
         device: torch.device | str | None = None,
         precision: str | None = None,
         engine: str = "auto",
+        memory: str | int | float | None = None,
         frozen: int = 0,
         inputs: Any = None,
     ) -> None:
@@ -99,6 +100,7 @@ class Stepper:
             device: see `fit`.
             precision: see `fit`.
             engine: see `fit`.
+            memory: see `fit`.
             frozen: see `fit`.
             inputs: inputs to which methods such as 'forde' fit their axes, and to which points such
                 as 'noise' fit their statistics.
