@@ -113,8 +113,8 @@ def size(count: float) -> str:
     """
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
-            amount = count / factor
-            return f"{amount:,.0f} {unit}" if amount >= 100 else f"{amount:.2g} {unit}"
+            amount = f"{count / factor:,.1f}" if count < 100 * factor else f"{count / factor:,.0f}"
+            return f"{amount.removesuffix('.0')} {unit}"
     return f"{count:.0f} bytes"
 
 

@@ -152,7 +152,7 @@ class Stepper:
             context = replace(context, posterior=replace(context.posterior, likelihood=custom))
         if own:
             self._check_own(mover)
-        with calculating_in(self._options.precision, self.ensemble):
+        with calculating_in(self._options.precision, self.ensemble), mover.limited():
             info = self._move(mover, x, y, annealing, context, (loss, own))
         self.step += 1
         return info
@@ -201,6 +201,8 @@ class Stepper:
         repulsion = self._repulsion(settings, one[0])
         n = self.n * share
         mover = Mover(self.ensemble, settings, repulsion, likelihood, n, int(self.n), 0)
+        with calculating_in(options.precision, self.ensemble):
+            mover.fit_memory(one[0], common)
         self._mover = mover
         if self._waiting is not None:
             self._restore(mover, self._waiting)
@@ -242,7 +244,10 @@ class Stepper:
         case = (kind, annealing, _shapes(x), _shapes(y))
         if case not in self._captured:
             self._captured[case] = CapturedMove(
-                lambda a, b, step: mover.move(a, b, annealing, step, context), x, y
+                lambda a, b, step: mover.move(a, b, annealing, step, context),
+                x,
+                y,
+                mover,
             )
         return self._captured[case](x, y, self.step)
 
