@@ -14,7 +14,7 @@ from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.types import Tree
 from shoal.engine.member_runner import MemberRunner
 
-__all__ = ["MemoryLimit", "free_memory", "is_out_of_memory", "keep_freed", "lifted", "smaller", "within_memory"]
+__all__ = ["MemoryLimit", "free_memory", "keep_freed", "lifted", "smaller", "within_memory"]
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ def within_memory(
         try:
             return step(mapping), mapping
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not _out_of_memory(error):
                 raise
             mapping = smaller(mapping, members)
         for name, tensor in buffers.items():
@@ -154,8 +154,7 @@ def smaller(mapping: MemberRunner, members: int) -> MemberRunner:
     return replace(mapping, chunk=chunk)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed."""
+def _out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
 
 

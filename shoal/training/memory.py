@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import ConfigError
 from shoal.core.text import size
 from shoal.core.types import Tree
 from shoal.engine.footprint import Footprint, bytes_of, transient_bytes
 from shoal.engine.member_runner import MemberRunner
-from shoal.engine.memory import MemoryLimit, free_memory, is_out_of_memory
+from shoal.engine.memory import MemoryLimit, free_memory
 from shoal.inference.ensemble import Ensemble
 from shoal.training.context import StepContext
 from shoal.training.optim import make_optimizer
@@ -93,18 +93,18 @@ def choose_runner(
         return MemoryChoice(mapping)
     room = limit.bytes if limit is not None else fixed.resident + _SHARE * (free or 0)
     bytes_wanted = None if limit is None else limit.bytes
-    if limit is not None and fixed.peak(1) > room:
-        raise ConfigError(_too_small(limit, fixed, 1))
     most = min(mapping.chunk or fixed.members, fixed.members)
     found = measured(1)
     if found is not None and found.peak(most) > room:
         found = measured(2)
+    if limit is not None and (found or fixed).peak(1) > room:
+        raise ConfigError(_too_small(limit, found or fixed, 1))
     if found is None:  # the first step reports the reason
         return MemoryChoice(mapping, bytes_wanted)
     together = replace(context, mapping=replace(mapping, chunk=1)).in_chunks is None
     chunk = found.largest_chunk(room, most)
-    if limit is not None and (chunk is None or (together and chunk < most)):
-        raise ConfigError(_too_small(limit, found, most if together else 1))
+    if limit is not None and together and chunk != most:
+        raise ConfigError(_too_small(limit, found, most))
     if together or chunk == most:
         return MemoryChoice(mapping, bytes_wanted, found)
     chunk = chunk or 1
@@ -149,11 +149,7 @@ def with_activations(
         one = max(measured(start, 1) for start in starts)
         pair = most > 1 and len(starts) == 1 and moving.members > 1
         two = measured(0, 2) if pair else 2 * one
-    except Exception as error:
-        if isinstance(error, RuntimeError) and is_out_of_memory(error):
-            raise DataError(
-                "memory is too small for one member; raise memory or lower batch_size"
-            ) from error
+    except Exception:  # the first step reports the reason
         return None
     member = min(max(two - one, 0), one)
     return replace(fixed, common=int(factor * (one - member)), member=int(factor * member))
@@ -171,9 +167,9 @@ def state_bytes(spec: Mapping[str, Any], lr: float, trained: Tree) -> int:
 
 
 def _too_small(limit: MemoryLimit, needed: Footprint, chunk: int) -> str:
-    fixed = needed.resident + needed.gradients
+    least, fixed = size(1.01 * needed.peak(chunk)), size(needed.resident + needed.gradients)
     return (
-        f"memory of {size(limit.bytes)} is too small: the run needs at least "
-        f"{size(1.01 * needed.peak(chunk))}, of which weights, gradients, optimiser states and data take "
-        f"{size(fixed)}; raise memory, or lower members or batch_size"
+        f"memory of {size(limit.bytes)} is too small: the run needs at least {least}, of which "
+        f"weights, gradients, optimiser states and data take {fixed}; raise memory, or lower "
+        f"members or batch_size"
     )
