@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Footprint", "SavedBytes", "bytes_of", "transient_bytes"]
+__all__ = ["Footprint", "SavedBytes", "bytes_of", "counted", "transient_bytes"]
 
 _TEMPORARIES = 2
 """Largest activations that exist once more in a backward pass: a gradient, and the next one."""
@@ -74,9 +74,11 @@ class SavedBytes:
             lambda tensor: _Saved(self, tensor), lambda saved: saved.tensor
         )
         self._hooks.__enter__()
+        _counting.append(self)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        _counting.remove(self)
         self._hooks.__exit__(*exception)
 
     def add(self, place: int, size: int) -> None:
@@ -93,13 +95,18 @@ class SavedBytes:
             self.now -= size
 
 
+_counting: list[SavedBytes] = []
+"""The open counts."""
+
+
 class _Saved:
     """A tensor that autograd saved; autograd deletes this object after the backward pass."""
 
     __slots__ = ("counts", "place", "size", "tensor", "to")
 
     def __init__(self, to: SavedBytes, tensor: Tensor) -> None:
-        self.to, self.tensor, self.place = to, tensor, _place(tensor)
+        # Detached: an output that holds its own graph would never be deleted.
+        self.to, self.tensor, self.place = to, tensor.detach(), _place(tensor)
         self.size = tensor.untyped_storage().nbytes()
         self.counts = self.place not in to.known
         if self.counts:
@@ -108,6 +115,14 @@ class _Saved:
     def __del__(self) -> None:
         if self.counts:
             self.to.remove(self.place, self.size)
+
+
+def counted(tensors: Iterable[Tensor]) -> list[object]:
+    """Objects that let open counts count these tensors, as long as the objects exist.
+
+    For tensors that are kept for the backward pass by other means than autograd's.
+    """
+    return [_Saved(_counting[-1], tensor) for tensor in tensors if _counting]
 
 
 def transient_bytes(

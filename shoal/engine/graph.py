@@ -61,11 +61,14 @@ class MemoryRoom(Protocol):
 
     Attributes:
         limit: the most that the run takes; None without a limit.
-        captures: whether steps may be captured at all.
     """
 
     limit: MemoryLimit | None
-    captures: bool
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be captured at all."""
+        ...
 
     def fits_captured(self) -> bool:
         """Whether the run stays within its limit after a capture; if not, later steps take less."""

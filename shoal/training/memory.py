@@ -31,8 +31,14 @@ _SHARE = 0.9
 _FRAGMENTED = 1.1
 """Memory that a GPU's allocator holds, relative to the tensors of a step."""
 
+_ENDLESS = 2**62
+"""Bytes of a step that did not fit."""
+
 Probe = Callable[[Ensemble], object]
 """One step of some members, which leaves the members as they are."""
+
+Measured = Callable[[int, MemberRunner], Footprint | None]
+"""The footprint by a member runner, from steps of one member or of up to two; None if they fail."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,19 @@ class MemoryChoice:
         if not self.reduced or chunk is None:
             return None
         how = "one at a time" if chunk == 1 else f"in chunks of {chunk}"
+        if self.mapping.recompute:
+            how += " and compute their activations twice"
         within = "the free memory of the device" if self.limit is None else size(self.limit)
         return f"Members run {how} to stay within {within}."
 
     def table(self) -> dict[str, Any]:
         """The choice, for the provenance of a run."""
-        found: dict[str, Any] = {"limit": self.limit, "chunk": self.mapping.chunk}
+        mapping = self.mapping
+        found: dict[str, Any] = {"limit": self.limit, "chunk": mapping.chunk}
+        found["recompute"] = mapping.recompute
         if self.footprint is not None:
             members = self.footprint.members
-            found["predicted"] = self.footprint.peak(min(self.mapping.chunk or members, members))
+            found["predicted"] = self.footprint.peak(min(mapping.chunk or members, members))
         return found
 
 
@@ -75,42 +85,49 @@ def choose_runner(
     context: StepContext,
     fixed: Footprint,
     limit: MemoryLimit | None,
-    measured: Callable[[int], Footprint | None],
+    measured: Measured,
     device: torch.device,
 ) -> MemoryChoice:
-    """The runner with the largest chunks that fit; raises `ConfigError` if a limit cannot be met.
+    """The fastest runner that fits; raises `ConfigError` if a limit cannot be met.
+
+    The candidates, in the order of their time: all members, chunks, and one member at a time whose
+    blocks keep no activations.
 
     Args:
         mapping: the member runner, whose chunks become no larger.
         context: the settings of the step.
         fixed: bytes of a step without activations.
         limit: the limit; None for 0.9 of the free memory of a GPU.
-        measured: the footprint of a step, from steps of one member or of up to two.
+        measured: the footprint of a step.
         device: device of the members.
     """
     free = free_memory(device)
     if limit is None and free is None:
         return MemoryChoice(mapping)
     room = limit.bytes if limit is not None else fixed.resident + _SHARE * (free or 0)
-    bytes_wanted = None if limit is None else limit.bytes
+    wanted = None if limit is None else limit.bytes
     most = min(mapping.chunk or fixed.members, fixed.members)
-    found = measured(1)
+    found = measured(1, mapping)
     if found is not None and found.peak(most) > room:
-        found = measured(2)
-    if limit is not None and (found or fixed).peak(1) > room:
-        raise ConfigError(_too_small(limit, found or fixed, 1))
-    if found is None:  # the first step reports the reason
-        return MemoryChoice(mapping, bytes_wanted)
+        found = measured(2, mapping)
+    chunk = None if found is None else found.largest_chunk(room, most)
+    if found is None or chunk == most:  # if it failed, the first step reports the reason
+        return MemoryChoice(mapping, wanted, found)
     together = replace(context, mapping=replace(mapping, chunk=1)).in_chunks is None
-    chunk = found.largest_chunk(room, most)
-    if limit is not None and together and chunk != most:
-        raise ConfigError(_too_small(limit, found, most))
-    if together or chunk == most:
-        return MemoryChoice(mapping, bytes_wanted, found)
-    chunk = chunk or 1
-    if not context.compares_passes:  # chunks of equal size take the same time and less memory
-        chunk = math.ceil(found.members / math.ceil(found.members / chunk))
-    return MemoryChoice(replace(mapping, chunk=chunk), bytes_wanted, found, reduced=True)
+    if chunk is not None and not together:
+        if not context.compares_passes:  # chunks of equal size take the same time and less memory
+            chunk = math.ceil(found.members / math.ceil(found.members / chunk))
+        return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=True)
+    light = MemberRunner("loop", chunk=1, recompute=True)
+    again = None if together or context.base == "gradients" else measured(1, light)
+    if again is not None and again.peak(1) <= room:
+        return MemoryChoice(light, wanted, again, reduced=True)
+    if limit is not None:
+        chunk, measures = most if together else 1, (again or found, found, fixed)
+        needed = next(f for f in measures if f.member < _ENDLESS)
+        raise ConfigError(_too_small(limit, needed, chunk))
+    chunk = mapping.chunk if together else 1
+    return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=not together)
 
 
 def with_activations(
@@ -149,6 +166,8 @@ def with_activations(
         one = max(measured(start, 1) for start in starts)
         pair = most > 1 and len(starts) == 1 and moving.members > 1
         two = measured(0, 2) if pair else 2 * one
+    except torch.OutOfMemoryError:
+        return replace(fixed, member=_ENDLESS)
     except Exception:  # the first step reports the reason
         return None
     member = min(max(two - one, 0), one)

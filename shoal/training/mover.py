@@ -51,7 +51,6 @@ class Mover:
         points: number of data points, of which a batch is a share.
         mapping: the member runner.
         limit: the most that the run takes on its device; None without a limit.
-        captures: steps on a GPU may be captured, which keeps the memory of a step.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Mover:
         own = bytes_of(ensemble.state.values())
         wanted: Any = options.memory
         self.limit = None if wanted is None else MemoryLimit(wanted, ensemble.device, own)
-        self.captures = True
+        self._captures = True
         if ensemble.device.type == "cpu":
             keep_freed()
 
@@ -179,10 +178,10 @@ class Mover:
         if not self.watches_memory:
             return MemoryChoice(self.mapping)
         plain = replace(self.context, own_inputs=False, stages=Stages())
-        runner = replace(self.mapping, chunk=None, compiled=False)
         fixed = self._fixed_bytes(x, data)
 
-        def measured(most: int) -> Footprint | None:
+        def measured(most: int, mapping: MemberRunner) -> Footprint | None:
+            runner = replace(mapping, chunk=None, compiled=False)
             return with_activations(
                 fixed,
                 self.moving,
@@ -209,6 +208,14 @@ class Mover:
         """A block in which the run stays within its limit."""
         return nullcontext() if self.limit is None else self.limit.kept()
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be captured, which keeps the memory of a step.
+
+        Recomputed blocks set random numbers back, which a captured step cannot.
+        """
+        return self._captures and not self.mapping.recompute
+
     def fits_captured(self) -> bool:
         """Whether the run stays within its limit after a capture; if not, later steps take less.
 
@@ -216,8 +223,8 @@ class Mover:
         """
         if self.limit is None or not self.limit.exceeded:
             return True
-        self.captures = self.mapping.chunk != 1 and self.moving.members > 1
-        if self.captures:
+        self._captures = self.mapping.chunk != 1 and self.moving.members > 1
+        if self._captures:
             self.mapping = smaller(self.mapping, self.moving.members)
         return False
 

@@ -203,6 +203,31 @@ def test_the_command_line_takes_a_limit(tmp_path, capsys):
     assert "memory must be a size" in capsys.readouterr().err
 
 
+def blocks() -> nn.Module:
+    """Activations of blocks that outweigh their inputs."""
+    inner = [
+        nn.Sequential(nn.Linear(8, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, 8))
+        for _ in range(4)
+    ]
+    return nn.Sequential(nn.Linear(3, 8), nn.Sequential(*inner), nn.Linear(8, 4))
+
+
+@pytest.mark.parametrize("method", ["kde", "f-kde"])
+def test_activations_are_computed_twice_where_those_of_one_member_do_not_fit(method):
+    def run(memory, **options):
+        ensemble = shoal_of(blocks, 3).to("cpu", torch.float64)
+        options = {"method": method, "batch_size": 400, "steps": 4} | options
+        return quick(ensemble, points(800), memory=memory, **options)
+
+    whole, one = run(None), run("1TB", engine="chunk:1", steps=1)
+    assert not one.provenance["memory"]["recompute"]
+    light = run(int(0.75 * one.provenance["memory"]["predicted"]))
+    assert light.provenance["memory"]["recompute"] and light.provenance["memory"]["chunk"] == 1
+    assert any("activations twice" in note for note in light.notes)
+    for name, tensor in frozen(whole.ensemble).items():
+        torch.testing.assert_close(frozen(light.ensemble)[name], tensor, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     "spec, copies",
     [
@@ -221,7 +246,7 @@ def test_a_step_that_fails_on_its_own_leaves_the_choice_to_the_first_step():
     context = StepContext(posterior=Posterior(Categorical(), Flat(), 4), repulsion=None)
     fixed = Footprint(members=2, resident=1, gradients=1)
     runner, limit = MemberRunner("loop"), MemoryLimit(100, CPU, 0)
-    choice = choose_runner(runner, context, fixed, limit, lambda most: None, CPU)
+    choice = choose_runner(runner, context, fixed, limit, lambda most, mapping: None, CPU)
     assert choice.mapping == runner and choice.sentence is None
 
 
