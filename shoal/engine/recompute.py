@@ -103,7 +103,7 @@ class _Again:
 
         def pack(tensor: Tensor) -> int:
             self.found[len(self.found)] = tensor.detach(), counted([tensor])
-            return 0  # nothing runs backward here; a saved output would never be deleted
+            return len(self.found) - 1  # not the tensor: an output in its own graph is a cycle
 
         args = [_leaf(a) for a in self.args]
         kwargs = {name: _leaf(a) for name, a in self.kwargs.items()}
@@ -112,7 +112,7 @@ class _Again:
             torch.set_rng_state(self.random[0])
             for device, known in zip(self.devices, self.random[1], strict=True):
                 torch.cuda.set_rng_state(known, device)
-            with torch.autograd.graph.saved_tensors_hooks(pack, int), self._same_masks():
+            with torch.autograd.graph.saved_tensors_hooks(pack, self.unpack), self._same_masks():
                 functional_call(self.block, state, tuple(args), kwargs)
 
     @contextmanager
