@@ -30,6 +30,7 @@ class Footprint:
         common: what a pass keeps for any number of members.
         member: what a pass keeps for each member: activations, and cast copies of its weights.
         delayed: what a captured step keeps of each member to its end: cast copies.
+        unused: most freed memory that the process holds for later (see `keep_freed`).
     """
 
     members: int
@@ -39,12 +40,14 @@ class Footprint:
     common: int = 0
     member: int = 0
     delayed: int = 0
+    unused: int = 0
 
     def peak(self, chunk: int) -> int:
         """Bytes of a step with `chunk` members at a time."""
         rest = (self.members - chunk) * self.delayed
         step = self.common + chunk * self.member + rest
-        return self.resident + self.gradients + max(self.update, step)
+        step = max(self.update, step + min(step, self.unused))
+        return self.resident + self.gradients + step
 
     def largest_chunk(self, limit: float, most: int) -> int | None:
         """The most members that can run at a time within the limit; None if one is too many."""

@@ -14,7 +14,15 @@ from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.types import Tree
 from shoal.engine.member_runner import MemberRunner
 
-__all__ = ["MemoryLimit", "free_memory", "keep_freed", "lifted", "smaller", "within_memory"]
+__all__ = [
+    "KEPT_FREE",
+    "MemoryLimit",
+    "free_memory",
+    "keep_freed",
+    "lifted",
+    "smaller",
+    "within_memory",
+]
 
 T = TypeVar("T")
 
@@ -160,6 +168,9 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
 _LARGEST = 2**25 - 2**14
 """Bytes of the largest block that glibc adapts to, minus its header."""
+
+KEPT_FREE = 2**26
+"""Bytes of freed memory that the C library then keeps at most: twice the largest block."""
 
 
 def keep_freed() -> None:

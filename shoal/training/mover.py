@@ -19,7 +19,7 @@ from shoal.data.augment import augmented, is_per_member
 from shoal.data.batch import Targets
 from shoal.engine.footprint import Footprint, bytes_of
 from shoal.engine.member_runner import MemberRunner
-from shoal.engine.memory import MemoryLimit, keep_freed, smaller, within_memory
+from shoal.engine.memory import KEPT_FREE, MemoryLimit, keep_freed, smaller, within_memory
 from shoal.engine.plan import parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -246,6 +246,7 @@ class Mover:
             gradients=trained + moving.members * per_member,
             update=copies * trained,
             delayed=cast,
+            unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,
         )
 
     def _posterior(self, likelihood: Likelihood, n: float) -> Posterior:

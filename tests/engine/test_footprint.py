@@ -81,6 +81,11 @@ class TestFootprint:
     def test_the_largest_chunk_that_fits(self, limit, most, chunk):
         assert self.known.largest_chunk(limit, most) == chunk
 
+    def test_a_process_holds_freed_memory_up_to_a_bound(self):
+        small = Footprint(members=4, resident=7, gradients=3, member=10, unused=15)
+        assert small.peak(1) == 7 + 3 + 10 + 10
+        assert small.peak(4) == 7 + 3 + 40 + 15
+
     def test_cast_copies_stay_to_the_end_of_a_captured_step(self):
         captured = Footprint(members=10, resident=0, gradients=0, member=10, delayed=3)
         assert captured.peak(10) == 100
