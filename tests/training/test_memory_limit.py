@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -285,3 +286,10 @@ class TestOnAGpu:
             if tensor.is_floating_point():
                 other = frozen(limited.ensemble)[name]
                 torch.testing.assert_close(other, tensor, rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_the_example_of_the_page_runs_in_chunks():
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text()
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    assert 1 <= names["run"].provenance["memory"]["chunk"] < 8
