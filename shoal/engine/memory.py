@@ -54,17 +54,22 @@ class MemoryLimit:
                 f"not as the share {wanted:g}"
             )
         self.bytes = int(wanted * (total or 0)) if isinstance(wanted, float) else wanted
-        self.device, self._share = device, 1.0
-        if device.type == "cuda" and total is not None:
+        self.device, self._others = device, 0
+        if device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
-            self._others = max(0, torch.cuda.memory_reserved(device) - own)
-            self._share = min(1.0, (self._others + self.bytes) / total)
+            self._others = torch.cuda.memory_reserved(device)
+        self.include(own)
+
+    def include(self, own: int) -> None:
+        """Count bytes as the run's that were there before it."""
+        self._others = max(0, self._others - own)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """A block in which the allocator refuses to exceed the limit."""
-        with self._allowed(self._share):
+        total = _total_memory(self.device) or 1
+        with self._allowed(min(1.0, (self._others + self.bytes) / total)):
             yield
 
     @contextmanager

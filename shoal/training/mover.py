@@ -191,10 +191,17 @@ class Mover:
                 1 + other_size,
             )
 
-        with self.limited():
-            choice = choose_runner(
-                self.mapping, self.context, fixed, self.limit, measured, self.ensemble.device
-            )
+        if self.limit is not None:
+            self.limit.include(data)
+        training = self.moving.training
+        self.moving.train()
+        try:
+            with self.limited():
+                choice = choose_runner(
+                    self.mapping, self.context, fixed, self.limit, measured, self.ensemble.device
+                )
+        finally:
+            self.moving.train(training)
         self.mapping = choice.mapping
         return choice
 

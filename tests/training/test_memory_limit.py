@@ -147,6 +147,19 @@ def test_what_needs_all_members_at_once_is_refused_or_runs_whole():
         trained(whole // 2, adversarial=attack)
 
 
+def test_members_are_measured_in_training_mode():
+    def predicted(p):
+        def build():
+            return nn.Sequential(nn.Linear(3, WIDTH), nn.Dropout(p), nn.Linear(WIDTH, 4))
+
+        ensemble = shoal_of(build, 2)
+        run = quick(ensemble, points(), memory="1TB", steps=1)
+        assert not ensemble.training
+        return run.provenance["memory"]["predicted"]
+
+    assert predicted(0.5) > predicted(0.0)
+
+
 def test_a_share_is_of_the_machine():
     table = trained(1.0).provenance["memory"]
     assert table["limit"] > 2**30 and table["chunk"] is None
