@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -240,6 +241,19 @@ def test_activations_are_computed_twice_where_those_of_one_member_do_not_fit(met
     assert any("activations twice" in note for note in light.notes)
     for name, tensor in frozen(whole.ensemble).items():
         torch.testing.assert_close(frozen(light.ensemble)[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_a_captured_step_that_holds_too_much_is_captured_again_in_smaller_chunks():
+    stepper = shoal.Stepper(shoal_of(wide, MEMBERS), n=320, method="kde", memory="1TB")
+    stepper(points(160))
+    mover = stepper._mover
+    assert mover.fits_captured() and mover.mapping.chunk is None
+    mover.limit = SimpleNamespace(exceeded=True)
+    for chunk in (3, 2, 1):
+        with pytest.warns(shoal.ShoalWarning, match=f"chunks of {chunk}"):
+            assert not mover.fits_captured()
+        assert mover.mapping.chunk == chunk and mover.captures
+    assert not mover.fits_captured() and not mover.captures
 
 
 @pytest.mark.parametrize(
