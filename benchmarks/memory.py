@@ -49,7 +49,7 @@ def measured(
 ) -> dict[str, Any]:
     """One run; an error is its row."""
     model, method, engine, _ = case
-    members, batches, epochs, size, side = (3, 2, 2, 4, 8) if quick else (10, 30, 4, 128, 32)
+    members, batches, epochs, size, side = (3, 2, 2, 4, 8) if quick else (10, 30, 3, 128, 32)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(size * batches, 3, side, side, generator=generator)
     y = torch.randint(10, (len(x),), generator=generator)

@@ -111,10 +111,10 @@ def choose_runner(
     if found is not None and found.peak(most) > room:
         found = measured(2, mapping)
     chunk = None if found is None else found.largest_chunk(room, most)
-    if found is None or chunk == most:  # if it failed, the first step reports the reason
-        return MemoryChoice(mapping, wanted, found)
+    if chunk == most or (found is None and fixed.peak(1) <= room):
+        return MemoryChoice(mapping, wanted, found)  # a step that fails reports its reason later
     together = replace(context, mapping=replace(mapping, chunk=1)).in_chunks is None
-    if chunk is not None and not together:
+    if found is not None and chunk is not None and not together:
         if not context.compares_passes:  # chunks of equal size take the same time and less memory
             chunk = math.ceil(found.members / math.ceil(found.members / chunk))
         return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=True)
@@ -123,9 +123,8 @@ def choose_runner(
     if again is not None and again.peak(1) <= room:
         return MemoryChoice(light, wanted, again, reduced=True)
     if limit is not None:
-        chunk, measures = most if together else 1, (again or found, found, fixed)
-        needed = next(f for f in measures if f.member < _ENDLESS)
-        raise ConfigError(_too_small(limit, needed, chunk))
+        measures = [f for f in (again, found, fixed) if f is not None and f.member < _ENDLESS]
+        raise ConfigError(_too_small(limit, measures[0], most if together else 1))
     chunk = mapping.chunk if together else 1
     return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=not together)
 
@@ -186,9 +185,11 @@ def state_bytes(spec: Mapping[str, Any], lr: float, trained: Tree) -> int:
 
 
 def _too_small(limit: MemoryLimit, needed: Footprint, chunk: int) -> str:
-    least, fixed = size(1.01 * needed.peak(chunk)), size(needed.resident + needed.gradients)
+    most, fixed = needed.peak(chunk), size(needed.resident + needed.gradients)
+    # One member did not fit, and what it takes is unknown, if all that is known would fit.
+    least = f"at least {size(1.01 * most)}" if most > limit.bytes else "more"
     return (
-        f"memory of {size(limit.bytes)} is too small: the run needs at least {least}, of which "
+        f"memory of {size(limit.bytes)} is too small: the run needs {least}, of which "
         f"weights, gradients, optimiser states and data take {fixed}; raise memory, or lower "
         f"members or batch_size"
     )

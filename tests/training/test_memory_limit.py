@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,7 @@ from shoal.inference.likelihoods import Categorical
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Flat
 from shoal.training.context import StepContext
-from shoal.training.memory import choose_runner, state_bytes
+from shoal.training.memory import _ENDLESS, choose_runner, state_bytes
 from shoal.training.options import Options
 from shoal.training.step import forces
 
@@ -276,6 +277,17 @@ def test_a_step_that_fails_on_its_own_leaves_the_choice_to_the_first_step():
     runner, limit = MemberRunner("loop"), MemoryLimit(100, CPU, 0)
     choice = choose_runner(runner, context, fixed, limit, lambda most, mapping: None, CPU)
     assert choice.mapping == runner and choice.sentence is None
+    with pytest.raises(ConfigError, match="at least"):
+        little = MemoryLimit(1, CPU, 0)
+        choose_runner(runner, context, fixed, little, lambda most, mapping: None, CPU)
+
+
+def test_an_allocator_that_refuses_one_member_is_no_need_that_would_fit():
+    context = StepContext(posterior=Posterior(Categorical(), Flat(), 4), repulsion=None)
+    fixed, limit = Footprint(members=2, resident=1, gradients=1), MemoryLimit(100, CPU, 0)
+    endless = replace(fixed, member=_ENDLESS)
+    with pytest.raises(ConfigError, match="needs more, of which"):
+        choose_runner(MemberRunner(), context, fixed, limit, lambda *_: endless, CPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
