@@ -106,6 +106,11 @@ def fit(parser: argparse.ArgumentParser) -> None:
         help="folder of the run (default: runs/NAME-METHOD-mMEMBERS-sSEED)",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="most that the run takes on its device, such as 8GiB, or 0.5 of the device",
+    )
     machine(parser)
 
 

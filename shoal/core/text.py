@@ -14,6 +14,7 @@ __all__ = [
     "plain",
     "plus_minus",
     "seconds",
+    "size",
     "table",
 ]
 
@@ -102,6 +103,19 @@ def seconds(total: float) -> str:
     if total < 3600:
         return f"{int(total // 60)} min {int(total % 60)} s"
     return f"{int(total // 3600)} h {int(total % 3600 // 60)} min"
+
+
+def size(count: float) -> str:
+    """A number of bytes.
+
+    >>> size(8 * 2**30), size(1_500_000_000), size(800_000_000), size(900)
+    ('8 GiB', '1.4 GiB', '763 MiB', '900 bytes')
+    """
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            amount = f"{count / factor:,.1f}" if count < 100 * factor else f"{count / factor:,.0f}"
+            return f"{amount.removesuffix('.0')} {unit}"
+    return f"{count:.0f} bytes"
 
 
 def counted(count: int, word: str) -> str:

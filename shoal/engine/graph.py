@@ -22,6 +22,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.structure import Structured
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import serves
+from shoal.engine.memory import MemoryLimit, lifted
 
 __all__ = ["CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice"]
 
@@ -62,6 +63,25 @@ class DataOnDevice(Protocol):
         ...
 
 
+class MemoryRoom(Protocol):
+    """What decides whether a captured step may keep its memory.
+
+    Attributes:
+        limit: the most that the run takes; None without a limit.
+    """
+
+    limit: MemoryLimit | None
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be captured at all."""
+        ...
+
+    def fits_captured(self) -> bool:
+        """Whether the run stays within its limit after a capture; if not, later steps take less."""
+        ...
+
+
 class CapturedSteps:
     """Replays captured steps over the epochs of data on the device.
 
@@ -71,6 +91,7 @@ class CapturedSteps:
         pace: learning rate and annealing factor of every step of the run.
         rate: the optimiser's learning rate, a scalar on the device.
         annealed: whether the annealing factor can differ from 1.
+        room: the memory that the steps may take.
     """
 
     def __init__(
@@ -80,9 +101,11 @@ class CapturedSteps:
         pace: list[tuple[float, float]],
         rate: Tensor,
         annealed: bool,
+        room: MemoryRoom,
     ) -> None:
         device = batches.x.device
         self.move, self.batches, self.rate, self.annealed = move, batches, rate, annealed
+        self.room = room
         self.pace = torch.tensor(pace, device=device, dtype=rate.dtype)
         shape = batches.steps_per_epoch, batches.batch_size
         self.order = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -105,25 +128,33 @@ class CapturedSteps:
             yield
 
     def _step(self, size: int) -> None:
+        # The first steps run eagerly: libraries choose kernels, the optimiser makes its state.
+        ready = self.warm.get(size, 0) >= (1 if self.graphs else 3)
+        if size not in self.graphs and ready and self.room.captures:
+            self.graphs[size] = self._captured(size)
+            if not self.room.fits_captured():
+                self._forget()
         if size in self.graphs:
             self.graphs[size].replay()
             return
-        # The first steps run eagerly: libraries choose kernels, the optimiser makes its state.
-        if self.warm.get(size, 0) < (3 if not self.graphs else 1):
-            self.warm[size] = self.warm.get(size, 0) + 1
-            self.side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side):
-                self._body(size)
-            torch.cuda.current_stream().wait_stream(self.side)
-            return
-        self.graphs[size] = self._captured(size)
-        self.graphs[size].replay()
+        self.warm[size] = self.warm.get(size, 0) + 1
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self._body(size)
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def _forget(self) -> None:
+        """Delete all graphs and their memory; the next steps run eagerly and are captured anew."""
+        self.graphs.clear()
+        self.warm.clear()
+        self.pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
 
     def _captured(self, size: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         gc.collect()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+        with lifted(self.room.limit), torch.cuda.graph(graph, pool=self.pool, stream=self.side):
             self._body(size)
         return graph
 
@@ -153,11 +184,19 @@ class CapturedMove:
         move: one step: from inputs, targets and the step number to a dataclass of measures.
         x: the first inputs.
         y: the first targets.
+        room: the memory that the steps may take.
     """
 
     WARM = 3
 
-    def __init__(self, move: Callable[[Any, Any, Tensor], Any], x: Any, y: Any) -> None:
+    def __init__(
+        self,
+        move: Callable[[Any, Any, Tensor], Any],
+        x: Any,
+        y: Any,
+        room: MemoryRoom,
+    ) -> None:
+        self.room = room
         self.move, self.x, self.y = move, _copied(x), _copied(y)
         self.step = torch.zeros((), dtype=torch.int64, device=x.device)
         self.side = torch.cuda.Stream(x.device)
@@ -171,22 +210,29 @@ class CapturedMove:
         _copy_into(self.y, y)
         self.step.fill_(step)
         self.steps += 1
-        if self.steps <= self.WARM:  # libraries choose kernels, the optimiser makes its state
+        if self.steps > self.WARM and self.graph is None and self.room.captures:
+            self._capture()
+        if self.graph is None:  # libraries choose kernels, the optimiser makes its state
             here = torch.cuda.current_stream()
             self.side.wait_stream(here)
             with torch.cuda.stream(self.side):
                 info = self.move(self.x, self.y, self.step)
             here.wait_stream(self.side)
             return info
-        if self.graph is None:
-            torch.cuda.synchronize()
-            gc.collect()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=self.side):
-                self.info = self.move(self.x, self.y, self.step)
         self.graph.replay()
         copies = {n: v.clone() for n, v in vars(self.info).items() if isinstance(v, Tensor)}
         return replace(self.info, **copies)
+
+    def _capture(self) -> None:
+        torch.cuda.synchronize()
+        gc.collect()
+        self.graph = torch.cuda.CUDAGraph()
+        with lifted(self.room.limit), torch.cuda.graph(self.graph, stream=self.side):
+            self.info = self.move(self.x, self.y, self.step)
+        if not self.room.fits_captured():
+            self.graph = self.info = None
+            self.steps = 1  # this step runs eagerly, as the first of a smaller size
+            torch.cuda.empty_cache()
 
 
 class CapturedForward:

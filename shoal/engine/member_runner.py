@@ -32,6 +32,7 @@ from shoal.engine.member_layers import folded_attention, member_layers
 from shoal.engine.member_layers.backend import takes_device
 from shoal.engine.member_layers.pending import computed
 from shoal.engine.once import Once, Spoiled
+from shoal.engine.recompute import recomputed_blocks
 from shoal.engine.recurrent import own_recurrence
 
 __all__ = [
@@ -89,12 +90,14 @@ class MemberRunner:
         streams: on a GPU, number of loop members that run at a time; with several streams, layers
             run fused.
         compiled: whether the networks go through `torch.compile`.
+        recompute: whether blocks of loop members keep no activations for the backward pass.
     """
 
     kind: str = "vmap"
     chunk: int | None = None
     streams: int = 1
     compiled: bool = False
+    recompute: bool = False
 
     def __call__(
         self,
@@ -155,7 +158,8 @@ class MemberRunner:
 
         def member(i: int) -> tuple[Tensor, ...]:
             tensors = {name: parts[i] for name, parts in split.items()}
-            return one(tensors, shared, *(each[i] for each in inputs))
+            with recomputed_blocks(module) if self.recompute else nullcontext():
+                return one(tensors, shared, *(each[i] for each in inputs))
 
         run = functools.partial(self._each_member, member, members, device)
         read = [*(t for x, _ in shown for t in tensors_of(x)), *shared.values(), *state.values()]

@@ -1,19 +1,120 @@
-"""Memory of a step: smaller chunks when memory runs out, and reuse of freed memory."""
+"""Memory of a step: a limit, smaller chunks when memory runs out, and reuse of freed memory."""
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
-from shoal.core.errors import DataError, ShoalWarning
+from shoal.core.disk import machine_memory
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.types import Tree
 from shoal.engine.member_runner import MemberRunner
 
-__all__ = ["keep_freed", "within_memory"]
+__all__ = [
+    "KEPT_FREE",
+    "MemoryLimit",
+    "free_memory",
+    "keep_freed",
+    "lifted",
+    "smaller",
+    "within_memory",
+]
 
 T = TypeVar("T")
+
+
+class MemoryLimit:
+    """The most that a run may take on its device.
+
+    On a GPU torch's allocator refuses more, and fewer members then run at a time. The limit does
+    not count what the process held before the run, nor the driver's own memory. On a CPU nothing
+    refuses: the limit holds as far as the footprint of a step is predicted.
+
+    Attributes:
+        bytes: the limit.
+        device: the device.
+    """
+
+    def __init__(self, wanted: int | float, device: torch.device, own: int) -> None:
+        """The limit from now on.
+
+        Args:
+            wanted: bytes, or a share of the device's memory up to 1.0.
+            device: the device.
+            own: bytes that the run holds already.
+        """
+        total = _total_memory(device)
+        if isinstance(wanted, float) and total is None:
+            raise ConfigError(
+                f"the memory of {device} is unknown; give memory as a size such as '8GiB', "
+                f"not as the share {wanted:g}"
+            )
+        self.bytes = int(wanted * (total or 0)) if isinstance(wanted, float) else wanted
+        self.device, self._others = device, 0
+        if device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+            self._others = torch.cuda.memory_reserved(device)
+        self.include(own)
+
+    def include(self, own: int) -> None:
+        """Count bytes as the run's that were there before it."""
+        self._others = max(0, self._others - own)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A block in which the allocator refuses to exceed the limit."""
+        total = _total_memory(self.device) or 1
+        with self._allowed(min(1.0, (self._others + self.bytes) / total)):
+            yield
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """A block in which it does not."""
+        with self._allowed(1.0):
+            yield
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the run holds more than the limit."""
+        if self.device.type != "cuda":
+            return False
+        return torch.cuda.memory_reserved(self.device) - self._others > self.bytes
+
+    @contextmanager
+    def _allowed(self, share: float) -> Iterator[None]:
+        if self.device.type != "cuda":
+            yield
+            return
+        before = torch.cuda.get_per_process_memory_fraction(self.device)
+        torch.cuda.set_per_process_memory_fraction(share, self.device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before, self.device)
+
+
+def lifted(limit: MemoryLimit | None) -> AbstractContextManager:
+    """A block without the limit: a capture must not fail, so that its size is checked after it."""
+    return nullcontext() if limit is None else limit.lifted()
+
+
+def _total_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return machine_memory() if device.type == "cpu" else None
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a GPU can still give to this process; None for other devices."""
+    if device.type != "cuda":
+        return None
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def within_memory(
@@ -45,14 +146,15 @@ def within_memory(
         except RuntimeError as error:
             if not _out_of_memory(error):
                 raise
-            mapping = _smaller(mapping, members)
+            mapping = smaller(mapping, members)
         for name, tensor in buffers.items():
             tensor.copy_(before[name])
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _smaller(mapping: MemberRunner, members: int) -> MemberRunner:
+def smaller(mapping: MemberRunner, members: int) -> MemberRunner:
+    """The member runner with chunks of half the size, with a warning."""
     now = members if mapping.chunk is None else min(mapping.chunk, members)
     if now == 1:
         raise DataError("memory is too small for one member; lower batch_size")
@@ -71,6 +173,9 @@ def _out_of_memory(error: RuntimeError) -> bool:
 
 _LARGEST = 2**25 - 2**14
 """Bytes of the largest block that glibc adapts to, minus its header."""
+
+KEPT_FREE = 2**26
+"""Bytes of freed memory that the C library then keeps at most: twice the largest block."""
 
 
 def keep_freed() -> None:

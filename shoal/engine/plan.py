@@ -110,6 +110,8 @@ class EnginePlan:
         on_gpu, convolves = device.type == "cuda", has_overlapping_filters(groups)
         fused = convolves and groups[0].compute == torch.bfloat16
         mapping = self.mapping or default_runner(groups, device)
+        if mapping.chunk is not None:  # "chunk:4" says how many members, not how they run
+            mapping = replace(default_runner(groups, device), chunk=mapping.chunk)
         compiled = self.compiled
         if compiled is None:
             pays = steps >= LONG[convolves] and not fused

@@ -95,7 +95,7 @@ def _room(device: torch.device) -> int:
     return ROOM["cpu"]
 
 
-_FREE = ("members", "seed", "init_seed", "out", "device", "save_every", "cache")
+_FREE = ("members", "seed", "init_seed", "out", "device", "save_every", "cache", "memory")
 
 
 @dataclass(frozen=True)

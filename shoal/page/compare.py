@@ -84,6 +84,7 @@ def compare(
     device: torch.device | str | None = UNSET,
     precision: str | None = UNSET,
     engine: str = UNSET,
+    memory: str | int | float | None = UNSET,
     cache: bool = UNSET,
     save_every: float = UNSET,
     keep_every: int | None = UNSET,

@@ -71,6 +71,11 @@ class StepContext(PassContext):
         return self.base == "outputs" or isinstance(self.posterior.prior, FunctionalPrior)
 
     @property
+    def compares_passes(self) -> bool:
+        """Whether the backward pass of a member needs the forward passes of all members."""
+        return self.at_outputs or self.base == "gradients"
+
+    @property
     def in_chunks(self) -> int | None:
         """Number of members per forward and backward pass; None for all members.
 

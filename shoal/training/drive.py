@@ -2,7 +2,8 @@
 
 Members run all together, or in chunks, so that only the activations of one chunk exist at a time.
 If the repulsion acts on outputs or input gradients, the backward pass of a chunk needs those of all
-members. They are then computed first, and each chunk repeats its forward pass.
+members. They are then computed first. The first chunk keeps its activations, and the other chunks
+repeat their forward pass.
 
 Points other than the batch join the batch in one forward pass. With batch normalisation in training
 mode they have a pass of their own, normalised by their own statistics, so that neither the batch
@@ -75,28 +76,27 @@ class Drive:
         whole = self.within(mapping=replace(context.mapping, chunk=None))
         starts = range(0, ensemble.members, chunk)
         parts = [ensemble.slice_members(s, min(s + chunk, ensemble.members)) for s in starts]
-        needs_all = context.at_outputs or context.base == "gradients"
-        result = (
-            whole._output_result(ensemble, x, whole._forward_all(parts, x)) if needs_all else None
-        )
-        passes, velocities, heads = [], [], []
+        kept = result = None
+        if context.compares_passes:
+            kept, passed = whole._forward_all(parts, x)
+            result = whole._output_result(ensemble, x, passed)
+        velocities, passes, heads = _Velocities(ensemble), [], []
         for part in parts:
             first = part.first - ensemble.first
             mine = slice(first, first + part.members)
-            passed = whole._forward(part, x[mine] if context.own_inputs else x)
+            if kept is None:
+                kept = whole._forward(part, x[mine] if context.own_inputs else x)
+            passed, kept = kept, None
             passes.append(passed.still())
             own = whole._output_result(part, x, passes[-1]) if result is None else _of(result, mine)
             shares = None if self.shares is None else self.shares[mine]
             velocity, head = replace(whole, shares=shares)._back(part, passed, own)
-            velocities.append(velocity)
+            velocities.add(velocity)
             heads.append(head)
         if result is None:
             result = whole._output_result(ensemble, x, PassResult.joined(passes))
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
-        velocity = _concatenated(velocities, ensemble.weights)
-        for name in ensemble.trained_shared:
-            velocity[name] = torch.stack([part[name] for part in velocities]).sum(0)
-        return result._replace(head=head), velocity
+        return result._replace(head=head), velocities.tree()
 
     def _forward(self, ensemble: Ensemble, x: Inputs, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
@@ -133,12 +133,16 @@ class Drive:
             return MemberInputs(x, self.context.own_inputs)
         return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _forward_all(self, parts: list[Ensemble], x: Inputs) -> PassResult:
-        """Outputs of all members; running statistics do not change."""
+    def _forward_all(self, parts: list[Ensemble], x: Inputs) -> tuple[PassResult, PassResult]:
+        """The pass of the first part, ready for its backward pass, and the outputs of all members.
+
+        Only the first part keeps activations and changes its running statistics.
+        """
         plain = self.within(adversarial=None)
         with torch.set_grad_enabled(self.context.base == "gradients"):
-            passes = [plain._forward(part.aside(), x, live=False).still() for part in parts]
-        return PassResult.joined(passes)
+            passes = [plain._forward(part.aside(), x, live=False).still() for part in parts[1:]]
+        first = self._forward(parts[0], x)
+        return first, PassResult.joined([first.still(), *passes])
 
     def _output_result(self, ensemble: Ensemble, x: Inputs, passed: PassResult) -> OutputResult:
         """The cotangents at the outputs, and at the input gradients if there are any."""
@@ -249,6 +253,35 @@ class Drive:
 def _normalises(ensemble: Ensemble) -> bool:
     """Whether the outputs at a row may depend on the other rows of its batch."""
     return ensemble.training and (has_batch_norm(ensemble.groups) or bool(ensemble.buffers))
+
+
+class _Velocities:
+    """The velocity of all members, from those of successive parts.
+
+    Each part is copied into its place, so that no more than one part exists twice.
+    """
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self.own = {
+            name: torch.empty(w.shape, dtype=w.dtype, device=w.device)
+            for name, w in ensemble.weights.items()
+        }
+        self.filled = dict.fromkeys(self.own, 0)
+        self.shared: dict[str, list[Tensor]] = {name: [] for name in ensemble.trained_shared}
+
+    def add(self, velocity: Tree) -> None:
+        """The next members' velocities; at shared tensors, their sum over these members."""
+        for name, tensor in velocity.items():
+            if name in self.shared:
+                self.shared[name].append(tensor)
+                continue
+            start = self.filled[name]
+            self.filled[name] = start + len(tensor)
+            self.own[name][start : self.filled[name]].copy_(tensor)
+
+    def tree(self) -> Tree:
+        """The velocity of all members."""
+        return self.own | {name: torch.stack(each).sum(0) for name, each in self.shared.items()}
 
 
 def _concatenated(parts: list, names: Iterable[str]) -> Tree:

@@ -202,6 +202,7 @@ def fit(
     device: torch.device | str | None = None,
     precision: str | None = None,
     engine: str = "auto",
+    memory: str | int | float | None = None,
     cache: bool = False,
     frozen: int = 0,
     resume: bool = False,
@@ -254,6 +255,8 @@ def fit(
             two apply to the networks; weights, distances and states stay in float32.
         engine: "auto", "vmap", "chunk:SIZE" or "loop": how members run; results
             stay the same.
+        memory: most that the run takes on its device: "8GiB", "800MB", a number of bytes, or a
+            share of the device such as 0.5. Fewer members then run at a time, if need be.
         cache: compute what all members share, such as a frozen trunk, once for all epochs. A loader
             is then read once.
         frozen: number of frozen members, counted from the first; frozen members repel the others

@@ -84,6 +84,7 @@ _MAPPING: dict[str, Check] = {
     "chunk": ("a size", lambda value: value is None or (_is_whole(value) and value > 0)),
     "streams": ("a count", lambda value: _is_whole(value) and value > 0),
     "compiled": _FLAG,
+    "recompute": _FLAG,
 }
 
 

@@ -57,6 +57,7 @@ def grow(
     device: torch.device | str | None = UNSET,
     precision: str | None = UNSET,
     engine: str = UNSET,
+    memory: str | int | float | None = UNSET,
     cache: bool = UNSET,
     resume: bool = False,
     out: str | Path | None = None,

@@ -4,19 +4,22 @@
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.core.opaque import tensors_in
 from shoal.core.random import key
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.batch import Targets
+from shoal.engine.footprint import Footprint, bytes_of
 from shoal.engine.member_runner import MemberRunner
-from shoal.engine.memory import keep_freed, within_memory
+from shoal.engine.memory import KEPT_FREE, MemoryLimit, keep_freed, smaller, within_memory
 from shoal.engine.plan import parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -24,6 +27,7 @@ from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
+from shoal.training.memory import MemoryChoice, choose_runner, state_bytes, with_activations
 from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
@@ -48,6 +52,7 @@ class Mover:
             its likelihood learns together with the members.
         points: number of data points, of which a batch is a share.
         mapping: the member runner.
+        limit: the most that the run takes on its device; None without a limit.
     """
 
     def __init__(
@@ -92,6 +97,10 @@ class Mover:
             own_inputs=is_per_member(settings.augment),
             frozen=self.frozen,
         )
+        own = bytes_of(ensemble.state.values())
+        wanted: Any = options.memory
+        self.limit = None if wanted is None else MemoryLimit(wanted, ensemble.device, own)
+        self._captures = True
         if ensemble.device.type == "cpu":
             keep_freed()
 
@@ -160,6 +169,98 @@ class Mover:
     def _stages(self) -> Stages:
         plain = Stages()
         return kernels_first(compiled_stages(), plain) if self.plan.compiled else plain
+
+    def fit_memory(
+        self, x: Inputs, y: Targets, data: int = 0, other_size: float = 0.0
+    ) -> MemoryChoice:
+        """Choose how many members run at a time, from the first batch.
+
+        Args:
+            x: inputs of a batch that all members share.
+            y: its targets.
+            data: bytes of the data on the device.
+            other_size: size of another batch whose steps are captured besides, as a share of this.
+        """
+        if not self.watches_memory:
+            return MemoryChoice(self.mapping)
+        plain = replace(self.context, own_inputs=False, stages=Stages())
+        fixed = self._fixed_bytes(x, data)
+
+        def measured(most: int, mapping: MemberRunner) -> Footprint | None:
+            runner = replace(mapping, chunk=None, compiled=False)
+            return with_activations(
+                fixed,
+                self.moving,
+                lambda part: forces_in(plain.at(0, 1.0, runner), part, (x, y)),
+                [*tensors_in(x), *tensors_in(y)],
+                most,
+                1 + other_size,
+            )
+
+        if self.limit is not None:
+            self.limit.include(data)
+        training = self.moving.training
+        self.moving.train()
+        try:
+            with self.limited():
+                choice = choose_runner(
+                    self.mapping, self.context, fixed, self.limit, measured, self.ensemble.device
+                )
+        finally:
+            self.moving.train(training)
+        self.mapping = choice.mapping
+        return choice
+
+    @property
+    def watches_memory(self) -> bool:
+        """Whether memory decides how members run: with a limit, and with several on a GPU."""
+        on_gpu = self.ensemble.device.type == "cuda"
+        return self.limit is not None or (on_gpu and self.moving.members > 1)
+
+    def limited(self) -> AbstractContextManager:
+        """A block in which the run stays within its limit."""
+        return nullcontext() if self.limit is None else self.limit.kept()
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be captured, which keeps the memory of a step.
+
+        Recomputed blocks set random numbers back, which a captured step cannot.
+        """
+        return self._captures and not self.mapping.recompute
+
+    def fits_captured(self) -> bool:
+        """Whether the run stays within its limit after a capture; if not, later steps take less.
+
+        Smaller chunks are captured again. Steps of one member at a time are not captured.
+        """
+        if self.limit is None or not self.limit.exceeded:
+            return True
+        self._captures = self.mapping.chunk != 1 and self.moving.members > 1
+        if self._captures:
+            self.mapping = smaller(self.mapping, self.moving.members)
+        return False
+
+    def _fixed_bytes(self, x: Inputs, data: int) -> Footprint:
+        """Bytes of a step without activations."""
+        options, base, moving = self.settings.options, self.context.base, self.moving
+        trained, inputs = bytes_of(self.trained.values()), bytes_of(tensors_in(x))
+        states = state_bytes(self.settings.optimizer, options.lr, self.trained)
+        per_member = inputs * ((base == "gradients") + self.context.own_inputs)
+        fused = bool(self.optimizer.defaults.get("fused"))
+        copies = (not fused) + (base == "weights" or options.clip is not None)
+        cast = 0
+        if self.plan.graph and moving.compute is not None and self.mapping.streams > 1:
+            item = moving.compute.itemsize
+            cast = sum(w[0].numel() * item for w in moving.weights.values())
+        return Footprint(
+            members=moving.members,
+            resident=bytes_of(self.ensemble.state.values()) + states + data,
+            gradients=trained + moving.members * per_member,
+            update=copies * trained,
+            delayed=cast,
+            unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,
+        )
 
     def _posterior(self, likelihood: Likelihood, n: float) -> Posterior:
         """The posterior for n targets, without a prior that the optimiser applies."""

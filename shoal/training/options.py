@@ -9,6 +9,7 @@ does not load torch, so help and error messages appear at once.
 import dataclasses
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -123,6 +124,38 @@ def text(name: str, value: Any) -> str:
     return str(value)
 
 
+_UNITS = {
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]i?b)", re.IGNORECASE)
+
+
+def memory_size(name: str, value: Any) -> int | float:
+    """Bytes, from a size such as "8GiB" or a whole number; or a share of the device up to 1.0.
+
+    >>> memory_size("memory", "8GiB"), memory_size("memory", "800 MB"), memory_size("memory", 0.5)
+    (8589934592, 800000000, 0.5)
+    """
+    typed = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if typed is not None:
+        amount = float(typed[1]) * _UNITS[typed[2].lower()]
+        if 1 <= amount < 2**63:
+            return int(amount)
+    elif not isinstance(value, str):
+        with suppress(ConfigError):
+            return _index(name, value, 1, "")
+        with suppress(ConfigError):
+            if 0 < (amount := number(name, value)) <= 1:
+                return amount
+            if amount > 1 and amount.is_integer():
+                return int(amount)
+    raise ConfigError(
+        f'{name} must be a size such as "8GiB" or "800MB", a number of bytes or a share of the '
+        f"device such as 0.5, not {came(value)}"
+    )
+
+
 def output_name(name: str, value: Any) -> str | int:
     """The name or the position of an output."""
     return value if isinstance(value, str) else whole_or_zero(name, value)
@@ -208,6 +241,13 @@ class Options:
         "auto",
         '"auto", "vmap", "chunk:SIZE" or "loop": how members run; results stay the same.',
         text,
+    )
+    memory: str | int | float | None = option(
+        None,
+        'most that the run takes on its device: "8GiB", "800MB", a number of bytes, or a share of '
+        "the device such as 0.5. Fewer members then run at a time, if need be.",
+        memory_size,
+        kept=False,
     )
     cache: bool = option(
         False,

@@ -91,11 +91,16 @@ class Session:
                     trainer.restore(folder.checkpoint(expected))
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = copy_state(ensemble)
+            choice = trainer.fit_batches()
+            if trainer.watches_memory:
+                self.provenance["memory"] = choice.table()
+            stack.enter_context(trainer.limited())
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.try_out())
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
             self._say(progress, self._guess)
+            self._say(progress, choice.sentence)
             stack.callback(ensemble.train, False)
             self._train(progress)
         return self._result()

@@ -75,6 +75,7 @@ class Stepper:
         device: torch.device | str | None = None,
         precision: str | None = None,
         engine: str = "auto",
+        memory: str | int | float | None = None,
         frozen: int = 0,
         inputs: Any = None,
     ) -> None:
@@ -99,6 +100,7 @@ class Stepper:
             device: see `fit`.
             precision: see `fit`.
             engine: see `fit`.
+            memory: see `fit`.
             frozen: see `fit`.
             inputs: inputs to which methods such as 'forde' fit their axes, and to which points such
                 as 'noise' fit their statistics.
@@ -150,7 +152,7 @@ class Stepper:
             context = replace(context, posterior=replace(context.posterior, likelihood=custom))
         if own:
             self._check_own(mover)
-        with calculating_in(self._options.precision, self.ensemble):
+        with calculating_in(self._options.precision, self.ensemble), mover.limited():
             info = self._move(mover, x, y, annealing, context, (loss, own))
         self.step += 1
         return info
@@ -200,6 +202,8 @@ class Stepper:
         repulsion = self._repulsion(settings, one[0])
         n = self.n * share
         mover = Mover(self.ensemble, settings, repulsion, likelihood, n, int(self.n), 0)
+        with calculating_in(options.precision, self.ensemble):
+            mover.fit_memory(one[0], common)
         self._mover = mover
         if self._waiting is not None:
             self._restore(mover, self._waiting)
@@ -241,7 +245,10 @@ class Stepper:
         case = (kind, annealing, _shapes(x), _shapes(y))
         if case not in self._captured:
             self._captured[case] = CapturedMove(
-                lambda a, b, step: mover.move(a, b, annealing, step, context), x, y
+                lambda a, b, step: mover.move(a, b, annealing, step, context),
+                x,
+                y,
+                mover,
             )
         return self._captured[case](x, y, self.step)
 

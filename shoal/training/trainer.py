@@ -12,11 +12,13 @@ from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
 from shoal.core.errors import DataError
+from shoal.core.opaque import tensors_in
 from shoal.core.structure import Inputs
 from shoal.core.tree import rows
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.autotune import faster_runner, faster_threads
+from shoal.engine.footprint import bytes_of
 from shoal.engine.graph import CapturedSteps
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import has_convolutions, parse_engine
@@ -26,6 +28,7 @@ from shoal.inference.posterior import begun, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
 from shoal.training.history import Tracker
+from shoal.training.memory import MemoryChoice
 from shoal.training.mover import Mover
 from shoal.training.optim import flat_state, set_learning_rate
 from shoal.training.settings import Settings
@@ -141,6 +144,18 @@ class Trainer(Mover):
             self._counted = points, total if len(y) == points else total * points / len(y)
         return self._counted[1]
 
+    def fit_batches(self) -> MemoryChoice:
+        """Choose how many members run at a time, so that the steps of this run fit."""
+        if not self.watches_memory:
+            return MemoryChoice(self.mapping)
+        batches, data, other = self.batches, 0, 0.0
+        if isinstance(batches, ArrayBatches):
+            if self.ensemble.device.type == "cuda":
+                data = bytes_of([*tensors_in(batches.x), *tensors_in(batches.y)])
+            if self.captured is not None and not batches.drop_last:
+                other = batches.n % batches.batch_size / batches.batch_size
+        return self.fit_memory(*batches.first(), data, other)
+
     def try_out(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""
         ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
@@ -151,11 +166,15 @@ class Trainer(Mover):
 
         context = replace(self.context, own_inputs=False)
 
+        chunk = self.mapping.chunk
+
         def step(mapping: MemberRunner) -> object:
+            mapping = replace(mapping, chunk=chunk)
             return forces_in(context.at(self.step, 1.0, mapping), self.moving, (x, y))
 
         if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
-            self.mapping = faster_runner(step, ensemble.groups, x.shape)
+            faster = faster_runner(step, ensemble.groups, x.shape)
+            self.mapping = replace(faster, chunk=chunk)
         threads = faster_threads(step, self.mapping)
         for name, tensor in ensemble.buffers.items():
             tensor.copy_(kept[name])
@@ -175,7 +194,7 @@ class Trainer(Mover):
             return None
         pace = [(self._rate(step), self._factor(step)) for step in range(self.steps)]
         annealed = self.settings.annealing is not None
-        return CapturedSteps(self.move, self.batches, pace, rate, annealed)
+        return CapturedSteps(self.move, self.batches, pace, rate, annealed, self)
 
     def close_epoch(self, started: float) -> dict[str, Any]:
         """Add the history row of the epoch that began at `started`."""

@@ -12,7 +12,7 @@ from shoal.engine.autotune import set_threads
 from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import default_folder, make_data, train
-from shoal.experiment.config import Config
+from shoal.experiment.config import Config, parse_value
 from shoal.experiment.variants import variant_of
 from shoal.inference.ensemble import Ensemble
 from shoal.training.run import Run, RunFolder
@@ -25,6 +25,8 @@ def run(options: Namespace) -> Outcome:
     config: Config = options.config
     if options.device is not None:
         config = replace(config, device=options.device)
+    if options.memory is not None:
+        config = replace(config, memory=parse_value(options.memory, "memory"))
     folder = Path(options.out or config.out or default_folder(config))
     if RunFolder(folder).holds_run and not options.resume:
         raise ConfigError(

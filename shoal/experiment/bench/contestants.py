@@ -156,6 +156,7 @@ class EnsembleSteps:
         self, case: Case, ensemble: Ensemble, method: str, engine: str, legacy: bool = False
     ) -> None:
         self.trainer = trainer(case, ensemble, method, engine, legacy=legacy)
+        self.trainer.fit_batches()
         torch.set_num_threads(self.trainer.try_out())
         self._steps = self._forever()
 

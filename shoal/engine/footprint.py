@@ -1,0 +1,157 @@
+"""Footprint: what a training step takes on its device, predicted from steps of one or two members.
+
+A step keeps the activations of the members that run together until their backward pass. Weights,
+gradients and optimiser states of all members exist besides.
+"""
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Footprint", "SavedBytes", "bytes_of", "counted", "transient_bytes"]
+
+_TEMPORARIES = 2
+"""Largest activations that exist once more in a backward pass: a gradient, and the next one."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of a training step.
+
+    Attributes:
+        members: number of trained members M.
+        resident: weights, buffers, optimiser states, and data on the device.
+        gradients: velocity of all members.
+        update: further copies of the weights while the optimiser updates them.
+        common: what a pass keeps for any number of members.
+        member: what a pass keeps for each member: activations, and cast copies of its weights.
+        delayed: what a captured step keeps of each member to its end: cast copies.
+        unused: most freed memory that the process holds for later (see `keep_freed`).
+    """
+
+    members: int
+    resident: int
+    gradients: int
+    update: int = 0
+    common: int = 0
+    member: int = 0
+    delayed: int = 0
+    unused: int = 0
+
+    def peak(self, chunk: int) -> int:
+        """Bytes of a step with `chunk` members at a time."""
+        rest = (self.members - chunk) * self.delayed
+        step = self.common + chunk * self.member + rest
+        step = max(self.update, step + min(step, self.unused))
+        return self.resident + self.gradients + step
+
+    def largest_chunk(self, limit: float, most: int) -> int | None:
+        """The most members that can run at a time within the limit; None if one is too many."""
+        return next((k for k in range(most, 0, -1) if self.peak(k) <= limit), None)
+
+
+class SavedBytes:
+    """Counts the bytes that autograd saves for backward passes, inside a `with` block.
+
+    A saved tensor counts by its memory, once, from the forward pass until its backward pass. Known
+    tensors, such as weights and inputs, do not count.
+
+    >>> x, w = torch.ones(8, 4), torch.ones(4, 4, requires_grad=True)
+    >>> with SavedBytes([x, w]) as saved:
+    ...     y = ((x @ w).tanh() @ w).sum()
+    >>> saved.peak  # the outputs of tanh, in single precision
+    128
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        self.known = {_place(tensor) for tensor in known}
+        self.alive: dict[int, int] = {}
+        self.now = self.peak = self.largest = 0
+
+    def __enter__(self) -> "SavedBytes":
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: _Saved(self, tensor), lambda saved: saved.tensor
+        )
+        self._hooks.__enter__()
+        _counting.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _counting.remove(self)
+        self._hooks.__exit__(*exception)
+
+    def add(self, place: int, size: int) -> None:
+        """One more reference to memory."""
+        self.alive[place] = self.alive.get(place, 0) + 1
+        if self.alive[place] == 1:
+            self.now += size
+            self.peak, self.largest = max(self.peak, self.now), max(self.largest, size)
+
+    def remove(self, place: int, size: int) -> None:
+        """One reference less."""
+        self.alive[place] -= 1
+        if not self.alive[place]:
+            self.now -= size
+
+
+_counting: list[SavedBytes] = []
+"""The open counts."""
+
+
+class _Saved:
+    """A tensor that autograd saved; autograd deletes this object after the backward pass."""
+
+    __slots__ = ("counts", "place", "size", "tensor", "to")
+
+    def __init__(self, to: SavedBytes, tensor: Tensor) -> None:
+        # Detached: an output that holds its own graph would never be deleted.
+        self.to, self.tensor, self.place = to, tensor.detach(), _place(tensor)
+        self.size = tensor.untyped_storage().nbytes()
+        self.counts = self.place not in to.known
+        if self.counts:
+            to.add(self.place, self.size)
+
+    def __del__(self) -> None:
+        if self.counts:
+            self.to.remove(self.place, self.size)
+
+
+def counted(tensors: Iterable[Tensor]) -> list[object]:
+    """Objects that let open counts count these tensors, as long as the objects exist.
+
+    For tensors that are kept for the backward pass by other means than autograd's.
+    """
+    return [_Saved(_counting[-1], tensor) for tensor in tensors if _counting]
+
+
+def transient_bytes(
+    step: Callable[[], object], device: torch.device, known: Iterable[Tensor]
+) -> int:
+    """Peak of what a step takes beyond the tensors that exist before it.
+
+    A GPU's allocator measures it. Elsewhere it is what autograd saves, and two more activations.
+    """
+    if device.type != "cuda":
+        with SavedBytes(known) as saved:
+            step()
+        return saved.peak + _TEMPORARIES * saved.largest
+    gc.collect()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

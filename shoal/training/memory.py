@@ -1,0 +1,195 @@
+"""The memory of a run: how many members run at a time, so that a step stays within its limit.
+
+All members at once are fastest. Chunks cost little where members do not meet before their backward
+pass. Where they do (repulsion of outputs or of input gradients), all chunks but the first repeat
+their forward pass, so the largest chunk that fits costs the least.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.core.text import size
+from shoal.core.types import Tree
+from shoal.engine.footprint import Footprint, bytes_of, transient_bytes
+from shoal.engine.member_runner import MemberRunner
+from shoal.engine.memory import MemoryLimit, free_memory
+from shoal.inference.ensemble import Ensemble
+from shoal.training.context import StepContext
+from shoal.training.optim import make_optimizer
+
+__all__ = ["MemoryChoice", "choose_runner", "state_bytes", "with_activations"]
+
+_SHARE = 0.9
+"""Share of a GPU's free memory that a run without a limit may take."""
+
+_FRAGMENTED = 1.1
+"""Memory that a GPU's allocator holds, relative to the tensors of a step."""
+
+_ENDLESS = 2**62
+"""Bytes of a step that did not fit."""
+
+Probe = Callable[[Ensemble], object]
+"""One step of some members, which leaves the members as they are."""
+
+Measured = Callable[[int, MemberRunner], Footprint | None]
+"""The footprint by a member runner, from steps of one member or of up to two; None if they fail."""
+
+
+@dataclass(frozen=True)
+class MemoryChoice:
+    """How members run, and what a step is predicted to take.
+
+    Attributes:
+        mapping: the member runner.
+        limit: bytes that the run may take; None without a limit.
+        footprint: predicted bytes of a step; None if they are unknown.
+        reduced: fewer members run at a time than would without the limit.
+    """
+
+    mapping: MemberRunner
+    limit: int | None = None
+    footprint: Footprint | None = None
+    reduced: bool = False
+
+    @property
+    def sentence(self) -> str | None:
+        """How members run for want of memory; None if they run as they would with more."""
+        chunk = self.mapping.chunk
+        if not self.reduced or chunk is None:
+            return None
+        how = "one at a time" if chunk == 1 else f"in chunks of {chunk}"
+        if self.mapping.recompute:
+            how += " and compute their activations twice"
+        within = "the free memory of the device" if self.limit is None else size(self.limit)
+        return f"Members run {how} to stay within {within}."
+
+    def table(self) -> dict[str, Any]:
+        """The choice, for the provenance of a run."""
+        mapping = self.mapping
+        found: dict[str, Any] = {"limit": self.limit, "chunk": mapping.chunk}
+        found["recompute"] = mapping.recompute
+        if self.footprint is not None:
+            members = self.footprint.members
+            found["predicted"] = self.footprint.peak(min(mapping.chunk or members, members))
+        return found
+
+
+def choose_runner(
+    mapping: MemberRunner,
+    context: StepContext,
+    fixed: Footprint,
+    limit: MemoryLimit | None,
+    measured: Measured,
+    device: torch.device,
+) -> MemoryChoice:
+    """The fastest runner that fits; raises `ConfigError` if a limit cannot be met.
+
+    The candidates, in the order of their time: all members, chunks, and one member at a time whose
+    blocks keep no activations.
+
+    Args:
+        mapping: the member runner, whose chunks become no larger.
+        context: the settings of the step.
+        fixed: bytes of a step without activations.
+        limit: the limit; None for 0.9 of the free memory of a GPU.
+        measured: the footprint of a step.
+        device: device of the members.
+    """
+    free = free_memory(device)
+    if limit is None and free is None:
+        return MemoryChoice(mapping)
+    room = limit.bytes if limit is not None else fixed.resident + _SHARE * (free or 0)
+    wanted = None if limit is None else limit.bytes
+    most = min(mapping.chunk or fixed.members, fixed.members)
+    found = measured(1, mapping)
+    if found is not None and found.peak(most) > room:
+        found = measured(2, mapping)
+    chunk = None if found is None else found.largest_chunk(room, most)
+    if chunk == most or (found is None and fixed.peak(1) <= room):
+        return MemoryChoice(mapping, wanted, found)  # a step that fails reports its reason later
+    together = replace(context, mapping=replace(mapping, chunk=1)).in_chunks is None
+    if found is not None and chunk is not None and not together:
+        if not context.compares_passes:  # chunks of equal size take the same time and less memory
+            chunk = math.ceil(found.members / math.ceil(found.members / chunk))
+        return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=True)
+    light = MemberRunner("loop", chunk=1, recompute=True)
+    again = None if together or context.base == "gradients" else measured(1, light)
+    if again is not None and again.peak(1) <= room:
+        return MemoryChoice(light, wanted, again, reduced=True)
+    if limit is not None:
+        measures = [f for f in (again, found, fixed) if f is not None and f.member < _ENDLESS]
+        raise ConfigError(_too_small(limit, measures[0], most if together else 1))
+    chunk = mapping.chunk if together else 1
+    return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=not together)
+
+
+def with_activations(
+    fixed: Footprint,
+    moving: Ensemble,
+    probe: Probe,
+    known: Iterable[Tensor],
+    most: int,
+    share: float = 1.0,
+) -> Footprint | None:
+    """The footprint with what the passes of members keep; None if a step of one member fails.
+
+    Args:
+        fixed: bytes of a step without activations.
+        moving: the trained members.
+        probe: one step of some members.
+        known: tensors that exist before the step, such as the batch.
+        most: 1 to measure a single member of each architecture, 2 to also find what members share.
+        share: factor for batches of other sizes whose steps exist besides.
+    """
+    starts, first = [], 0
+    for group in moving.groups:
+        starts.append(first)
+        first += group.members
+    known = [*moving.state.values(), *known]
+    on_gpu = moving.device.type == "cuda"
+    factor = share * (_FRAGMENTED if on_gpu else 1.0)
+
+    def measured(start: int, count: int) -> int:
+        part = moving.slice_members(start, start + count).aside()
+        known_here = [*known, *part.state.values()]
+        with torch.random.fork_rng(devices=[moving.device] if on_gpu else []):
+            return transient_bytes(lambda: probe(part), moving.device, known_here)
+
+    try:
+        one = max(measured(start, 1) for start in starts)
+        pair = most > 1 and len(starts) == 1 and moving.members > 1
+        two = measured(0, 2) if pair else 2 * one
+    except torch.OutOfMemoryError:
+        return replace(fixed, member=_ENDLESS)
+    except Exception:  # the first step reports the reason
+        return None
+    member = min(max(two - one, 0), one)
+    return replace(fixed, common=int(factor * (one - member)), member=int(factor * member))
+
+
+def state_bytes(spec: Mapping[str, Any], lr: float, trained: Tree) -> int:
+    """Bytes of the optimiser's states for these weights, as an optimiser of two numbers shows."""
+    tiny = torch.zeros(2, requires_grad=True)
+    optimizer = make_optimizer(spec, {"": tiny}, lr)
+    tiny.grad = torch.zeros(2)
+    optimizer.step()
+    states = [t for state in optimizer.state.values() for t in state.values()]
+    like = [t for t in states if isinstance(t, Tensor) and t.shape == tiny.shape]
+    return len(like) * bytes_of(trained.values())
+
+
+def _too_small(limit: MemoryLimit, needed: Footprint, chunk: int) -> str:
+    most, fixed = needed.peak(chunk), size(needed.resident + needed.gradients)
+    # One member did not fit, and what it takes is unknown, if all that is known would fit.
+    least = f"at least {size(1.01 * most)}" if most > limit.bytes else "more"
+    return (
+        f"memory of {size(limit.bytes)} is too small: the run needs {least}, of which "
+        f"weights, gradients, optimiser states and data take {fixed}; raise memory, or lower "
+        f"members or batch_size"
+    )
