@@ -1,7 +1,7 @@
 """The start of small runs: imports, the first and the second `fit`, and `shoal fit` from a shell.
 
     python benchmarks/start.py -o docs/benchmarks/start-cpu.json
-    python benchmarks/start.py --tree OTHER    # another checkout, such as an older commit
+    python benchmarks/start.py --before OTHER    # in turns with a checkout of an older commit
 
 Every measurement is a fresh process. CPU seconds depend little on other work of the machine.
 """
@@ -75,24 +75,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", default="ensemble,f-kde")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tree", type=Path, default=DOCS.parent.parent)
+    parser.add_argument("--before", type=Path, help="checkout of an older commit")
     parser.add_argument("-o", "--out")
     asked = parser.parse_args()
     value = title(torch.device("cpu")) | {"rounds": asked.rounds, "rows": []}
-    lines = []
+    trees = {"now": DOCS.parent.parent}
+    if asked.before is not None:
+        trees = {"before": asked.before.resolve(), **trees}
     for method in asked.methods.split(","):
-        rounds = [measured(method, asked.tree.resolve()) for _ in range(asked.rounds)]
-        say(f"{method}: measured")
-        for phase in rounds[0]["spent"]:
-            pairs = [found["spent"][phase] for found in rounds]
-            wall, cpu = (statistics.median(each) for each in zip(*pairs, strict=True))
-            least = min(cpu for _, cpu in pairs)
-            row = {"method": method, "phase": phase, "seconds": wall, "cpu": cpu}
-            value["rows"].append(row | {"least_cpu": least, "loaded": rounds[0]["loaded"]})
-            lines.append(
-                f"{method:10} {phase:18} {wall:6.2f} s {cpu:6.2f} s CPU, least {least:.2f}"
-            )
-    finish(value, "\n".join(lines), asked.out)
+        rounds = []
+        for number in range(asked.rounds):
+            rounds.append({name: measured(method, tree) for name, tree in trees.items()})
+            say(f"{method}: round {number + 1} of {asked.rounds}")
+        for name in trees:
+            value["rows"] += rows_of(method, name, [found[name] for found in rounds])
+    finish(value, "\n".join(map(line, value["rows"])), asked.out)
+
+
+def rows_of(method: str, tree: str, rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Median and least seconds of each phase."""
+    rows = []
+    for phase in rounds[0]["spent"]:
+        wall, cpu = zip(*(found["spent"][phase] for found in rounds), strict=True)
+        row = {"method": method, "tree": tree, "phase": phase, "loaded": rounds[0]["loaded"]}
+        row |= {"seconds": statistics.median(wall), "cpu": statistics.median(cpu)}
+        rows.append(row | {"every_cpu": list(cpu)})
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row as text."""
+    name = f"{row['method']:10} {row['tree']:7} {row['phase']:18}"
+    least = min(row["every_cpu"])
+    return f"{name} {row['seconds']:6.2f} s, {row['cpu']:5.2f} s CPU, least {least:.2f}"
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def _compiled_once() -> Stages:
 
 
 def _compiled_or_plain(plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable:
+    from torch._dynamo.exc import TorchDynamoException  # with its compiler, which is slow to import
+
     chosen = compiled
 
     @functools.wraps(plain)
@@ -44,7 +46,7 @@ def _compiled_or_plain(plain: Callable[..., Any], compiled: Callable[..., Any]) 
             return plain(*args)
         try:
             return compiled(*args)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except TorchDynamoException as error:
             result = plain(*args)  # a mistake in the arguments raises its own error here
             chosen = plain
             warnings.warn(

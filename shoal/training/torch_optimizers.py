@@ -6,6 +6,7 @@ import takes seconds, and a small run trains for less. Nothing here compiles an 
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ __all__ = ["kind_of", "uncompiled"]
 
 
 @functools.cache
-def uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def uncompiled(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
     """The same optimiser; its methods are those beneath the wrappers for the compiler.
 
     >>> optimizer = uncompiled(torch.optim.SGD)([torch.ones(1, requires_grad=True)], lr=0.1)
