@@ -242,7 +242,7 @@ def input_count(data: Any, takes: Callable[[int], bool] = lambda count: False) -
         return None
     try:
         return len(data)  # pyright: ignore[reportArgumentType]
-    except (TypeError, NotImplementedError):
+    except (TypeError, NotImplementedError, RuntimeError):  # nested tensors raise the last
         return None
 
 
