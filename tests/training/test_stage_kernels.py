@@ -160,4 +160,4 @@ def test_compiled_stages_are_asked_only_where_there_is_no_kernel(monkeypatch):
         posterior = shoal.Posterior(shoal.likelihoods.Categorical(), shoal.priors.Flat(), 50)
         repulsion = shoal.methods.get(name).repulsion
         shoal.forces(ensemble, posterior, repulsion, data(), stages=stages)
-    assert asked == ["weight_stage", "weight_stage"]  # of outputs, and of the estimator
+    assert asked == ["weight_stage"]  # of the estimator: at flat weights, `f-kde` has no such stage

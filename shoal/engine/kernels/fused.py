@@ -4,8 +4,13 @@ Each of these kernels does what torch does with a dozen or more launches. They c
 the formulas of the stages, to rounding; `ENABLED = False` selects the formulas.
 """
 
+import warnings
+
 import torch
 from torch import Tensor
+
+# The thread of a backward pass that starts with such a kernel has no context yet; torch makes one.
+warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current")
 
 try:
     from shoal.engine.kernels import interaction_kernels, likelihood_kernels, step_kernels
