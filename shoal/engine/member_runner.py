@@ -20,6 +20,7 @@ from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning, 
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.engine.derivatives import fast_second_order, fused_layers
+from shoal.engine.derivatives.backend import takes_device
 from shoal.engine.member_inputs import (
     MemberCall,
     MemberInputs,
@@ -29,7 +30,6 @@ from shoal.engine.member_inputs import (
     unpacked,
 )
 from shoal.engine.member_layers import folded_attention, member_layers
-from shoal.engine.member_layers.backend import takes_device
 from shoal.engine.member_layers.pending import computed
 from shoal.engine.once import Once, Spoiled
 from shoal.engine.recompute import recomputed_blocks

@@ -45,10 +45,16 @@ def has_overlapping_filters(groups: Sequence[Group]) -> bool:
     return any(
         isinstance(layer, nn.modules.conv._ConvNd)
         and _is_private(group, name)
-        and (layer.stride != layer.kernel_size or layer.groups > 1 or layer.transposed)
+        and not _cuts_patches(layer)
         for group in groups
         for name, layer in group.skeleton.named_modules()
     )
+
+
+def _cuts_patches(layer: nn.modules.conv._ConvNd) -> bool:
+    """Whether every number of the input belongs to one patch at most, and to all filters."""
+    plain = not layer.transposed and layer.groups == 1 and set(layer.dilation) == {1}
+    return plain and layer.stride == layer.kernel_size and set(layer.padding) == {0}
 
 
 def has_convolutions(groups: Sequence[Group], own: bool = False) -> bool:

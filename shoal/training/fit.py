@@ -173,7 +173,6 @@ def _check_last_batch(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches,
                 ) from error
 
 
-@full_precision()
 def fit(
     ensemble: Ensemble,
     data: Any,
@@ -272,25 +271,26 @@ def fit(
         The run, with the trained ensemble and its history.
     """
     options = Options.of(locals())  # the arguments that are options
-    where, dtype = destination(ensemble, options.device, options.precision)
-    check_keeping(out, callbacks)
-    batches = batches_of(
-        data,
-        options.batch_size,
-        options.seed,
-        where,
-        dtype,
-        steps=options.steps,
-        whole=ensemble.takes_whole,
-        weight=sample_weight,
-    )
-    ensemble.use_output(options.outputs)
-    if options.likelihood is None:
-        options = replace(options, likelihood=default_likelihood(ensemble, batches))
-    settings = Settings.resolve(options)
-    method = resolved(settings.method, ensemble, lambda: batches.first()[0], data)
-    settings = replace(settings, method=method)
-    check_count(options.frozen, ensemble.members)
-    sites = check_targets(ensemble, settings.likelihood, batches)
-    session = Session(ensemble, data, settings, batches, out, callbacks, sites)
-    return session.run(where, dtype, resume, progress)
+    with full_precision():
+        where, dtype = destination(ensemble, options.device, options.precision)
+        check_keeping(out, callbacks)
+        batches = batches_of(
+            data,
+            options.batch_size,
+            options.seed,
+            where,
+            dtype,
+            steps=options.steps,
+            whole=ensemble.takes_whole,
+            weight=sample_weight,
+        )
+        ensemble.use_output(options.outputs)
+        if options.likelihood is None:
+            options = replace(options, likelihood=default_likelihood(ensemble, batches))
+        settings = Settings.resolve(options)
+        method = resolved(settings.method, ensemble, lambda: batches.first()[0], data)
+        settings = replace(settings, method=method)
+        check_count(options.frozen, ensemble.members)
+        sites = check_targets(ensemble, settings.likelihood, batches)
+        session = Session(ensemble, data, settings, batches, out, callbacks, sites)
+        return session.run(where, dtype, resume, progress)

@@ -210,7 +210,7 @@ class Session:
             note = f"Member {member} diverged at step {step} and is left out."
             if note not in self.notes:
                 self.notes.append(note)
-                warnings.warn(note, ShoalWarning, stacklevel=7)
+                warnings.warn(note, ShoalWarning, stacklevel=6)
         if len(diverged) == self.trainer.moving.members:
             raise DataError(
                 f"all members diverged by step {max(diverged.values())}; "

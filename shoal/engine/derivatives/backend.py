@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from shoal.engine.derivatives import affine_formulas, formulas
 
-__all__ = ["arithmetic", "by_kernels", "is_mapped"]
+__all__ = ["TYPES", "arithmetic", "by_kernels", "interpreted", "is_mapped", "takes_device"]
 
 
 def arithmetic(x: Tensor, layer: str) -> ModuleType:
@@ -33,7 +33,7 @@ def by_kernels(x: Tensor) -> bool:
     The kernels go through memory row by row. Tensors that are mapped by `vmap` or merely traced
     have no memory to go through, and images with channels first would have to be turned.
     """
-    if not (x.is_cuda or _interpreted()) or x.dtype not in _TYPES or not _has_triton():
+    if not takes_device(x.device) or x.dtype not in TYPES:
         return False
     if isinstance(x, FakeTensor) or is_mapped():
         return False
@@ -42,12 +42,18 @@ def by_kernels(x: Tensor) -> bool:
     return x.ndim == 2 and x.is_contiguous()
 
 
+def takes_device(device: torch.device) -> bool:
+    """Whether Triton runs kernels on this device."""
+    return (device.type == "cuda" or interpreted()) and _has_triton()
+
+
 def is_mapped() -> bool:
     """Whether this happens within `vmap` or another transform of `torch.func`."""
     return getattr(torch._C, "_functorch").peek_interpreter_stack() is not None  # noqa: B009
 
 
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of numbers that kernels take."""
 
 
 @functools.cache
@@ -55,7 +61,7 @@ def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
     """Triton's interpreter runs kernels on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -18,6 +18,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from shoal.engine.derivatives.convolution import Geometry
 from shoal.engine.layers import functorch
 from shoal.engine.member_layers.attention import attend_folded
 from shoal.engine.member_layers.backend import by_kernels
@@ -109,18 +110,17 @@ def _normalised(
     level = functorch.maybe_current_level()
     if len(shape) != 1 or shape[0] > WIDEST or input.ndim < 2:
         return None
-    members = None if isinstance(input, Pending) else of_members(input, level)
-    if members is None and not isinstance(input, Pending):
+    if isinstance(input, Pending) and input.value is not None:
+        input = input.value
+    like = input.layer.x if isinstance(input, Pending) else of_members(input, level)
+    if like is None:
         return None
-    like = input.layer.x if isinstance(input, Pending) else members
-    assert like is not None
     given = weight, shift
     gamma, beta = (None if t is None else _numbers(t, level, len(like)) for t in given)
     if not by_kernels(like, *(each for each in (gamma, beta) if each is not None)):
         return None
     if isinstance(input, Pending):
-        found = input.normalised(gamma, beta, how)
-        return _normalised(input.compute(), shape, weight, shift, how) if found is None else found
+        return input.normalised(gamma, beta, how)
     with temporarily_clear_interpreter_stack():
         rows, order = as_rows(like)
         found = order.restored(norm(rows.contiguous(), gamma, beta, how))
@@ -215,8 +215,9 @@ def _patches(
     """A convolution that cuts an image into patches [B, C, ...] is a product of patches."""
     axes = weight.ndim - 2
     sides = tuple(weight.shape[2:])
-    usual = input.ndim == axes + 2 and groups == 1 and _each(stride, axes) == sides
-    if not usual or isinstance(padding, str) or any(_each(padding, axes)):
+    if input.ndim != axes + 2 or isinstance(padding, str):
+        return None
+    if Geometry.of(stride, padding, dilation, groups, axes) != Geometry.of(sides, 0, 1, 1, axes):
         return None
     if of_members(weight, functorch.maybe_current_level()) is None:
         return None
@@ -229,10 +230,6 @@ def _patches(
     patches = x.permute(0, *counts, 1, *within).flatten(axes + 1)
     found = _linear(patches, weight.flatten(1), bias)
     return None if found is None else computed(found).movedim(-1, 1)
-
-
-def _each(value: Any, axes: int) -> tuple[int, ...]:
-    return (value,) * axes if isinstance(value, int) else tuple(value) * (axes // len(value))
 
 
 _REPLACED: dict[Callable, Callable[..., Any]] = {

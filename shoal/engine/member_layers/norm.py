@@ -122,8 +122,8 @@ def _back(
     if differentiable:  # sums that may be differentiated again are left to torch
         sums = [(at_y * _normalised(s, how)).sum(1), at_y.sum(1), at_x.sum(1)]
     kind = s if weight is None else weight
-    chosen = [total.to(kind.dtype) if want else None for total, want in zip(sums, asked)]  # noqa: B905
-    return at_x, *chosen
+    pairs = zip(sums, asked, strict=True)
+    return at_x, *(total.to(kind.dtype) if want else None for total, want in pairs)
 
 
 class _NormBack(Function):

@@ -151,12 +151,8 @@ class Pending(Tensor):
         self._check()
         return self.layer.activated(kind)
 
-    def normalised(
-        self, weight: Tensor | None, shift: Tensor | None, how: NormSettings
-    ) -> Tensor | None:
-        """The layer's sum and its normalisation in one pass; None if it was computed already."""
-        if self.value is not None:
-            return None
+    def normalised(self, weight: Tensor | None, shift: Tensor | None, how: NormSettings) -> Tensor:
+        """The normalisation of a layer that waits; its sum is computed in the same pass."""
         self._check()
         self.value, found = self.layer.normalised(weight, shift, how)
         return found

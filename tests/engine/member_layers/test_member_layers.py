@@ -101,6 +101,24 @@ class Mixed(nn.Module):
         return self.head(self.whole(y).amax(1))
 
 
+class Filters(nn.Module):
+    """Convolutions that look like cuts into patches, and are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.apart = nn.Conv2d(3, WIDTH, 2, 2, dilation=3)
+        self.padded, self.few = (
+            nn.Conv2d(3, WIDTH, 4, 4, padding=2),
+            nn.Conv2d(3, 6, 2, 2, groups=3),
+        )
+        self.cut = nn.Conv2d(3, WIDTH, 3, 3)
+        self.head = nn.Linear(WIDTH * (9 + 9 + 4) + 6 * 16, CLASSES)
+
+    def forward(self, x):
+        found = [layer(x).flatten(1) for layer in (self.padded, self.apart, self.cut, self.few)]
+        return self.head(torch.cat(found, 1).tanh())
+
+
 NETWORKS = {
     "vit": lambda: shoal.models.ViT(width=WIDTH, depth=2, heads=2).build((3, 8, 8), CLASSES),
     "encoder": Encoder,
@@ -145,6 +163,14 @@ def test_members_equal_each_alone(called, name):
         found = results(ensemble, MemberRunner(), x)
     assert max(distances(found, results(ensemble, MemberRunner("loop"), x))) < 1e-9
     assert called
+
+
+def test_filters_that_do_not_cut_patches(called):
+    ensemble = shoal.Ensemble.init(Filters, M, seed=1).to(torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShoalWarning)
+        found = results(ensemble, MemberRunner(), images())
+    assert max(distances(found, results(ensemble, MemberRunner("loop"), images()))) < 1e-9
 
 
 def count(called, name, place=None):
