@@ -27,11 +27,8 @@ test: $(READY)
 	$(BIN)/pyright
 	$(PYTEST)
 
-# A machine with a GPU has its own torch, and seldom every library of the other tests: only files
-# with marks of tests/triton_ready.py are collected. Settings of missing plugins are no error.
 gpu:
-	PYTHONPATH=$(CURDIR):$$PYTHONPATH $(PYTHON) -m pytest -m gpu -W ignore::pytest.PytestConfigWarning $(PYTEST_ARGS) \
-	  $$(grep -rl --include='test_*.py' -e triton_ready -e 'GPU' tests)
+	$(PYTHON) tests/gpu_tests.py
 
 check: $(READY)
 	$(BIN)/ruff format --check shoal tests

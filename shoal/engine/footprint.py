@@ -14,6 +14,9 @@ from torch import Tensor
 
 __all__ = ["Footprint", "SavedBytes", "bytes_of", "counted", "transient_bytes"]
 
+_UNSHARED = 0.6
+"""More that a captured step holds without cast copies, of what an eager step holds for a while."""
+
 _TEMPORARIES = 2
 """Largest activations that exist once more in a backward pass: a gradient, and the next one."""
 
@@ -48,6 +51,17 @@ class Footprint:
         step = self.common + chunk * self.member + rest
         step = max(self.update, step + min(step, self.unused))
         return self.resident + self.gradients + step
+
+    def captured(self, held: int, chunk: int) -> int:
+        """Bytes that a captured step holds where an eager step holds `held`.
+
+        Within a capture, what one stream hands to another is never reused. That is the velocity of
+        each member and its cast weights. In full precision, where nothing is cast, the measured
+        surplus was half of the activations.
+        """
+        if self.delayed:
+            return held + self.gradients + (self.members - chunk) * self.delayed
+        return held + self.gradients + int(_UNSHARED * max(0, held - self.resident))
 
     def largest_chunk(self, limit: float, most: int) -> int | None:
         """The most members that can run at a time within the limit; None if one is too many."""

@@ -248,7 +248,8 @@ class CapturedForward:
     """
 
     WARM = 3
-    CAPTURE_SECONDS = 0.3
+    CAPTURE_SECONDS = 0.2
+    CAPTURE_LAUNCHES = 4
     LAUNCH_SHARE = 0.7
 
     def __init__(self, call: Callable[[Any], Tensor], points: int | None) -> None:
@@ -285,7 +286,8 @@ class CapturedForward:
         torch.cuda.synchronize()
         whole = time.perf_counter() - start
         rest = self.left // len(x) * launched
-        if launched > self.LAUNCH_SHARE * whole and rest > self.CAPTURE_SECONDS:
+        price = self.CAPTURE_SECONDS + self.CAPTURE_LAUNCHES * launched
+        if launched > self.LAUNCH_SHARE * whole and rest > price:
             self._capture(x)
         return outputs
 

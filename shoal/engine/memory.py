@@ -78,6 +78,19 @@ class MemoryLimit:
         with self._allowed(1.0):
             yield
 
+    def restart(self) -> None:
+        """Return freed memory of a GPU to it, and measure `held` from now on."""
+        gc.collect()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    @property
+    def held(self) -> int:
+        """Most bytes of the run that a GPU's allocator has held since `restart`."""
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_reserved(self.device) - self._others
+
     @property
     def exceeded(self) -> bool:
         """Whether the run holds more than the limit."""

@@ -23,19 +23,19 @@ from shoal.inference.ensemble import Ensemble
 from shoal.training.context import StepContext
 from shoal.training.optim import make_optimizer
 
-__all__ = ["MemoryChoice", "choose_runner", "state_bytes", "with_activations"]
+__all__ = ["MemoryChoice", "choose_runner", "state_bytes", "tried_out", "with_activations"]
 
-_SHARE = 0.9
-"""Share of a GPU's free memory that a run without a limit may take."""
-
-_FRAGMENTED = 1.1
-"""Memory that a GPU's allocator holds, relative to the tensors of a step."""
+_SHARE = 0.8
+"""Share of a GPU's free memory for the tensors of a run; its allocator holds more than tensors."""
 
 _ENDLESS = 2**62
 """Bytes of a step that did not fit."""
 
 Probe = Callable[[Ensemble], object]
 """One step of some members, which leaves the members as they are."""
+
+Held = Callable[[MemberRunner], int | None]
+"""Bytes that the allocator held at most in a trial step; None if memory ran out."""
 
 Measured = Callable[[int, MemberRunner], Footprint | None]
 """The footprint by a member runner, from steps of one member or of up to two; None if they fail."""
@@ -50,12 +50,14 @@ class MemoryChoice:
         limit: bytes that the run may take; None without a limit.
         footprint: predicted bytes of a step; None if they are unknown.
         reduced: fewer members run at a time than would without the limit.
+        tried: bytes that the allocator of a GPU holds, after a trial step; None without a trial.
     """
 
     mapping: MemberRunner
     limit: int | None = None
     footprint: Footprint | None = None
     reduced: bool = False
+    tried: int | None = None
 
     @property
     def sentence(self) -> str | None:
@@ -77,6 +79,8 @@ class MemoryChoice:
         if self.footprint is not None:
             members = self.footprint.members
             found["predicted"] = self.footprint.peak(min(mapping.chunk or members, members))
+        if self.tried is not None:
+            found["held"] = self.tried
         return found
 
 
@@ -97,7 +101,7 @@ def choose_runner(
         mapping: the member runner, whose chunks become no larger.
         context: the settings of the step.
         fixed: bytes of a step without activations.
-        limit: the limit; None for 0.9 of the free memory of a GPU.
+        limit: the limit; None for a share of the free memory of a GPU.
         measured: the footprint of a step.
         device: device of the members.
     """
@@ -129,6 +133,41 @@ def choose_runner(
     return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=not together)
 
 
+def tried_out(
+    choice: MemoryChoice, held: Held, members: int, captures: bool
+) -> tuple[MemoryChoice, bool]:
+    """The choice that trial steps confirm, and whether its steps may be captured.
+
+    A footprint counts tensors. A GPU's allocator holds more: memory that one stream has freed is
+    lost to the others, and libraries keep workspaces for each stream. So chunks become smaller
+    until a trial step stays within the limit. Replays of a smaller chunk are faster than eager
+    steps of a larger one, so a chunk that fits captured is preferred.
+    """
+    limit, footprint = choice.limit, choice.footprint
+    if limit is None or footprint is None or choice.mapping.recompute:
+        return choice, captures
+    chunk: int | None = min(choice.mapping.chunk or members, members)
+    eager = None
+    while chunk is not None:
+        runner = choice.mapping if chunk == members else replace(choice.mapping, chunk=chunk)
+        taken = held(runner)
+        if taken is not None and taken <= limit:
+            fewer = choice.reduced or chunk < members
+            found = replace(choice, mapping=runner, reduced=fewer, tried=taken)
+            most = footprint.captured(taken, chunk) if captures else taken
+            if most <= limit:
+                return replace(found, tried=most), captures
+            eager = eager or found
+        chunk = _next_chunk(chunk, members)
+    return eager or choice, False
+
+
+def _next_chunk(chunk: int, members: int) -> int | None:
+    """The next smaller chunk that divides the members evenly; None after chunks of one member."""
+    sizes = (math.ceil(members / passes) for passes in range(2, members + 1))
+    return next((size for size in sizes if size < chunk), None)
+
+
 def with_activations(
     fixed: Footprint,
     moving: Ensemble,
@@ -153,7 +192,6 @@ def with_activations(
         first += group.members
     known = [*moving.state.values(), *known]
     on_gpu = moving.device.type == "cuda"
-    factor = share * (_FRAGMENTED if on_gpu else 1.0)
 
     def measured(start: int, count: int) -> int:
         part = moving.slice_members(start, start + count).aside()
@@ -170,7 +208,7 @@ def with_activations(
     except Exception:  # the first step reports the reason
         return None
     member = min(max(two - one, 0), one)
-    return replace(fixed, common=int(factor * (one - member)), member=int(factor * member))
+    return replace(fixed, common=int(share * (one - member)), member=int(share * member))
 
 
 def state_bytes(spec: Mapping[str, Any], lr: float, trained: Tree) -> int:

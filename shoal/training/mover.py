@@ -3,6 +3,7 @@
 `fit` moves the members in its own loop (`training.trainer`), `Stepper` in a loop of the user's.
 """
 
+import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -27,14 +28,20 @@ from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
-from shoal.training.memory import MemoryChoice, choose_runner, state_bytes, with_activations
+from shoal.training.memory import (
+    MemoryChoice,
+    choose_runner,
+    state_bytes,
+    tried_out,
+    with_activations,
+)
 from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
 from shoal.training.stage_kernels import kernels_first
 from shoal.training.stages import Stages
-from shoal.training.step import StepInfo, forces_in
+from shoal.training.step import Batch, StepInfo, forces_in
 
 __all__ = ["Mover"]
 
@@ -206,10 +213,32 @@ class Mover:
                 choice = choose_runner(
                     self.mapping, self.context, fixed, self.limit, measured, self.ensemble.device
                 )
+                if self.limit is not None and self.ensemble.device.type == "cuda":
+                    held = functools.partial(self._held, self.limit, plain, (x, y))
+                    members, captures = self.moving.members, self.plan.graph
+                    choice, self._captures = tried_out(choice, held, members, captures)
         finally:
             self.moving.train(training)
         self.mapping = choice.mapping
         return choice
+
+    def _held(
+        self, limit: MemoryLimit, context: StepContext, batch: Batch, runner: MemberRunner
+    ) -> int | None:
+        """Bytes that a GPU's allocator held in a trial step; None if memory ran out."""
+        states = state_bytes(self.settings.optimizer, self.settings.options.lr, self.trained)
+        device = self.ensemble.device
+        limit.restart()
+        try:
+            later = torch.empty(states, dtype=torch.uint8, device=device)
+            with torch.random.fork_rng(devices=[device]):
+                forces_in(context.at(0, 1.0, runner), self.moving.aside(), batch)
+            del later
+            return limit.held
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            limit.restart()
 
     @property
     def watches_memory(self) -> bool:

@@ -36,7 +36,10 @@ def affine(
     known: Known | None = None,
 ) -> Tensor:
     """The layer, plus a residual and rectified if wanted, for x [B, C, ...]; or its known value."""
-    applied: Any = _Affine.apply(x, *channels, residual, rectified, known)
+    given = x, *channels, residual, rectified, known
+    if not torch.is_grad_enabled():  # as in predictions: a node of autograd costs as much as it
+        return _Affine.forward(*given)
+    applied: Any = _Affine.apply(*given)
     return applied
 
 

@@ -60,6 +60,8 @@ def convolve(
     known: Known | None = None,
 ) -> Tensor:
     """conv(x, w) + b, for images [B, C, ...] of one, two or three axes, or its known value."""
+    if not torch.is_grad_enabled():
+        return _Convolution.forward(x, weight, bias, geometry, known)
     applied: Any = _Convolution.apply(x, weight, bias, geometry, known)
     return applied
 

@@ -96,7 +96,16 @@ class Deferred(Tensor):
 
 def computed(tree: Any) -> Any:
     """Arguments with every stand-in replaced by what it stands for."""
-    return tree_map_only(Deferred, Deferred.compute, tree)
+    return tree_map_only(Deferred, Deferred.compute, tree) if _waits(tree) else tree
+
+
+def _waits(tree: Any) -> bool:
+    """Whether there is a stand-in; most calls have none, and rebuilding them takes longer."""
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return isinstance(tree, Deferred)
+    return any(map(_waits, tree))
 
 
 def _joined(first: Any, second: Any) -> Deferred | None:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shoal.core.errors import ShoalWarning
 from shoal.core.types import Tree
 from shoal.engine.precision import calculating_in
 from shoal.experiment.bench.battery import reason
 from shoal.experiment.bench.contestants import Case, Network, trainer
+from shoal.experiment.bench.sequences import RecurrentReader
 from shoal.models.mlp import MLP
 
 __all__ = ["COMPARED", "STEPS", "agreement", "deviation"]
@@ -40,9 +42,55 @@ class SmoothCNN:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(input_shape[1] ** 2, outputs))
 
 
+@dataclass(frozen=True)
+class MaskedTransformer:
+    """Two blocks on sequences [B, T, D]: attention with a mask, and dropout between layers."""
+
+    width: int = 32
+    heads: int = 2
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A new network, the mean over tokens of which gives the class."""
+        return _Masked(self.width, self.heads, input_shape[-1], outputs)
+
+
+class _Masked(nn.Module):
+    def __init__(self, width: int, heads: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.heads, self.embed = heads, nn.Linear(inputs, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(4))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlps = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, 2 * width), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * width, width)
+            )
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, C]; the first block sees tokens nearby, the second those before."""
+        h = self.embed(x)
+        places = torch.arange(h.shape[1], device=h.device)
+        near = (places[:, None] - places).abs() <= 3
+        first, second, third, fourth = self.norms
+        q, k, v = self.qkv(first(h)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+        h = h + seen.transpose(1, 2).flatten(-2)
+        h = h + self.mlps[0](second(h))
+        read = third(h)
+        later = places[:, None] < places
+        h = h + self.attention(read, read, read, attn_mask=later, need_weights=False)[0]
+        h = h + self.mlps[1](fourth(h))
+        return self.head(h.mean(1))
+
+
 COMPARED = (
     Network("mlp", MLP((100, 100, 100), activation="silu"), (784,)),
     Network("cnn with batch norm", SmoothCNN(), (1, 16, 16)),
+    Network("transformer with masks and dropout", MaskedTransformer(), (16, 24)),
+    Network("gru", RecurrentReader(width=32), (12, 8)),
 )
 """The networks for the comparison of engines."""
 

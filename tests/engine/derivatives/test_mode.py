@@ -262,7 +262,8 @@ from shoal.models import ResNet20, ResNet32
 device = "cuda" if torch.cuda.is_available() else "cpu"
 real, joined = affine._Affine.forward, []
 def noted(x, *rest):
-    joined.append((rest[-2] is not None, rest[-1]))
+    *_, residual, rectified, _ = rest
+    joined.append((residual is not None, rectified))
     return real(x, *rest)
 for network in (ResNet20, ResNet32):
     torch.manual_seed(0)
@@ -270,7 +271,7 @@ for network in (ResNet20, ResNet32):
     for name, buffer in module.named_buffers():
         buffer.copy_(torch.rand_like(buffer.float()) + 0.5)
     x = torch.randn(6, 3, 8, 8, device=device).to(memory_format=torch.channels_last)
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.no_grad():
         wanted = module.eval()(x)
         with mock.patch.object(affine._Affine, "forward", staticmethod(noted)), fused_layers():
             found = module(x)
