@@ -66,7 +66,7 @@ def _outcome(found: Comparison) -> Outcome:
     if notes:
         text.append("\n".join(f"{label}: {note}" for label, note in notes.items()))
     if failed:
-        text.append("\n".join(f"{point.name} failed: {why}" for point, why in failed.items()))
+        text.append(found.missing)
     text.append("\n".join(f"{what:8}{path}" for what, path in written.items()))
     value = {
         "groups": found.scores,
