@@ -19,7 +19,7 @@ METHODS = dict(zip(SPACES, ("ensemble", "f-kde", "forde", "kde", "svgd"), strict
 """The method whose colour stands for a space."""
 
 GPUS = tuple(2**power for power in range(11))
-GPU_LINK = Link(bandwidth=50e9, latency=10e-6, rate=50e12)
+GPU_LINK = Link(bandwidth=50e9, latency=10e-6, rate=50e12, trees=True)
 """Assumed: 400 Gbit/s for each GPU, 10 µs per round, 50 Tflop/s in float32."""
 
 PER_GPU, FIXED = 10, 1024

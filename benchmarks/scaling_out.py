@@ -115,7 +115,7 @@ def predict(rows: list[dict[str, Any]], known: dict[str, float]) -> None:
     for row in rows:
         link = Link(row["megabits"] * 125_000 * known["share"], known["latency"])
         messages = cases(row["processes"])[row["case"]]
-        row["predicted"] = sum(each.seconds(count, link) for each, count in messages)
+        row["predicted"] = sum(sum(each.cost(count, link)) for each, count in messages)
         row["received"] = sum(each.received(count, 4) for each, count in messages)
         row["ratio"] = row["seconds"] / row["predicted"]
         first = row["processes"] == 2 and row["megabits"] == rows[0]["megabits"]

@@ -37,7 +37,7 @@ def test_an_exchange_receives_what_a_ring_passes_around(kind, processes):
     assert exchange.received(processes, 1) == simulated(kind, 24 * processes, processes)
     link = Link(bandwidth=10.0, latency=0.25)
     expected = exchange.received(processes, 8) / 10 + exchange.rounds(processes) / 4
-    assert exchange.seconds(processes, link, 8) == pytest.approx(expected)
+    assert sum(exchange.cost(processes, link, 8)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -95,6 +95,14 @@ def test_a_fraction_of_the_batch_repels_at_fewer_points():
     some = Workload(12, 1000, 50, 10, 64, 0.5, fraction=0.25)
     (gather, _), *_ = exchanges(some, 4, "input-gradient")
     assert gather.numbers == 3 * (math.ceil(12.5) * 64 + 1)
+
+
+def test_a_short_sum_runs_in_a_tree_and_a_long_one_in_a_ring():
+    """1,024 processes: 20 rounds of all numbers, or 2,046 rounds of a thousandth each."""
+    link = Link(bandwidth=4.0, latency=1.0, trees=True)
+    assert Exchange("all-reduce", 10).cost(1024, link) == (20.0, 20.0)
+    assert Exchange("all-reduce", 10**8).cost(1024, link)[1] == 2 * 1023
+    assert Exchange("all-gather", 10).cost(1024, link)[1] == 1023
 
 
 def test_an_unknown_space_is_refused():

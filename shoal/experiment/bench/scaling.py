@@ -13,6 +13,7 @@ process receives, of numbers with s bytes, in ring algorithms (Thakur, Rabenseif
     all-gather    m S              (P - 1) n s          P - 1
     all-to-all    m D              n s (P - 1) / P      P - 1
     all-reduce    M^2              2 n s (P - 1) / P    2 (P - 1)
+    in a tree                      2 n s                2 ceil(log2 P)
 
 Function space gathers S = B C outputs of each member, input gradients S = B I numbers. Weight space
 never gathers D weights: a first all-to-all gives each process D / P weights of all members, an
@@ -20,7 +21,6 @@ all-reduce adds the Gram matrices of these shares, and a second all-to-all retur
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,11 +69,13 @@ class Link:
         bandwidth: b, bytes per second that a process receives.
         latency: a, seconds per round of messages.
         rate: F, operations per second of matrix products.
+        trees: whether an all-reduce may run in a tree, as NCCL does for short messages.
     """
 
     bandwidth: float
     latency: float
     rate: float = math.inf
+    trees: bool = False
 
 
 class Exchange(NamedTuple):
@@ -96,11 +98,17 @@ class Exchange(NamedTuple):
         """Messages that wait for each other."""
         return (processes - 1) * (2 if self.kind == "all-reduce" else 1)
 
-    def seconds(self, processes: int, link: Link, size: int = 4) -> float:
-        """Time of the exchange over a link."""
-        return (
-            self.received(processes, size) / link.bandwidth + self.rounds(processes) * link.latency
+    def cost(self, processes: int, link: Link, size: int = 4) -> tuple[float, float]:
+        """Seconds of traffic and of latency; an all-reduce takes the faster of ring and tree."""
+        ring = (
+            self.received(processes, size) / link.bandwidth,
+            self.rounds(processes) * link.latency,
         )
+        if not link.trees or self.kind != "all-reduce":
+            return ring
+        depth = (processes - 1).bit_length()
+        tree = (2 * self.numbers * size / link.bandwidth, 2 * depth * link.latency)
+        return min(ring, tree, key=sum)
 
 
 class StepTime(NamedTuple):
@@ -178,18 +186,13 @@ def step_time(workload: Workload, link: Link, processes: int, space: str) -> Ste
     rows, replicas = grid_of(workload.members, processes)
     messages = exchanges(workload, processes, space)
     compute = math.ceil(workload.members / rows) * workload.seconds / replicas
-    traffic = sum(each.received(count, workload.size) for each, count in messages)
+    costs = [each.cost(count, link, workload.size) for each, count in messages]
     return StepTime(
         compute,
         flops(workload, processes, space) / link.rate,
-        traffic / link.bandwidth,
-        rounds_of(messages) * link.latency,
+        sum(traffic for traffic, _ in costs),
+        sum(latency for _, latency in costs),
     )
-
-
-def rounds_of(messages: Iterable[tuple[Exchange, int]]) -> int:
-    """Rounds of all exchanges of a step."""
-    return sum(each.rounds(count) for each, count in messages)
 
 
 def _sites(workload: Workload, space: str) -> int:
