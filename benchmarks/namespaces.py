@@ -82,7 +82,7 @@ def _connect(index: int, name: str, megabits: float) -> None:
     _run(*inside, "addr", "add", f"10.77.0.{index + 1}/24", "dev", "eth0")
     _run(*inside, "link", "set", "eth0", "up")
     _run(*inside, "link", "set", "lo", "up")
-    bucket = ("burst", "64kb", "latency", "1000ms")
+    bucket = ("burst", f"{max(64, int(megabits / 8))}kb", "latency", "1000ms")
     rate = ("rate", f"{int(megabits * 1000)}kbit")
     _run(*("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf"), *rate, *bucket)
 
