@@ -190,6 +190,33 @@ def test_a_gpu_is_asked_for_where_the_config_names_one(tmp_path, slurm):
         assert cluster._executor._executor.parameters.get("gpus_per_node") == gpus
 
 
+class Recorder:
+    """Stands for an executor: notes which GPUs each job may see."""
+
+    def __init__(self):
+        self.seen, self.jobs = None, []
+
+    def update_parameters(self, gpus_per_node, visible_gpus):
+        assert gpus_per_node == 1
+        self.seen = visible_gpus
+
+    def submit(self, job):
+        self.jobs.append(self.seen)
+        return SimpleNamespace(done=lambda: False)
+
+
+def test_jobs_of_this_machine_take_its_gpus_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
+    grid = grid_of(tmp_path, "steps=2", methods="ensemble,kde,f-kde,svgd")
+    on_gpu = replace(grid, config=replace(grid.config, device="cuda"))
+    cluster = Cluster(on_gpu, Request("local", jobs=3), lambda point: None, NOTHING)
+    cluster._executor = Recorder()
+    cluster.submit()
+    assert cluster._executor.jobs == [[3], [7], [3]] and len(cluster.waiting) == 1
+    cluster.submit()
+    assert len(cluster._executor.jobs) == 3, "there is room for three jobs"
+
+
 def test_a_request_is_read_and_refused():
     assert parse_request([], None) == {}
     for wrong in ("mem_gb", "=3", "mem gb=3", "mem_gb="):
