@@ -37,6 +37,9 @@ PROCESSES = (2, 3, 4)
 SHORT = 3
 """Steps of the shorter of two runs, whose difference has no start and no end."""
 
+REPEATS = 3
+"""Runs of each length."""
+
 TCP = 1448 / 1514
 """Data per byte on an Ethernet with frames of 1,514 bytes."""
 
@@ -65,9 +68,12 @@ def worker(steps: int) -> None:
     found = {}
     for method in METHODS:
         trained(method, SHORT)
-        pairs = [(trained(method, SHORT), trained(method, SHORT + steps)) for _ in range(3)]
-        slopes = [[(b - a) / steps for a, b in zip(*pair, strict=True)] for pair in pairs]
-        found[method] = [min(slope[0] for slope in slopes), min(slope[1] for slope in slopes)]
+        short, long = (
+            [trained(method, count) for _ in range(REPEATS)] for count in (SHORT, SHORT + steps)
+        )
+        # Other work only adds time and bytes, so the least of each counts, not of differences.
+        pairs = zip(*(map(min, zip(*runs, strict=True)) for runs in (short, long)), strict=True)
+        found[method] = [(after - before) / steps for before, after in pairs]
     if dist.get_rank() == 0:
         print(json.dumps(found))
     dist.destroy_process_group()
