@@ -29,13 +29,21 @@ def _threads(text: str) -> int:
     return count
 
 
+def _minutes(text: str) -> int:
+    return _count(text, "minutes")
+
+
 def _jobs(text: str) -> int:
     return _count(text, "jobs")
 
 
-def _count(text: str, what: str) -> int:
-    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"the number of {what} is 1 or more, not {text!r}")
+def _retries(text: str) -> int:
+    return _count(text, "retries", least=0)
+
+
+def _count(text: str, what: str, least: int = 1) -> int:
+    if not text.isdecimal() or len(text) > 18 or int(text) < least:
+        raise argparse.ArgumentTypeError(f"the number of {what} is {least} or more, not {text!r}")
     return int(text)
 
 
@@ -62,9 +70,40 @@ def _workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs",
         type=_jobs,
+        metavar="N",
+        help="processes that share the runs, each with 1 thread or --threads, and with --device "
+        "cuda a GPU in turn (default: 1)",
+    )
+    parser.add_argument(
+        "--retries",
+        type=_retries,
         default=1,
         metavar="N",
-        help="processes that share the runs, each with 1 thread or --threads (default: 1)",
+        help="further attempts at a failed run (default: 1)",
+    )
+
+
+def _cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("options for a cluster (needs submitit; see docs/cluster.md)")
+    group.add_argument(
+        "--submit",
+        choices=("slurm", "local"),
+        help="submit every run as a job, to SLURM, or to this machine to try it out",
+    )
+    group.add_argument("--partition", metavar="NAME", help="partition of SLURM")
+    group.add_argument(
+        "--time",
+        type=_minutes,
+        default=60,
+        metavar="MINUTES",
+        help="time limit of a job, after which the run continues in a new job (default: 60)",
+    )
+    group.add_argument(
+        "--request",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a parameter of submitit, such as mem_gb=32 or slurm_account=bio; can be repeated",
     )
 
 
@@ -136,6 +175,7 @@ def compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", metavar="FILE", help="also write a report, such as report.html")
     _workers(parser)
     machine(parser)
+    _cluster(parser)
 
 
 def data(parser: argparse.ArgumentParser) -> None:

@@ -85,7 +85,8 @@ COMMANDS = {
         "shoal compare digits --methods ensemble,kde,f-kde --sizes 1,5 --seeds 5\n"
         "shoal compare digits --methods ensemble,kde,kde:300 epochs=20 --report report.html\n"
         "shoal compare digits --methods ensemble,kde,f-kde --strengths 1,10,100 --jobs 2\n"
-        "shoal compare mnist --methods all --sizes 1,5,9,13,17 --seeds 5 --device cuda --jobs 6",
+        "shoal compare mnist --methods all --sizes 1,5,9,13,17 --seeds 5 --device cuda --jobs 6\n"
+        "shoal compare mnist --methods all --device cuda --submit slurm --partition gpu --time 90",
         arguments.compare,
         "\n\nThe same command can be typed again at any time: it skips finished runs and\n"
         "continues a stopped run. results.csv has every run. summary.csv has means over the\n"

@@ -7,6 +7,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "PeerLost",
+    "RunFailed",
     "ShoalError",
     "ShoalWarning",
     "StorageError",
@@ -48,6 +49,12 @@ class PeerLost(ShoalError):
     """A worker process died."""
 
     exit_status = 75
+
+
+class RunFailed(ShoalError):
+    """A run of a grid that ended with an unexpected error."""
+
+    exit_status = 70
 
 
 class CheckpointCorrupt(StorageError):

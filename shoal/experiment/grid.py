@@ -1,5 +1,6 @@
 """A grid of runs, methods by ensemble sizes by seeds; each run has its own resumable folder."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import check_names, train
 from shoal.experiment.config import DEFAULTS, Config, make_config
+from shoal.experiment.retries import Attempts, run_error
 from shoal.experiment.variants import Variant
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
@@ -173,6 +175,8 @@ def run_grid(
     data: Dataset,
     after: Callable[[GridPoint], None] = lambda point: None,
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+    *,
+    retries: int = 1,
 ) -> dict[GridPoint, ShoalError]:
     """Train and evaluate all unfinished runs; a stopped run continues where it was.
 
@@ -181,20 +185,25 @@ def run_grid(
         data: the data set of the config.
         after: called after each run.
         prepare: called with each ensemble before it is trained.
+        retries: further attempts at a failed run, as `Attempts` counts them.
 
     Returns:
         The failed runs with their errors; the other runs have scores in their folders.
     """
     check_grid(grid, data)
-    failed: dict[GridPoint, ShoalError] = {}
+    attempts = Attempts(retries)
     with FolderLock(grid.folder):
-        for point in grid.queue:
+        waiting = deque(grid.queue)
+        while waiting:
+            point = waiting.popleft()
             try:
                 run_point(grid, point, data, prepare)
-            except DataError as error:
-                failed[point] = error
+            except Exception as error:
+                if attempts.again(point, run_error(error)):
+                    waiting.append(point)
+                    continue
             after(point)
-    return failed
+    return attempts.failed
 
 
 def run_point(

@@ -42,7 +42,7 @@ _NAMED: dict[str, Registry] = {
     "method": repulsions.registry,
 }
 _ELSEWHERE = {"source", "data", "test", "ood", "shifts", "methods", "strengths", "sizes", "seeds"}
-_ELSEWHERE |= {"out", "report", "jobs", "threads", "progress"}
+_ELSEWHERE |= {"out", "report", "jobs", "threads", "retries", "progress"}
 
 
 def compare(
@@ -60,6 +60,7 @@ def compare(
     report: str | os.PathLike[str] | None = None,
     jobs: int = 1,
     threads: int | None = None,
+    retries: int = 1,
     progress: bool = True,
     method: Repulsion | str | Mapping[str, Any] = UNSET,
     legacy: bool = UNSET,
@@ -114,6 +115,7 @@ def compare(
         report: path of a report to write.
         jobs: processes that share the runs; more than 1 needs a config.
         threads: CPU threads of each process.
+        retries: further attempts at a failed run; an error of data or settings is final.
         progress: report progress on standard error.
         method: your own repulsion, called "custom" in `methods`.
 
@@ -140,7 +142,8 @@ def compare(
     grid = Grid(config, _folder(out, config), variants, _sizes(sizes, config), seeds, build)
     if (build is not None or known is not None) and jobs > 1:
         raise ConfigError("several jobs need a config that names network and data; type jobs=1")
-    return compare_grid(grid, known, page=report, jobs=jobs, threads=threads, progress=progress)
+    how = {"jobs": jobs, "threads": threads, "retries": retries, "progress": progress}
+    return compare_grid(grid, known, page=report, **how)
 
 
 def _config(source: Any, settings: Mapping[str, Any]) -> Config:

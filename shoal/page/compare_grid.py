@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.errors import ConfigError, ShoalError
 from shoal.core.files import write_text
 from shoal.core.notebook import facts_html
 from shoal.core.optional import require
@@ -31,7 +31,10 @@ from shoal.page.report import report
 from shoal.page.report_data import SeedGroup, load_report_data
 from shoal.page.sweep import growth_sentence, strength_sentence, sweeps
 
-__all__ = ["Comparison", "compare_grid"]
+__all__ = ["Comparison", "Runner", "compare_grid"]
+
+Runner = Callable[[Grid, Callable[[GridPoint], None]], dict[GridPoint, ShoalError]]
+"""Runs the unfinished points of a checked grid, calls a function after each, returns failures."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +44,7 @@ class Comparison:
     Attributes:
         folder: holds the folder of each run, which `shoal.load` opens.
         groups: completed runs, grouped by method and ensemble size.
-        failed: failed runs, with their errors.
+        failed: failed runs, with their errors; the table lacks them.
         written: written files: "results", "summary" and, if requested, "page".
     """
 
@@ -65,8 +68,17 @@ class Comparison:
         growth = growth_sentence(self.groups, measure)
         return found + ([growth] if growth else [])
 
+    @property
+    def missing(self) -> str:
+        """Which runs the table lacks, and why; empty if it has all."""
+        if not self.failed:
+            return ""
+        lines = [f"{point.name} failed: {why}" for point, why in self.failed.items()]
+        return "\n".join([f"Missing from the table: {counted(len(lines), 'run')}", *lines])
+
     def __str__(self) -> str:
-        return "\n\n".join([comparison_text(self.groups), *self.answers])
+        blocks = [comparison_text(self.groups), self.missing, *self.answers]
+        return "\n\n".join(filter(None, blocks))
 
     def __repr__(self) -> str:
         runs = sum(len(group.entries) for group in self.groups)
@@ -88,6 +100,8 @@ def compare_grid(
     progress: bool = True,
     debug: bool = False,
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+    retries: int = 1,
+    runner: Runner | None = None,
 ) -> Comparison:
     """Run the missing points of a grid, write the tables and, if requested, a page.
 
@@ -100,6 +114,8 @@ def compare_grid(
         progress: report progress on standard error.
         debug: show tracebacks of workers.
         prepare: called with each ensemble before it is trained in this process.
+        retries: further attempts at a failed run, unless an error of data or settings stopped it.
+        runner: carries out the runs instead of `jobs` processes of this machine.
     """
     if grid.seeds < 1:
         raise ConfigError(f"a grid needs at least one seed, not {grid.seeds}")
@@ -115,14 +131,19 @@ def compare_grid(
         def after(point: GridPoint) -> None:
             ticker.tick(_line(grid, point))
 
-        if jobs > 1:
-            failed = run_jobs(grid, jobs, after, threads=threads or 1, debug=debug)
+        if runner is not None:
+            failed = runner(grid, after)
+        elif jobs > 1:
+            how = {"threads": threads or 1, "debug": debug, "retries": retries}
+            failed = run_jobs(grid, jobs, after, **how)
         else:
             check_device(grid.config.device)
-            failed = run_grid(grid, resident(data, grid.config.device), after, prepare)
+            placed = resident(data, grid.config.device)
+            failed = run_grid(grid, placed, after, prepare, retries=retries)
     groups = groups_of(grid)
     if not groups:
-        raise DataError(f"every run failed: {next(iter(failed.values()))}")
+        first = next(iter(failed.values()))
+        raise type(first)(f"every run failed: {first}") from first
     return Comparison(grid.folder, groups, failed, _written(grid, groups, page, progress))
 
 

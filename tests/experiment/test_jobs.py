@@ -77,12 +77,51 @@ def test_a_run_that_comes_to_nothing_does_not_stop_the_others(tmp_path):
     assert list(scores(Grid(grid.config, tmp_path, parse_variants("ensemble"), (2,), 1)))
 
 
-def test_an_error_of_a_worker_is_the_same_here(tmp_path):
-    grid = grid_of(tmp_path, "steps=5", methods="ensemble", seeds=1)
-    grid.place(grid.points[0]).write_text("a file where the folder should be")
-    with pytest.raises(StorageError) as error:
-        jobs.run_jobs(grid, 2)
-    assert_one_sentence(error.value, "ensemble-m2-s0")
+def test_a_failed_run_is_tried_again_and_keeps_the_type_of_its_error(tmp_path):
+    grid = grid_of(tmp_path, "steps=5", seeds=1)
+    spoiled, sound = grid.points
+    grid.place(spoiled).write_text("a file where the folder should be")
+    with pytest.warns(ShoalWarning) as told:
+        failed = jobs.run_jobs(grid, 2, retries=2)
+    assert [spoiled.name in str(each.message) for each in told] == [True, True]
+    assert list(failed) == [spoiled] and grid.is_done(sound)
+    assert isinstance(failed[spoiled], StorageError)
+    assert_one_sentence(failed[spoiled], "ensemble-m2-s0")
+
+
+def test_an_unexpected_error_loses_one_run_only(tmp_path, monkeypatch):
+    """A network that cannot be built is no error of Shoal's own: its worker dies of it."""
+    grid = grid_of(tmp_path, "steps=5", seeds=1)
+    spoiled, sound = grid.points
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SPOIL.format(spoiled=spoiled.name))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    with pytest.warns(ShoalWarning, match="tried again"):
+        failed = jobs.run_jobs(grid, 2)
+    assert list(failed) == [spoiled] and grid.is_done(sound)
+    assert failed[spoiled].exit_status == 70
+    assert_one_sentence(failed[spoiled], "ZeroDivisionError", "no more luck")
+
+
+SPOIL = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Spoil(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "shoal.experiment.jobs.messages":
+            import shoal.experiment.grid as grid
+            original = grid.run_point
+            def run_point(a, point, *rest):
+                if point.name == "{spoiled}":
+                    raise ZeroDivisionError("a long story\\nno more luck")
+                return original(a, point, *rest)
+            grid.run_point = run_point
+        return None
+
+sys.meta_path.insert(0, Spoil())
+"""
 
 
 def test_a_worker_that_cannot_begin_is_told(tmp_path, monkeypatch):

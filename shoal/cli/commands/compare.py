@@ -12,7 +12,8 @@ from shoal.experiment.config import Config
 from shoal.experiment.grid import Grid
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of
 from shoal.inference.ensemble import Ensemble
-from shoal.page.compare_grid import Comparison, compare_grid
+from shoal.integrations.submitit import Request, parse_request, run_submitted
+from shoal.page.compare_grid import Comparison, Runner, compare_grid
 from shoal.page.comparison import comparison_text
 from shoal.page.report_data import SeedGroup
 
@@ -30,17 +31,32 @@ def run(options: Namespace) -> Outcome:
     sizes = _sizes(options.sizes) or (config.members,)
     folder = Path(options.out or config.out or Path("runs") / config.name)
     grid = Grid(config, folder, variants, sizes, options.seeds)
-    return compare(grid, options, page=options.report)
+    return compare(grid, options, page=options.report, runner=_runner(options))
 
 
-def compare(grid: Grid, options: Namespace, page: str | Path | None) -> Outcome:
+def _runner(options: Namespace) -> Runner | None:
+    """Submits the runs to a cluster, if that is asked for."""
+    request = parse_request(options.request, options.partition)
+    if options.submit is None:
+        if request:
+            raise ConfigError("a request to a cluster needs its name; add --submit slurm")
+        return None
+    threads = options.threads or 1
+    asked = Request(options.submit, options.time, options.jobs, threads, request)
+    return lambda grid, after: run_submitted(grid, asked, after, retries=options.retries)
+
+
+def compare(
+    grid: Grid, options: Namespace, page: str | Path | None, runner: Runner | None = None
+) -> Outcome:
     """Run the unfinished runs, write the results next to them and, if asked for, a report."""
 
     def prepare(ensemble: Ensemble) -> None:
         set_threads(options.threads, ensemble.weights, grid.config.batch_size)
 
-    how = {"jobs": options.jobs, "threads": options.threads, "debug": options.debug}
-    found = compare_grid(grid, page=page, progress=not options.quiet, prepare=prepare, **how)
+    how = {name: getattr(options, name) for name in ("threads", "debug", "retries")}
+    how |= {"jobs": options.jobs or 1, "prepare": prepare, "runner": runner}
+    found = compare_grid(grid, page=page, progress=not options.quiet, **how)
     return _outcome(found)
 
 
@@ -66,7 +82,7 @@ def _outcome(found: Comparison) -> Outcome:
     if notes:
         text.append("\n".join(f"{label}: {note}" for label, note in notes.items()))
     if failed:
-        text.append("\n".join(f"{point.name} failed: {why}" for point, why in failed.items()))
+        text.append(found.missing)
     text.append("\n".join(f"{what:8}{path}" for what, path in written.items()))
     value = {
         "groups": found.scores,

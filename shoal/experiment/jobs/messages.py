@@ -1,8 +1,8 @@
 """Messages between a pool and its workers, one JSON value per line.
 
 To a worker: first the grid and the threads, then one grid point after another. From a worker:
-"ready" once the data are loaded, "note" for a warning, and for each grid point "done", or "failed",
-"stopped" or "fault" with a sentence.
+"ready" once the data are loaded, "note" for a warning, and for each grid point "done", or "failed"
+with a sentence. "stopped" and "fault" have a sentence too, and then the worker ends.
 """
 
 from dataclasses import asdict

@@ -10,21 +10,21 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from shoal.core.errors import PeerLost, ShoalError, ShoalWarning
+from shoal.core.errors import PeerLost, RunFailed, ShoalError, ShoalWarning
 from shoal.core.formats import parse_json
 from shoal.core.interruption import Interruption
 from shoal.core.lock import FolderLock
 from shoal.experiment.grid import Grid, GridPoint
+from shoal.experiment.jobs.gpus import VISIBLE, Gpus, visible_gpus
 from shoal.experiment.jobs.messages import error_of, first_order, point_order
+from shoal.experiment.retries import Attempts
 from shoal.training.provenance import COMMAND, command
 
 __all__ = ["run_jobs"]
-
-TRIES = 2
-"""Number of workers that may die on a grid point before it counts as failed."""
 
 _PULSE = 0.2
 _FAREWELL = 60.0
@@ -39,6 +39,7 @@ def run_jobs(
     *,
     threads: int = 1,
     debug: bool = False,
+    retries: int = 1,
 ) -> dict[GridPoint, ShoalError]:
     """Train and evaluate unfinished runs in several processes; results equal those of one process.
 
@@ -48,12 +49,14 @@ def run_jobs(
         after: called after each run, finished or failed.
         threads: CPU threads per process.
         debug: let the processes write to standard error.
+        retries: further attempts at a failed run, as `Attempts` counts them.
 
     Returns:
         The failed runs with their errors.
     """
     with FolderLock(grid.folder), Interruption() as stop:
-        pool = Pool(grid, jobs, after, threads, debug)
+        start = partial(Worker, grid, threads=threads, debug=debug)
+        pool = Pool(grid, jobs, after, start, Attempts(retries))
         try:
             while pool.workers:
                 pool.attend(_PULSE)
@@ -62,27 +65,37 @@ def run_jobs(
                     stop.stop()
         finally:
             pool.kill()
-    return pool.failed
+    return pool.attempts.failed
 
 
 class Pool:
-    """Workers, waiting grid points, and failed grid points.
+    """Workers and waiting grid points.
+
+    Args:
+        grid: the runs.
+        jobs: largest number of workers.
+        after: called after each run, finished or failed.
+        start: starts a worker with a grid point, an inbox and a GPU.
+        attempts: decides which failed runs are tried again.
 
     Attributes:
         workers: active workers.
         waiting: grid points that no worker has started, in order.
-        failed: failed grid points with their errors.
     """
 
     def __init__(
-        self, grid: Grid, jobs: int, after: Callable[[GridPoint], None], threads: int, debug: bool
+        self,
+        grid: Grid,
+        jobs: int,
+        after: Callable[[GridPoint], None],
+        start: Callable[[GridPoint, Inbox, str | None], "Worker"],
+        attempts: Attempts[GridPoint],
     ) -> None:
-        self.grid, self.after, self.threads, self.debug = grid, after, threads, debug
+        self.after, self.attempts, self._start = after, attempts, start
         self.waiting = deque(grid.queue)
-        self.failed: dict[GridPoint, ShoalError] = {}
         self.workers: list[Worker] = []
         self._inbox: Inbox = queue.SimpleQueue()
-        self._deaths: dict[GridPoint, int] = {}
+        self._gpus = Gpus(visible_gpus(grid.config.device))
         for _ in range(min(jobs, len(self.waiting))):
             self._hire()
 
@@ -103,7 +116,7 @@ class Pool:
         elif message["event"] == "stopped":
             raise error_of(message)
         elif message["event"] == "fault":
-            raise RuntimeError(message["text"])
+            worker.fault = message["text"]
         else:
             self._close(worker, error_of(message) if message["event"] == "failed" else None)
 
@@ -122,35 +135,36 @@ class Pool:
             worker.end()
 
     def _hire(self) -> None:
-        point = self.waiting.popleft()
-        worker = Worker(self.grid, point, self._inbox, self.threads, self.debug)
-        self.workers.append(worker)
+        gpu = self._gpus.take()
+        self.workers.append(self._start(self.waiting.popleft(), self._inbox, gpu))
+
+    def _leave(self, worker: "Worker") -> int:
+        self.workers.remove(worker)
+        self._gpus.give_back(worker.gpu)
+        return worker.end()
 
     def _close(self, worker: "Worker", error: ShoalError | None) -> None:
         """A run has finished or failed; its worker takes the next grid point, or ends."""
-        if error is not None:
-            self.failed[worker.point] = error
-        self.after(worker.point)
+        self._settle(worker.point, error)
         if self.waiting:
             worker.give(self.waiting.popleft())
         else:
-            self.workers.remove(worker)
-            worker.end()
+            self._leave(worker)
+
+    def _settle(self, point: GridPoint, error: ShoalError | None) -> None:
+        if error is not None and self.attempts.again(point, error):
+            self.waiting.append(point)
+        else:
+            self.after(point)
 
     def _replace(self, worker: "Worker") -> None:
         """A worker has died: another worker continues its run."""
-        self.workers.remove(worker)
-        point, how = worker.point, _ending(worker.end())
+        how = _ending(self._leave(worker))
         if not worker.ready:
-            raise PeerLost(f"a worker could not start: it {how}; run again with --debug to see why")
-        self._deaths[point] = self._deaths.get(point, 0) + 1
-        if self._deaths[point] < TRIES:
-            text = f"a worker {how} during {point.name}; another worker continues the run"
-            warnings.warn(text, ShoalWarning, stacklevel=4)
-            self.waiting.appendleft(point)
-        else:
-            self.failed[point] = PeerLost(f"its worker {how}, like the worker before")
-            self.after(point)
+            why = worker.fault or f"it {how}"
+            raise PeerLost(f"a worker could not start: {why}; run again with --debug to see why")
+        lost = PeerLost(f"its worker {how}") if worker.fault is None else RunFailed(worker.fault)
+        self._settle(worker.point, lost)
         if self.waiting:
             self._hire()
 
@@ -159,12 +173,27 @@ class Worker:
     """One process, its current grid point, and a thread that reads its messages.
 
     The process has its own session: Ctrl-C reaches the pool only, which then stops the workers.
+
+    Attributes:
+        point: the current grid point.
+        gpu: the only GPU that the process sees; None if it sees those of this process.
+        ready: whether the data are loaded.
+        fault: the unexpected error that ends the process.
     """
 
     def __init__(
-        self, grid: Grid, point: GridPoint, inbox: Inbox, threads: int, debug: bool
+        self,
+        grid: Grid,
+        point: GridPoint,
+        inbox: Inbox,
+        gpu: str | None,
+        *,
+        threads: int,
+        debug: bool,
     ) -> None:
-        self.point, self.ready = point, False
+        self.point, self.gpu = point, gpu
+        self.ready = False
+        self.fault: str | None = None
         self.process = subprocess.Popen(
             [sys.executable, "-m", "shoal.experiment.jobs.worker"],
             stdin=subprocess.PIPE,
@@ -172,7 +201,7 @@ class Worker:
             stderr=None if debug else subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            env=_environment(threads),
+            env=_environment(threads, gpu),
             start_new_session=True,
         )
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -220,12 +249,17 @@ def _ending(status: int) -> str:
     return f"was ended by {name}" + (", perhaps for lack of memory" if name == "SIGKILL" else "")
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _environment(threads: int, gpu: str | None) -> dict[str, str]:
     """The environment of this process, with the path of the running package."""
     home = str(Path(__file__).resolve().parents[3])
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "OMP_NUM_THREADS": str(threads),
-        COMMAND: command(),
-    }
+    seen = {} if gpu is None else {VISIBLE: gpu}
+    return (
+        os.environ
+        | seen
+        | {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "OMP_NUM_THREADS": str(threads),
+            COMMAND: command(),
+        }
+    )

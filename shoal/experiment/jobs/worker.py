@@ -11,14 +11,15 @@ from typing import Any, TextIO
 
 import torch
 
-from shoal.core.errors import DataError, ShoalError, ShoalWarning, StorageError
+from shoal.core.errors import ShoalError, ShoalWarning, StorageError
 from shoal.core.lock import FolderLock
 from shoal.data.dataset import Dataset
 from shoal.experiment.build import check_device, make_data
 from shoal.experiment.grid import Grid, GridPoint, resident, run_point
-from shoal.experiment.jobs.messages import point_of, report, task_of
+from shoal.experiment.jobs.messages import Task, point_of, report, task_of
+from shoal.experiment.retries import run_error
 
-__all__ = ["main"]
+__all__ = ["data_of", "main", "wait_for"]
 
 PATIENCE = 30.0
 """Seconds to wait for a run folder that a dying worker still holds."""
@@ -36,31 +37,36 @@ def main() -> None:
     warnings.showwarning = note
     try:
         task = task_of(orders.get())
-        torch.set_num_threads(task.threads)
-        check_device(task.grid.config.device)
-        data = resident(make_data(task.grid.config), task.grid.config.device)
+        data = data_of(task)
         _say(voice, "ready")
         while True:
             _obey(voice, task.grid, point_of(orders.get()), data)
     except ShoalError as error:
         _say(voice, "stopped", str(error), type(error).__name__)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
-        _say(voice, "fault", f"{type(error).__name__}: {reason}")
+        _say(voice, "fault", str(run_error(error)))
         raise
+
+
+def data_of(task: Task) -> Dataset:
+    """The data of a grid on the device of its runs; sets the number of threads first."""
+    torch.set_num_threads(task.threads)
+    device = task.grid.config.device
+    check_device(device)
+    return resident(make_data(task.grid.config), device)
 
 
 def _obey(voice: TextIO, grid: Grid, point: GridPoint, data: Dataset) -> None:
     try:
-        _wait_for(grid.place(point))
+        wait_for(grid.place(point))
         run_point(grid, point, data)
-    except DataError as error:
+    except ShoalError as error:
         _say(voice, "failed", str(error), type(error).__name__)
     else:
         _say(voice, "done")
 
 
-def _wait_for(folder: Path) -> None:
+def wait_for(folder: Path) -> None:
     """Wait until no process writes to the folder of a run."""
     end = time.monotonic() + PATIENCE
     while folder.is_dir():
