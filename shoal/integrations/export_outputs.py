@@ -12,7 +12,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,6 @@ from shoal.core.errors import ConfigError
 from shoal.core.structure import Structured
 from shoal.engine.network_call import arguments
 from shoal.inference.likelihoods import Likelihood, MixtureDensity
-from shoal.inference.real_targets import RealTargets
 from shoal.inference.unrolled import UnrolledEnsemble
 from shoal.prediction.mixture import deviation
 from shoal.prediction.predictive import Predictive
@@ -39,7 +37,8 @@ MEANINGS = {
     "members": "outputs of every member before the likelihood",
 }
 _QUANTILE = "quantile_"
-_HALVINGS = 40
+_PARTS, _ROUNDS = 32, 6
+"""A quantile lies in one of 32 parts of its range, then in one of 32 parts of the part."""
 
 
 def output_names(
@@ -74,8 +73,16 @@ def output_names(
 
 def _has_quantiles(likelihood: Likelihood) -> bool:
     """Whether the distribution function is made of normal ones, which every format computes."""
-    normal = "gaussian" in likelihood.about.kinds or isinstance(likelihood, MixtureDensity)
-    return normal and isinstance(likelihood, RealTargets)
+    return "gaussian" in likelihood.about.kinds or isinstance(likelihood, MixtureDensity)
+
+
+def _normals(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, means and standard deviations of each member's normals, each [M, ..., K, J]."""
+    if isinstance(likelihood, MixtureDensity):
+        weights, means, variances = likelihood.normal_components(outputs)
+        return weights, means, variances.sqrt()
+    mean, variance = (moment.unsqueeze(-1) for moment in likelihood.moments(outputs))
+    return torch.ones_like(mean), mean, variance.sqrt()
 
 
 def values_of(pred: Predictive, names: Sequence[str]) -> dict[str, Tensor]:
@@ -111,16 +118,18 @@ class _Traced(Predictive):
         return deviation(self, self.share)
 
     def quantile(self, level: float) -> Tensor:
-        """As `mixture.bisected_quantile`, in the precision of the outputs."""
-        likelihood: Any = self.likelihood
-        reach = self.stddev / math.sqrt(min(level, 1 - level) / 2)
-        low, high = self.mean - reach, self.mean + reach
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            z = likelihood._standardised(middle, self.members)
-            below = self.average(likelihood._standard_cdf(self.members, z)) < level
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return high
+        """As `mixture.bisected_quantile`, with a few wide steps: a graph holds every step."""
+        weights, means, stddevs = (t.unsqueeze(-1) for t in _normals(self.likelihood, self.members))
+        low = self.mean - self.stddev / math.sqrt(min(level, 1 - level) / 2)
+        width = 2 * (self.mean - low)
+        inner = torch.arange(1, _PARTS, dtype=low.dtype) / _PARTS
+        for _ in range(_ROUNDS):
+            places = low.unsqueeze(-1) + width.unsqueeze(-1) * inner
+            z = (places.unsqueeze(-2) - means) / (math.sqrt(2) * stddevs)
+            below = self.average((weights * (1 + z.erf()) / 2).sum(-2)) < level
+            width = width / _PARTS
+            low = low + width * below.sum(-1)
+        return low + width
 
 
 class ExportedModule(nn.Module):
