@@ -9,6 +9,7 @@ SLOW_FILES = {
     "test_adapters_page",
     "test_corrupted",
     "test_evidence",
+    "test_export",
     "test_flow",
     "test_jobs",
     "test_kinds",
