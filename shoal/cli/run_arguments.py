@@ -8,6 +8,7 @@ __all__ = ["adopt", "evaluate", "evidence", "grow", "landscape", "network", "pre
 
 
 def network(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """The function that makes the user's own network."""
     parser.add_argument(
         "--model",
         metavar="MODULE:FUNCTION",

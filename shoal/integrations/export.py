@@ -10,13 +10,13 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import shoal
 from shoal.analysis.evidence.store import member_weights
 from shoal.core.disk import checked_path, replacing, sync
 from shoal.core.errors import ConfigError, DataError, ShoalError
@@ -278,7 +278,7 @@ def _metadata(
     outputs = [{"name": name, "meaning": MEANINGS.get(name, quantile)} for name in names]
     total = getattr(source, "ensemble", source).members
     return {
-        "shoal": shoal.__version__,
+        "shoal": _version(),
         "task": pred.task,
         "likelihood": str(pred.likelihood),
         "members": len(kept),
@@ -287,6 +287,13 @@ def _metadata(
         "inputs": inputs,
         "outputs": outputs,
     }
+
+
+def _version() -> str | None:
+    """Version of the package; None if it is not installed."""
+    with suppress(PackageNotFoundError):
+        return version("shoal")
+    return None
 
 
 def _world(

@@ -120,8 +120,6 @@ def test_distillation_keeps_prediction_and_mutual_information(run, tmp_path):
     assert done.run.ensemble.members == 5 and done.numbers[1] < 0.5 * done.numbers[0]
     assert len(done.run.ensemble.shared) > 0
     teacher, student = shoal.predict(run, DATA.test), shoal.predict(done.run, DATA.test)
-    plain = shoal.predict(shoal.Ensemble.of([run.ensemble.member(0)] * 5), DATA.test)
-    assert plain.mutual_information().max() < 1e-6
     pair = torch.stack([teacher.mutual_information(), student.mutual_information()])
     assert float(torch.corrcoef(pair)[0, 1]) > 0.7
     before, after = done.mutual_information
