@@ -88,8 +88,9 @@ def compress(
     "greedy" adds the member that helps the equal-weight mixture most, then exchanges members while
     this helps (Caruana et al. 2004, doi 10.1145/1015330.1015432). "stacking" keeps the members of
     largest stacking weight and fits the weights again (Yao et al. 2018, arXiv 1704.02030).
-    "distil" trains one trunk with a head for each member, which keeps part of the mutual information
-    (Hydra: Tran et al. 2020, arXiv 2001.04694; compare Malinin et al. 2020, arXiv 1905.00076).
+    "distil" trains one trunk with a head for each member, which keeps part of the mutual
+    information (Hydra: Tran et al. 2020, arXiv 2001.04694; compare Malinin et al. 2020, arXiv
+    1905.00076).
 
     Args:
         run: a run or its folder.

@@ -1,9 +1,9 @@
 """Distillation of an ensemble into one trunk with a head for each member.
 
 Each head learns the prediction of its member, and its distance from the mean of the members. The
-mutual information of the heads then stands for that of the members, and is smaller. Hydra: Tran et al. (2020),
-arXiv 2001.04694. A Dirichlet student has fewer outputs but needs a likelihood of its own: Malinin
-et al. (2020), arXiv 1905.00076.
+mutual information of the heads then stands for that of the members, and is smaller. Hydra: Tran et
+al. (2020), arXiv 2001.04694. A Dirichlet student has fewer outputs but needs a likelihood of its
+own: Malinin et al. (2020), arXiv 1905.00076.
 """
 
 from typing import Any
