@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     )
     from shoal.data.dataset import Dataset, Split
     from shoal.evaluation.analyse import evidence, landscape
+    from shoal.evaluation.compress import Compressed, compress
     from shoal.evaluation.evaluate import Evaluation, evaluate
     from shoal.evaluation.predict import predict
     from shoal.inference import adapters, likelihoods, priors
     from shoal.inference.ensemble import Ensemble
     from shoal.inference.posterior import Posterior
+    from shoal.integrations.export import Exported, export
     from shoal.interaction import estimators, flows, kernels, methods, points, spaces
     from shoal.interaction.methods import Method
     from shoal.interaction.repulsion import Repulsion
@@ -66,6 +68,11 @@ _HOMES = {
     "evidence": "evaluation.analyse",
     "compare": "page.compare",
     "Comparison": "page.compare_grid",
+    # Use elsewhere
+    "compress": "evaluation.compress",
+    "Compressed": "evaluation.compress",
+    "export": "integrations.export",
+    "Exported": "integrations.export",
     # Compose a repulsion
     "Repulsion": "interaction.repulsion",
     "Method": "interaction.methods",
@@ -117,6 +124,10 @@ __all__ = [  # noqa: RUF022
     "evidence",
     "compare",
     "Comparison",
+    "compress",
+    "Compressed",
+    "export",
+    "Exported",
     "Repulsion",
     "Method",
     "methods",

@@ -7,8 +7,10 @@ that drives a browser or kills processes has a mark of its own.
 # Whole files, mostly because of what their tests share: a report, a study, a fitted flow.
 SLOW_FILES = {
     "test_adapters_page",
+    "test_compress",
     "test_corrupted",
     "test_evidence",
+    "test_export",
     "test_flow",
     "test_jobs",
     "test_kinds",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from shoal.cli import arguments, run_arguments
+from shoal.cli import arguments, run_arguments, use_arguments
 from shoal.core.errors import ConfigError
 from shoal.core.progress import printable
 from shoal.core.registry import nearest
@@ -127,6 +127,21 @@ COMMANDS = {
         run_arguments.adopt,
         "\n\nFiles: .safetensors, or a state dict by torch.save; Lightning checkpoints too. A file "
         "that\ncould run code is refused. Other commands take the run with the same --model.",
+    ),
+    "compress": Command(
+        "make a smaller run of the best members, and measure what that costs",
+        "shoal compress runs/digits-f-kde-m5-s0 --to 3\n"
+        "shoal compress runs/digits-f-kde-m5-s0 --to 1 --by distil -o runs/small",
+        use_arguments.compress,
+        "\n\nHalf of the held-out data choose members, the other half measures the change of NLL.",
+    ),
+    "export": Command(
+        "write a run to one file for onnxruntime or torch, and compare the file with the run",
+        "shoal export runs/digits-f-kde-m5-s0 -o digits.onnx\n"
+        "shoal export runs/digits-f-kde-m5-s0 -o digits.pt2 --compile",
+        use_arguments.export,
+        "\n\nThe file gives predictions with their uncertainty for any number of inputs. A file\n"
+        "that differs from 'shoal predict' is not written.",
     ),
     "fidelity": Command(
         "measure the distance of each method from the true posterior",

@@ -4,10 +4,11 @@ import argparse
 
 from shoal.cli.arguments import machine, path
 
-__all__ = ["adopt", "evaluate", "evidence", "grow", "landscape", "predict", "report"]
+__all__ = ["adopt", "evaluate", "evidence", "grow", "landscape", "network", "predict", "report"]
 
 
-def _network(parser: argparse.ArgumentParser, required: bool = False) -> None:
+def network(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """The function that makes the user's own network."""
     parser.add_argument(
         "--model",
         metavar="MODULE:FUNCTION",
@@ -27,7 +28,7 @@ def adopt(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="files with the weights of one network each, or folders of such files",
     )
-    _network(parser, required=True)
+    network(parser, required=True)
     add(
         "--likelihood",
         metavar="SPEC",
@@ -53,7 +54,7 @@ def evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=path, metavar="FILE", help="write the scores to this file as JSON"
     )
-    _network(parser)
+    network(parser)
     machine(parser)
 
 
@@ -69,7 +70,7 @@ def predict(parser: argparse.ArgumentParser) -> None:
         help="write to this .csv or .npz file, not to the screen; a .safetensors file takes the "
         "outputs of every member",
     )
-    _network(parser)
+    network(parser)
     machine(parser)
 
 
@@ -88,7 +89,7 @@ def report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="SPEC", help="evaluate the runs on this data set first: a name or a table"
     )
-    _network(parser)
+    network(parser)
 
 
 def landscape(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +119,7 @@ def landscape(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="N", help="number of steps to train a curve (default: 300)")
     add("--fresh", action="store_true", help="recompute everything")
     add("--data", metavar="SPEC", help="data of the run, if the run cannot load its own")
-    _network(parser)
+    network(parser)
     machine(parser)
 
 
@@ -146,7 +147,7 @@ def evidence(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of steps to fit the flow prior (default: 200)",
     )
-    _network(parser)
+    network(parser)
     machine(parser, device=False)
 
 
@@ -170,5 +171,5 @@ def grow(parser: argparse.ArgumentParser) -> None:
         help="folder of the grown run (default: RUN-grown-M)",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
-    _network(parser)
+    network(parser)
     machine(parser)

@@ -141,11 +141,14 @@ def hollow(module: nn.Module) -> nn.Module:
 
 
 def filled(module: nn.Module, tensors: Tree) -> nn.Module:
-    """A copy of a hollow network with these parameters and buffers."""
+    """A copy of a hollow network with these parameters and buffers.
+
+    A value that is a parameter is used itself, so that several networks can hold it.
+    """
     own: dict[int, object] = {}
     for name, blank in [*module.named_parameters(), *module.named_buffers()]:
         value: Tensor = tensors[name] if name in tensors else blank
-        if isinstance(blank, nn.Parameter):
+        if isinstance(blank, nn.Parameter) and not isinstance(value, nn.Parameter):
             value = nn.Parameter(value, requires_grad=blank.requires_grad)
         own[id(blank)] = value
     return copied(module, own)

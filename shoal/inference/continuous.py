@@ -90,6 +90,14 @@ class MixtureDensity(Standardising):
         parts = outputs.unflatten(-1, (self._PARTS, -1, self.components)).unbind(-3)
         return parts[0].log_softmax(-1), parts[1], F.softplus(parts[2]) + LEAST
 
+    def normal_components(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights, means and variances in the units of the targets, each [..., K, J]."""
+        (logs, means, variances), known = self._components(outputs), self.learned
+        if known is None:
+            return logs.exp(), means, variances
+        location, scale = (t.to(means).unsqueeze(-1) for t in (known.location, known.scale))
+        return logs.exp(), location + scale * means, scale.square() * variances
+
     def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         logs, means, variances = self._components(outputs)
         weights = logs.exp()

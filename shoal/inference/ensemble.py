@@ -19,6 +19,7 @@ from shoal.engine.plan import default_runner
 from shoal.inference.adopted import adopted_groups
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.stored_tensors import StoredTensors
+from shoal.inference.unrolled import UnrolledEnsemble
 
 __all__ = ["Ensemble", "Group"]
 
@@ -253,6 +254,21 @@ class Ensemble(StoredTensors):
                 return group.member(index)
             index -= group.members
         raise AssertionError
+
+    def as_module(self, merge: bool = False) -> UnrolledEnsemble:
+        """All members as one ordinary module, a copy that `torch.export` takes.
+
+        Its call takes the arguments of one network and returns outputs [M, B, C].
+
+        >>> module = Ensemble.init(lambda: nn.Linear(3, 2), members=4).as_module()
+        >>> module(torch.zeros(5, 3)).shape, type(module.members[0]).__name__
+        (torch.Size([4, 5, 2]), 'Linear')
+
+        Args:
+            merge: multiply adapters into the weights of their layers; each member then has a
+                network of its own.
+        """
+        return UnrolledEnsemble(self.groups, merge=merge)
 
     def slice_members(self, start: int, stop: int) -> "Ensemble":
         """Members `start` to `stop` as an ensemble of its own, on the same memory."""

@@ -72,10 +72,16 @@ def mean_entropy(pred: Any) -> Tensor:
     return pred.average(pred.likelihood.entropy(pred.member_means, variance))
 
 
-def deviation(pred: Any) -> Tensor:
-    """Standard deviation over members, averaged over outputs; see `Predictive.disagreement`."""
+def deviation(pred: Any, share: float | None = None) -> Tensor:
+    """Standard deviation over members, averaged over outputs; see `Predictive.disagreement`.
+
+    Args:
+        pred: the prediction.
+        share: the sum of the squared weights, if it is known.
+    """
     each = pred.member_means
-    share = 1 / pred.size if pred.weights is None else float(pred.weights.square().sum())
+    if share is None:
+        share = 1 / pred.size if pred.weights is None else float(pred.weights.square().sum())
     if 1 - share < 1e-6:
         return torch.zeros_like(each[0, ..., 0])
     variance = pred.average((each - pred.average(each)).square()) / (1 - share)

@@ -36,6 +36,8 @@ _TAKES = {
     "evidence": ("(x, y)", "test=(x_test, y_test)"),
     "grow": ("", "data=(x, y)"),
     "predict": ("x", ""),
+    "export": ("'model.onnx'", "x=x"),
+    "compress": ("to", "test=(x_test, y_test)"),
 }
 """Arguments of each function after the run: positional, and keyword."""
 
@@ -89,7 +91,7 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
     else:
         source = f"shoal.load({str(folder)!r}, build)" if own_network else repr(str(folder))
     place, name = _TAKES[verb]
-    given = [place, name] if own or verb == "predict" else []
+    given = [place, name] if own or verb in ("predict", "export", "compress") else []
     return f"shoal.{verb}({', '.join(filter(None, [source, *given]))})"
 
 

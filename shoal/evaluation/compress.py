@@ -1,0 +1,257 @@
+"""`shoal.compress`: fewer members, or one trunk for all of them, and what it costs in NLL.
+
+One half of the held-out data chooses, the other half judges: data that choose do not judge.
+"""
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from shoal.analysis.evidence.members import log_probs, parts_of, stacking_weights
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.text import counted
+from shoal.data.dataset import Dataset, Split
+from shoal.evaluation.distil import distilled
+from shoal.evaluation.given_data import training_data
+from shoal.inference.unrolled import UnrolledEnsemble
+from shoal.prediction import Predictive, predict
+from shoal.prediction.statistics import Difference
+from shoal.training.adopt import adopt
+from shoal.training.run import Run, RunFolder, load
+
+__all__ = ["Compressed", "bootstrap_difference", "compress", "greedy_choice"]
+
+WAYS = ("greedy", "stacking", "distil")
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A smaller run, and its quality on data that did not choose it.
+
+    Attributes:
+        run: the smaller run; every function of Shoal takes it.
+        by: "greedy", "stacking" or "distil".
+        chosen: numbers of the kept members; all finite members for "distil".
+        weights: weights of the kept members, for `predict` and `export`; None for equal weights.
+        nll: NLL of the smaller run per target, on the judging data.
+        before: NLL of the whole run with equal weights, on the same data.
+        cost: `nll - before`, with a bootstrap interval over the judging data.
+        mutual_information: mean mutual information of the whole run and of the smaller run.
+        numbers: count of stored numbers of the whole run and of the smaller run.
+        points: count of targets that judge.
+    """
+
+    run: Run
+    by: str
+    chosen: tuple[int, ...]
+    weights: tuple[float, ...] | None
+    nll: float
+    before: float
+    cost: Difference
+    mutual_information: tuple[float, float]
+    numbers: tuple[int, int]
+    points: int
+
+    def __str__(self) -> str:
+        kept = ", ".join(map(str, self.chosen))
+        what = f"members {kept}" if self.by != "distil" else "one trunk with a head per member"
+        share = self.numbers[1] / self.numbers[0]
+        return (
+            f"{self.by} keeps {what}: {share:.0%} of the numbers. NLL is {self.nll:.4f} instead of "
+            f"{self.before:.4f} on {counted(self.points, 'target')}: a change of "
+            f"{self.cost.difference:+.4f}, interval {self.cost.low:+.4f} to {self.cost.high:+.4f}."
+        )
+
+
+def compress(
+    run: Run | str | os.PathLike[str],
+    to: int,
+    *,
+    by: str = "greedy",
+    data: Any = None,
+    test: Any = None,
+    level: float = 0.95,
+    epochs: int = 50,
+    lr: float = 1e-3,
+    seed: int = 0,
+    out: str | Path | None = None,
+) -> Compressed:
+    """A run with fewer members at nearly the same quality.
+
+    "greedy" adds the member that helps the equal-weight mixture most, then exchanges members while
+    this helps (Caruana et al. 2004, doi 10.1145/1015330.1015432). "stacking" keeps the members of
+    largest stacking weight and fits the weights again (Yao et al. 2018, arXiv 1704.02030).
+    "distil" trains one trunk with a head for each member, which keeps part of the mutual
+    information (Hydra: Tran et al. 2020, arXiv 2001.04694; compare Malinin et al. 2020, arXiv
+    1905.00076).
+
+    Args:
+        run: a run or its folder.
+        to: number of members to keep; 1 for "distil", which keeps one trunk.
+        by: "greedy", "stacking" or "distil".
+        data: the data of the run, if it cannot load its own: a `Dataset`, or a pair (x, y). The
+            validation data choose and the test data judge. Without validation data every second
+            test point chooses, and the other test points judge.
+        test: held-out pair (x, y), in place of the test set of the data.
+        level: level of the bootstrap interval.
+        epochs: passes over the training inputs, for "distil".
+        lr: learning rate, for "distil".
+        seed: seed of bootstrap and distillation.
+        out: folder that stores the smaller run.
+    """
+    run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
+    known = training_data(run, data, test)
+    parts = parts_of(known)
+    if parts.held_out is None or parts.test is None:
+        raise DataError("compress needs held-out data to choose and to judge; pass test=(x, y)")
+    finite = run.ensemble.alive.nonzero().flatten().tolist()
+    _check(to, by, len(finite))
+    weights = None
+    if by == "distil":
+        chosen = finite
+        networks = distilled(run, chosen, parts.train.x, parts.held_out, epochs, lr, seed)
+    else:
+        table = log_probs(run, parts.held_out)
+        chosen, weights = _chosen(table, to, by)
+        networks = list(UnrolledEnsemble(run.ensemble.groups, chosen).members)
+    small = _adopted(run, networks, known, out)
+    return _judged(run, small, by, chosen, weights, parts.test, level, seed)
+
+
+def _check(to: int, by: str, members: int) -> None:
+    if by not in WAYS:
+        raise ConfigError(f"by must be one of {', '.join(WAYS)}, not {by!r}")
+    if by == "distil" and to != 1:
+        raise ConfigError(f"distil makes one trunk for all members; type to=1, not to={to}")
+    if type(to) is not int or not 1 <= to <= members:
+        raise ConfigError(f"to must be a number of members from 1 to {members}, not {to!r}")
+
+
+def _chosen(table: Tensor, to: int, by: str) -> tuple[list[int], tuple[float, ...] | None]:
+    """Numbers of the kept members in order, and their weights."""
+    if by == "greedy":
+        return greedy_choice(table, to), None
+    order = stacking_weights(table).argsort(descending=True, stable=True)
+    chosen = sorted(order[:to].tolist())
+    return chosen, tuple(stacking_weights(table[chosen]).tolist())
+
+
+def greedy_choice(log_probs: Tensor, to: int) -> list[int]:
+    r"""Members S that maximise $\sum_b \log \frac{1}{|S|} \sum_{m \in S} p_m(y_b)$, in order.
+
+    Members are added one by one, then exchanged one by one while the sum grows.
+
+    >>> greedy_choice(Tensor([[0.5, 0.5], [0.9, 0.1], [0.1, 0.9]]).log(), 1)
+    [0]
+
+    Args:
+        log_probs: log density of each held-out target under each member [M, B].
+        to: number of members to choose.
+    """
+    table = log_probs.double().cpu()
+
+    def score(chosen: Sequence[int]) -> float:
+        return float(table[list(chosen)].logsumexp(0).sum())
+
+    chosen: list[int] = []
+    while len(chosen) < to:
+        others = [m for m in range(len(table)) if m not in chosen]
+        chosen.append(max(others, key=lambda m: score([*chosen, m])))
+    best, better = score(chosen), True
+    while better:
+        swaps = [
+            [*chosen[:i], m, *chosen[i + 1 :]]
+            for i in range(to)
+            for m in range(len(table))
+            if m not in chosen
+        ]
+        found = max(swaps, key=score, default=chosen)
+        better = score(found) > best + 1e-12 * abs(best)
+        chosen, best = (found, score(found)) if better else (chosen, best)
+    return sorted(chosen)
+
+
+def bootstrap_difference(
+    a: np.ndarray, b: np.ndarray, level: float = 0.95, seed: int = 0
+) -> Difference:
+    """Mean of a - b over data points, with the percentile interval of a paired bootstrap.
+
+    Efron & Tibshirani (1993), An Introduction to the Bootstrap, chapter 13.
+
+    >>> bootstrap_difference(np.array([1.0, 2.0]), np.array([0.0, 1.0]))
+    Difference(difference=1.0, low=1.0, high=1.0)
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
+    each, random = np.asarray(a) - np.asarray(b), np.random.default_rng(seed)
+    means = [each[random.integers(len(each), size=len(each))].mean() for _ in range(_RESAMPLES)]
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Difference(float(each.mean()), float(low), float(high))
+
+
+def _adopted(run: Run, networks: list[nn.Module], known: Dataset, out: Any) -> Run:
+    """A run of the networks, with the likelihood and the data of the whole run."""
+    builds = [build for build in run.ensemble.builds if build is not None]
+    return adopt(
+        networks,
+        build=builds if len(builds) == len(run.ensemble.groups) else None,
+        likelihood=run.likelihood,
+        data=known if len(known.train) else None,
+        outputs=run.config.get("outputs"),
+        out=out,
+    )
+
+
+def _judged(
+    run: Run,
+    small: Run,
+    by: str,
+    chosen: list[int],
+    weights: tuple[float, ...] | None,
+    judge: Split,
+    level: float,
+    seed: int,
+) -> Compressed:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShoalWarning)  # about diverged members
+        whole, less = predict(run, judge), predict(small, judge, weights=weights)
+    old, new = (_nll(pred, judge.y) for pred in (whole, less))
+    information = [float(pred.mutual_information().mean()) for pred in (whole, less)]
+    found = Compressed(
+        small,
+        by,
+        tuple(chosen),
+        weights,
+        float(new.mean()),
+        float(old.mean()),
+        bootstrap_difference(new, old, level, seed),
+        (information[0], information[1]),
+        (_numbers(run), _numbers(small)),
+        len(new),
+    )
+    return replace(found, run=_noted(small, str(found)))
+
+
+def _nll(pred: Predictive, y: Any) -> np.ndarray:
+    """Minus log density of each target; every token or place is a target."""
+    points, targets = pred.points(y)
+    return -points.log_prob(targets).double().numpy()
+
+
+def _noted(run: Run, sentence: str) -> Run:
+    """The run with one more note, also in its folder."""
+    run.notes.append(sentence)
+    if run.folder is not None:
+        RunFolder(run.folder).begin(run.config, {**run.provenance, "notes": run.notes})
+    return run
+
+
+def _numbers(run: Run) -> int:
+    return sum(t.numel() for name, t in run.ensemble.state.items() if name != "alive")
