@@ -22,6 +22,7 @@ __all__ = [
     "move_to_host",
     "part_of",
     "parts_on_device",
+    "recall",
     "store_buffers",
     "tensors_of",
 ]
@@ -43,6 +44,13 @@ def move_to_host(ensemble: "Ensemble", offload: Offload, dtype: torch.dtype) -> 
                 tree[name] = copy.requires_grad_(tensor.requires_grad)
     ensemble.alive = ensemble.alive.to(offload.device)
     ensemble.offload = offload
+
+
+def recall(ensemble: "Ensemble") -> None:
+    """Make an offloaded ensemble an ordinary one of the host, in place and without copies."""
+    if ensemble.offload is not None:
+        ensemble.offload.flush()
+        ensemble.to("cpu")
 
 
 def host_blocks(ensemble: "Ensemble") -> list["Ensemble"]:

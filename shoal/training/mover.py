@@ -29,12 +29,13 @@ from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
 from shoal.training.memory import MemoryChoice, choose_runner, state_bytes, with_activations
 from shoal.training.noise import add_noise, add_shared_noise
+from shoal.training.offload import OffloadedSteps, laid_out_like
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
 from shoal.training.stage_kernels import kernels_first
 from shoal.training.stages import Stages
-from shoal.training.step import StepInfo, forces_in
+from shoal.training.step import Batch, StepInfo, forces_in
 
 __all__ = ["Mover"]
 
@@ -53,6 +54,7 @@ class Mover:
         points: number of data points, of which a batch is a share.
         mapping: the member runner.
         limit: the most that the run takes on its device; None without a limit.
+        offloaded: takes the steps of members that live on the host; None for members on the device.
     """
 
     def __init__(
@@ -101,6 +103,9 @@ class Mover:
         wanted: Any = options.memory
         self.limit = None if wanted is None else MemoryLimit(wanted, ensemble.device, own)
         self._captures = True
+        self.offloaded = None
+        if ensemble.offload is not None:
+            self.offloaded = OffloadedSteps(self.moving, self.frozen, settings, self.optimizer)
         if ensemble.device.type == "cpu":
             keep_freed()
 
@@ -140,8 +145,24 @@ class Mover:
         if settings.augment is not None:
             own = key(settings.options.seed, "augment", step, x.device)
             x = augmented(settings.augment, x, own, moving.members)
+        if self.offloaded is not None:
+            info = self.offloaded.step(context.at(step, annealing, self.mapping), (x, y))
+        else:
+            info = self._move_all(context, (x, y), annealing, step)
+        if info.statistics is not None:
+            posterior = context.posterior
+            share = posterior.n / self.points
+            posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
+        moving.alive.copy_(info.alive)
+        return info
+
+    def _move_all(
+        self, context: StepContext, batch: Batch, annealing: float | Tensor, step: int | Tensor
+    ) -> StepInfo:
+        """Move all members at once, with all their tensors on the device."""
+        settings, moving = self.settings, self.moving
         (velocity, info), self.mapping = within_memory(
-            lambda mapping: forces_in(context.at(step, annealing, mapping), moving, (x, y)),
+            lambda mapping: forces_in(context.at(step, annealing, mapping), moving, batch),
             moving.buffers,
             moving.members,
             moving.device,
@@ -150,7 +171,7 @@ class Mover:
         shared = moving.trained_shared
         velocity = clip_members(velocity, settings.options.clip, self.spans, shared)
         for name, weight in self.trained.items():
-            weight.grad = _laid_out_like(weight, velocity[name])
+            weight.grad = laid_out_like(weight, velocity[name])
         if settings.options.noise is not None:
             heat = settings.options.noise * context.posterior.heat
             add_noise(moving, self.optimizer, heat, settings.options.seed, step, info.alive)
@@ -159,11 +180,6 @@ class Mover:
             add_shared_noise(together, count, self.optimizer, heat, settings.options.seed, step)
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
-        if info.statistics is not None:
-            posterior = context.posterior
-            share = posterior.n / self.points
-            posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
-        moving.alive.copy_(info.alive)
         return info
 
     def _stages(self) -> Stages:
@@ -215,7 +231,8 @@ class Mover:
     def watches_memory(self) -> bool:
         """Whether memory decides how members run: with a limit, and with several on a GPU."""
         on_gpu = self.ensemble.device.type == "cuda"
-        return self.limit is not None or (on_gpu and self.moving.members > 1)
+        wanted = self.limit is not None or (on_gpu and self.moving.members > 1)
+        return wanted and self.offloaded is None
 
     def limited(self) -> AbstractContextManager:
         """A block in which the run stays within its limit."""
@@ -277,6 +294,8 @@ class Mover:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors that a later step depends on."""
+        if self.ensemble.offload is not None:
+            self.ensemble.offload.flush()
         tensors, _ = flat_state(self.optimizer)
         random = {"cpu": torch.get_rng_state()}
         if self.ensemble.device.type == "cuda":
@@ -290,6 +309,8 @@ class Mover:
         """Continue with the tensors and the optimiser's plain values of an earlier state."""
         self.ensemble.load_state(parts["ensemble"])
         load_flat_state(self.optimizer, parts.get("optimizer", {}), optimizer)
+        if self.offloaded is not None:
+            self.offloaded.blocks.take_over()
         device = self.ensemble.device
         learned = parts.get("likelihood", {})
         own = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
@@ -298,9 +319,3 @@ class Mover:
         torch.set_rng_state(parts["random"]["cpu"])
         if device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], device)
-
-
-def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
-    # A fused optimiser reads memory in order and ignores strides.
-    same = velocity.stride() == weight.stride()
-    return velocity if same else torch.empty_like(weight).copy_(velocity)

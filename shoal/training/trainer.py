@@ -159,7 +159,8 @@ class Trainer(Mover):
     def try_out(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""
         ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
-        if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
+        worth = self.steps - self.step >= WORTH_A_TRIAL and self.offloaded is None
+        if ensemble.device.type != "cpu" or not worth:
             return torch.get_num_threads()
         x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
@@ -190,7 +191,7 @@ class Trainer(Mover):
         rate = self.optimizer.param_groups[0]["lr"]
         if not isinstance(self.batches, ArrayBatches) or not isinstance(rate, Tensor):
             return None
-        if not self.plan.graph:
+        if not self.plan.graph or self.offloaded is not None:
             return None
         pace = [(self._rate(step), self._factor(step)) for step in range(self.steps)]
         annealed = self.settings.annealing is not None
@@ -215,10 +216,12 @@ class Trainer(Mover):
 
     def _mark_diverged(self) -> None:
         """Mark members that diverged in the last step; no later step would find them."""
+        if self.offloaded is not None:
+            self.offloaded.offload.flush()
         alive = self.moving.alive
         before = alive.clone()
         for weight, span in zip(self.moving.weights.values(), self.moving.spans, strict=True):
-            alive[span] &= rows(weight.detach()).isfinite().all(1)
+            alive[span] &= rows(weight.detach()).isfinite().all(1).to(alive.device)
         self.tracker.mark_diverged(before & ~alive)
 
     def _recount(self) -> None:
