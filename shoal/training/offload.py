@@ -104,7 +104,7 @@ class OffloadedSteps:
         if context.shares_drives and self.moving.trained_shared:
             mix = self._columns(context).interaction(self._everyone(self.moving.alive)).mix
             shares = None if mix is None else mix.sum(0)
-        drives = _Drives(context, self.moving, self._host_drives("moving", self.moving))
+        drives = _Drives(context, self.moving, self._host_drives("moving", self.moving), True)
         result, gradients = passes(context, self.moving, batch, shares, drives)
         alive, norms = result.alive & drives.finite, drives.norms
         weights = context.repulsion is not None and context.repulsion.space.isometric
@@ -169,7 +169,7 @@ class OffloadedSteps:
         alone = StepContext(
             posterior=context.posterior, repulsion=None, annealing=context.annealing
         )
-        drives = _Drives(alone, self.frozen, self._host_drives("frozen", self.frozen))
+        drives = _Drives(alone, self.frozen, self._host_drives("frozen", self.frozen), False)
         passes(alone, self.frozen, batch, parts=drives)
         return drives.own, drives.norms
 
@@ -188,9 +188,9 @@ class OffloadedSteps:
 
     def _move_shared(self, context: StepContext, velocity: Tree, alive: Tensor) -> None:
         options, shared = self.settings.options, self.moving.trained_shared
-        velocity = clip_members(velocity, options.clip, None, shared)
-        for name, weight in shared.items():
-            weight.grad = laid_out_like(weight, velocity[name])
+        as_member = {name: tensor.unsqueeze(0) for name, tensor in velocity.items()}
+        for name, tensor in clip_members(as_member, options.clip).items():
+            shared[name].grad = laid_out_like(shared[name], tensor[0])
         if options.noise is not None:
             heat, count = options.noise * context.posterior.heat, alive.sum().clamp(min=1)
             together = list(shared.values())
@@ -287,8 +287,8 @@ class _Updates:
 class _Drives:
     """Parts of an ensemble whose drives are kept on the host, with the weight prior."""
 
-    def __init__(self, context: StepContext, ensemble: Ensemble, own: Tree) -> None:
-        self.context, self.ensemble, self.own = context, ensemble, own
+    def __init__(self, context: StepContext, ensemble: Ensemble, own: Tree, trains: bool) -> None:
+        self.context, self.ensemble, self.own, self.trains = context, ensemble, own, trains
         self.shared: dict[str, list[Tensor]] = {name: [] for name in ensemble.trained_shared}
         self._finite: list[Tensor] = []
         self._norms: list[Tensor] = []
@@ -324,7 +324,7 @@ class _Drives:
         first = part.first - self.ensemble.first
         for name, tensor in velocity.items():
             offload.store(self.own[name][first : first + part.members], tensor)
-        if self.ensemble.training:
+        if self.trains:
             store_buffers(self.ensemble, part)
 
     def tree(self) -> Tree:

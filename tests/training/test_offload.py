@@ -4,9 +4,7 @@ import pytest
 import torch
 from small_runs import (
     assert_one_sentence,
-    both,
     dropped,
-    normed,
     plain,
     points,
     quick,
@@ -20,11 +18,18 @@ from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
 from shoal.interaction import methods
 
-MEMBERS, RESIDENT = 7, 3
+MEMBERS, RESIDENT, STEPS = 7, 3, 3
+
+
+def both() -> nn.Module:
+    """Running statistics and random masks; a bias before them would move by rounding alone."""
+    first = nn.Linear(3, 8, bias=False)
+    return nn.Sequential(first, nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
 
 
 def trained(build=plain, members=MEMBERS, **options):
-    ensemble = shoal_of(build, members) if callable(build) else build
+    ensemble = build if isinstance(build, Ensemble) else shoal_of(build, members)
+    options = options if "epochs" in options else {"steps": STEPS, **options}
     return quick(ensemble.to("cpu", torch.float64), **options)
 
 
@@ -38,7 +43,8 @@ def assert_close_runs(one, other, tolerance=1e-12):
     for row, same in zip(story(one.history), story(other.history), strict=True):
         assert row.keys() == same.keys()
         for key, value in row.items():
-            assert value == pytest.approx(same[key], rel=1e-6, nan_ok=True), key
+            expected = same[key] if same[key] is None else pytest.approx(same[key], rel=1e-6)
+            assert value == expected, key
 
 
 def compared(build=plain, members=MEMBERS, resident=RESIDENT, **options):
@@ -56,11 +62,13 @@ def test_every_method_has_the_same_trajectory(method):
 
 
 @pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde"])
-@pytest.mark.parametrize("build", [both, normed, dropped])
+@pytest.mark.parametrize("build", [both, dropped])
 def test_running_statistics_and_dropout(method, build):
     blocks = compared(build, method=method, lr=0.01)
     buffers = blocks.ensemble.buffers
-    assert all(bool((t == 8).all()) for n, t in buffers.items() if n.endswith("batches_tracked"))
+    assert all(
+        bool((t == STEPS).all()) for n, t in buffers.items() if n.endswith("batches_tracked")
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,14 +82,14 @@ def test_running_statistics_and_dropout(method, build):
         {"optimizer": "rprop"},
         {"optimizer": "asgd"},
         {"optimizer": {"name": "rmsprop", "momentum": 0.5, "centered": True}},
-        {"prior": "laplace"},
+        {"prior": "flat"},
         {"prior": "fan-in", "annealing": "linear"},
         {"adversarial": 0.1},
         {"frozen": 2},
         {"frozen": 5},
         {"temperature": 0.0},
-        {"resident": 1},
-        {"resident": 6},
+        {"size": 1},
+        {"size": 6},
         {"offload": "disk"},
         {"engine": "loop"},
     ],
@@ -89,9 +97,11 @@ def test_running_statistics_and_dropout(method, build):
 )
 @pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "forde"])
 def test_every_option(method, options):
+    options = dict(options)
     if method == "svgd" and "adversarial" in options:
         pytest.skip("a Stein flow needs all members at once")
-    compared(both, method=method, **options)
+    resident = options.pop("size", RESIDENT)
+    compared(both, resident=resident, method=method, **options)
 
 
 @pytest.mark.parametrize("method", ["f-svgd", "sge", "f-ssge"])
@@ -125,7 +135,9 @@ def images(n=20):
 
 
 def seeing():
-    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4))
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4)
+    )
 
 
 @pytest.mark.parametrize("per_member", [False, True])
@@ -152,7 +164,9 @@ def test_several_architectures(method):
     def mixed():
         return Ensemble.init([(both, 4), (plain, 3)], seed=0).to("cpu", torch.float64)
 
-    whole, blocks = (quick(mixed(), method=method, resident=r) for r in (None, RESIDENT))
+    whole, blocks = (
+        quick(mixed(), steps=STEPS, method=method, resident=r) for r in (None, RESIDENT)
+    )
     assert_close_runs(whole, blocks)
 
 
@@ -163,7 +177,8 @@ def test_tensors_that_all_members_train(method, options):
         return Ensemble.init(plain, MEMBERS, 0, shared=("0.*",)).to("cpu", torch.float64)
 
     whole, blocks = (
-        quick(ensemble(), method=method, resident=r, **options) for r in (None, RESIDENT)
+        quick(ensemble(), steps=STEPS, method=method, resident=r, **options)
+        for r in (None, RESIDENT)
     )
     assert_close_runs(whole, blocks)
 
@@ -177,7 +192,9 @@ def test_a_diverged_member_is_left_out(method):
         return whole
 
     with pytest.warns(shoal.ShoalWarning, match="Member 4 diverged"):
-        whole, blocks = (quick(ensemble(), method=method, resident=r) for r in (None, RESIDENT))
+        whole, blocks = (
+            quick(ensemble(), steps=STEPS, method=method, resident=r) for r in (None, RESIDENT)
+        )
     assert blocks.ensemble.alive.tolist() == [True] * 4 + [False] + [True] * 2
     alive = blocks.ensemble.alive
     for name, tensor in whole.ensemble.weights.items():
@@ -188,7 +205,7 @@ def test_a_diverged_member_is_left_out(method):
 @pytest.mark.parametrize("offload", ["host", "disk"])
 @pytest.mark.parametrize("method", ["kde", "f-kde"])
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, method, offload):
-    options = {"method": method, "resident": RESIDENT, "offload": offload}
+    options = {"method": method, "resident": RESIDENT, "offload": offload, "epochs": 2}
     once = trained(both, out=tmp_path / "once", **options)
 
     class Stop(Exception):
