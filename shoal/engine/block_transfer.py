@@ -18,6 +18,9 @@ Block = Sequence[Tensor]
 
 _ALIGNED = 512
 
+_ROWS = 8
+"""Rows that are copied from or to a file at a time."""
+
 
 class BlockTransfer(Protocol):
     """Moves blocks between the host and a device.
@@ -60,7 +63,7 @@ def block_transfer(
     """
     if device.type == "cuda":
         return GpuTransfer(device, paged, release)
-    return CpuTransfer(device, release)
+    return CpuTransfer(device, paged, release)
 
 
 class CpuTransfer:
@@ -68,8 +71,10 @@ class CpuTransfer:
 
     slots = 1
 
-    def __init__(self, device: torch.device, release: Callable[[Tensor], None]) -> None:
-        self.device, self.release = device, release
+    def __init__(
+        self, device: torch.device, paged: bool, release: Callable[[Tensor], None]
+    ) -> None:
+        self.device, self.paged, self.release = device, paged, release
 
     def visit(self, blocks: Sequence[Block]) -> Iterator[list[Tensor]]:
         """See `BlockTransfer`."""
@@ -77,17 +82,24 @@ class CpuTransfer:
             copies = []
             for tensor in block:
                 copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-                copies.append(copy.copy_(tensor.detach()))
-                self.release(tensor)
+                self._copy(copy, tensor.detach(), tensor)
+                copies.append(copy)
             yield copies
 
     def store(self, host: Tensor, value: Tensor) -> None:
         """See `BlockTransfer`."""
-        host.detach().copy_(value.detach())
-        self.release(host)
+        self._copy(host.detach(), value.detach(), host)
 
     def flush(self) -> None:
         """Every store is complete when it returns."""
+
+    def _copy(self, target: Tensor, source: Tensor, host: Tensor) -> None:
+        """Copy some rows at a time: the system reads more of a file than it is asked for."""
+        size = _ROWS if self.paged else max(len(host), 1)
+        pieces = zip(target.split(size), source.split(size), host.split(size), strict=True)
+        for to, rows, kept in pieces:
+            to.copy_(rows)
+            self.release(kept)
 
 
 class GpuTransfer:

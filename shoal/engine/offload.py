@@ -52,9 +52,14 @@ class Offload:
         return self
 
     @property
+    def slots(self) -> int:
+        """Blocks on the device at a time: on a GPU one is computed, another is on its way."""
+        return self._transfer.slots
+
+    @property
     def block(self) -> int:
-        """Members per block: on a GPU one block is computed while another is on its way."""
-        return max(self.resident // self._transfer.slots, 1)
+        """Members per block."""
+        return max(self.resident // self.slots, 1)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor on the host, with any numbers."""

@@ -16,16 +16,27 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.text import size
 from shoal.core.types import Tree
-from shoal.engine.footprint import Footprint, bytes_of, transient_bytes
+from shoal.engine.footprint import BlockFootprint, Footprint, bytes_of, transient_bytes
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.memory import MemoryLimit, free_memory
+from shoal.engine.offload import Offload
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.offloaded import copied_to_device
 from shoal.training.context import StepContext
 from shoal.training.optim import make_optimizer
 
-__all__ = ["MemoryChoice", "choose_runner", "state_bytes", "with_activations"]
+__all__ = [
+    "SHARE_OF_FREE",
+    "Measured",
+    "MemoryChoice",
+    "block_footprint",
+    "choose_resident",
+    "choose_runner",
+    "state_bytes",
+    "with_activations",
+]
 
-_SHARE = 0.9
+SHARE_OF_FREE = 0.9
 """Share of a GPU's free memory that a run without a limit may take."""
 
 _FRAGMENTED = 1.1
@@ -50,30 +61,40 @@ class MemoryChoice:
         limit: bytes that the run may take; None without a limit.
         footprint: predicted bytes of a step; None if they are unknown.
         reduced: fewer members run at a time than would without the limit.
+        resident: members on the device at a time; None for all.
     """
 
     mapping: MemberRunner
     limit: int | None = None
     footprint: Footprint | None = None
     reduced: bool = False
+    resident: int | None = None
 
     @property
     def sentence(self) -> str | None:
         """How members run for want of memory; None if they run as they would with more."""
         chunk = self.mapping.chunk
+        if self.reduced and self.resident is not None:
+            return f"Only {self.resident} members are on the device at a time{self._within}."
         if not self.reduced or chunk is None:
             return None
         how = "one at a time" if chunk == 1 else f"in chunks of {chunk}"
         if self.mapping.recompute:
             how += " and compute their activations twice"
+        return f"Members run {how}{self._within}."
+
+    @property
+    def _within(self) -> str:
         within = "the free memory of the device" if self.limit is None else size(self.limit)
-        return f"Members run {how} to stay within {within}."
+        return f" to stay within {within}"
 
     def table(self) -> dict[str, Any]:
         """The choice, for the provenance of a run."""
         mapping = self.mapping
         found: dict[str, Any] = {"limit": self.limit, "chunk": mapping.chunk}
         found["recompute"] = mapping.recompute
+        if self.resident is not None:
+            return found | {"resident": self.resident}
         if self.footprint is not None:
             members = self.footprint.members
             found["predicted"] = self.footprint.peak(min(mapping.chunk or members, members))
@@ -104,7 +125,7 @@ def choose_runner(
     free = free_memory(device)
     if limit is None and free is None:
         return MemoryChoice(mapping)
-    room = limit.bytes if limit is not None else fixed.resident + _SHARE * (free or 0)
+    room = limit.bytes if limit is not None else fixed.resident + SHARE_OF_FREE * (free or 0)
     wanted = None if limit is None else limit.bytes
     most = min(mapping.chunk or fixed.members, fixed.members)
     found = measured(1, mapping)
@@ -127,6 +148,60 @@ def choose_runner(
         raise ConfigError(_too_small(limit, measures[0], most if together else 1))
     chunk = mapping.chunk if together else 1
     return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=not together)
+
+
+def choose_resident(
+    mapping: MemberRunner,
+    offload: Offload,
+    members: int,
+    footprint: BlockFootprint,
+    limit: MemoryLimit | None,
+) -> MemoryChoice:
+    """The most members on the device at a time that fit; raises `ConfigError` if one does not.
+
+    Args:
+        mapping: the member runner.
+        offload: where the members live; its number of residents is set.
+        members: number of trained members.
+        footprint: bytes of a step in blocks.
+        limit: the limit; None for 0.9 of the free memory of a GPU.
+    """
+    room = SHARE_OF_FREE * (free_memory(offload.device) or 0) if limit is None else limit.bytes
+    slots = offload.slots
+    sizes = range(max(members // slots, 1), 0, -1)
+    block = next((size for size in sizes if footprint.peak(size, slots) <= room), None)
+    if block is None:
+        raise ConfigError(
+            f"memory of {size(room)} is too small for a block of one member, which needs "
+            f"{size(footprint.peak(1, slots))}; raise memory, or lower batch_size"
+        )
+    offload.resident = block * slots
+    wanted = None if limit is None else limit.bytes
+    return MemoryChoice(mapping, wanted, reduced=True, resident=offload.resident)
+
+
+def block_footprint(
+    moving: Ensemble, spec: Mapping[str, Any], lr: float, found: Footprint, always: int
+) -> BlockFootprint:
+    """Bytes of a step in blocks, from what a step of all members would take.
+
+    Args:
+        moving: the trained members.
+        spec: the optimiser.
+        lr: its learning rate.
+        found: bytes of a step with all members on the device.
+        always: bytes on the device that do not depend on the blocks.
+    """
+    weights, buffers = bytes_of(moving.weights.values()), bytes_of(moving.buffers.values())
+    states = state_bytes(spec, lr, moving.weights)
+    return BlockFootprint(
+        always=always,
+        state=(weights + buffers + states) // moving.members,
+        weights=weights // moving.members,
+        common=found.common,
+        member=found.member,
+        unused=found.unused,
+    )
 
 
 def with_activations(
@@ -156,7 +231,8 @@ def with_activations(
     factor = share * (_FRAGMENTED if on_gpu else 1.0)
 
     def measured(start: int, count: int) -> int:
-        part = moving.slice_members(start, start + count).aside()
+        part = moving.slice_members(start, start + count)
+        part = (part if part.offload is None else copied_to_device(part)).aside()
         known_here = [*known, *part.state.values()]
         with torch.random.fork_rng(devices=[moving.device] if on_gpu else []):
             return transient_bytes(lambda: probe(part), moving.device, known_here)

@@ -27,7 +27,15 @@ from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
-from shoal.training.memory import MemoryChoice, choose_runner, state_bytes, with_activations
+from shoal.training.memory import (
+    Measured,
+    MemoryChoice,
+    block_footprint,
+    choose_resident,
+    choose_runner,
+    state_bytes,
+    with_activations,
+)
 from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.offload import OffloadedSteps, laid_out_like
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
@@ -99,7 +107,8 @@ class Mover:
             own_inputs=is_per_member(settings.augment),
             frozen=self.frozen,
         )
-        own = bytes_of(ensemble.state.values())
+        kept = ensemble.state if ensemble.offload is None else ensemble.shared
+        own = bytes_of(kept.values())
         wanted: Any = options.memory
         self.limit = None if wanted is None else MemoryLimit(wanted, ensemble.device, own)
         self._captures = True
@@ -219,20 +228,36 @@ class Mover:
         self.moving.train()
         try:
             with self.limited():
-                choice = choose_runner(
-                    self.mapping, self.context, fixed, self.limit, measured, self.ensemble.device
-                )
+                choice = self._chosen(x, data, fixed, measured)
         finally:
             self.moving.train(training)
         self.mapping = choice.mapping
         return choice
 
+    def _chosen(self, x: Inputs, data: int, fixed: Footprint, measured: Measured) -> MemoryChoice:
+        mapping, offload, moving = self.mapping, self.ensemble.offload, self.moving
+        if offload is None:
+            device = self.ensemble.device
+            return choose_runner(mapping, self.context, fixed, self.limit, measured, device)
+        if self.settings.options.resident is not None:
+            return MemoryChoice(mapping, resident=offload.resident)
+        optimizer, lr = self.settings.optimizer, self.settings.options.lr
+        found = measured(2, mapping) or fixed
+        always = data + 4 * bytes_of(moving.shared.values()) + self._coordinates(x)
+        footprint = block_footprint(moving, optimizer, lr, found, always)
+        return choose_resident(mapping, offload, moving.members, footprint, self.limit)
+
+    def _coordinates(self, x: Inputs) -> int:
+        """Bytes of input gradients, and of inputs of their own, of all members."""
+        per_member = (self.context.base == "gradients") + self.context.own_inputs
+        return self.moving.members * per_member * bytes_of(tensors_in(x))
+
     @property
     def watches_memory(self) -> bool:
         """Whether memory decides how members run: with a limit, and with several on a GPU."""
         on_gpu = self.ensemble.device.type == "cuda"
-        wanted = self.limit is not None or (on_gpu and self.moving.members > 1)
-        return wanted and self.offloaded is None
+        several = on_gpu and self.moving.members > 1
+        return self.limit is not None or several or self.offloaded is not None
 
     def limited(self) -> AbstractContextManager:
         """A block in which the run stays within its limit."""
@@ -261,9 +286,8 @@ class Mover:
     def _fixed_bytes(self, x: Inputs, data: int) -> Footprint:
         """Bytes of a step without activations."""
         options, base, moving = self.settings.options, self.context.base, self.moving
-        trained, inputs = bytes_of(self.trained.values()), bytes_of(tensors_in(x))
+        trained = bytes_of(self.trained.values())
         states = state_bytes(self.settings.optimizer, options.lr, self.trained)
-        per_member = inputs * ((base == "gradients") + self.context.own_inputs)
         fused = bool(self.optimizer.defaults.get("fused"))
         copies = (not fused) + (base == "weights" or options.clip is not None)
         cast = 0
@@ -273,7 +297,7 @@ class Mover:
         return Footprint(
             members=moving.members,
             resident=bytes_of(self.ensemble.state.values()) + states + data,
-            gradients=trained + moving.members * per_member,
+            gradients=trained + self._coordinates(x),
             update=copies * trained,
             delayed=cast,
             unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,

@@ -24,6 +24,7 @@ from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import begun, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
@@ -216,12 +217,12 @@ class Trainer(Mover):
 
     def _mark_diverged(self) -> None:
         """Mark members that diverged in the last step; no later step would find them."""
-        if self.offloaded is not None:
-            self.offloaded.offload.flush()
         alive = self.moving.alive
         before = alive.clone()
-        for weight, span in zip(self.moving.weights.values(), self.moving.spans, strict=True):
-            alive[span] &= rows(weight.detach()).isfinite().all(1).to(alive.device)
+        for part in parts_on_device(self.moving):
+            mine = alive[part.first - self.moving.first :]
+            for weight, span in zip(part.weights.values(), part.spans, strict=True):
+                mine[span] &= rows(weight.detach()).isfinite().all(1)
         self.tracker.mark_diverged(before & ~alive)
 
     def _recount(self) -> None:

@@ -1,5 +1,9 @@
 """Members on the host or on disk that visit the device in blocks: the same run as without."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from small_runs import (
@@ -45,6 +49,12 @@ def assert_close_runs(one, other, tolerance=1e-12):
         for key, value in row.items():
             expected = same[key] if same[key] is None else pytest.approx(same[key], rel=1e-6)
             assert value == expected, key
+
+
+def in_both_ways(ensemble, **options):
+    """A run with all members on the device, and a run in blocks, of equal ensembles."""
+    options = {"steps": STEPS, **options}
+    return [quick(ensemble(), resident=r, **options) for r in (None, RESIDENT)]
 
 
 def compared(build=plain, members=MEMBERS, resident=RESIDENT, **options):
@@ -95,7 +105,7 @@ def test_running_statistics_and_dropout(method, build):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "forde"])
+@pytest.mark.parametrize("method", ["kde", "svgd", "f-kde"])
 def test_every_option(method, options):
     options = dict(options)
     if method == "svgd" and "adversarial" in options:
@@ -251,6 +261,88 @@ def test_the_result_predicts_and_trains_on():
     assert run.ensemble.offload is None
     again = trained(run.ensemble)
     assert again.ensemble.offload is None
+
+
+def test_a_run_in_blocks_grows():
+    grown = []
+    for resident in (None, RESIDENT):
+        run = trained(both, 4, resident=resident)
+        grown.append(shoal.grow(run, more=3, data=points(), resident=resident, progress=False))
+    assert grown[1].ensemble.offload is not None and grown[1].ensemble.members == MEMBERS
+    assert_close_runs(*grown)
+
+
+@pytest.mark.parametrize("method", ["f-kde", "kde"])
+def test_a_limit_of_memory_chooses_how_many_members_are_resident(method, tmp_path):
+    def wide():
+        return nn.Sequential(nn.Linear(3, 2000), nn.Tanh(), nn.Linear(2000, 4))
+
+    whole = trained(wide, 20, method=method, steps=2)
+    weights = sum(t.numel() * 8 for t in whole.ensemble.weights.values())
+    options = {"method": method, "steps": 2, "offload": "disk"}
+    kept = trained(wide, 20, memory=6 * weights, **options)
+    assert kept.ensemble.offload is None, "weights, states and gradients fit"
+    some = trained(wide, 20, memory=2 * weights, **options)
+    assert some.ensemble.offload is not None
+    assert 1 < some.ensemble.offload.resident < 20
+    assert any("members are on the device at a time" in note for note in some.notes)
+    assert some.provenance["memory"]["resident"] == some.ensemble.offload.resident
+    assert_close_runs(whole, some)
+    with pytest.raises(ConfigError, match="too small for a block of one member") as caught:
+        trained(wide, 20, memory=weights // 20, **options)
+    assert_one_sentence(caught.value)
+
+
+_GROWTH = """
+import os, sys
+import torch
+from torch import nn
+import shoal
+
+def status(key):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key + ":"))
+
+def build():
+    return nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Linear(512, 4))
+
+def measure_from_now(run):
+    if len(run.history) == 1:
+        open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
+
+torch.set_num_threads(1)
+before = status("VmRSS")
+ensemble = shoal.Ensemble.init(build, 160)
+data = torch.randn(32, 64), torch.arange(32) % 4
+options = {"method": sys.argv[1], "batch_size": 16, "epochs": 2, "out": sys.argv[2]}
+options |= {"resident": 2, "offload": "disk", "save_every": float("inf"), "keep_every": None}
+weights = sum(t.numel() * 4 for t in ensemble.weights.values())
+
+class Done(Exception):
+    pass
+
+def end(run):
+    measure_from_now(run)
+    if len(run.history) == 2:
+        print(weights, status("VmHWM") - before)
+        raise Done  # before the checkpoint, which reads everything
+
+try:
+    shoal.fit(ensemble, data, callbacks=[end], progress=False, **options)
+except Done:
+    pass
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.parametrize("method", ["f-kde", "kde"])
+def test_memory_of_members_on_disk_is_that_of_the_resident_ones(method, tmp_path):
+    command = [sys.executable, "-c", _GROWTH, method, str(tmp_path / "run")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    weights, grown = map(int, found.stdout.split())
+    assert weights > 180e6, "with gradients and two moments, all members take four times as much"
+    assert grown < weights, f"grew by {grown / 2**20:.0f} MiB for {weights / 2**20:.0f} MiB weights"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == []
 
 
 def test_refusals():
