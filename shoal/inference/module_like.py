@@ -166,6 +166,8 @@ class ModuleLike:
         if dtype is not None and not dtype.is_floating_point:
             raise ConfigError(f"members need a floating point type, not {dtype}")
         device = f"cuda:{device}" if isinstance(device, int) else device
+        if self.offload is not None:
+            self.offload.flush()
         for group in self.groups:
             group.to(device, dtype)
         self.alive, self.offload = self.alive.to(device), None

@@ -49,7 +49,6 @@ def move_to_host(ensemble: "Ensemble", offload: Offload, dtype: torch.dtype) -> 
 def recall(ensemble: "Ensemble") -> None:
     """Make an offloaded ensemble an ordinary one of the host, in place and without copies."""
     if ensemble.offload is not None:
-        ensemble.offload.flush()
         ensemble.to("cpu")
 
 

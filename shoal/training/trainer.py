@@ -202,6 +202,8 @@ class Trainer(Mover):
         """Add the history row of the epoch that began at `started`."""
         if self.done:
             self._mark_diverged()
+        if self.ensemble.offload is not None:  # snapshots and callbacks read the members
+            self.ensemble.offload.flush()
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
         row |= self._initial()
