@@ -162,7 +162,9 @@ class GpuTransfer:
             _copy(target, value)
             value.record_stream(self.down)
         if self.paged:
-            self.waiting.append((host, target, self.down.record_event()))
+            done = torch.cuda.Event()
+            done.record(self.down)
+            self.waiting.append((host, target, done))
 
     def flush(self) -> None:
         """Wait until everything is stored."""
