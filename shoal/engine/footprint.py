@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Footprint", "SavedBytes", "bytes_of", "counted", "transient_bytes"]
+__all__ = ["BlockFootprint", "Footprint", "SavedBytes", "bytes_of", "counted", "transient_bytes"]
 
 _UNSHARED = 0.6
 """More that a captured step holds without cast copies, of what an eager step holds for a while."""
@@ -66,6 +66,37 @@ class Footprint:
     def largest_chunk(self, limit: float, most: int) -> int | None:
         """The most members that can run at a time within the limit; None if one is too many."""
         return next((k for k in range(most, 0, -1) if self.peak(k) <= limit), None)
+
+
+@dataclass(frozen=True)
+class BlockFootprint:
+    """Bytes on the device of a training step whose members visit it in blocks.
+
+    Attributes:
+        always: what stays on the device: data, shared tensors, and coordinates of all members.
+        state: weights, buffers and optimiser states of a member.
+        weights: weights of a member.
+        common: what a pass keeps for any number of members.
+        member: what a pass keeps for each member of a block.
+        unused: most freed memory that the process holds for later (see `keep_freed`).
+    """
+
+    always: int
+    state: int
+    weights: int
+    common: int = 0
+    member: int = 0
+    unused: int = 0
+
+    def peak(self, block: int, slots: int) -> int:
+        """Bytes of a step with blocks of this size, several of which are on the device at a time.
+
+        A block being computed has its velocity and a copy of it, and activations; or, if weights
+        are compared, as many columns of weights and drives, their mean-free copies and a product.
+        """
+        here = max(self.state, 2 * self.weights)
+        step = self.common + block * (2 * self.weights + max(self.member, self.weights))
+        return self.always + slots * block * here + step + min(step, self.unused)
 
 
 class SavedBytes:

@@ -97,7 +97,18 @@ def _room(device: torch.device) -> int:
     return ROOM["cpu"]
 
 
-_FREE = ("members", "seed", "init_seed", "out", "device", "save_every", "cache", "memory")
+_FREE = (
+    "members",
+    "seed",
+    "init_seed",
+    "out",
+    "device",
+    "save_every",
+    "cache",
+    "memory",
+    "resident",
+    "offload",
+)
 
 
 @dataclass(frozen=True)

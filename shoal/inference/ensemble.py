@@ -15,9 +15,11 @@ from shoal.engine.group import Group
 from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
 from shoal.engine.network_call import required_inputs
+from shoal.engine.offload import Offload
 from shoal.engine.plan import default_runner
 from shoal.inference.adopted import adopted_groups
 from shoal.inference.initialise import Build, build_members
+from shoal.inference.offloaded import copied_to_device, parts_on_device, store_buffers
 from shoal.inference.stored_tensors import StoredTensors
 from shoal.inference.unrolled import UnrolledEnsemble
 
@@ -39,7 +41,10 @@ class Ensemble(StoredTensors):
         builds: the factory of each group; None if unknown.
         alive: which members are finite [M]; diverged members are left out everywhere.
         seed: seed of the members' initial weights; None if unknown.
+        offload: where members live that visit the device in blocks; None for members on the device.
     """
+
+    offload: Offload | None = None
 
     def __init__(self, groups: Sequence[Group], builds: Sequence[Build | None] = ()) -> None:
         self.groups = list(groups)
@@ -223,6 +228,10 @@ class Ensemble(StoredTensors):
         step: int | Tensor,
         probes: Sequence[Tree] | None,
     ) -> list[Tensor]:
+        if self.offload is not None and torch.is_grad_enabled():
+            return copied_to_device(self)._run(shown, mapping, seed, step, probes)
+        if self.offload is not None:
+            return self._run_in_blocks(shown, mapping, seed, step)
         keys, several = self._dropout_keys(seed, step), len(self.groups) > 1
         outputs, first = [], 0
         for index, group in enumerate(self.groups):
@@ -238,6 +247,19 @@ class Ensemble(StoredTensors):
             shapes = [tuple(out[0].shape[1:]) for out in outputs]
             raise DataError(f"all architectures must give the same outputs [B, C], not {shapes}")
         return [torch.cat(each) for each in zip(*outputs, strict=True)] if several else outputs[0]
+
+    def _run_in_blocks(
+        self, shown: list[MemberInputs], mapping: MemberRunner, seed: int, step: int | Tensor
+    ) -> list[Tensor]:
+        outputs = []
+        for part in parts_on_device(self):
+            first = part.first - self.first
+            mine = slice(first, first + part.members)
+            inputs = [MemberInputs(x[mine] if own else x, own) for x, own in shown]
+            outputs.append(part._run(inputs, mapping, seed, step, None))
+            if self.training:
+                store_buffers(self, part)
+        return [torch.cat(each) for each in zip(*outputs, strict=True)]
 
     def _dropout_keys(self, seed: int, step: int | Tensor) -> Tensor | None:
         if not any(group.keys for group in self.groups):
@@ -282,7 +304,7 @@ class Ensemble(StoredTensors):
         part = Ensemble.__new__(Ensemble)
         part.groups, part.builds, part.training = groups, builds, self.training
         part.alive, part.first = self.alive[start:stop], self.first + start
-        part.seed = self.seed
+        part.seed, part.offload = self.seed, self.offload
         return part
 
     def aside(self) -> "Ensemble":

@@ -14,6 +14,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.notebook import facts_html
 from shoal.core.types import Tree
 from shoal.engine.group import Group
+from shoal.engine.offload import Offload
 
 if TYPE_CHECKING:
     from shoal.inference.ensemble import Ensemble
@@ -41,6 +42,7 @@ class ModuleLike:
 
     groups: list[Group]
     alive: Tensor
+    offload: Offload | None
 
     if TYPE_CHECKING:  # defined by `Ensemble`
 
@@ -164,9 +166,11 @@ class ModuleLike:
         if dtype is not None and not dtype.is_floating_point:
             raise ConfigError(f"members need a floating point type, not {dtype}")
         device = f"cuda:{device}" if isinstance(device, int) else device
+        if self.offload is not None:
+            self.offload.flush()
         for group in self.groups:
             group.to(device, dtype)
-        self.alive = self.alive.to(device)
+        self.alive, self.offload = self.alive.to(device), None
         return self
 
     def cpu(self) -> Self:

@@ -252,10 +252,12 @@ def _drawn_outputs(
     outputs = []
     for index, group in enumerate(ensemble.groups):
         count = group.members if draws is None else draws
-        weights = prior.draw(group.weights, count, hashed(start + index))
+        # One member shows the shapes; members that live on the host are not on the device.
+        like = {name: tensor[:1].detach().to(x.device) for name, tensor in group.weights.items()}
+        weights = prior.draw(like, count, hashed(start + index))
         # A drawn network is untrained: its running statistics are the initial ones.
         buffers = {
-            name: group.initial.get(name, tensor[0]).expand(count, *tensor.shape[1:])
+            name: group.initial.get(name, tensor[0]).to(x.device).expand(count, *tensor.shape[1:])
             for name, tensor in group.buffers.items()
         }
         keys = torch.zeros(count, dtype=torch.int64, device=x.device)

@@ -23,7 +23,7 @@ try:
 except Exception:  # Triton is missing or does not work
     cloud_kernels = None
 
-__all__ = ["Cloud", "adds_multiples"]
+__all__ = ["Cloud", "adds_multiples", "of_finite"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Cloud:
             return cls(leaves, gram, alive, module)
         sums = torch.stack([leaf.sum((-2, -1)) for leaf in leaves])
         alive = alive & sums.isfinite().all(0)
-        leaves = [_of_finite(leaf, alive, centred) for leaf in leaves]
+        leaves = [of_finite(leaf, alive, centred) for leaf in leaves]
         grams = [torch.einsum("isd,jsd->sij", leaf, leaf) for leaf in leaves]
         gram = torch.stack(grams).sum(0) if len(grams) > 1 else grams[0]
         return cls(leaves, torch.where(alive[:, None] & alive, gram, 0.0), alive)
@@ -61,7 +61,7 @@ class Cloud:
         """B z, leaves [m, S, D] for B [S, m, M]."""
         leaves = self.leaves
         if self.fused is not None:
-            leaves = [_of_finite(leaf, self.alive, True) for leaf in leaves]
+            leaves = [of_finite(leaf, self.alive, True) for leaf in leaves]
         return [torch.einsum("sij,jsd->isd", B, leaf) for leaf in leaves]
 
     def added_to(
@@ -82,7 +82,7 @@ class Cloud:
             return self.fused.plus_product(drives, B[0], self.leaves, self.alive, scale, *more)
         leaves = self.leaves
         if self.fused is not None:
-            leaves = [_of_finite(leaf, self.alive, True) for leaf in leaves]
+            leaves = [of_finite(leaf, self.alive, True) for leaf in leaves]
         pairs = zip(drives, leaves, strict=True)
         moved = [_plus_product(t, B[0].to(t), leaf[:, 0].to(t), scale) for t, leaf in pairs]
         return moved, member_norms(dict(enumerate(drives)))  # pyright: ignore[reportArgumentType]
@@ -107,7 +107,8 @@ def _fused(leaves: Leaves) -> ModuleType | None:
     return cloud_blocks if first.device.type == "cpu" and plain else None
 
 
-def _of_finite(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
+def of_finite(leaf: Tensor, alive: Tensor, centred: bool) -> Tensor:
+    """The coordinates with zeros for diverged members, and relative to the centre if asked for."""
     cpu = leaf.device.type == "cpu" and not torch.compiler.is_compiling()
     if not (cpu and bool(alive.all())):  # on a CPU the check is free and saves a pass
         leaf = torch.where(alive[:, None, None], leaf, 0.0)

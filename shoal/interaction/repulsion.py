@@ -39,6 +39,8 @@ __all__ = [
     "Push",
     "Repulsion",
     "interact",
+    "interact_in",
+    "is_centred",
     "kernel_choices",
     "registry",
     "repel",
@@ -162,8 +164,17 @@ def interact(
         alive: which members are finite [M].
         weight: weight of each site [S] in the mean over sites; None for equal weights.
     """
+    return interact_in(repulsion, Cloud.of(leaves, alive, is_centred(repulsion)), weight)
+
+
+def is_centred(repulsion: Repulsion) -> bool:
+    """Whether coordinates are taken relative to their centre: for kernels of distances."""
+    return not isinstance(repulsion.kernel, LinearKernel)
+
+
+def interact_in(repulsion: Repulsion, cloud: Cloud, weight: Tensor | None = None) -> Interaction:
+    """`interact` for members whose Gram matrix is known."""
     kernel = repulsion.kernel
-    cloud = Cloud.of(leaves, alive, centred=not isinstance(kernel, LinearKernel))
     gram, alive = cloud.gram, cloud.alive
     alone = weight is None and len(gram) == 1
     choices = kernel_choices(repulsion, gram, len(alive)) if alone else None

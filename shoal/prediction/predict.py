@@ -140,7 +140,9 @@ class _OutputBatches:
             self.x, self.size, None, placed.dtype, whole, self.trained, self.takes
         )
         on_gpu = there.type == "cuda"
-        forward = CapturedForward(placed, self.count) if on_gpu else placed
+        # blocks of offloaded members come through the host, which no captured pass contains
+        captures = on_gpu and getattr(placed, "offload", None) is None
+        forward = CapturedForward(placed, self.count) if captures else placed
 
         def compute(x: Inputs) -> Tensor:
             outputs = forward(x)

@@ -12,7 +12,7 @@ nor the running statistics depend on them. One backward pass carries drive and p
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,12 +27,13 @@ from shoal.engine.plan import has_batch_norm
 from shoal.engine.precision import rough_products
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.network_pass import BatchRows, PassResult, forward_with_gradients
+from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import functional_score, point_weights, target_weights
 from shoal.interaction.points import Drawn
 from shoal.training.context import StepContext
 from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
 
-__all__ = ["Drive"]
+__all__ = ["Chunks", "Drive", "Parts", "summed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,7 @@ class Drive:
         shares: weight of each member's drive in the velocity of tensors that all members train
             together [M]; None for equal weights.
         points: where members are compared; None for the batch.
+        parts: the members part by part, for members that are not all on the device.
     """
 
     context: StepContext
@@ -55,14 +57,17 @@ class Drive:
     rows: Tensor | slice | None = None
     shares: Tensor | None = None
     points: Drawn | None = None
+    parts: "Parts | None" = None
 
     def __call__(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
         """The cotangents at the outputs, and J^T times them at the weights."""
         chunk = self.context.in_chunks
+        if self.parts is not None:
+            return self._in_parts(ensemble, x, self.parts)
         if chunk is not None and chunk < ensemble.members:
-            return self._in_chunks(ensemble, x, chunk)
+            return self._in_parts(ensemble, x, Chunks(ensemble, chunk))
         passed = self._forward(ensemble, x)
-        result = self._output_result(ensemble, x, passed.still())
+        result = self._output_result(ensemble, x, passed.still(), self._frozen_state(x))
         velocity, head = self._back(ensemble, passed, result)
         return result._replace(head=head), velocity
 
@@ -71,32 +76,30 @@ class Drive:
         own = self.y if y is None else y
         return replace(self, y=own, context=replace(self.context, **changes))
 
-    def _in_chunks(self, ensemble: Ensemble, x: Inputs, chunk: int) -> tuple[OutputResult, Tree]:
+    def _in_parts(self, ensemble: Ensemble, x: Inputs, parts: "Parts") -> tuple[OutputResult, Tree]:
         context = self.context
         whole = self.within(mapping=replace(context.mapping, chunk=None))
-        starts = range(0, ensemble.members, chunk)
-        parts = [ensemble.slice_members(s, min(s + chunk, ensemble.members)) for s in starts]
-        kept = result = None
+        others, frozen = [], None
         if context.compares_passes:
-            kept, passed = whole._forward_all(parts, x)
-            result = whole._output_result(ensemble, x, passed)
-        velocities, passes, heads = _Velocities(ensemble), [], []
-        for part in parts:
+            others, frozen = whole._other_passes(parts, x), self._frozen_state(x)
+        result, passes, heads = None, [], []
+        for part in parts.changed():
             first = part.first - ensemble.first
             mine = slice(first, first + part.members)
-            if kept is None:
-                kept = whole._forward(part, x[mine] if context.own_inputs else x)
-            passed, kept = kept, None
+            passed = whole._forward(part, x[mine] if context.own_inputs else x)
             passes.append(passed.still())
+            if context.compares_passes and result is None:
+                together = PassResult.joined([passes[0], *others])
+                result = whole._output_result(ensemble, x, together, frozen)
             own = whole._output_result(part, x, passes[-1]) if result is None else _of(result, mine)
             shares = None if self.shares is None else self.shares[mine]
             velocity, head = replace(whole, shares=shares)._back(part, passed, own)
-            velocities.add(velocity)
+            parts.add(part, velocity, own._replace(head=head))
             heads.append(head)
         if result is None:
             result = whole._output_result(ensemble, x, PassResult.joined(passes))
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
-        return result._replace(head=head), velocities.tree()
+        return result._replace(head=head), parts.tree()
 
     def _forward(self, ensemble: Ensemble, x: Inputs, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
@@ -133,24 +136,24 @@ class Drive:
             return MemberInputs(x, self.context.own_inputs)
         return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _forward_all(self, parts: list[Ensemble], x: Inputs) -> tuple[PassResult, PassResult]:
-        """The pass of the first part, ready for its backward pass, and the outputs of all members.
-
-        Only the first part keeps activations and changes its running statistics.
-        """
+    def _other_passes(self, parts: "Parts", x: Inputs) -> list[PassResult]:
+        """The outputs of all parts but the first, which keep no activations and change nothing."""
         plain = self.within(adversarial=None)
         with torch.set_grad_enabled(self.context.base == "gradients"):
-            passes = [plain._forward(part.aside(), x, live=False).still() for part in parts[1:]]
-        first = self._forward(parts[0], x)
-        return first, PassResult.joined([first.still(), *passes])
+            return [plain._forward(p.aside(), x, live=False).still() for p in parts.others()]
 
-    def _output_result(self, ensemble: Ensemble, x: Inputs, passed: PassResult) -> OutputResult:
+    def _output_result(
+        self,
+        ensemble: Ensemble,
+        x: Inputs,
+        passed: PassResult,
+        frozen: FrozenState | None = None,
+    ) -> OutputResult:
         """The cotangents at the outputs, and at the input gradients if there are any."""
         context, outputs = self.context, passed.outputs
         posterior, repulsion = context.posterior, context.repulsion
         prior = functional_score(ensemble, posterior, outputs, x, context.seed, context.step)
         prior = None if prior is None else context.annealing * prior
-        frozen = self._frozen_state(x)
         here = repulsion if passed.at_points is None else None
         result = context.stages.output_stage(
             posterior, here, outputs, self.y, ensemble.alive, context.weight, prior, frozen
@@ -190,7 +193,8 @@ class Drive:
             targets = parted(self.y)[0][self.points.rows]
             plain, x = replace(plain, points=None, y=targets), self.points.x
         with torch.set_grad_enabled(base == "gradients"):
-            passed = plain._forward(frozen, x, live=False).still()
+            looks = [plain._forward(p, x, live=False).still() for p in parts_on_device(frozen)]
+        passed = PassResult.joined(looks)
         compared = [passed.gradients, passed.at_points, passed.outputs]
         repelled = next(tensor for tensor in compared if tensor is not None)
         if not context.shares_drives:
@@ -255,13 +259,35 @@ def _normalises(ensemble: Ensemble) -> bool:
     return ensemble.training and (has_batch_norm(ensemble.groups) or bool(ensemble.buffers))
 
 
-class _Velocities:
-    """The velocity of all members, from those of successive parts.
+class Parts(Protocol):
+    """The members in successive parts, and what becomes of their velocities."""
 
-    Each part is copied into its place, so that no more than one part exists twice.
+    def others(self) -> Iterable[Ensemble]:
+        """All parts but the first, to be looked at."""
+        ...
+
+    def changed(self) -> Iterable[Ensemble]:
+        """All parts, each to be given to `add` before the next is asked for."""
+        ...
+
+    def add(self, part: Ensemble, velocity: Tree, result: OutputResult) -> None:
+        """The velocities of a part; at shared tensors, their sum over its members."""
+        ...
+
+    def tree(self) -> Tree:
+        """The velocity of all members, as far as it is kept."""
+        ...
+
+
+class Chunks:
+    """Parts of an ensemble on the device.
+
+    Each velocity is copied into its place, so that no more than one part exists twice.
     """
 
-    def __init__(self, ensemble: Ensemble) -> None:
+    def __init__(self, ensemble: Ensemble, size: int) -> None:
+        stops = range(size, ensemble.members + size, size)
+        self.parts = [ensemble.slice_members(s - size, min(s, ensemble.members)) for s in stops]
         self.own = {
             name: torch.empty(w.shape, dtype=w.dtype, device=w.device)
             for name, w in ensemble.weights.items()
@@ -269,8 +295,16 @@ class _Velocities:
         self.filled = dict.fromkeys(self.own, 0)
         self.shared: dict[str, list[Tensor]] = {name: [] for name in ensemble.trained_shared}
 
-    def add(self, velocity: Tree) -> None:
-        """The next members' velocities; at shared tensors, their sum over these members."""
+    def others(self) -> Iterable[Ensemble]:
+        """See `Parts`."""
+        return self.parts[1:]
+
+    def changed(self) -> Iterable[Ensemble]:
+        """See `Parts`."""
+        return self.parts
+
+    def add(self, part: Ensemble, velocity: Tree, result: OutputResult) -> None:
+        """See `Parts`."""
         for name, tensor in velocity.items():
             if name in self.shared:
                 self.shared[name].append(tensor)
@@ -280,8 +314,13 @@ class _Velocities:
             self.own[name][start : self.filled[name]].copy_(tensor)
 
     def tree(self) -> Tree:
-        """The velocity of all members."""
-        return self.own | {name: torch.stack(each).sum(0) for name, each in self.shared.items()}
+        """See `Parts`."""
+        return self.own | summed(self.shared)
+
+
+def summed(shared: dict[str, list[Tensor]]) -> Tree:
+    """The sums over all members, from those over the members of each part."""
+    return {name: torch.stack(each).sum(0) for name, each in shared.items()}
 
 
 def _concatenated(parts: list, names: Iterable[str]) -> Tree:

@@ -21,6 +21,7 @@ from shoal.engine.precision import full_precision
 from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
+from shoal.inference.offloaded import recall
 from shoal.inference.posterior import site_axes
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
@@ -202,6 +203,8 @@ def fit(
     precision: str | None = None,
     engine: str = "auto",
     memory: str | int | float | None = None,
+    resident: int | None = None,
+    offload: str = "host",
     cache: bool = False,
     frozen: int = 0,
     resume: bool = False,
@@ -256,6 +259,10 @@ def fit(
             stay the same.
         memory: most that the run takes on its device: "8GiB", "800MB", a number of bytes, or a
             share of the device such as 0.5. Fewer members then run at a time, if need be.
+        resident: members on the device at a time, for members that do not fit: all others stay
+            where `offload` says. None keeps all members on the device.
+        offload: where members stay that are not on the device: "host" for the memory of the host,
+            "disk" for files.
         cache: compute what all members share, such as a frozen trunk, once for all epochs. A loader
             is then read once.
         frozen: number of frozen members, counted from the first; frozen members repel the others
@@ -274,6 +281,7 @@ def fit(
     with full_precision():
         where, dtype = destination(ensemble, options.device, options.precision)
         check_keeping(out, callbacks)
+        recall(ensemble)
         batches = batches_of(
             data,
             options.batch_size,

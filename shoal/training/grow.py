@@ -58,6 +58,8 @@ def grow(
     precision: str | None = UNSET,
     engine: str = UNSET,
     memory: str | int | float | None = UNSET,
+    resident: int | None = UNSET,
+    offload: str = UNSET,
     cache: bool = UNSET,
     resume: bool = False,
     out: str | Path | None = None,
@@ -95,6 +97,8 @@ def grow(
             "name the method of the new members, such as method='f-kde'"
         )
     given = _settings(run, settings)
+    if run.ensemble.offload is not None:  # the members are on the host, their device is not
+        given.setdefault("device", run.ensemble.device)
     whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
     return fit(
         whole,
@@ -144,7 +148,7 @@ def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
     pairs.append((build, count + more))
     whole = Ensemble.init(as_saved(pairs, ensemble.state, ensemble.frozen_state), seed=seed)
     whole.builds = list(ensemble.builds)
-    whole.to(ensemble.device, ensemble.dtype)
+    whole.to("cpu" if ensemble.offload is not None else ensemble.device, ensemble.dtype)
     known = ensemble.state
     whole.arrange_like(known)
     with torch.no_grad():

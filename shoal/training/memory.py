@@ -16,16 +16,28 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.text import size
 from shoal.core.types import Tree
-from shoal.engine.footprint import Footprint, bytes_of, transient_bytes
+from shoal.engine.footprint import BlockFootprint, Footprint, bytes_of, transient_bytes
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.memory import MemoryLimit, free_memory
+from shoal.engine.offload import Offload
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.offloaded import copied_to_device
 from shoal.training.context import StepContext
 from shoal.training.optim import make_optimizer
 
-__all__ = ["MemoryChoice", "choose_runner", "state_bytes", "tried_out", "with_activations"]
+__all__ = [
+    "SHARE_OF_FREE",
+    "Measured",
+    "MemoryChoice",
+    "block_footprint",
+    "choose_resident",
+    "choose_runner",
+    "state_bytes",
+    "tried_out",
+    "with_activations",
+]
 
-_SHARE = 0.8
+SHARE_OF_FREE = 0.8
 """Share of a GPU's free memory for the tensors of a run; its allocator holds more than tensors."""
 
 _ENDLESS = 2**62
@@ -51,6 +63,7 @@ class MemoryChoice:
         footprint: predicted bytes of a step; None if they are unknown.
         reduced: fewer members run at a time than would without the limit.
         tried: bytes that the allocator of a GPU holds, after a trial step; None without a trial.
+        resident: members on the device at a time; None for all.
     """
 
     mapping: MemberRunner
@@ -58,24 +71,33 @@ class MemoryChoice:
     footprint: Footprint | None = None
     reduced: bool = False
     tried: int | None = None
+    resident: int | None = None
 
     @property
     def sentence(self) -> str | None:
         """How members run for want of memory; None if they run as they would with more."""
         chunk = self.mapping.chunk
+        if self.reduced and self.resident is not None:
+            return f"Only {self.resident} members are on the device at a time{self._within}."
         if not self.reduced or chunk is None:
             return None
         how = "one at a time" if chunk == 1 else f"in chunks of {chunk}"
         if self.mapping.recompute:
             how += " and compute their activations twice"
+        return f"Members run {how}{self._within}."
+
+    @property
+    def _within(self) -> str:
         within = "the free memory of the device" if self.limit is None else size(self.limit)
-        return f"Members run {how} to stay within {within}."
+        return f" to stay within {within}"
 
     def table(self) -> dict[str, Any]:
         """The choice, for the provenance of a run."""
         mapping = self.mapping
         found: dict[str, Any] = {"limit": self.limit, "chunk": mapping.chunk}
         found["recompute"] = mapping.recompute
+        if self.resident is not None:
+            return found | {"resident": self.resident}
         if self.footprint is not None:
             members = self.footprint.members
             found["predicted"] = self.footprint.peak(min(mapping.chunk or members, members))
@@ -108,7 +130,7 @@ def choose_runner(
     free = free_memory(device)
     if limit is None and free is None:
         return MemoryChoice(mapping)
-    room = limit.bytes if limit is not None else fixed.resident + _SHARE * (free or 0)
+    room = limit.bytes if limit is not None else fixed.resident + SHARE_OF_FREE * (free or 0)
     wanted = None if limit is None else limit.bytes
     most = min(mapping.chunk or fixed.members, fixed.members)
     found = measured(1, mapping)
@@ -168,6 +190,60 @@ def _next_chunk(chunk: int, members: int) -> int | None:
     return next((size for size in sizes if size < chunk), None)
 
 
+def choose_resident(
+    mapping: MemberRunner,
+    offload: Offload,
+    members: int,
+    footprint: BlockFootprint,
+    limit: MemoryLimit | None,
+) -> MemoryChoice:
+    """The most members on the device at a time that fit; raises `ConfigError` if one does not.
+
+    Args:
+        mapping: the member runner.
+        offload: where the members live; its number of residents is set.
+        members: number of trained members.
+        footprint: bytes of a step in blocks.
+        limit: the limit; None for a share of the free memory of a GPU.
+    """
+    room = SHARE_OF_FREE * (free_memory(offload.device) or 0) if limit is None else limit.bytes
+    slots = offload.slots
+    sizes = range(max(members // slots, 1), 0, -1)
+    block = next((size for size in sizes if footprint.peak(size, slots) <= room), None)
+    if block is None:
+        raise ConfigError(
+            f"memory of {size(room)} is too small for a block of one member, which needs "
+            f"{size(footprint.peak(1, slots))}; raise memory, or lower batch_size"
+        )
+    offload.resident = block * slots
+    wanted = None if limit is None else limit.bytes
+    return MemoryChoice(mapping, wanted, reduced=True, resident=offload.resident)
+
+
+def block_footprint(
+    moving: Ensemble, spec: Mapping[str, Any], lr: float, found: Footprint, always: int
+) -> BlockFootprint:
+    """Bytes of a step in blocks, from what a step of all members would take.
+
+    Args:
+        moving: the trained members.
+        spec: the optimiser.
+        lr: its learning rate.
+        found: bytes of a step with all members on the device.
+        always: bytes on the device that do not depend on the blocks.
+    """
+    weights, buffers = bytes_of(moving.weights.values()), bytes_of(moving.buffers.values())
+    states = state_bytes(spec, lr, moving.weights)
+    return BlockFootprint(
+        always=always,
+        state=(weights + buffers + states) // moving.members,
+        weights=weights // moving.members,
+        common=found.common,
+        member=found.member,
+        unused=found.unused,
+    )
+
+
 def with_activations(
     fixed: Footprint,
     moving: Ensemble,
@@ -194,7 +270,8 @@ def with_activations(
     on_gpu = moving.device.type == "cuda"
 
     def measured(start: int, count: int) -> int:
-        part = moving.slice_members(start, start + count).aside()
+        part = moving.slice_members(start, start + count)
+        part = (part if part.offload is None else copied_to_device(part)).aside()
         known_here = [*known, *part.state.values()]
         with torch.random.fork_rng(devices=[moving.device] if on_gpu else []):
             return transient_bytes(lambda: probe(part), moving.device, known_here)

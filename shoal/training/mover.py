@@ -29,13 +29,17 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
 from shoal.training.memory import (
+    Measured,
     MemoryChoice,
+    block_footprint,
+    choose_resident,
     choose_runner,
     state_bytes,
     tried_out,
     with_activations,
 )
 from shoal.training.noise import add_noise, add_shared_noise
+from shoal.training.offload import OffloadedSteps, laid_out_like
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
@@ -60,6 +64,7 @@ class Mover:
         points: number of data points, of which a batch is a share.
         mapping: the member runner.
         limit: the most that the run takes on its device; None without a limit.
+        offloaded: takes the steps of members that live on the host; None for members on the device.
     """
 
     def __init__(
@@ -104,10 +109,14 @@ class Mover:
             own_inputs=is_per_member(settings.augment),
             frozen=self.frozen,
         )
-        own = bytes_of(ensemble.state.values())
+        kept = ensemble.state if ensemble.offload is None else ensemble.shared
+        own = bytes_of(kept.values())
         wanted: Any = options.memory
         self.limit = None if wanted is None else MemoryLimit(wanted, ensemble.device, own)
         self._captures = True
+        self.offloaded = None
+        if ensemble.offload is not None:
+            self.offloaded = OffloadedSteps(self.moving, self.frozen, settings, self.optimizer)
         if ensemble.device.type == "cpu":
             keep_freed()
 
@@ -147,8 +156,24 @@ class Mover:
         if settings.augment is not None:
             own = key(settings.options.seed, "augment", step, x.device)
             x = augmented(settings.augment, x, own, moving.members)
+        if self.offloaded is not None:
+            info = self.offloaded.step(context.at(step, annealing, self.mapping), (x, y))
+        else:
+            info = self._move_all(context, (x, y), annealing, step)
+        if info.statistics is not None:
+            posterior = context.posterior
+            share = posterior.n / self.points
+            posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
+        moving.alive.copy_(info.alive)
+        return info
+
+    def _move_all(
+        self, context: StepContext, batch: Batch, annealing: float | Tensor, step: int | Tensor
+    ) -> StepInfo:
+        """Move all members at once, with all their tensors on the device."""
+        settings, moving = self.settings, self.moving
         (velocity, info), self.mapping = within_memory(
-            lambda mapping: forces_in(context.at(step, annealing, mapping), moving, (x, y)),
+            lambda mapping: forces_in(context.at(step, annealing, mapping), moving, batch),
             moving.buffers,
             moving.members,
             moving.device,
@@ -157,7 +182,7 @@ class Mover:
         shared = moving.trained_shared
         velocity = clip_members(velocity, settings.options.clip, self.spans, shared)
         for name, weight in self.trained.items():
-            weight.grad = _laid_out_like(weight, velocity[name])
+            weight.grad = laid_out_like(weight, velocity[name])
         if settings.options.noise is not None:
             heat = settings.options.noise * context.posterior.heat
             add_noise(moving, self.optimizer, heat, settings.options.seed, step, info.alive)
@@ -166,11 +191,6 @@ class Mover:
             add_shared_noise(together, count, self.optimizer, heat, settings.options.seed, step)
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
-        if info.statistics is not None:
-            posterior = context.posterior
-            share = posterior.n / self.points
-            posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
-        moving.alive.copy_(info.alive)
         return info
 
     def _stages(self) -> Stages:
@@ -210,10 +230,9 @@ class Mover:
         self.moving.train()
         try:
             with self.limited():
-                choice = choose_runner(
-                    self.mapping, self.context, fixed, self.limit, measured, self.ensemble.device
-                )
-                if self.limit is not None and self.ensemble.device.type == "cuda":
+                choice = self._chosen(x, data, fixed, measured)
+                on_gpu = self.ensemble.device.type == "cuda"
+                if on_gpu and self.limit is not None and choice.resident is None:
                     held = functools.partial(self._held, self.limit, plain, (x, y))
                     members, captures = self.moving.members, self.plan.graph
                     choice, self._captures = tried_out(choice, held, members, captures)
@@ -240,11 +259,30 @@ class Mover:
         finally:
             limit.restart()
 
+    def _chosen(self, x: Inputs, data: int, fixed: Footprint, measured: Measured) -> MemoryChoice:
+        mapping, offload, moving = self.mapping, self.ensemble.offload, self.moving
+        if offload is None:
+            device = self.ensemble.device
+            return choose_runner(mapping, self.context, fixed, self.limit, measured, device)
+        if self.settings.options.resident is not None:
+            return MemoryChoice(mapping, resident=offload.resident)
+        optimizer, lr = self.settings.optimizer, self.settings.options.lr
+        found = measured(2, mapping) or fixed
+        always = data + 4 * bytes_of(moving.shared.values()) + self._coordinates(x)
+        footprint = block_footprint(moving, optimizer, lr, found, always)
+        return choose_resident(mapping, offload, moving.members, footprint, self.limit)
+
+    def _coordinates(self, x: Inputs) -> int:
+        """Bytes of input gradients, and of inputs of their own, of all members."""
+        per_member = (self.context.base == "gradients") + self.context.own_inputs
+        return self.moving.members * per_member * bytes_of(tensors_in(x))
+
     @property
     def watches_memory(self) -> bool:
         """Whether memory decides how members run: with a limit, and with several on a GPU."""
         on_gpu = self.ensemble.device.type == "cuda"
-        return self.limit is not None or (on_gpu and self.moving.members > 1)
+        several = on_gpu and self.moving.members > 1
+        return self.limit is not None or several or self.offloaded is not None
 
     def limited(self) -> AbstractContextManager:
         """A block in which the run stays within its limit."""
@@ -273,9 +311,8 @@ class Mover:
     def _fixed_bytes(self, x: Inputs, data: int) -> Footprint:
         """Bytes of a step without activations."""
         options, base, moving = self.settings.options, self.context.base, self.moving
-        trained, inputs = bytes_of(self.trained.values()), bytes_of(tensors_in(x))
+        trained = bytes_of(self.trained.values())
         states = state_bytes(self.settings.optimizer, options.lr, self.trained)
-        per_member = inputs * ((base == "gradients") + self.context.own_inputs)
         fused = bool(self.optimizer.defaults.get("fused"))
         copies = (not fused) + (base == "weights" or options.clip is not None)
         cast = 0
@@ -285,7 +322,7 @@ class Mover:
         return Footprint(
             members=moving.members,
             resident=bytes_of(self.ensemble.state.values()) + states + data,
-            gradients=trained + moving.members * per_member,
+            gradients=trained + self._coordinates(x),
             update=copies * trained,
             delayed=cast,
             unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,
@@ -306,6 +343,8 @@ class Mover:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All tensors that a later step depends on."""
+        if self.ensemble.offload is not None:
+            self.ensemble.offload.flush()
         tensors, _ = flat_state(self.optimizer)
         random = {"cpu": torch.get_rng_state()}
         if self.ensemble.device.type == "cuda":
@@ -319,6 +358,8 @@ class Mover:
         """Continue with the tensors and the optimiser's plain values of an earlier state."""
         self.ensemble.load_state(parts["ensemble"])
         load_flat_state(self.optimizer, parts.get("optimizer", {}), optimizer)
+        if self.offloaded is not None:
+            self.offloaded.blocks.take_over()
         device = self.ensemble.device
         learned = parts.get("likelihood", {})
         own = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
@@ -327,9 +368,3 @@ class Mover:
         torch.set_rng_state(parts["random"]["cpu"])
         if device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], device)
-
-
-def _laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:
-    # A fused optimiser reads memory in order and ignores strides.
-    same = velocity.stride() == weight.stride()
-    return velocity if same else torch.empty_like(weight).copy_(velocity)

@@ -161,6 +161,13 @@ def output_name(name: str, value: Any) -> str | int:
     return value if isinstance(value, str) else whole_or_zero(name, value)
 
 
+def place(name: str, value: Any) -> str:
+    """Where members stay."""
+    if value in ("host", "disk"):
+        return value
+    raise ConfigError(f"{name} must be 'host' or 'disk', not {came(value)}")
+
+
 def _is_truth(value: Any) -> bool:
     return type(value).__name__ in ("bool", "bool_")  # Python's, or that of numpy
 
@@ -247,6 +254,20 @@ class Options:
         'most that the run takes on its device: "8GiB", "800MB", a number of bytes, or a share of '
         "the device such as 0.5. Fewer members then run at a time, if need be.",
         memory_size,
+        kept=False,
+    )
+    resident: int | None = option(
+        None,
+        "members on the device at a time, for members that do not fit: all others stay where "
+        "`offload` says. None keeps all members on the device.",
+        whole,
+        kept=False,
+    )
+    offload: str = option(
+        "host",
+        'where members stay that are not on the device: "host" for the memory of the host, "disk" '
+        "for files.",
+        place,
         kept=False,
     )
     cache: bool = option(

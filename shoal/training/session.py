@@ -26,6 +26,7 @@ from shoal.training.folder_checks import continuing
 from shoal.training.history import balance_sentence, divergence_sentence
 from shoal.training.options import DEFAULTS
 from shoal.training.own_data import OWN_DATA, has_own_data
+from shoal.training.placement import place
 from shoal.training.prepare import keep, prepared
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
@@ -75,8 +76,8 @@ class Session:
                 stack.enter_context(FolderLock(folder.path))
                 stack.enter_context(self.interruption)
                 self._open(folder, resume)
-            ensemble = self.ensemble.to(device, dtype)
             path = None if folder is None else folder.path
+            ensemble = place(self.ensemble, device, dtype, self.settings, path)
             repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
             stack.enter_context(calculating_in(self.settings.options.precision, ensemble))
             trained, batches = ensemble, self.batches

@@ -48,7 +48,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
-from shoal.training.drive import Drive
+from shoal.training.drive import Drive, Parts
 from shoal.training.shared_velocity import shared_velocity, shares_of_drives
 from shoal.training.stages import (
     FrozenState,
@@ -59,7 +59,16 @@ from shoal.training.stages import (
     measured,
 )
 
-__all__ = ["Batch", "StepInfo", "forces", "forces_in", "forces_on_fraction", "share_of"]
+__all__ = [
+    "Batch",
+    "StepInfo",
+    "forces",
+    "forces_in",
+    "forces_on_fraction",
+    "head_lengths",
+    "passes",
+    "share_of",
+]
 
 
 def share_of(repulsion: Repulsion) -> float:
@@ -104,6 +113,8 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     """
     context = drive.context
     if drive.y.is_cuda or context.adversarial is not None or context.mapping.chunk is not None:
+        return False
+    if drive.parts is not None:
         return False
     prior = context.posterior.prior
     coupled = has_batch_norm(ensemble.groups) or isinstance(prior, FunctionalPrior)
@@ -208,14 +219,10 @@ def forces(
 def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[Tree, StepInfo]:
     """`forces` with a ready context, as a trainer has one."""
     posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
-    _check_space(ensemble, repulsion)
-    x, y = batch
     shares = shares_of_drives(context, ensemble)
-    drive = Drive(context, y, shares=shares, points=_points(context, x))
-    partial = repulsion is not None and share_of(repulsion) < 1
-    result, velocity = forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
+    result, velocity = passes(context, ensemble, batch, shares)
     if result.head is not None:
-        lengths = _head_lengths(ensemble, result.head, velocity)
+        lengths = head_lengths(ensemble, result.head, velocity)
         result = result._replace(measures=measured(*lengths, result.alive, result.measures))
     frozen = _frozen_state(context, batch)
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
@@ -238,6 +245,29 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     return moved.velocity | common, info
 
 
+def passes(
+    context: StepContext,
+    ensemble: Ensemble,
+    batch: Batch,
+    shares: Tensor | None = None,
+    parts: Parts | None = None,
+) -> tuple[OutputResult, Tree]:
+    """Both passes of all members: what the outputs give, and J^T times the cotangents.
+
+    Args:
+        context: the settings of the step.
+        ensemble: the members.
+        batch: inputs and targets.
+        shares: weight of each member's drive, see `Drive`.
+        parts: the members part by part, see `Drive`.
+    """
+    repulsion, (x, y) = context.repulsion, batch
+    _check_space(ensemble, repulsion)
+    drive = Drive(context, y, shares=shares, points=_points(context, x), parts=parts)
+    partial = repulsion is not None and share_of(repulsion) < 1
+    return forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
+
+
 def _points(context: StepContext, x: Inputs) -> Drawn | None:
     """The points of this step at which members are compared; None for the batch."""
     repulsion = context.repulsion
@@ -251,7 +281,7 @@ def _points(context: StepContext, x: Inputs) -> Drawn | None:
     return repulsion.points.draw(x, key(context.seed, "points", context.step, x.device))
 
 
-def _head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:
+def head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:
     """Norms of drive and push at the last layers, each [M].
 
     Drive and push meet only at the weights. To separate them in all layers needs another backward

@@ -24,6 +24,7 @@ from shoal.engine.member_runner import MemberRunner
 from shoal.engine.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import begun, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
@@ -159,7 +160,8 @@ class Trainer(Mover):
     def try_out(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""
         ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
-        if ensemble.device.type != "cpu" or self.steps - self.step < WORTH_A_TRIAL:
+        worth = self.steps - self.step >= WORTH_A_TRIAL and self.offloaded is None
+        if ensemble.device.type != "cpu" or not worth:
             return torch.get_num_threads()
         x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
@@ -190,7 +192,7 @@ class Trainer(Mover):
         rate = self.optimizer.param_groups[0]["lr"]
         if not isinstance(self.batches, ArrayBatches) or not isinstance(rate, Tensor):
             return None
-        if not self.plan.graph:
+        if not self.plan.graph or self.offloaded is not None:
             return None
         pace = [(self._rate(step), self._factor(step)) for step in range(self.steps)]
         annealed = self.settings.annealing is not None
@@ -200,6 +202,8 @@ class Trainer(Mover):
         """Add the history row of the epoch that began at `started`."""
         if self.done:
             self._mark_diverged()
+        if self.ensemble.offload is not None:  # snapshots and callbacks read the members
+            self.ensemble.offload.flush()
         rate = self.optimizer.param_groups[0]["lr"]
         row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
         row |= self._initial()
@@ -217,8 +221,10 @@ class Trainer(Mover):
         """Mark members that diverged in the last step; no later step would find them."""
         alive = self.moving.alive
         before = alive.clone()
-        for weight, span in zip(self.moving.weights.values(), self.moving.spans, strict=True):
-            alive[span] &= rows(weight.detach()).isfinite().all(1)
+        for part in parts_on_device(self.moving):
+            mine = alive[part.first - self.moving.first :]
+            for weight, span in zip(part.weights.values(), part.spans, strict=True):
+                mine[span] &= rows(weight.detach()).isfinite().all(1)
         self.tracker.mark_diverged(before & ~alive)
 
     def _recount(self) -> None:
