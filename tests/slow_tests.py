@@ -8,6 +8,8 @@ that drives a browser or kills processes has a mark of its own.
 SLOW_FILES = {
     "test_adapters_page",
     "test_corrupted",
+    "test_decide_command",
+    "test_decisions_coverage",
     "test_evidence",
     "test_flow",
     "test_jobs",

@@ -45,12 +45,39 @@ def beta_quantile(p: float, a: float, b: float) -> float:
     if b <= 0:
         return 1.0
     low, high = 0.0, 1.0
-    one, two = (torch.tensor(value, dtype=torch.float64) for value in (float(a), float(b)))
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        below = float(incomplete_beta(one, two, torch.tensor(middle, dtype=torch.float64))) < p
-        low, high = (middle, high) if below else (low, middle)
+        low, high = (middle, high) if _beta_cdf(a, b, middle) < p else (low, middle)
     return (low + high) / 2
+
+
+def _beta_cdf(a: float, b: float, x: float) -> float:
+    """`incomplete_beta` of single numbers, many times as fast as with tensors."""
+    if x * (a + b + 2) >= a + 1:
+        return 1 - _beta_part(b, a, 1 - x)
+    return _beta_part(a, b, x)
+
+
+def _beta_part(a: float, b: float, x: float) -> float:
+    """The continued fraction of DLMF 8.17.22 by the method of Lentz, for x below the mean."""
+    if x <= 0:
+        return 0.0
+    logs = a * math.log(x) + b * math.log1p(-x)
+    logs += math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    value = upper = 1.0
+    lower, change, j = 0.0, 0.0, 0
+    while abs(change - 1) > 1e-15 and j < 10_000:
+        j += 1
+        m = j // 2
+        if j % 2:
+            step = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            step = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        lower = 1 / (1 + step * lower)
+        upper = 1 + step / upper
+        change = lower * upper
+        value *= change
+    return math.exp(logs) / (a * value)
 
 
 def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
