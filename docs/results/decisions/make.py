@@ -209,8 +209,9 @@ of a threshold is measured on {population:,} further points. All rules for sets 
 
 {table}
 
-{verdict} A conformal promise of 0.90 holds with probability 0.90 to 0.91, since the rank is whole.
-Sets that are not randomised cover more, and so do tests of an error rate.
+{verdict} A conformal promise of 0.90 holds with probability 91 / 101, since the rank is whole.
+Ties can only raise it. A test of an error rate is cautious: it holds more often than promised, and
+answers less than would be possible.
 """
 
 

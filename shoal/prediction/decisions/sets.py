@@ -97,8 +97,8 @@ def conformal_sets(
         score: "lac", "aps" or "raps".
         penalty: λ of "raps".
         free_ranks: k of "raps".
-        randomised: subtract $U p_c$ with uniform U from the scores of "aps" and "raps". Coverage is
-            then close to `level` from above, with smaller sets that depend on chance.
+        randomised: subtract $U p_c$ with uniform U from "aps" and "raps" scores, as published.
+            Sets are smaller, and depend on chance.
         allow_empty: keep sets empty where no class reaches the threshold. By default the most
             probable class is in every set.
         seed: fixes the random part.
