@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shoal.interaction.repulsion import Repulsion
     from shoal.page.compare import Comparison, compare
     from shoal.page.report import report
-    from shoal.prediction import metrics
+    from shoal.prediction import decisions, metrics
     from shoal.prediction.predictive import Predictive
     from shoal.training.adopt import adopt
     from shoal.training.adversarial import Adversarial
@@ -63,6 +63,7 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "Evaluation": "evaluation.evaluation",
     "metrics": "prediction",
+    "decisions": "prediction",
     "report": "page.report",
     "landscape": "evaluation.analyse",
     "evidence": "evaluation.analyse",
@@ -119,6 +120,7 @@ __all__ = [  # noqa: RUF022
     "evaluate",
     "Evaluation",
     "metrics",
+    "decisions",
     "report",
     "landscape",
     "evidence",

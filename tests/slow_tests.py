@@ -9,6 +9,8 @@ SLOW_FILES = {
     "test_adapters_page",
     "test_compress",
     "test_corrupted",
+    "test_decide_command",
+    "test_decisions_coverage",
     "test_evidence",
     "test_export",
     "test_flow",

@@ -80,6 +80,14 @@ COMMANDS = {
         "\n\nColumns for classification: class, probability, entropy and disagreement.\n"
         "Columns for regression: mean and stddev.",
     ),
+    "decide": Command(
+        "fit rules for decisions: when to answer, which classes, which interval, when to alarm",
+        "shoal decide runs/digits-f-kde-m5-s0 --error 0.01\n"
+        "shoal decide runs/digits-f-kde-m5-s0 --level 0.95 --alarms 0.1 -o rules.json",
+        run_arguments.decide,
+        "\n\nThe rules come from a random half of the test set, which the run was not trained on.\n"
+        "They are checked on the other half. They hold for new data of the same distribution.",
+    ),
     "compare": Command(
         "train a grid of methods, ensemble sizes and seeds, and compare with error bars",
         "shoal compare digits --methods ensemble,kde,f-kde --sizes 1,5 --seeds 5\n"

@@ -4,7 +4,17 @@ import argparse
 
 from shoal.cli.arguments import machine, path
 
-__all__ = ["adopt", "evaluate", "evidence", "grow", "landscape", "network", "predict", "report"]
+__all__ = [
+    "adopt",
+    "decide",
+    "evaluate",
+    "evidence",
+    "grow",
+    "landscape",
+    "network",
+    "predict",
+    "report",
+]
 
 
 def network(parser: argparse.ArgumentParser, required: bool = False) -> None:
@@ -70,6 +80,31 @@ def predict(parser: argparse.ArgumentParser) -> None:
         help="write to this .csv or .npz file, not to the screen; a .safetensors file takes the "
         "outputs of every member",
     )
+    network(parser)
+    machine(parser)
+
+
+def decide(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal decide`."""
+    add = parser.add_argument
+    add("run", metavar="RUN", help="folder of a run")
+    shares = {
+        "--error": (0.01, "wished error rate of answers to classes (default: 0.01)"),
+        "--confidence": (0.95, "probability that the error rate holds (default: 0.95)"),
+        "--level": (0.9, "probability of conformal sets and intervals (default: 0.9)"),
+        "--alarms": (0.05, "wished false-alarm rate of OOD detection (default: 0.05)"),
+    }
+    for name, (default, words) in shares.items():
+        add(name, type=float, default=default, metavar="P", help=words)
+    add(
+        "--score",
+        choices=("lac", "aps", "raps"),
+        default="aps",
+        help="score of conformal sets: lac for the smallest, aps and raps for adaptive ones",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="seed of the two halves (default: 0)")
+    add("--data", metavar="SPEC", help="other held-out data: a name, or a TOML table in quotes")
+    add("-o", "--out", type=path, metavar="FILE", help="write the rules to this file as JSON")
     network(parser)
     machine(parser)
 

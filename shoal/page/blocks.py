@@ -16,6 +16,8 @@ __all__ = [
     "Listing",
     "Remark",
     "Section",
+    "Slider",
+    "SliderRow",
     "Statement",
     "Table",
     "TableCell",
@@ -102,6 +104,42 @@ class Heading:
 
 
 @dataclass(frozen=True)
+class SliderRow:
+    """The name of a row, and its cells at every place of the slider."""
+
+    name: str
+    cells: Sequence[Sequence[str]]
+
+    @property
+    def columns(self) -> list[list[str]]:
+        """The texts of each column, one per place of the slider."""
+        return [list(column) for column in zip(*self.cells, strict=True)]
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A table whose numbers follow a slider.
+
+    Attributes:
+        title: heading.
+        label: what the slider sets.
+        places: the text of every place of the slider.
+        start: index of the first place that is shown.
+        columns: names of the columns.
+        rows: one row per method.
+        reading: how to read the table.
+    """
+
+    title: str
+    label: str
+    places: Sequence[str]
+    start: int
+    columns: Sequence[str]
+    rows: Sequence[SliderRow]
+    reading: str = ""
+
+
+@dataclass(frozen=True)
 class Fold:
     """Blocks that are hidden until the reader opens them."""
 
@@ -109,7 +147,7 @@ class Fold:
     blocks: Sequence["Block"]
 
 
-Block = Statement | Figure | Table | Listing | Remark | Heading | Fold
+Block = Statement | Figure | Table | Listing | Remark | Heading | Slider | Fold
 
 
 def rest_folded(figures: Iterable[Figure], title: str, shown: int = 4) -> Iterator[Block]:

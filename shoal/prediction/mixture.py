@@ -4,20 +4,24 @@ Every function takes a `Predictive` of some data points. Temporary tensors have 
 outputs, so a large prediction is worked on in blocks.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.core.errors import DataError
+
 __all__ = [
+    "bisected",
     "bisected_quantile",
     "blocks",
+    "checked_shares",
     "deviation",
     "mean_entropy",
     "mixture_cdf",
     "mixture_log_prob",
+    "same_shares",
     "total_variance",
 ]
 
@@ -51,14 +55,26 @@ def mixture_cdf(pred: Any, y: Tensor) -> Tensor:
 
 
 def bisected_quantile(pred: Any, level: float) -> Tensor:
-    """The quantile of each column, between bounds that Chebyshev's inequality gives."""
+    """The quantile of each column."""
+    moments = pred.mean.double(), pred.stddev.double()
+
+    def cdf(y: Tensor) -> Tensor:
+        return mixture_cdf(pred, y)
+
     whole = pred.likelihood.discrete
+    return bisected(cdf, *moments, torch.tensor(level, dtype=torch.float64), whole)
+
+
+def bisected(
+    cdf: Callable[[Tensor], Tensor], mean: Tensor, stddev: Tensor, level: Tensor, whole: bool
+) -> Tensor:
+    """The smallest y with cdf(y) >= level, between bounds that Chebyshev's inequality gives."""
     # P(|Y - mean| >= r std) <= 1 / r²
-    reach = pred.stddev.double() / math.sqrt(min(level, 1 - level) / 2) + whole
-    low, high = pred.mean.double() - reach, pred.mean.double() + reach
+    reach = stddev / (torch.minimum(level, 1 - level) / 2).sqrt().to(stddev.device) + whole
+    low, high = mean - reach, mean + reach
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        below = mixture_cdf(pred, middle) < level
+        below = cdf(middle) < level.to(middle.device)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return high.floor() if whole else high
 
@@ -86,3 +102,21 @@ def deviation(pred: Any, share: float | None = None) -> Tensor:
         return torch.zeros_like(each[0, ..., 0])
     variance = pred.average((each - pred.average(each)).square()) / (1 - share)
     return variance.sqrt().mean(-1)
+
+
+def checked_shares(weights: Tensor, members: Tensor) -> Tensor | None:
+    """Weights of the members [M] with sum 1; None if they are equal."""
+    weights = torch.as_tensor(weights).to(members)
+    fits = weights.shape == members.shape[:1] and bool((weights >= 0).all())
+    if not fits or abs(float(weights.sum()) - 1) > 1e-4:
+        raise DataError(
+            f"weights must be {len(members)} numbers of at least 0 with sum 1, "
+            f"not {weights.tolist()}; divide them by their sum"
+        )
+    alike = bool((weights == weights[0]).all())
+    return None if alike else weights / weights.sum()
+
+
+def same_shares(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two predictions weigh their members alike."""
+    return a is b if a is None or b is None else torch.equal(a, b)

@@ -14,16 +14,20 @@ from torch import Tensor
 from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.notebook import facts_html
+from shoal.core.optional import require
 from shoal.data.arrays import as_targets
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.posterior import as_points
+from shoal.prediction.draws import chosen_rows, counted_points, drawn_targets, real_targets
+from shoal.prediction.frame import frame_columns
 from shoal.prediction.mixture import (
     bisected_quantile,
     blocks,
+    checked_shares,
     deviation,
     mean_entropy,
     mixture_cdf,
     mixture_log_prob,
+    same_shares,
     total_variance,
 )
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
@@ -71,7 +75,7 @@ class Predictive:
         if outputs.dtype not in (torch.float32, torch.float64):
             object.__setattr__(self, "members", outputs.float())
         if self.weights is not None:
-            object.__setattr__(self, "weights", _checked_weights(self.weights, self.members))
+            object.__setattr__(self, "weights", checked_shares(self.weights, self.members))
 
     def __repr__(self) -> str:
         M, B, *S, C = self.members.shape
@@ -88,6 +92,11 @@ class Predictive:
 
     def __len__(self) -> int:
         return self.members.shape[1]
+
+    def __getitem__(self, index: Any) -> "Predictive":
+        """The prediction for chosen data points: a number, a slice, numbers, or a mask [B]."""
+        members = self.members[:, chosen_rows(index, len(self))]
+        return Predictive(members, self.likelihood, self.weights)
 
     @property
     def size(self) -> int:
@@ -112,7 +121,11 @@ class Predictive:
         first = parts[0]
         for part in parts[1:]:
             same = part.size == first.size and part.members.shape[2:] == first.members.shape[2:]
-            if not (same and part.likelihood == first.likelihood and _same_weights(part, first)):
+            if not (
+                same
+                and part.likelihood == first.likelihood
+                and same_shares(part.weights, first.weights)
+            ):
                 raise DataError(
                     f"concat needs predictions of the same members, not {first} and {part}"
                 )
@@ -205,7 +218,29 @@ class Predictive:
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Ends of the central interval of probability `level`, each [B, K]."""
+        if not 0 < level < 1:
+            raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def sample(self, n: int, *, seed: int | None = None, joint: bool = False) -> Tensor:
+        """Draw targets: labels [n, B], or numbers [n, B, K]; a member first, then its target.
+
+        Args:
+            n: number of draws.
+            seed: fixes the draws; None for other draws at every call.
+            joint: each draw takes one member for all data points, as a drawn function. By default
+                every data point has its own member.
+        """
+        return drawn_targets(self, n, seed, joint)
+
+    def to_frame(self, level: float = 0.9, classes: Sequence[str] | None = None) -> Any:
+        """A pandas table: one row per data point, with the prediction and its uncertainty.
+
+        Args:
+            level: probability of the interval `low` to `high` of numbers.
+            classes: names of the classes.
+        """
+        return require("pandas", extra="frames").DataFrame(frame_columns(self, level, classes))
 
     def entropy(self) -> Tensor:
         """Predictive entropy [B]: the total uncertainty.
@@ -247,7 +282,7 @@ class Predictive:
 
     def check(self, y: ArrayLike) -> Tensor:
         """`y` as a tensor that fits this prediction: labels [B] or targets [B, K]."""
-        y = y if self._has_classes or "loss" in self.likelihood.about.kinds else _real(y)
+        y = y if self._has_classes or "loss" in self.likelihood.about.kinds else real_targets(y)
         targets = as_targets(y, len(self), self.members.dtype)
         sites = self.members.ndim - 3
         shape = (self.members.shape[-1], sites) if sites else self.members.shape[-1:]
@@ -255,18 +290,9 @@ class Predictive:
 
     def points(self, y: ArrayLike | None = None) -> "tuple[Predictive, Any]":
         """The prediction with every site as a data point, and its targets; no ignored targets."""
-        sites, targets = self.members.ndim - 3, y
-        if y is not None and (sites or not isinstance(y, Tensor)):
-            targets = self.check(y)
-        counted = self.likelihood.counted(targets) if isinstance(targets, Tensor) else None
-        if not sites and (counted is None or bool(counted.all())):
+        members, targets = counted_points(self, y)
+        if members is self.members:
             return self, y
-        if y is None:
-            members = self.members.flatten(1, -2)
-        else:
-            members, targets = as_points(self.likelihood, self.members, self.check(y))
-        if members.shape[1] == 0:
-            raise DataError("every target is ignored; give at least one that counts")
         return Predictive(members, self.likelihood, self.weights), targets
 
     def member_probs(self) -> Tensor:
@@ -319,29 +345,3 @@ class Predictive:
     def _only(self, kind: str, what: str, instead: str) -> None:
         if kind not in self.likelihood.about.kinds:
             raise ConfigError(f"{self.task} has no {what}; use {instead}")
-
-
-def _checked_weights(weights: Tensor, members: Tensor) -> Tensor | None:
-    weights = torch.as_tensor(weights).to(members)
-    fits = weights.shape == members.shape[:1] and bool((weights >= 0).all())
-    if not fits or abs(float(weights.sum()) - 1) > 1e-4:
-        raise DataError(
-            f"weights must be {len(members)} numbers of at least 0 with sum 1, "
-            f"not {weights.tolist()}; divide them by their sum"
-        )
-    alike = bool((weights == weights[0]).all())
-    return None if alike else weights / weights.sum()
-
-
-def _same_weights(a: Predictive, b: Predictive) -> bool:
-    if a.weights is None or b.weights is None:
-        return a.weights is b.weights
-    return torch.equal(a.weights, b.weights)
-
-
-def _real(y: ArrayLike) -> ArrayLike:
-    """Integers as floats: without classes, integers are not labels."""
-    if isinstance(y, Tensor):
-        return y if y.is_floating_point() else y.double()
-    array = np.asarray(y)
-    return array.astype(np.float64) if array.dtype.kind in "biu" else array

@@ -17,6 +17,7 @@ from shoal.data.images import fitted, in_range
 from shoal.engine.autotune import set_threads
 from shoal.experiment.build import check_device
 from shoal.prediction import Predictive, predict
+from shoal.prediction.frame import main_columns
 from shoal.training.run import Run
 
 __all__ = ["run"]
@@ -41,7 +42,7 @@ def run(options: Namespace) -> Outcome:
     if members_out is not None:
         told = f"predictions of {pred.size} members for {len(pred)} inputs written to {out}"
         return Outcome(told, {"file": str(out), "rows": len(pred), "members": pred.size})
-    columns = _columns(pred)
+    columns = main_columns(pred)
     if out is None:
         return Outcome(_csv(columns).rstrip(), _rows(columns))
     if out.suffix.lower() == ".npz":
@@ -71,26 +72,6 @@ def _rescaled(x: Tensor, run: Run, file: str) -> Tensor:
             f"Shoal rescales them to the training range, {low:.3g} to {high:.3g}"
         )
     return in_range(x, (low, high))
-
-
-def _columns(pred: Predictive) -> dict[str, np.ndarray]:
-    if not pred.likelihood.about.has_classes:
-        mean, stddev = pred.mean.numpy(), pred.stddev.numpy()
-        if mean.shape[1] == 1:
-            return {"mean": mean[:, 0], "stddev": stddev[:, 0]}
-        found = {}
-        for column in range(mean.shape[1]):
-            found |= {f"mean_{column}": mean[:, column], f"stddev_{column}": stddev[:, column]}
-        return found
-    if pred.probs.ndim > 2:
-        columns = pred.mean.numpy().T
-        return {f"probability_{column}": values for column, values in enumerate(columns)}
-    return {
-        "class": pred.labels().numpy(),
-        "probability": pred.confidence().numpy(),
-        "entropy": pred.entropy().numpy(),
-        "disagreement": pred.disagreement().numpy(),
-    }
 
 
 def _arrays(pred: Predictive) -> dict[str, np.ndarray]:

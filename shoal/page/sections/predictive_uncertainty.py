@@ -9,6 +9,7 @@ from shoal import plots
 from shoal.core.text import percent
 from shoal.evaluation.evaluation import Evaluation
 from shoal.page import sentences
+from shoal.page.answering import answering_slider
 from shoal.page.blocks import Block, Figure, Fold, Heading, Section, rest_folded, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, SeedGroup
@@ -29,6 +30,7 @@ def uncertainty_section(report_data: ReportData) -> Section | None:
     blocks = [
         *rest_folded(_histograms(report_data), "Uncertainty of the other methods"),
         *_by_sizes(report_data),
+        *answering_slider(report_data),
         *_confident(report_data),
         *rest_folded(_toys(report_data), "Predictions of the other methods"),
         *_galleries(report_data),

@@ -20,6 +20,20 @@ for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => sortBy(button.closest("th")));
 }
 
+for (const input of document.querySelectorAll(".slider input")) {
+  const box = input.closest("figure"), places = JSON.parse(input.dataset.places);
+  const cells = [...box.querySelectorAll("[data-texts]")];
+  const texts = cells.map((cell) => JSON.parse(cell.dataset.texts));
+  const whole = (text) => text.replaceAll(" %", "\u00a0%");
+  const show = () => {
+    box.querySelector("output").textContent = whole(places[input.value]);
+    input.setAttribute("aria-valuetext", places[input.value]);
+    cells.forEach((cell, i) => { cell.textContent = whole(texts[i][input.value]); });
+  };
+  input.addEventListener("input", show);
+  show();
+}
+
 let opened = [];
 addEventListener("beforeprint", () => {
   opened = [...document.querySelectorAll("details:not([open])")];

@@ -1,0 +1,131 @@
+"""Exact binomial tests and intervals, which the guarantees of decisions rest on."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.inference.incomplete_beta import incomplete_beta
+from shoal.prediction.predictive import ArrayLike, Predictive
+
+__all__ = [
+    "beta_quantile",
+    "binomial_cdf",
+    "check_share",
+    "class_probs",
+    "clopper_pearson",
+    "conformal_rank",
+    "labelled",
+]
+
+_HALVINGS = 60
+
+
+def binomial_cdf(k: Tensor, n: Tensor, p: float) -> Tensor:
+    """P(K <= k) for K ~ Binomial(n, p), an incomplete beta function; 1 for k = n.
+
+    >>> binomial_cdf(torch.tensor(1), torch.tensor(2), 0.5)
+    tensor(0.7500, dtype=torch.float64)
+    """
+    k, n = torch.broadcast_tensors(k.double(), n.double())
+    rest = (n - k).clamp_min(1)
+    below = incomplete_beta(rest, k + 1, torch.tensor(1 - p, dtype=torch.float64))
+    return torch.where(k >= n, 1.0, below)
+
+
+def beta_quantile(p: float, a: float, b: float) -> float:
+    """The number below which a Beta(a, b) variable lies with probability p, by bisection.
+
+    >>> round(beta_quantile(0.5, 2, 1), 6)
+    0.707107
+    """
+    if a <= 0:
+        return 0.0
+    if b <= 0:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beta_cdf(a, b, middle) < p else (low, middle)
+    return (low + high) / 2
+
+
+def _beta_cdf(a: float, b: float, x: float) -> float:
+    """`incomplete_beta` of single numbers, many times as fast as with tensors."""
+    if x * (a + b + 2) >= a + 1:
+        return 1 - _beta_part(b, a, 1 - x)
+    return _beta_part(a, b, x)
+
+
+def _beta_part(a: float, b: float, x: float) -> float:
+    """The continued fraction of DLMF 8.17.22 by the method of Lentz, for x below the mean."""
+    if x <= 0:
+        return 0.0
+    logs = a * math.log(x) + b * math.log1p(-x)
+    logs += math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    value = upper = 1.0
+    lower, change, j = 0.0, 0.0, 0
+    while abs(change - 1) > 1e-15 and j < 10_000:
+        j += 1
+        m = j // 2
+        if j % 2:
+            step = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            step = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        lower = 1 / (1 + step * lower)
+        upper = 1 + step / upper
+        change = lower * upper
+        value *= change
+    return math.exp(logs) / (a * value)
+
+
+def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact interval of a probability from k successes in n trials.
+
+    The ends are quantiles of Beta(k, n - k + 1) and Beta(k + 1, n - k).
+    Clopper & Pearson (1934), doi 10.1093/biomet/26.4.404.
+
+    >>> tuple(round(end, 4) for end in clopper_pearson(0, 10))
+    (0.0, 0.3085)
+    """
+    check_share("confidence", confidence)
+    tail = (1 - confidence) / 2
+    return beta_quantile(tail, k, n - k + 1), beta_quantile(1 - tail, k + 1, n - k)
+
+
+def conformal_rank(n: int, level: float) -> int:
+    """The rank ⌈(n + 1) level⌉ of the calibration score that is the threshold; n + 1 is infinity.
+
+    Vovk et al. (2005), doi 10.1007/b106715.
+
+    >>> conformal_rank(99, 0.9), conformal_rank(5, 0.9)
+    (90, 6)
+    """
+    return math.ceil((n + 1) * level - 1e-9)
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse a number that is not between 0 and 1."""
+    if not 0 < value < 1:
+        raise ConfigError(f"{name} must be between 0 and 1, such as 0.1, not {value}")
+
+
+def class_probs(pred: Predictive) -> tuple[Predictive, Tensor]:
+    """The prediction with every site as a data point, and its class probabilities [B, C]."""
+    points = pred.points()[0]
+    probs = points.probs.double()
+    if probs.ndim != 2:
+        raise ConfigError(
+            "a decision needs one label per data point, but the prediction has several; "
+            "take the columns one by one"
+        )
+    return points, probs
+
+
+def labelled(pred: Predictive, y: ArrayLike) -> tuple[Predictive, Tensor, Tensor]:
+    """Data points that count, their class probabilities [B, C] and labels [B]."""
+    counted, targets = pred.points(y)
+    points, probs = class_probs(counted)
+    labels = points.likelihood.labels(points.check(targets))
+    return points, probs, labels.to(probs.device)

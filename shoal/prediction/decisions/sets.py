@@ -1,0 +1,140 @@
+"""Conformal sets of classes: LAC, APS and RAPS."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError
+from shoal.prediction.decisions.binomial import check_share, class_probs, conformal_rank, labelled
+from shoal.prediction.predictive import ArrayLike, Predictive
+
+__all__ = ["ConformalSets", "conformal_sets"]
+
+Score = Literal["lac", "aps", "raps"]
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    """A fitted rule for sets; call it with a prediction to get the sets [B, C].
+
+    Attributes:
+        threshold: classes with at most this score are in the set; infinite with too few data.
+        level: probability that a set contains the true class.
+        score: "lac", "aps" or "raps".
+        validation_points: number of validation points.
+        penalty: of RAPS, per rank below `free_ranks`.
+        free_ranks: of RAPS, ranks without a penalty.
+        randomised: whether the last class of a set is included at random.
+        allow_empty: whether a set may be empty.
+    """
+
+    threshold: float
+    level: float
+    score: Score
+    validation_points: int
+    penalty: float = 0.0
+    free_ranks: int = 0
+    randomised: bool = False
+    allow_empty: bool = False
+
+    @property
+    def guarantee(self) -> str:
+        """What holds for new data, and on which condition."""
+        return (
+            f"A set contains the true class with probability {self.level:.4g} or more, if new data "
+            f"are exchangeable with the {self.validation_points} validation points."
+        )
+
+    def __call__(self, pred: Predictive, *, seed: int | None = None) -> Tensor:
+        """Which classes are in the set of each data point [B, C].
+
+        Args:
+            pred: a new prediction.
+            seed: fixes the random part of randomised sets.
+        """
+        _, probs = class_probs(pred)
+        inside = self._scores(probs, seed) <= self.threshold
+        if not self.allow_empty:
+            inside = inside.scatter(-1, probs.argmax(-1, keepdim=True), True)
+        return inside
+
+    def _scores(self, probs: Tensor, seed: int | None) -> Tensor:
+        return _scores(probs, self.score, self.penalty, self.free_ranks, self.randomised, seed)
+
+
+def conformal_sets(
+    pred: Predictive,
+    y: ArrayLike,
+    level: float = 0.9,
+    *,
+    score: Score = "aps",
+    penalty: float = 0.01,
+    free_ranks: int = 5,
+    randomised: bool = False,
+    allow_empty: bool = False,
+    seed: int | None = None,
+) -> ConformalSets:
+    r"""Sets of classes that contain the true class with probability `level`.
+
+    A set holds the classes whose score is at most q, the $\lceil (n+1)\, level \rceil$-th smallest
+    score of the n validation labels. New data must be *exchangeable* with the validation data; then
+    coverage is at least `level`, on average over validation data and new data.
+
+    Scores, with the classes sorted by probability and o the rank of class c:
+
+    - "lac": $1 - p_c$. Smallest sets on average. Sadinle et al. (2019), arXiv 1609.00451.
+    - "aps": $\sum_{r \le o} p_{(r)}$, large sets where the prediction is uncertain.
+      Romano et al. (2020), arXiv 2006.02544.
+    - "raps": "aps" plus $\lambda\, (o - k)_+$, smaller sets for many classes.
+      Angelopoulos et al. (2021), arXiv 2009.14193.
+
+    Args:
+        pred: prediction of classes for validation data.
+        y: the true labels [B].
+        level: wished probability.
+        score: "lac", "aps" or "raps".
+        penalty: λ of "raps".
+        free_ranks: k of "raps".
+        randomised: subtract $U p_c$ with uniform U from "aps" and "raps" scores, as published.
+            Sets are smaller, and depend on chance.
+        allow_empty: keep sets empty where no class reaches the threshold. By default the most
+            probable class is in every set.
+        seed: fixes the random part.
+    """
+    check_share("level", level)
+    if score not in ("lac", "aps", "raps"):
+        raise ConfigError(f'score must be "lac", "aps" or "raps", not {score!r}')
+    if penalty < 0 or free_ranks < 0:
+        raise ConfigError(
+            f"penalty and free_ranks are 0 or more, not {penalty} and {free_ranks}; "
+            f"type penalty=0.01, free_ranks=5"
+        )
+    used = (penalty, free_ranks) if score == "raps" else (0.0, 0)
+    randomised = randomised and score != "lac"
+    _, probs, labels = labelled(pred, y)
+    each = _scores(probs, score, *used, randomised, seed).gather(1, labels.unsqueeze(1))
+    rank = conformal_rank(n := len(labels), level)
+    found = torch.inf if rank > n else float(each.flatten().kthvalue(rank).values)
+    return ConformalSets(found, level, score, n, *used, randomised, allow_empty)
+
+
+def _scores(
+    probs: Tensor, score: str, penalty: float, free: int, randomised: bool, seed: int | None
+) -> Tensor:
+    """The score of every class [B, C]; small for probable classes."""
+    if score == "lac":
+        return 1 - probs
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(1, probs.shape[-1] + 1, device=probs.device)
+    each = ordered.cumsum(-1) + penalty * (ranks - free).clamp_min(0)
+    if randomised:
+        each = each - _uniform(len(probs), seed).to(probs).unsqueeze(1) * ordered
+    return torch.empty_like(each).scatter(-1, order, each)
+
+
+def _uniform(n: int, seed: int | None) -> Tensor:
+    random = torch.Generator()
+    random.seed() if seed is None else random.manual_seed(seed)
+    return torch.rand(n, generator=random, dtype=torch.float64)
