@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
-from shoal.core.disk import checked_path, size_of, storage_errors
+from shoal.core.disk import checked_path, size_of, storage_errors, sync_name
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
 from shoal.core.files import (
     Layout,
@@ -136,6 +136,8 @@ class RunFolder:
         parse_toml(text, str(path))  # an unreadable config must stop the run before training
         write_json(self.path / "provenance.json", sealed(provenance))
         write_text(path, text)
+        with storage_errors("write", path, len(text)):
+            sync_name(path.parent)  # the lock made the folder, maybe with its parents
 
     def leave(self, made: bool) -> None:
         """Remove the folder if it was created for a run that never began."""
