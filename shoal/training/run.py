@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
+from shoal.core.checkpoints import Checkpoint, load_checkpoint, steps
 from shoal.core.disk import checked_path, size_of, storage_errors, sync_name
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
 from shoal.core.files import (
@@ -34,7 +34,6 @@ from shoal.models.blueprint import Blueprint
 from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
 from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.prepare import AXES, SHARED
-from shoal.training.trainer import Trainer
 
 __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
 
@@ -144,14 +143,6 @@ class RunFolder:
         if made:
             with suppress(OSError):
                 self.path.rmdir()
-
-    def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
-        """Write the history so far, then a checkpoint that refers to it, and the wall time."""
-        state = trainer.state()
-        state["history"] = self.history.keep(state["history"])
-        tensors = trainer.parts()
-        save_checkpoint(self.checkpoints, trainer.step, tensors, state, run=self.belongings)
-        write_json(self.path / "provenance.json", sealed(provenance | {"notes": notes}))
 
     def checkpoint(
         self, expected: Mapping[str, Layout] | None = None, limit: int | None = None

@@ -29,6 +29,7 @@ from shoal.training.own_data import OWN_DATA, has_own_data
 from shoal.training.prepare import keep, prepared
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
+from shoal.training.saving import Saver
 from shoal.training.settings import Settings
 from shoal.training.trainer import Trainer
 from shoal.training.trajectory import Trajectory, copy_state
@@ -73,6 +74,8 @@ class Session:
             if folder is not None:
                 stack.callback(folder.leave, made=not os.path.exists(folder.path))
                 stack.enter_context(FolderLock(folder.path))
+                self.saver = Saver(folder, self.settings.options.save_every)
+                stack.callback(self.saver.close)
                 stack.enter_context(self.interruption)
                 self._open(folder, resume)
             ensemble = self.ensemble.to(device, dtype)
@@ -148,8 +151,7 @@ class Session:
     def _train(self, progress: Progress) -> None:
         trainer = self.trainer
         trainer.ensemble.train()
-        saved = started = time.monotonic()
-        every = self.settings.options.save_every
+        started = time.monotonic()
         for _ in trainer.run():
             self._begin()
             progress.step()
@@ -158,12 +160,11 @@ class Session:
                 started = time.monotonic()
             if self.interruption.received is not None:
                 break
-            if self.folder is not None and time.monotonic() - saved >= every:
+            if self.folder is not None and self.saver.due:
                 self._save()
-                saved = time.monotonic()
         if trainer.done:
             self._conclude(progress)
-        self._save()
+        self._save(last=True)
         if self.interruption.received is not None:
             self.interruption.stop()
 
@@ -234,9 +235,10 @@ class Session:
             self.notes.append(sentence)
             progress.say(sentence)
 
-    def _save(self) -> None:
+    def _save(self, last: bool = False) -> None:
         if self.folder is not None:
-            self.folder.save(self.trainer, self.provenance, self.notes)
+            save = self.saver.finish if last else self.saver.save
+            save(self.trainer, self.provenance, self.notes)
 
     def _result(self) -> Run:
         trainer = self.trainer
