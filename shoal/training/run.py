@@ -143,12 +143,17 @@ class RunFolder:
             with suppress(OSError):
                 self.path.rmdir()
 
-    def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
+    def save(
+        self,
+        trainer: Trainer,
+        provenance: dict[str, Any],
+        notes: list[str],
+        parts: dict[str, dict[str, Tensor]],
+    ) -> None:
         """Write the history so far, then a checkpoint that refers to it, and the wall time."""
         state = trainer.state()
         state["history"] = self.history.keep(state["history"])
-        tensors = trainer.parts()
-        save_checkpoint(self.checkpoints, trainer.step, tensors, state, run=self.belongings)
+        save_checkpoint(self.checkpoints, trainer.step, parts, state, run=self.belongings)
         write_json(self.path / "provenance.json", sealed(provenance | {"notes": notes}))
 
     def checkpoint(
