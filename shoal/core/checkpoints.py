@@ -90,7 +90,7 @@ def save_checkpoint(
         run: Digests that identify the run; `load_checkpoint` requires the same.
         shard: The share of this process; None for the only process.
     """
-    folder, shard = Path(folder), shard or Shard(Alone(), ())
+    folder, shard = Path(folder), shard or Shard(Alone())
     exchange, target = shard.exchange, folder / f"step-{step:09d}"
     text = b""
 
@@ -106,7 +106,7 @@ def save_checkpoint(
     def finish() -> None:
         if shard.first:
             with storage_errors("write", target, _bytes(parts, text)):
-                put_manifest(fresh, step, run or {}, files, exchange.world > 1)
+                put_manifest(fresh, step, run or {}, files, shard.count > 1)
                 sync(fresh)
                 put_in_place(fresh, target)
                 prune(folder, step, keep, fresh.parent)

@@ -6,7 +6,7 @@ So the headers alone say which rows are where, and any split can be read for any
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +15,18 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from shoal.core.errors import CheckpointCorrupt
+from shoal.core.errors import CheckpointCorrupt, ConfigError
 from shoal.core.exchange import Exchange
 from shoal.core.files import Layout, layout_in, opened, places_in, read_rows
 
 __all__ = ["Rows", "Shard", "SplitTensors", "parts_in", "shard_name"]
 
-Rows = Callable[[str, str, int], slice]
-"""Which rows to read, given a part, a tensor and its number of rows; rows have no gaps."""
+Spans = Sequence[slice] | None
+"""Ranges of rows, in the order in which they are read; None for all rows."""
 
-MOST_SHARDS = 99_999
+Rows = Callable[[str, str, int], Spans]
+"""Which rows to read, given a part, a tensor and its number of rows."""
+
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.ASCII)
 
 
@@ -32,16 +34,21 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.ASCII)
 class Shard:
     """The share of one process in a checkpoint that several processes write.
 
-    Every process gives its own rows of the tensors of `parts`, in the order of the ranks. The first
-    process also gives the tensors that all processes have alike, and all other parts.
+    Every process gives its own rows of the tensors of `parts`, in the order of the shards. One
+    process gives a tensor that all have alike, and the first process gives all other parts. A
+    process without rows gives no parts.
 
     Attributes:
         exchange: reaches the other processes.
         parts: parts of which each process has rows.
+        index: number of this process's shard, from 0.
+        count: number of shards.
     """
 
     exchange: Exchange
-    parts: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+    index: int = 0
+    count: int = 1
 
     @property
     def first(self) -> bool:
@@ -50,18 +57,18 @@ class Shard:
 
     def file(self, part: str) -> str:
         """The name of this process's file of a part."""
-        if part not in self.parts or self.exchange.world == 1:
+        if part not in self.parts or self.count == 1:
             return f"{part}.safetensors"
-        return f"{shard_name(part, self.exchange.rank, self.exchange.world)}.safetensors"
+        return f"{shard_name(part, self.index, self.count)}.safetensors"
 
 
-def shard_name(part: str, rank: int, world: int) -> str:
+def shard_name(part: str, index: int, count: int) -> str:
     """The name of the file with the rows of one process, without its ending.
 
     >>> shard_name("ensemble", 0, 2)
     'ensemble-00001-of-00002'
     """
-    return f"{part}-{rank + 1:05d}-of-{world:05d}"
+    return f"{part}-{index + 1:05d}-of-{count:05d}"
 
 
 def parts_in(names: Iterable[str], split: bool, folder: Path) -> dict[str, list[str]]:
@@ -134,54 +141,63 @@ class SplitTensors:
                 raise CheckpointCorrupt(f"{path} has other columns of '{name}' than other shards")
             self.whole[name] = (begin + rows, *shape[1:]) if shape else shape, dtype
 
-    def wanted(self, rows: Rows | None) -> dict[str, slice | None]:
-        """Rows of every tensor to read; None for a tensor that is read whole."""
-        found: dict[str, slice | None] = {}
+    def wanted(self, rows: Rows | None) -> dict[str, Spans]:
+        """Rows of every tensor to read."""
+        found: dict[str, Spans] = dict.fromkeys(self.whole)
         for name, (shape, _) in self.whole.items():
-            found[name] = None
             if rows is not None and shape:
-                begin, end, _ = rows(self.part, name, shape[0]).indices(shape[0])
-                if (begin, end) != (0, shape[0]):
-                    found[name] = slice(begin, max(begin, end))
+                found[name] = rows(self.part, name, shape[0])
         return found
 
-    def bytes_of(self, wanted: Mapping[str, slice | None]) -> int:
+    def bytes_of(self, wanted: Mapping[str, Spans]) -> int:
         """Bytes of the wanted rows."""
         total = 0
-        for name, span in wanted.items():
+        for name, spans in wanted.items():
             shape, dtype = self.whole[name]
-            count = shape if span is None else (span.stop - span.start, *shape[1:])
+            count = shape if spans is None else (_length(spans), *shape[1:])
             total += torch.Size(count).numel() * dtype.itemsize
         return total
 
-    def needed(self, wanted: Mapping[str, slice | None]) -> list[Path]:
+    def needed(self, wanted: Mapping[str, Spans]) -> list[Path]:
         """Files that have some of the wanted rows; a part in one file is always read."""
         if len(self.paths) == 1:
             return self.paths
-        used = {piece.file for name, span in wanted.items() for piece in self._overlaps(name, span)}
+        used: set[int] = set()
+        for name, spans in wanted.items():
+            if spans is None:
+                used |= {piece.file for piece in self._pieces[name]}
+            for span in spans or ():
+                used |= {piece.file for piece, _, _ in self._overlaps(name, span)}
         return [path for index, path in enumerate(self.paths) if index in used]
 
-    def _overlaps(self, name: str, span: slice | None) -> list[_Piece]:
-        pieces = self._pieces[name]
-        if span is None:
-            return pieces
-        return [p for p in pieces if max(p.begin, span.start) < min(p.end, span.stop)]
+    def _overlaps(self, name: str, span: slice) -> Iterator[tuple[_Piece, int, int]]:
+        """Pieces of some rows, each with the first row in it and the first one after it."""
+        for piece in self._pieces[name]:
+            low, high = max(piece.begin, span.start), min(piece.end, span.stop)
+            if low < high:
+                yield piece, low, high
 
-    def read(self, wanted: Mapping[str, slice | None]) -> dict[str, Tensor]:
+    def read(self, wanted: Mapping[str, Spans]) -> dict[str, Tensor]:
         """The wanted rows, each tensor in its own memory."""
-        return {name: self._tensor(name, span) for name, span in wanted.items()}
+        return {name: self._tensor(name, spans) for name, spans in wanted.items()}
 
-    def _tensor(self, name: str, span: slice | None) -> Tensor:
-        pieces = self._overlaps(name, span)
-        if span is None and len(pieces) == 1:
+    def _tensor(self, name: str, spans: Spans) -> Tensor:
+        pieces = self._pieces[name]
+        if spans is None and len(pieces) == 1:
             return self._files[pieces[0].file].get_tensor(name)
         shape, dtype = self.whole[name]
-        begin, end = (0, shape[0]) if span is None else (span.start, span.stop)
-        rows = torch.empty((end - begin, *shape[1:]), dtype=dtype)
-        wide = rows[:1].numel() * dtype.itemsize
-        for piece in pieces:
-            low, high = max(piece.begin, begin), min(piece.end, end)
-            if low < high:
+        spans = [slice(0, shape[0])] if spans is None else spans
+        rows, done = torch.empty((_length(spans), *shape[1:]), dtype=dtype), 0
+        wide = torch.Size(shape[1:]).numel() * dtype.itemsize
+        for span in spans:
+            if not 0 <= span.start <= span.stop <= shape[0]:
+                raise ConfigError(f"'{name}' has {shape[0]} rows, not {span.start} to {span.stop}")
+            for piece, low, high in self._overlaps(name, span):
                 place = self._places[piece.file][name] + (low - piece.begin) * wide
-                read_rows(self.paths[piece.file], place, rows[low - begin : high - begin])
+                read_rows(self.paths[piece.file], place, rows[done : done + high - low])
+                done += high - low
         return rows
+
+
+def _length(spans: Sequence[slice]) -> int:
+    return sum(span.stop - span.start for span in spans)

@@ -59,6 +59,8 @@ def grow(
     engine: str = UNSET,
     memory: str | int | float | None = UNSET,
     cache: bool = UNSET,
+    mesh: str | None = UNSET,
+    peer_timeout: float = UNSET,
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = UNSET,

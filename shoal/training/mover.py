@@ -20,6 +20,7 @@ from shoal.data.batch import Targets
 from shoal.engine.footprint import Footprint, bytes_of
 from shoal.engine.member_runner import MemberRunner
 from shoal.engine.memory import KEPT_FREE, MemoryLimit, keep_freed, smaller, within_memory
+from shoal.engine.mesh import Mesh
 from shoal.engine.plan import parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -28,6 +29,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
 from shoal.training.memory import MemoryChoice, choose_runner, state_bytes, with_activations
+from shoal.training.mesh_state import agreed, prior_of_all
 from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
@@ -64,6 +66,7 @@ class Mover:
         n: float,
         points: int,
         steps: int,
+        mesh: Mesh | None = None,
     ) -> None:
         """Prepare the members for training.
 
@@ -75,11 +78,14 @@ class Mover:
             n: number of targets, see `Posterior`.
             points: number of data points.
             steps: expected number of steps, which decides what is worth compiling.
+            mesh: the processes that train the other members; None for one process.
         """
         options = settings.options
-        self.ensemble, self.settings, self.points = ensemble, settings, points
+        self.ensemble, self.settings, self.points, self.mesh = ensemble, settings, points, mesh
         self.repulsion = repulsion or settings.method.repulsion
         self.moving, self.frozen = divided(ensemble, options.frozen)
+        if mesh is not None:
+            self.moving.first = options.frozen + mesh.own.start
         self.optimizer = make_optimizer(settings.optimizer, self.trained, options.lr)
         self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
@@ -87,6 +93,8 @@ class Mover:
         self.plan = parse_engine(options.engine).settled_for(
             ensemble.groups, ensemble.device, steps, waits
         )
+        if mesh is not None:  # neither captures nor compilers see messages between processes
+            self.plan = replace(self.plan, graph=False, compiled=False)
         self.mapping = self.plan.mapping or MemberRunner()
         self.context = StepContext(
             posterior=self._posterior(likelihood, n),
@@ -96,6 +104,7 @@ class Mover:
             stages=self._stages(),
             own_inputs=is_per_member(settings.augment),
             frozen=self.frozen,
+            mesh=mesh,
         )
         own = bytes_of(ensemble.state.values())
         wanted: Any = options.memory
@@ -139,14 +148,17 @@ class Mover:
         context = self.context if context is None else context
         if settings.augment is not None:
             own = key(settings.options.seed, "augment", step, x.device)
-            x = augmented(settings.augment, x, own, moving.members)
+            first = 0 if self.mesh is None else self.mesh.own.start
+            x = augmented(settings.augment, x, own, moving.members, first)
         (velocity, info), self.mapping = within_memory(
             lambda mapping: forces_in(context.at(step, annealing, mapping), moving, (x, y)),
             moving.buffers,
             moving.members,
             moving.device,
             self.mapping,
+            alone=self.mesh is None,
         )
+        info = agreed(self.mesh, info, self.repulsion is not None)
         shared = moving.trained_shared
         velocity = clip_members(velocity, settings.options.clip, self.spans, shared)
         for name, weight in self.trained.items():
@@ -154,7 +166,8 @@ class Mover:
         if settings.options.noise is not None:
             heat = settings.options.noise * context.posterior.heat
             add_noise(moving, self.optimizer, heat, settings.options.seed, step, info.alive)
-            count = info.alive.sum().clamp(min=1)
+            count = info.alive.sum() if info.count is None else info.count
+            count = count.clamp(min=1)
             together = list(shared.values())
             add_shared_noise(together, count, self.optimizer, heat, settings.options.seed, step)
         self.optimizer.step()
@@ -183,7 +196,7 @@ class Mover:
         """
         if not self.watches_memory:
             return MemoryChoice(self.mapping)
-        plain = replace(self.context, own_inputs=False, stages=Stages())
+        plain = replace(self.context, own_inputs=False, stages=Stages(), mesh=None)
         fixed = self._fixed_bytes(x, data)
 
         def measured(most: int, mapping: MemberRunner) -> Footprint | None:
@@ -268,7 +281,8 @@ class Mover:
         for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
             if decay is not None:
                 group["weight_decay"] = decay
-        whole = Posterior(likelihood, settings.prior, n, settings.options.temperature)
+        prior = prior_of_all(settings.prior, self.mesh)
+        whole = Posterior(likelihood, prior, n, settings.options.temperature)
         return hand_over(whole, self.repulsion, settings, self.optimizer)
 
     def for_targets(self, n: float) -> Posterior:

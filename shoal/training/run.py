@@ -13,6 +13,7 @@ from torch import Tensor
 from shoal.core.checkpoints import Checkpoint, load_checkpoint, steps
 from shoal.core.disk import checked_path, size_of, storage_errors, sync_name
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
+from shoal.core.exchange import Exchange
 from shoal.core.files import (
     Layout,
     read_sealed,
@@ -24,6 +25,7 @@ from shoal.core.files import (
 )
 from shoal.core.formats import MAX_BYTES, parse_toml, to_json, to_toml
 from shoal.core.notebook import facts_html
+from shoal.core.shards import Rows
 from shoal.core.types import Tree
 from shoal.core.values import came, check_spec
 from shoal.inference import likelihoods
@@ -145,19 +147,24 @@ class RunFolder:
                 self.path.rmdir()
 
     def checkpoint(
-        self, expected: Mapping[str, Layout] | None = None, limit: int | None = None
+        self,
+        expected: Mapping[str, Layout] | None = None,
+        limit: int | None = None,
+        rows: Rows | None = None,
+        exchange: Exchange | None = None,
     ) -> Checkpoint:
-        """The last valid checkpoint of this run, with the rows of its history."""
-        found = load_checkpoint(self.checkpoints, expected, self.belongings, limit)
+        """The last valid checkpoint of this run, with its history; see `load_checkpoint`."""
+        given = expected, self.belongings, limit, rows, exchange
+        found = load_checkpoint(self.checkpoints, *given)
         state = checked_state(found, self.checkpoints)
-        rows = state["history"]
-        if isinstance(rows, dict):
-            rows = self.history.read(rows, found.step)
-        elif not all(is_row(row, epoch) for epoch, row in enumerate(rows, 1)):
+        history = state["history"]
+        if isinstance(history, dict):
+            history = self.history.read(history, found.step)
+        elif not all(is_row(row, epoch) for epoch, row in enumerate(history, 1)):
             raise CheckpointCorrupt(
                 f"the history in {self.checkpoints} does not have one row per epoch"
             )
-        return replace(found, state=state | {"history": rows})
+        return replace(found, state=state | {"history": history})
 
     @cached_property
     def belongings(self) -> dict[str, str]:

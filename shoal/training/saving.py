@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from shoal.core.background import BackgroundWriter
-from shoal.core.checkpoints import save_checkpoint
+from shoal.core.checkpoints import Checkpoint, save_checkpoint
 from shoal.core.errors import ShoalWarning, StorageError
-from shoal.core.files import sealed, write_json
+from shoal.core.exchange import Alone, agreed
+from shoal.core.files import Layout, sealed, write_json
+from shoal.core.shards import Shard
+from shoal.training.mesh_shards import Shards
 from shoal.training.run import RunFolder
 from shoal.training.trainer import Trainer
 
@@ -51,11 +54,25 @@ class RunState:
         table = sealed(provenance | {"notes": list(notes)})
         return cls(trainer.step, trainer.parts(), values, table)
 
-    def write(self, folder: RunFolder) -> None:
-        """Write the history so far, then a checkpoint that refers to it, and the wall time."""
-        values = self.values | {"history": folder.history.keep(self.values["history"])}
-        save_checkpoint(folder.checkpoints, self.step, self.parts, values, run=folder.belongings)
-        write_json(folder.path / "provenance.json", self.provenance)
+    def write(self, folder: RunFolder, shard: Shard | None = None) -> None:
+        """Write the history so far, then a checkpoint that refers to it, and the wall time.
+
+        Of several processes, each gives its shard, and the first writes what is not divided.
+        """
+        shard = shard or Shard(Alone())
+
+        def begin() -> Any:
+            if shard.first:
+                return [folder.history.keep(self.values["history"]), folder.belongings]
+
+        def end() -> None:
+            if shard.first:
+                write_json(folder.path / "provenance.json", self.provenance)
+
+        kept, run = agreed(shard.exchange, begin)[0]
+        values = self.values | {"history": kept}
+        save_checkpoint(folder.checkpoints, self.step, self.parts, values, run=run, shard=shard)
+        agreed(shard.exchange, end)
 
 
 @dataclass
@@ -65,10 +82,12 @@ class Saver:
     Attributes:
         folder: the run's folder.
         every: seconds between checkpoints.
+        shards: the share of this process; None for one process.
     """
 
     folder: RunFolder
     every: float
+    shards: Shards | None = None
 
     def __post_init__(self) -> None:
         self._writer = BackgroundWriter()
@@ -76,18 +95,25 @@ class Saver:
         self._failed = False
 
     @property
-    def due(self) -> bool:
-        """Whether the time for the next checkpoint has come."""
-        return time.monotonic() - self._saved >= self.every
+    def due(self) -> float:
+        """When the next checkpoint is due."""
+        return self._saved + self.every
+
+    def checkpoint(self, expected: Mapping[str, Layout]) -> Checkpoint:
+        """What this process continues with, from the last valid checkpoint."""
+        if self.shards is None:
+            return self.folder.checkpoint(expected)
+        rows, exchange = self.shards.rows, self.shards.exchange
+        return self.shards.own(self.folder.checkpoint(expected, None, rows, exchange))
 
     def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
         """Copy the state, and write the copy in the background."""
         self._settle(self._writer.wait())
-        state = RunState.of(trainer, provenance, notes)
+        state = self._state(trainer, provenance, notes)
         limited = trainer.limit is not None and trainer.ensemble.device.type == "cpu"
         if not limited:
             state.parts = host_copy(state.parts)
-        self._writer.start(lambda: state.write(self.folder))
+        self._writer.start(lambda: state.write(self.folder, self._shard))
         if limited:  # a limit of host memory leaves no room for a copy
             self._settle(self._writer.wait())
         self._saved = time.monotonic()
@@ -95,7 +121,17 @@ class Saver:
     def finish(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
         """Write the last checkpoint, and return when it is on the disk."""
         self._settle(self._writer.wait())
-        RunState.of(trainer, provenance, notes).write(self.folder)
+        self._state(trainer, provenance, notes).write(self.folder, self._shard)
+
+    @property
+    def _shard(self) -> Shard | None:
+        return None if self.shards is None else self.shards.shard
+
+    def _state(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> RunState:
+        state = RunState.of(trainer, provenance, notes)
+        if self.shards is not None:
+            state.parts = self.shards.share(state.parts)
+        return state
 
     def close(self) -> None:
         """Wait for the write in progress."""
@@ -108,7 +144,7 @@ class Saver:
             return
         if not isinstance(error, StorageError):
             raise error
-        if not self._failed:
+        if not self._failed and (self._shard is None or self._shard.first):
             self._failed = True
             warnings.warn(
                 f"{error}; training goes on, earlier checkpoints stay, and Shoal tries again "

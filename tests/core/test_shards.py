@@ -72,7 +72,8 @@ def share(parts, span, first):
 def save(exchange, folder, step, split, keep=2):
     span = spans(split)[exchange.rank]
     parts = share(content(step), span, exchange.rank == 0)
-    save_checkpoint(folder, step, parts, {"step": step}, keep, shard=Shard(exchange, SPLIT))
+    shard = Shard(exchange, SPLIT, exchange.rank, exchange.world)
+    save_checkpoint(folder, step, parts, {"step": step}, keep, shard=shard)
 
 
 def save_in_threads(folder, step, split, keep=2):
@@ -81,7 +82,7 @@ def save_in_threads(folder, step, split, keep=2):
 
 
 def rows_of(span):
-    return lambda part, name, _: of_members(part, name, span) or slice(None)
+    return lambda part, name, _: [span] if of_members(part, name, span) else None
 
 
 def assert_rows(loaded, span):
@@ -108,6 +109,20 @@ def test_any_split_is_read_whole_and_for_any_other_split(tmp_path, wrote):
     for read in ALL:
         for span, loaded in zip(spans(read), load_in_threads(tmp_path, read), strict=True):
             assert_rows(loaded, span)
+
+
+def test_rows_may_have_gaps_and_be_none(tmp_path):
+    save_in_threads(tmp_path, 5, (3, 2, 2))
+    spans = [slice(0, 2), slice(4, 4), slice(4, 6)]
+    rows = {"alive": [], "weights/fc": spans}
+    loaded = load_checkpoint(tmp_path, rows=lambda part, name, _: rows.get(name))
+    found, whole = loaded.parts["ensemble"], content(5)["ensemble"]
+    assert torch.equal(found["weights/fc"], whole["weights/fc"][[0, 1, 4, 5]])
+    assert found["alive"].shape == (0,) and torch.equal(
+        found["shared/trunk"], whole["shared/trunk"]
+    )
+    with pytest.raises(ConfigError, match="has 7 rows"):
+        load_checkpoint(tmp_path, rows=lambda *_: [slice(5, 8)])
 
 
 def test_files_and_manifest_of_two_processes(tmp_path):
@@ -317,7 +332,7 @@ def test_few_of_many_members_take_little_memory(tmp_path):
     save_checkpoint(tmp_path, 1, {"ensemble": {"w": torch.ones(members, size)}}, {})
     Path("/proc/self/clear_refs").write_text("5")
     before = most()
-    loaded = load_checkpoint(tmp_path, rows=lambda *_: slice(40, 43))
+    loaded = load_checkpoint(tmp_path, rows=lambda *_: [slice(40, 43)])
     grown = most() - before
     assert loaded.parts["ensemble"]["w"].shape == (3, size)
     assert grown < 12 * 4 * size  # the file has a hundred rows

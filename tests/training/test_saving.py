@@ -26,13 +26,13 @@ class Gate:
         self.writing, self.most, self.threads = 0, 0, []
         genuine = RunState.write
 
-        def write(state, folder):
+        def write(state, folder, shard=None):
             self.writing += 1
             self.most = max(self.most, self.writing)
             self.threads.append(threading.current_thread().name)
             self.begun.set()
             assert self.opened.wait(SOON)
-            genuine(state, folder)
+            genuine(state, folder, shard)
             self.writing -= 1
 
         monkeypatch.setattr(RunState, "write", write)
@@ -138,10 +138,10 @@ def test_a_signal_waits_for_the_write_in_progress_and_saves(tmp_path, monkeypatc
 def test_an_error_of_the_writer_comes_up(tmp_path, monkeypatch, at):
     genuine = RunState.write
 
-    def write(state, folder):
+    def write(state, folder, shard=None):
         if state.step == at:
             raise ConfigError("the state is too large")
-        genuine(state, folder)
+        genuine(state, folder, shard)
 
     monkeypatch.setattr(RunState, "write", write)
     with pytest.raises(ConfigError, match="too large"):
@@ -152,10 +152,10 @@ def test_an_error_of_the_writer_comes_up(tmp_path, monkeypatch, at):
 def test_several_failures_in_a_row_are_warned_of_once_and_a_later_one_again(tmp_path, monkeypatch):
     genuine = RunState.write
 
-    def write(state, folder):
+    def write(state, folder, shard=None):
         if state.step in (2, 3, 5):
             raise StorageError(f"cannot write step {state.step}")
-        genuine(state, folder)
+        genuine(state, folder, shard)
 
     monkeypatch.setattr(RunState, "write", write)
     with pytest.warns(ShoalWarning, match="training goes on") as caught:
