@@ -175,7 +175,7 @@ class Session:
             if processes.stopped(self.interruption):
                 break
             if self.folder is not None and processes.saves(self._due()):
-                self._save(last=True)
+                self._save()
         if trainer.done:
             self._conclude(progress)
         self._save(last=True)

@@ -36,9 +36,7 @@ def saving(**options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            quick(
-                both, **({"epochs": 3} if "steps" not in options else {}), save_every=0, **options
-            )
+            quick(both, save_every=0, **options)
         except StorageError as error:
             return error, [str(warning.message) for warning in caught]
     return None, [str(warning.message) for warning in caught]
