@@ -2,6 +2,17 @@
 
 A file is written inside a temporary folder next to its place, synchronised and renamed into place;
 then the folder is synchronised. A process killed meanwhile leaves only a temporary folder.
+
+A power loss also loses what the system has not yet written, and in any order. Hence four steps:
+
+1. Synchronise each new file: its content is on the disk before any lasting name leads to it.
+2. Synchronise the new folder: the names of its files are on the disk before its own name.
+3. Rename. The file system does a rename whole or not at all, before or after a power loss.
+4. Synchronise the parent folder: the new name is on the disk before the caller goes on.
+
+Older checkpoints are renamed away only after step 4. So at every moment the disk has a complete
+one. On macOS, `fsync` leaves data in the cache of the drive, which may write them in another order;
+F_FULLFSYNC waits for the drive itself.
 """
 
 import contextlib
@@ -18,10 +29,16 @@ from pathlib import Path
 
 from shoal.core.errors import ConfigError, StorageError
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
 __all__ = [
     "HOST",
     "alive",
     "checked_path",
+    "flush",
     "machine_memory",
     "open_plain",
     "replacing",
@@ -30,6 +47,7 @@ __all__ = [
     "storage_errors",
     "sweep",
     "sync",
+    "sync_name",
 ]
 
 HOST = re.sub(r"[^\w.]", "_", socket.gethostname())[:64]
@@ -128,12 +146,30 @@ def sync(path: Path) -> None:
         return
     descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     except OSError as error:
         if not folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
         os.close(descriptor)
+
+
+def flush(descriptor: int) -> None:
+    """Waits until the data of an open file are on the disk, also beyond the cache of the drive."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if fcntl is not None and full is not None:
+        with contextlib.suppress(OSError):  # network and foreign file systems do not know it
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
+
+
+def sync_name(path: Path) -> None:
+    """Waits until all folders that lead to a path are on the disk, as far as we may change them."""
+    for folder in path.absolute().parents:
+        if not os.access(folder, os.R_OK | os.W_OK):
+            break
+        sync(folder)
 
 
 def size_of(path: Path) -> int:

@@ -4,11 +4,12 @@ A file appears under its name complete and on the disk, or not at all. Reading r
 allocates no memory that a file merely claims, and reports an error in one sentence.
 """
 
+import contextlib
 import hashlib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.core.disk import replacing, size_of, storage_errors, sweep, sync
+from shoal.core.disk import flush, replacing, size_of, storage_errors, sweep, sync
 from shoal.core.errors import CheckpointCorrupt, ConfigError
 from shoal.core.formats import parse_json, to_json
 
 __all__ = [
     "Layout",
     "bytes_in",
+    "compare_layouts",
+    "header_sha256",
     "layout",
+    "layout_in",
+    "opened",
+    "places_in",
     "put_bytes",
     "put_tensors",
     "read_json",
+    "read_rows",
     "read_sealed",
     "read_tensors",
     "sealed",
@@ -101,7 +108,7 @@ def put_bytes(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        flush(file.fileno())
 
 
 def put_tensors(
@@ -150,6 +157,16 @@ def sha256(path: Path | str) -> str:
     size_of(Path(path))
     with storage_errors("read", Path(path)), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def header_sha256(path: Path) -> str:
+    """Digest of the header of a safetensors file, which names its tensors and their places."""
+    size_of(path)
+    with storage_errors("read", path), open(path, "rb") as file:
+        size = file.read(8)
+        return hashlib.sha256(
+            size + file.read(min(int.from_bytes(size, "little"), MAX_HEADER))
+        ).hexdigest()
 
 
 def read_json(path: Path | str, max_bytes: int = MAX_JSON) -> Any:
@@ -216,21 +233,29 @@ def read_tensors(path: Path | str, expected: Layout | None = None) -> dict[str, 
         ConfigError: The file has other tensors than expected.
     """
     path = Path(path)
+    with opened(path) as file:
+        found = layout_in(file, path)
+        if expected is not None:
+            compare_layouts(found, expected, path)
+        return {name: file.get_tensor(name) for name in expected or found}
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file for reading; whatever is wrong with the file is `CheckpointCorrupt`."""
     size_of(path)
     try:
         with storage_errors("read", path):
             if _header_bytes(path) > MAX_HEADER:
                 raise SafetensorError("header too large")
             with safe_open(path, framework="pt", backend="pread") as file:
-                found = _layout_in(file, path)
-                if expected is not None:
-                    _compare(found, expected, path)
-                return {name: file.get_tensor(name) for name in expected or found}
+                yield file
     except SafetensorError as error:
         raise CheckpointCorrupt(f"{path} is not a sound safetensors file: {error}") from None
 
 
-def _layout_in(file: Any, path: Path) -> Layout:
+def layout_in(file: Any, path: Path) -> Layout:
+    """Shape and type of every tensor in an open file, as its header says."""
     found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for name in file.keys():  # noqa: SIM118
         found_slice = file.get_slice(name)
@@ -242,7 +267,43 @@ def _layout_in(file: Any, path: Path) -> Layout:
     return found
 
 
-def _compare(found: Layout, expected: Layout, path: Path) -> None:
+def places_in(path: Path) -> dict[str, int]:
+    """Where the bytes of every tensor begin in a file that `opened` accepts."""
+    with storage_errors("read", path), open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        data = file.read(min(size, MAX_HEADER))
+    try:
+        header = parse_json(data.decode())
+    except ValueError as error:
+        raise CheckpointCorrupt(f"{path} has an unsound header: {error}") from None
+    header.pop("__metadata__", None)
+    return {name: 8 + size + entry["data_offsets"][0] for name, entry in header.items()}
+
+
+def read_rows(path: Path, begin: int, rows: Tensor) -> None:
+    """Fill a dense tensor with the bytes of a file from `begin`, in place.
+
+    Safetensors reads a tensor whole before it cuts rows from it, unless the file is mapped; a
+    mapped file that another process cuts short would end this process.
+    """
+    flat: Any = torch.empty(0, dtype=torch.uint8).set_(rows.untyped_storage()).numpy()
+    start = rows.storage_offset() * rows.itemsize
+    view = memoryview(flat)[start : start + rows.numel() * rows.itemsize]
+    with storage_errors("read", path), open(path, "rb", buffering=0) as file:
+        file.seek(begin)
+        while view:
+            count = file.readinto(view)
+            if not count:
+                raise CheckpointCorrupt(f"{path} is shorter than it was")
+            view = view[count:]
+
+
+def compare_layouts(found: Layout, expected: Layout, path: Path) -> None:
+    """Refuse other tensors than those expected.
+
+    Raises:
+        ConfigError: The first difference, in words.
+    """
     for name in [*expected, *found]:
         have, want = found.get(name), expected.get(name)
         if have is None or want is None or (have[0], have[1]) != (tuple(want[0]), want[1]):

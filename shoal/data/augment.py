@@ -25,16 +25,21 @@ def is_per_member(augment: Augmentation | None) -> bool:
     return bool(getattr(augment, "per_member", False))
 
 
-def augmented(augment: Augmentation, x: Inputs, key: Tensor, members: int) -> Tensor:
+def augmented(
+    augment: Augmentation, x: Inputs, key: Tensor, members: int, first: int = 0
+) -> Tensor:
     """Inputs [B, ...] for all members, or [M, B, ...] if each member has its own.
 
-    The inputs of a member depend on its index and not on the ensemble size.
+    The inputs of a member depend on its index and not on the ensemble size. `first` is the index
+    of the first of these members.
     """
     if not isinstance(x, Tensor):
         raise DataError("augmentation needs inputs of one tensor; augment in the loader instead")
     if not is_per_member(augment):
         return augment(x, key)
-    return torch.stack([augment(x, hashed(key + member)) for member in range(members)])
+    return torch.stack(
+        [augment(x, hashed(key + member)) for member in range(first, first + members)]
+    )
 
 
 @registry.register("crop-flip")

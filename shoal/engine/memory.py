@@ -136,6 +136,7 @@ def within_memory(
     members: int,
     device: torch.device,
     mapping: MemberRunner,
+    alone: bool = True,
 ) -> tuple[T, MemberRunner]:
     """The step's result, and the member runner that fitted into memory.
 
@@ -148,9 +149,10 @@ def within_memory(
         members: number of members.
         device: device of the members.
         mapping: the member runner to start with.
+        alone: no other process takes part; with others a step cannot restart on one of them.
     """
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing:
+    if capturing or not alone:
         return step(mapping), mapping
     before = {name: tensor.clone() for name, tensor in buffers.items()}
     while True:

@@ -41,6 +41,8 @@ class Cloud:
     gram: Tensor
     alive: Tensor
     fused: ModuleType | None = None
+    whole_rows = False
+    """Whether `times` wants all rows of B, as a share of the coordinates does."""
 
     @classmethod
     def of(cls, leaves: Leaves, alive: Tensor, centred: bool = True) -> "Cloud":

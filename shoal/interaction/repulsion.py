@@ -154,7 +154,11 @@ class Interaction:
 
 
 def interact(
-    repulsion: Repulsion, leaves: Leaves, alive: Tensor, weight: Tensor | None = None
+    repulsion: Repulsion,
+    leaves: Leaves,
+    alive: Tensor,
+    weight: Tensor | None = None,
+    cloud_of: Callable[..., Cloud] = Cloud.of,
 ) -> Interaction:
     """Matrices of the repulsion between the finite members at the given coordinates.
 
@@ -163,8 +167,10 @@ def interact(
         leaves: coordinates [M, S, D].
         alive: which members are finite [M].
         weight: weight of each site [S] in the mean over sites; None for equal weights.
+        cloud_of: makes the cloud from leaves, finite members and `centred`.
     """
-    return interact_in(repulsion, Cloud.of(leaves, alive, is_centred(repulsion)), weight)
+    cloud = cloud_of(leaves, alive, centred=is_centred(repulsion))
+    return interact_in(repulsion, cloud, weight)
 
 
 def is_centred(repulsion: Repulsion) -> bool:
@@ -246,6 +252,7 @@ def repel(
     gather: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     own: slice = slice(None),
     weight: Tensor | None = None,
+    cloud_of: Callable[..., Cloud] = Cloud.of,
 ) -> "Push":
     """The push J^T (B z) on the base tensors, not yet added to anything.
 
@@ -257,13 +264,16 @@ def repel(
         own: which of all members are trained.
         weight: weight of each row of the outputs [B, ...], or of each data point [B] for input
             gradients; None for equal weights.
+        cloud_of: makes the cloud; members of other processes join here.
     """
     leaves, pull = with_pullback(weighted_space(repulsion, weight), base)
     sites = weight if repulsion.space.base == "gradients" else None
-    interaction = interact(repulsion, [gather(leaf) for leaf in leaves], alive, sites)
-    isometric = repulsion.space.isometric and weight is None
+    interaction = interact(repulsion, [gather(leaf) for leaf in leaves], alive, sites, cloud_of)
+    whole = interaction.cloud.whole_rows
+    isometric = repulsion.space.isometric and weight is None and not whole
     lengths = None if interaction.lengths is None else interaction.lengths[own]
-    return Push(interaction, interaction.B[:, own], pull, isometric, lengths)
+    rows = slice(None) if whole else own
+    return Push(interaction, interaction.B[:, rows], pull, isometric, lengths)
 
 
 def weighted_space(repulsion: Repulsion, weight: Tensor | None) -> Callable[[Tree], Leaves]:

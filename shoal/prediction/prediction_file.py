@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shoal.core.disk import checked_path, size_of, staging, storage_errors, sweep, sync
+from shoal.core.disk import checked_path, flush, size_of, staging, storage_errors, sweep, sync
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError
 from shoal.core.files import MAX_HEADER
 from shoal.core.formats import parse_json, to_json
@@ -110,7 +110,7 @@ class MemberFile:
             room = self.begin - 8
             self._write(room.to_bytes(8, "little") + header.ljust(room), 0)
             self.file.truncate(self.begin + end)
-            os.fsync(self.file.fileno())
+            flush(self.file.fileno())
 
     @property
     def _point(self) -> int:

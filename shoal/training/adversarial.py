@@ -17,6 +17,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.structure import Inputs
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
+from shoal.engine.mesh import Mesh
 
 __all__ = ["Adversarial"]
 
@@ -67,10 +68,14 @@ class Adversarial:
         at_inputs = pull_back(values[0], data, {"": x}, keep_graph=True)[""]
         return pull_back(values, cotangents, weights), at_inputs
 
-    def neighbours(self, x: Tensor, at_inputs: Tensor, alive: Tensor) -> Tensor:
-        """x' [M, B, ...], or [B, ...] when shared."""
+    def neighbours(
+        self, x: Tensor, at_inputs: Tensor, alive: Tensor, mesh: Mesh | None = None
+    ) -> Tensor:
+        """x' [M, B, ...], or [B, ...] when shared by the members of all processes."""
         told = per_member(alive, at_inputs) & at_inputs.isfinite()
         at_inputs = torch.where(told, at_inputs, 0.0)
         if self.shared:
-            return x[0].detach() - self.epsilon * at_inputs.sum(0).sign()
+            total = at_inputs.sum(0)
+            total = total if mesh is None else mesh.add([total], "adversarial")[0]
+            return x[0].detach() - self.epsilon * total.sign()
         return x.detach() - self.epsilon * at_inputs.sign()

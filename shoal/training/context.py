@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shoal.engine.member_runner import MemberRunner
+from shoal.engine.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.network_pass import PassContext
 from shoal.inference.posterior import Posterior
@@ -29,6 +30,7 @@ class StepContext(PassContext):
         stages: the arithmetic stages, compiled or not.
         own_inputs: every member has its own inputs [M, B, ...].
         frozen: frozen members, in evaluation mode.
+        mesh: the processes that train the other members; None for one process.
     """
 
     posterior: Posterior
@@ -38,6 +40,7 @@ class StepContext(PassContext):
     stages: Stages = Stages()
     own_inputs: bool = False
     frozen: Ensemble | None = None
+    mesh: Mesh | None = None
 
     def at(
         self, step: int | Tensor, annealing: float | Tensor, mapping: MemberRunner
@@ -49,6 +52,11 @@ class StepContext(PassContext):
         other = object.__new__(StepContext)
         other.__dict__.update(self.__dict__, step=step, annealing=annealing, mapping=mapping)
         return other
+
+    @property
+    def others(self) -> dict[str, Mesh]:
+        """The argument with which a stage reaches the members of other processes."""
+        return {} if self.mesh is None else {"mesh": self.mesh}
 
     @property
     def base(self) -> str | None:

@@ -31,6 +31,7 @@ from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import functional_score, point_weights, target_weights
 from shoal.interaction.points import Drawn
 from shoal.training.context import StepContext
+from shoal.training.mesh_cloud import gathered_drives
 from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
 
 __all__ = ["Chunks", "Drive", "Parts", "summed"]
@@ -156,12 +157,15 @@ class Drive:
         prior = None if prior is None else context.annealing * prior
         here = repulsion if passed.at_points is None else None
         result = context.stages.output_stage(
-            posterior, here, outputs, self.y, ensemble.alive, context.weight, prior, frozen
-        )
+            posterior, here, outputs, self.y, ensemble.alive, context.weight, prior, frozen,
+            **context.others,
+        )  # fmt: skip
         drive = posterior, repulsion, result.alive, result.cotangent
         if passed.at_points is not None:
             counted = self._targets_counted(outputs)
-            pushed = context.stages.point_stage(*drive, passed.at_points, frozen, counted)
+            pushed = context.stages.point_stage(
+                *drive, passed.at_points, frozen, counted, **context.others
+            )
             return result._replace(**pushed._asdict())
         if passed.gradients is None:
             return result
@@ -170,7 +174,9 @@ class Drive:
             if self.points is not None:
                 own, counted = None, len(self.y) if own is None else own.sum()
             own = own if own is None or self.rows is None else own[self.rows]
-            pushed = context.stages.gradient_stage(*drive, passed.gradients, frozen, own, counted)
+            pushed = context.stages.gradient_stage(
+                *drive, passed.gradients, frozen, own, counted, **context.others
+            )
         # A named tuple replaced inside a compiled stage lost fields (torch 2.11).
         return result._replace(**pushed._asdict())
 
@@ -230,10 +236,12 @@ class Drive:
             velocity = pull_back(values, cotangents, weights)
         if adversarial is None or at_inputs is None or not isinstance(x, Tensor):
             return self._unweighed(velocity, ensemble), head
-        worst = adversarial.neighbours(x, at_inputs, result.alive)
+        worst = adversarial.neighbours(x, at_inputs, result.alive, context.mesh)
         own = not adversarial.shared
         again = ensemble(worst, context.mapping, own, context.seed, context.step)
         gradient = likelihood_gradient(context.posterior, again.detach(), self.y, result.alive)[2]
+        if context.mesh is not None and result.mix is not None:
+            gradient = gathered_drives(context.mesh, {"": gradient})[""]
         gradient = mixed(result.mix, {"": gradient})[""]
         more = pull_back(again, self._weighed(gradient), weights)
         head = None if head is None else add_scaled(head, more, context.weight)

@@ -16,8 +16,10 @@ from shoal.core.structure import Inputs, parted
 from shoal.data.arrays import check_columns
 from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
+from shoal.engine.mesh import Mesh
 from shoal.engine.network_call import member_call
 from shoal.engine.precision import full_precision
+from shoal.engine.processes import restarted
 from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
@@ -28,6 +30,7 @@ from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
+from shoal.training.mesh_state import check_mesh
 from shoal.training.options import Options
 from shoal.training.points import resolved
 from shoal.training.prepare import check_count, destination
@@ -207,6 +210,8 @@ def fit(
     offload: str = "host",
     cache: bool = False,
     frozen: int = 0,
+    mesh: str | None = None,
+    peer_timeout: float = 120.0,
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = 30.0,
@@ -267,6 +272,9 @@ def fit(
             is then read once.
         frozen: number of frozen members, counted from the first; frozen members repel the others
             and do not move; see `shoal.grow`.
+        mesh: processes along members x along data, such as "2x2", when `torchrun` started several;
+            by default members are divided first.
+        peer_timeout: seconds after which a silent process counts as lost.
         resume: continue the run in `out`, if there is one.
         save_every: seconds between checkpoints; 0 saves after every step.
         keep_every: epochs between snapshots of the members for `shoal landscape`; `out` keeps at
@@ -300,5 +308,9 @@ def fit(
         settings = replace(settings, method=method)
         check_count(options.frozen, ensemble.members)
         sites = check_targets(ensemble, settings.likelihood, batches)
-        session = Session(ensemble, data, settings, batches, out, callbacks, sites)
-        return session.run(where, dtype, resume, progress)
+        moving = ensemble.members - options.frozen
+        processes = Mesh.current(moving, options.mesh, options.peer_timeout, where)
+        if processes is not None:
+            check_mesh(processes, ensemble, settings)
+        session = Session(ensemble, data, settings, batches, out, callbacks, sites, processes)
+        return session.run(where, dtype, resume or restarted(), progress)

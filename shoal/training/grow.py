@@ -61,6 +61,8 @@ def grow(
     resident: int | None = UNSET,
     offload: str = UNSET,
     cache: bool = UNSET,
+    mesh: str | None = UNSET,
+    peer_timeout: float = UNSET,
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = UNSET,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import serves
+from shoal.engine.mesh import Mesh
 from shoal.training.step import StepInfo
 
 __all__ = ["NEGLIGIBLE", "Tracker", "balance_sentence", "divergence_sentence", "has_diverged"]
@@ -46,6 +47,16 @@ class Tracker:
         self.sums += torch.cat([self.one, info.measures, info.loss.float()])
         torch.fmax(self.ratio_max, info.ratio, out=self.ratio_max)
         self.lived += info.alive
+
+    def of_all(self, mesh: Mesh) -> "Tracker":
+        """A tracker of the members of all processes; all processes must call this."""
+        own = torch.stack([self.sums[5:].double(), self.lived.double()], 1)
+        losses, lived = mesh.gather(own, self.lived > 0, "history")[0].unbind(1)
+        whole = Tracker(mesh.total, self.sums.device)
+        whole.sums.copy_(torch.cat([self.sums[:5], losses.to(self.sums)]))
+        whole.ratio_max.copy_(self.ratio_max)
+        whole.lived.copy_(lived)
+        return whole
 
     def loss(self) -> Tensor:
         """Mean loss over members and the steps of the epoch so far, a new scalar."""

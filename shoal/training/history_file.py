@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.core.disk import open_plain, size_of, storage_errors
+from shoal.core.disk import flush, open_plain, size_of, storage_errors
 from shoal.core.errors import CheckpointCorrupt, ShoalWarning, StorageError
 from shoal.core.files import write_bytes
 from shoal.core.formats import parse_json, to_json
@@ -98,7 +98,7 @@ class HistoryFile:
                 file.seek(self._size)
                 file.write(fresh)
                 file.flush()
-                os.fsync(file.fileno())
+                flush(file.fileno())
         return True
 
 

@@ -3,24 +3,21 @@
 `fit` moves the members in its own loop (`training.trainer`), `Stepper` in a loop of the user's.
 """
 
-import functools
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from shoal.core.opaque import tensors_in
 from shoal.core.random import key
 from shoal.core.structure import Inputs
-from shoal.core.types import Tree
 from shoal.data.augment import augmented, is_per_member
 from shoal.data.batch import Targets
-from shoal.engine.footprint import Footprint, bytes_of
+from shoal.engine.footprint import bytes_of
 from shoal.engine.member_runner import MemberRunner
-from shoal.engine.memory import KEPT_FREE, MemoryLimit, keep_freed, smaller, within_memory
+from shoal.engine.memory import MemoryLimit, keep_freed, within_memory
+from shoal.engine.mesh import Mesh
 from shoal.engine.plan import parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -28,16 +25,7 @@ from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.compiled_stages import compiled_stages
 from shoal.training.context import StepContext
-from shoal.training.memory import (
-    Measured,
-    MemoryChoice,
-    block_footprint,
-    choose_resident,
-    choose_runner,
-    state_bytes,
-    tried_out,
-    with_activations,
-)
+from shoal.training.mesh_state import agreed, prior_of_all
 from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.offload import OffloadedSteps, laid_out_like
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
@@ -46,11 +34,12 @@ from shoal.training.settings import Settings
 from shoal.training.stage_kernels import kernels_first
 from shoal.training.stages import Stages
 from shoal.training.step import Batch, StepInfo, forces_in
+from shoal.training.step_memory import StepMemory
 
 __all__ = ["Mover"]
 
 
-class Mover:
+class Mover(StepMemory):
     """Moves an ensemble along its velocity, one batch after another.
 
     Attributes:
@@ -76,6 +65,7 @@ class Mover:
         n: float,
         points: int,
         steps: int,
+        mesh: Mesh | None = None,
     ) -> None:
         """Prepare the members for training.
 
@@ -87,11 +77,14 @@ class Mover:
             n: number of targets, see `Posterior`.
             points: number of data points.
             steps: expected number of steps, which decides what is worth compiling.
+            mesh: the processes that train the other members; None for one process.
         """
         options = settings.options
-        self.ensemble, self.settings, self.points = ensemble, settings, points
+        self.ensemble, self.settings, self.points, self.mesh = ensemble, settings, points, mesh
         self.repulsion = repulsion or settings.method.repulsion
         self.moving, self.frozen = divided(ensemble, options.frozen)
+        if mesh is not None:
+            self.moving.first = options.frozen + mesh.own.start
         self.optimizer = make_optimizer(settings.optimizer, self.trained, options.lr)
         self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
         self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
@@ -99,6 +92,8 @@ class Mover:
         self.plan = parse_engine(options.engine).settled_for(
             ensemble.groups, ensemble.device, steps, waits
         )
+        if mesh is not None:  # neither captures nor compilers see messages between processes
+            self.plan = replace(self.plan, graph=False, compiled=False)
         self.mapping = self.plan.mapping or MemberRunner()
         self.context = StepContext(
             posterior=self._posterior(likelihood, n),
@@ -108,6 +103,7 @@ class Mover:
             stages=self._stages(),
             own_inputs=is_per_member(settings.augment),
             frozen=self.frozen,
+            mesh=mesh,
         )
         kept = ensemble.state if ensemble.offload is None else ensemble.shared
         own = bytes_of(kept.values())
@@ -119,11 +115,6 @@ class Mover:
             self.offloaded = OffloadedSteps(self.moving, self.frozen, settings, self.optimizer)
         if ensemble.device.type == "cpu":
             keep_freed()
-
-    @property
-    def trained(self) -> Tree:
-        """The tensors that the optimiser moves: private ones [M, ...], then shared ones [...]."""
-        return self.moving.weights | self.moving.trained_shared
 
     @property
     def posterior(self) -> Posterior:
@@ -155,7 +146,8 @@ class Mover:
         context = self.context if context is None else context
         if settings.augment is not None:
             own = key(settings.options.seed, "augment", step, x.device)
-            x = augmented(settings.augment, x, own, moving.members)
+            first = 0 if self.mesh is None else self.mesh.own.start
+            x = augmented(settings.augment, x, own, moving.members, first)
         if self.offloaded is not None:
             info = self.offloaded.step(context.at(step, annealing, self.mapping), (x, y))
         else:
@@ -178,7 +170,9 @@ class Mover:
             moving.members,
             moving.device,
             self.mapping,
+            alone=self.mesh is None,
         )
+        info = agreed(self.mesh, info, self.repulsion is not None)
         shared = moving.trained_shared
         velocity = clip_members(velocity, settings.options.clip, self.spans, shared)
         for name, weight in self.trained.items():
@@ -186,7 +180,8 @@ class Mover:
         if settings.options.noise is not None:
             heat = settings.options.noise * context.posterior.heat
             add_noise(moving, self.optimizer, heat, settings.options.seed, step, info.alive)
-            count = info.alive.sum().clamp(min=1)
+            count = info.alive.sum() if info.count is None else info.count
+            count = count.clamp(min=1)
             together = list(shared.values())
             add_shared_noise(together, count, self.optimizer, heat, settings.options.seed, step)
         self.optimizer.step()
@@ -197,144 +192,14 @@ class Mover:
         plain = Stages()
         return kernels_first(compiled_stages(), plain) if self.plan.compiled else plain
 
-    def fit_memory(
-        self, x: Inputs, y: Targets, data: int = 0, other_size: float = 0.0
-    ) -> MemoryChoice:
-        """Choose how many members run at a time, from the first batch.
-
-        Args:
-            x: inputs of a batch that all members share.
-            y: its targets.
-            data: bytes of the data on the device.
-            other_size: size of another batch whose steps are captured besides, as a share of this.
-        """
-        if not self.watches_memory:
-            return MemoryChoice(self.mapping)
-        plain = replace(self.context, own_inputs=False, stages=Stages())
-        fixed = self._fixed_bytes(x, data)
-
-        def measured(most: int, mapping: MemberRunner) -> Footprint | None:
-            runner = replace(mapping, chunk=None, compiled=False)
-            return with_activations(
-                fixed,
-                self.moving,
-                lambda part: forces_in(plain.at(0, 1.0, runner), part, (x, y)),
-                [*tensors_in(x), *tensors_in(y)],
-                most,
-                1 + other_size,
-            )
-
-        if self.limit is not None:
-            self.limit.include(data)
-        training = self.moving.training
-        self.moving.train()
-        try:
-            with self.limited():
-                choice = self._chosen(x, data, fixed, measured)
-                on_gpu = self.ensemble.device.type == "cuda"
-                if on_gpu and self.limit is not None and choice.resident is None:
-                    held = functools.partial(self._held, self.limit, plain, (x, y))
-                    members, captures = self.moving.members, self.plan.graph
-                    choice, self._captures = tried_out(choice, held, members, captures)
-        finally:
-            self.moving.train(training)
-        self.mapping = choice.mapping
-        return choice
-
-    def _held(
-        self, limit: MemoryLimit, context: StepContext, batch: Batch, runner: MemberRunner
-    ) -> int | None:
-        """Bytes that a GPU's allocator held in a trial step; None if memory ran out."""
-        states = state_bytes(self.settings.optimizer, self.settings.options.lr, self.trained)
-        device = self.ensemble.device
-        limit.restart()
-        try:
-            later = torch.empty(states, dtype=torch.uint8, device=device)
-            with torch.random.fork_rng(devices=[device]):
-                forces_in(context.at(0, 1.0, runner), self.moving.aside(), batch)
-            del later
-            return limit.held
-        except torch.OutOfMemoryError:
-            return None
-        finally:
-            limit.restart()
-
-    def _chosen(self, x: Inputs, data: int, fixed: Footprint, measured: Measured) -> MemoryChoice:
-        mapping, offload, moving = self.mapping, self.ensemble.offload, self.moving
-        if offload is None:
-            device = self.ensemble.device
-            return choose_runner(mapping, self.context, fixed, self.limit, measured, device)
-        if self.settings.options.resident is not None:
-            return MemoryChoice(mapping, resident=offload.resident)
-        optimizer, lr = self.settings.optimizer, self.settings.options.lr
-        found = measured(2, mapping) or fixed
-        always = data + 4 * bytes_of(moving.shared.values()) + self._coordinates(x)
-        footprint = block_footprint(moving, optimizer, lr, found, always)
-        return choose_resident(mapping, offload, moving.members, footprint, self.limit)
-
-    def _coordinates(self, x: Inputs) -> int:
-        """Bytes of input gradients, and of inputs of their own, of all members."""
-        per_member = (self.context.base == "gradients") + self.context.own_inputs
-        return self.moving.members * per_member * bytes_of(tensors_in(x))
-
-    @property
-    def watches_memory(self) -> bool:
-        """Whether memory decides how members run: with a limit, and with several on a GPU."""
-        on_gpu = self.ensemble.device.type == "cuda"
-        several = on_gpu and self.moving.members > 1
-        return self.limit is not None or several or self.offloaded is not None
-
-    def limited(self) -> AbstractContextManager:
-        """A block in which the run stays within its limit."""
-        return nullcontext() if self.limit is None else self.limit.kept()
-
-    @property
-    def captures(self) -> bool:
-        """Whether steps may be captured, which keeps the memory of a step.
-
-        Recomputed blocks set random numbers back, which a captured step cannot.
-        """
-        return self._captures and not self.mapping.recompute
-
-    def fits_captured(self) -> bool:
-        """Whether the run stays within its limit after a capture; if not, later steps take less.
-
-        Smaller chunks are captured again. Steps of one member at a time are not captured.
-        """
-        if self.limit is None or not self.limit.exceeded:
-            return True
-        self._captures = self.mapping.chunk != 1 and self.moving.members > 1
-        if self._captures:
-            self.mapping = smaller(self.mapping, self.moving.members)
-        return False
-
-    def _fixed_bytes(self, x: Inputs, data: int) -> Footprint:
-        """Bytes of a step without activations."""
-        options, base, moving = self.settings.options, self.context.base, self.moving
-        trained = bytes_of(self.trained.values())
-        states = state_bytes(self.settings.optimizer, options.lr, self.trained)
-        fused = bool(self.optimizer.defaults.get("fused"))
-        copies = (not fused) + (base == "weights" or options.clip is not None)
-        cast = 0
-        if self.plan.graph and moving.compute is not None and self.mapping.streams > 1:
-            item = moving.compute.itemsize
-            cast = sum(w[0].numel() * item for w in moving.weights.values())
-        return Footprint(
-            members=moving.members,
-            resident=bytes_of(self.ensemble.state.values()) + states + data,
-            gradients=trained + self._coordinates(x),
-            update=copies * trained,
-            delayed=cast,
-            unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,
-        )
-
     def _posterior(self, likelihood: Likelihood, n: float) -> Posterior:
         """The posterior for n targets, without a prior that the optimiser applies."""
         settings = self.settings
         for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
             if decay is not None:
                 group["weight_decay"] = decay
-        whole = Posterior(likelihood, settings.prior, n, settings.options.temperature)
+        prior = prior_of_all(settings.prior, self.mesh)
+        whole = Posterior(likelihood, prior, n, settings.options.temperature)
         return hand_over(whole, self.repulsion, settings, self.optimizer)
 
     def for_targets(self, n: float) -> Posterior:

@@ -277,6 +277,16 @@ class Options:
         flag,
         kept=False,
     )
+    mesh: str | None = option(
+        None,
+        'processes along members x along data, such as "2x2", when `torchrun` started several; by '
+        "default members are divided first.",
+        text,
+        kept=False,
+    )
+    peer_timeout: float = option(
+        120.0, "seconds after which a silent process counts as lost.", positive, kept=False
+    )
     save_every: float = option(
         30.0, "seconds between checkpoints; 0 saves after every step.", seconds, kept=False
     )

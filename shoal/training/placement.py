@@ -23,6 +23,7 @@ def place(
     dtype: torch.dtype,
     settings: Settings,
     folder: Path | None,
+    alone: bool = True,
 ) -> Ensemble:
     """The ensemble itself, in place on its device, or offloaded.
 
@@ -32,9 +33,17 @@ def place(
         dtype: type of the weights.
         settings: the settings of the run.
         folder: folder of the run, for files of offloaded members; None for temporary files.
+        alone: no other process trains members of this ensemble.
     """
     options = settings.options
     resident = options.resident
+    if not alone:
+        if resident is not None:
+            raise ConfigError(
+                "several processes keep their members on their devices; leave resident out, or "
+                "start one process"
+            )
+        return ensemble.to(device, dtype)
     if resident is None and _overflows(ensemble, device, dtype, settings):
         resident = 1  # until the first batch has shown what a step takes
     if resident is None or resident >= ensemble.members:

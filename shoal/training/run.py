@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
-from shoal.core.disk import checked_path, size_of, storage_errors
+from shoal.core.checkpoints import Checkpoint, load_checkpoint, steps
+from shoal.core.disk import checked_path, size_of, storage_errors, sync_name
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
+from shoal.core.exchange import Exchange
 from shoal.core.files import (
     Layout,
     read_sealed,
@@ -24,6 +25,7 @@ from shoal.core.files import (
 )
 from shoal.core.formats import MAX_BYTES, parse_toml, to_json, to_toml
 from shoal.core.notebook import facts_html
+from shoal.core.shards import Rows
 from shoal.core.types import Tree
 from shoal.core.values import came, check_spec
 from shoal.inference import likelihoods
@@ -34,7 +36,6 @@ from shoal.models.blueprint import Blueprint
 from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
 from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.prepare import AXES, SHARED
-from shoal.training.trainer import Trainer
 
 __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
 
@@ -136,6 +137,8 @@ class RunFolder:
         parse_toml(text, str(path))  # an unreadable config must stop the run before training
         write_json(self.path / "provenance.json", sealed(provenance))
         write_text(path, text)
+        with storage_errors("write", path, len(text)):
+            sync_name(path.parent)  # the lock made the folder, maybe with its parents
 
     def leave(self, made: bool) -> None:
         """Remove the folder if it was created for a run that never began."""
@@ -143,28 +146,25 @@ class RunFolder:
             with suppress(OSError):
                 self.path.rmdir()
 
-    def save(self, trainer: Trainer, provenance: dict[str, Any], notes: list[str]) -> None:
-        """Write the history so far, then a checkpoint that refers to it, and the wall time."""
-        state = trainer.state()
-        state["history"] = self.history.keep(state["history"])
-        tensors = trainer.parts()
-        save_checkpoint(self.checkpoints, trainer.step, tensors, state, run=self.belongings)
-        write_json(self.path / "provenance.json", sealed(provenance | {"notes": notes}))
-
     def checkpoint(
-        self, expected: Mapping[str, Layout] | None = None, limit: int | None = None
+        self,
+        expected: Mapping[str, Layout] | None = None,
+        limit: int | None = None,
+        rows: Rows | None = None,
+        exchange: Exchange | None = None,
     ) -> Checkpoint:
-        """The last valid checkpoint of this run, with the rows of its history."""
-        found = load_checkpoint(self.checkpoints, expected, self.belongings, limit)
+        """The last valid checkpoint of this run, with its history; see `load_checkpoint`."""
+        given = expected, self.belongings, limit, rows, exchange
+        found = load_checkpoint(self.checkpoints, *given)
         state = checked_state(found, self.checkpoints)
-        rows = state["history"]
-        if isinstance(rows, dict):
-            rows = self.history.read(rows, found.step)
-        elif not all(is_row(row, epoch) for epoch, row in enumerate(rows, 1)):
+        history = state["history"]
+        if isinstance(history, dict):
+            history = self.history.read(history, found.step)
+        elif not all(is_row(row, epoch) for epoch, row in enumerate(history, 1)):
             raise CheckpointCorrupt(
                 f"the history in {self.checkpoints} does not have one row per epoch"
             )
-        return replace(found, state=state | {"history": rows})
+        return replace(found, state=state | {"history": history})
 
     @cached_property
     def belongings(self) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """One call of `fit`: the training loop, its messages and its folder."""
 
+import math
 import os
 import time
 import warnings
@@ -12,13 +13,14 @@ import torch
 
 from shoal.core.checkpoints import steps
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.core.files import layout, sweep
+from shoal.core.files import sweep
 from shoal.core.interruption import Interruption
 from shoal.core.lock import FolderLock
 from shoal.core.progress import Progress, make_progress
 from shoal.core.random import derive
 from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
+from shoal.engine.mesh import Mesh
 from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
 from shoal.training.cached_features import cached
@@ -30,9 +32,11 @@ from shoal.training.placement import place
 from shoal.training.prepare import keep, prepared
 from shoal.training.provenance import provenance
 from shoal.training.run import Run, RunFolder, model_config
+from shoal.training.saving import Saver
 from shoal.training.settings import Settings
+from shoal.training.several_processes import Processes
 from shoal.training.trainer import Trainer
-from shoal.training.trajectory import Trajectory, copy_state
+from shoal.training.trajectory import Trajectory
 
 __all__ = ["Callback", "Session"]
 
@@ -52,8 +56,10 @@ class Session:
         out: str | Path | None,
         callbacks: Sequence[Callback],
         sites: torch.Size = torch.Size(),  # noqa: B008
+        mesh: Mesh | None = None,
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        self.processes = Processes(mesh, ensemble, settings.options.frozen)
         self.sites = sites
         self.folder = None if out is None else RunFolder(Path(out))
         self.callbacks = callbacks
@@ -69,44 +75,54 @@ class Session:
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
+        processes = self.processes
         self.provenance: dict[str, Any] = provenance(self.batches, device) | self.pixels
+        processes.check_same(self.config, self.provenance)
+        self.begun = False
         with ExitStack() as stack:
             if folder is not None:
-                stack.callback(folder.leave, made=not os.path.exists(folder.path))
-                stack.enter_context(FolderLock(folder.path))
                 stack.enter_context(self.interruption)
-                self._open(folder, resume)
+                processes.on_first(lambda: self._open(folder, resume, stack))
+                self.begun = processes.any(self.begun)
+                self.saver = Saver(folder, self.settings.options.save_every, processes.shards())
+                stack.callback(self.saver.close)
             path = None if folder is None else folder.path
-            ensemble = place(self.ensemble, device, dtype, self.settings, path)
+            alone = processes.mesh is None
+            ensemble = place(processes.part(), device, dtype, self.settings, path, alone)
             repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
             stack.enter_context(calculating_in(self.settings.options.precision, ensemble))
             trained, batches = ensemble, self.batches
             if self.settings.options.cache:
                 trained, batches = cached(ensemble, self.batches, self.settings)
-            trainer = self.trainer = Trainer(trained, self.settings, batches, repulsion, self.sites)
+            given = trained, self.settings, batches, repulsion, self.sites, processes.mesh
+            trainer = self.trainer = Trainer(*given)
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
-                tracker = layout(trainer.tracker.state)
-                expected = {"ensemble": layout(ensemble.changing_state), "tracker": tracker}
+                expected = processes.layouts(ensemble, trainer)
                 with continuing(folder.checkpoints):
-                    trainer.restore(folder.checkpoint(expected))
+                    trainer.restore(self.saver.checkpoint(expected))
+            processes.check_step(trainer.step)
             if self.settings.options.keep_every is not None and trainer.step == 0:
-                self.beginning = copy_state(ensemble)
+                self.beginning = processes.copied(ensemble)
             choice = trainer.fit_batches()
             if trainer.watches_memory:
                 self.provenance["memory"] = choice.table()
             stack.enter_context(trainer.limited())
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.try_out())
+            show = show and processes.first
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
             self._say(progress, self._guess)
             self._say(progress, choice.sentence)
             stack.callback(ensemble.train, False)
             self._train(progress)
+            processes.collect(ensemble, device)
         return self._result()
 
-    def _open(self, folder: RunFolder, resume: bool) -> None:
+    def _open(self, folder: RunFolder, resume: bool, stack: ExitStack) -> None:
+        stack.callback(folder.leave, made=not os.path.exists(folder.path))
+        stack.enter_context(FolderLock(folder.path))
         sweep(folder.path)
         folder.refuse_links()
         self.begun = folder.holds_run
@@ -149,28 +165,32 @@ class Session:
     def _train(self, progress: Progress) -> None:
         trainer = self.trainer
         trainer.ensemble.train()
-        saved = started = time.monotonic()
-        every = self.settings.options.save_every
-        for _ in trainer.run():
-            self._begin()
+        processes, started = self.processes, time.monotonic()
+        for _ in processes.steps(trainer.run(), self.interruption, self._due):
+            if not self.begun:
+                processes.on_first(self._begin)
+                self.begun = True
             progress.step()
             if trainer.at_epoch_end:
                 self._close_epoch(progress, started)
                 started = time.monotonic()
-            if self.interruption.received is not None:
+            if processes.stopped(self.interruption):
                 break
-            if self.folder is not None and time.monotonic() - saved >= every:
+            if self.folder is not None and processes.saves(self._due()):
                 self._save()
-                saved = time.monotonic()
         if trainer.done:
             self._conclude(progress)
-        self._save()
-        if self.interruption.received is not None:
+        self._save(last=True)
+        if processes.stopped(self.interruption):
             self.interruption.stop()
+
+    def _due(self) -> float:
+        """When the next checkpoint is due."""
+        return math.inf if self.folder is None else self.saver.due
 
     def _begin(self) -> None:
         """Write the run's folder, after the first step has succeeded."""
-        if self.folder is not None and not self.begun:
+        if self.folder is not None:
             keep(self.folder.path, self.axes, self.ensemble.frozen_state)
             if self.settings.options.keep_every is not None:
                 # Before the config: every folder with a run has its first snapshot.
@@ -178,7 +198,6 @@ class Session:
                     0, self.settings.options.keep_every, self.beginning
                 )
             self.folder.begin(self.config, self.provenance)
-            self.begun = True
 
     def _close_epoch(self, progress: Progress, started: float) -> None:
         row = self.trainer.close_epoch(started)
@@ -187,6 +206,8 @@ class Session:
         self._keep_snapshot()
         self._recount(progress)
         self._warn_of_divergence()
+        if self.processes.any(bool(self.callbacks)):
+            self.processes.collect(self.trainer.ensemble)
         for callback in self.callbacks:
             callback(self._result())
 
@@ -202,17 +223,20 @@ class Session:
     def _keep_snapshot(self) -> None:
         epoch, every = len(self.trainer.rows), self.settings.options.keep_every
         if self.folder is not None and every is not None and epoch % every == 0:
-            Trajectory(self.folder.path).keep(epoch, every, self.trainer.ensemble.changing_state)
+            state = self.processes.state(self.trainer.ensemble)
+            path = self.folder.path
+            self.processes.on_first(lambda: Trajectory(path).keep(epoch, every, state))
 
     def _warn_of_divergence(self) -> None:
-        diverged = self.trainer.tracker.diverged(self.trainer.step)
+        diverged = self.trainer.diverged
         for member, step in diverged.items():
             member += self.settings.options.frozen
             note = f"Member {member} diverged at step {step} and is left out."
             if note not in self.notes:
                 self.notes.append(note)
-                warnings.warn(note, ShoalWarning, stacklevel=6)
-        if len(diverged) == self.trainer.moving.members:
+                if self.processes.first:
+                    warnings.warn(note, ShoalWarning, stacklevel=6)
+        if len(diverged) == self.processes.trained(self.trainer):
             raise DataError(
                 f"all members diverged by step {max(diverged.values())}; "
                 f"lower the learning rate or set clip"
@@ -225,7 +249,7 @@ class Session:
             return
         repulsion = self.trainer.settings.method.repulsion
         cold = self.trainer.settings.options.temperature == 0
-        if repulsion is None or cold or self.trainer.ensemble.members == 1:
+        if repulsion is None or cold or self.ensemble.members == 1:
             return
         self._say(progress, balance_sentence(self.trainer.rows))
 
@@ -235,9 +259,10 @@ class Session:
             self.notes.append(sentence)
             progress.say(sentence)
 
-    def _save(self) -> None:
+    def _save(self, last: bool = False) -> None:
         if self.folder is not None:
-            self.folder.save(self.trainer, self.provenance, self.notes)
+            save = self.saver.finish if last else self.saver.save
+            save(self.trainer, self.provenance, self.notes)
 
     def _result(self) -> Run:
         trainer = self.trainer

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from shoal.core.tree import finite
 from shoal.core.types import Tree
+from shoal.engine.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
-from shoal.interaction.repulsion import repel
+from shoal.training.all_members import pushed_members
 from shoal.training.context import StepContext
 
 __all__ = ["shared_velocity", "shares_of_drives"]
@@ -22,9 +23,11 @@ def shares_of_drives(context: StepContext, ensemble: Ensemble) -> Tensor | None:
         return None
     assert context.repulsion is not None
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
-    mix = repel(context.repulsion, weights, ensemble.alive).interaction.mix
+    here = context.repulsion, weights, ensemble.alive
+    push, own = pushed_members(*here, None, mesh=context.mesh)
+    mix = push.interaction.mix
     assert mix is not None, "a Stein flow mixes drives"
-    return mix.sum(0)
+    return mix.sum(0)[own]
 
 
 def shared_velocity(
@@ -48,8 +51,11 @@ def shared_velocity(
         alive: which members are finite [M]; the mean is over these.
         shares: weight of each member's drive in the sums [M], if a flow mixes drives.
     """
-    count = alive.sum().clamp(min=1)
-    balance = context.annealing if shares is None else context.annealing * shares.sum() / count
+    count, total = alive.sum(), None if shares is None else shares.sum()
+    if context.mesh is not None:
+        gradients, count, total = _of_all(context.mesh, gradients, count, total)
+    count = count.clamp(min=1)
+    balance = context.annealing if total is None else context.annealing * total / count
     # As a member, so that the prior sees a tensor [1, ...] of the shape that it knows.
     drives = {name: (tensor / count).unsqueeze(0) for name, tensor in gradients.items()}
     one = {name: t.detach().unsqueeze(0) for name, t in ensemble.trained_shared.items()}
@@ -58,3 +64,15 @@ def shared_velocity(
     # A member that diverges in this very step reaches all gradients; it is left out from now on.
     sound = torch.stack([finite(tensor).all() for tensor in found.values()]).all()
     return {name: torch.where(sound, tensor, 0.0) for name, tensor in found.items()}
+
+
+def _of_all(
+    mesh: Mesh, gradients: Tree, count: Tensor, total: Tensor | None
+) -> tuple[Tree, Tensor, Tensor | None]:
+    """Sums over the members of all processes, in one message."""
+    like = next(iter(gradients.values()))
+    shares = like.new_zeros(1) if total is None else total.to(like).reshape(1)
+    sums = mesh.add([*gradients.values(), count.to(like).reshape(1), shares], "shared")
+    *found, everyone, weighed = sums
+    tree = dict(zip(gradients, found, strict=True))
+    return tree, everyone[0], None if total is None else weighed[0]

@@ -15,13 +15,15 @@ from torch import Tensor
 
 from shoal.core.differentiate import with_pullback
 from shoal.core.structure import parted
-from shoal.core.tree import finite, member_norms, mixed, per_member
+from shoal.core.tree import finite, member_norms, per_member
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import serves
+from shoal.engine.mesh import Mesh
 from shoal.inference.posterior import Posterior, target_weights
-from shoal.interaction.repulsion import Interaction, Push, Repulsion, repel, weighted_space
+from shoal.interaction.repulsion import Repulsion
+from shoal.training.all_members import FrozenState, mixed_drives, pushed_members
 from shoal.training.stage_kernels import in_columns, reads_weights_once, takes_outputs
 
 __all__ = [
@@ -40,20 +42,6 @@ __all__ = [
 ]
 
 Factor = float | Tensor
-
-
-class FrozenState(NamedTuple):
-    """Frozen members: they repel the others and do not move.
-
-    Attributes:
-        base: their tensors in the base of the space [F, ...].
-        alive: which frozen members are finite [F].
-        drive: their driving forces, for flows in which members share drives; None for others.
-    """
-
-    base: Tree
-    alive: Tensor
-    drive: Tree | None
 
 
 class OutputResult(NamedTuple):
@@ -129,6 +117,7 @@ def output_stage(
     weight: Factor,
     prior: Tensor | None,
     frozen: FrozenState | None = None,
+    mesh: Mesh | None = None,
 ) -> OutputResult:
     """Gradients of the likelihood (times `weight`) and a functional prior; push on outputs."""
     if isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
@@ -145,7 +134,7 @@ def output_stage(
         rows = rows.mean(0)  # members with weights of their own are compared where any counts
     here = {"outputs": drive}, {"outputs": outputs}
     velocity, alive, mix, measures = _act(
-        posterior, repulsion, "outputs", *here, alive, frozen, rows
+        posterior, repulsion, "outputs", *here, alive, frozen, rows, mesh=mesh
     )
     if repulsion is None:
         measures = measured(member_norms(here[0]) if lengths is None else lengths, None, alive)
@@ -163,18 +152,19 @@ def gradient_stage(
     frozen: FrozenState | None = None,
     weight: Tensor | None = None,
     counted: Factor | None = None,
+    mesh: Mesh | None = None,
 ) -> GradientResult:
     """The push on input gradients, and the mixed drives at the outputs if the flow mixes drives.
 
     Of the measures, only bandwidth and effective members are known here. Drive and push meet only
     at the weights. `counted` is the number of data points in the batch, if others are compared.
     """
-    push, own = _pushed(repulsion, {"gradients": gradients}, alive, frozen, weight)
+    push, own = pushed_members(repulsion, {"gradients": gradients}, alive, frozen, weight, mesh)
     interaction = push.interaction
     points = gradients.shape[1] if weight is None else weight.sum()
     points = points if counted is None else counted
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
-    drive, mix = _shared(interaction, {"outputs": cotangent}, own, frozen)
+    drive, mix = mixed_drives(interaction, {"outputs": cotangent}, own, frozen, mesh)
     push_back = scale * push.tree()["gradients"]
     alive = interaction.cloud.alive[own]
     return GradientResult(alive, drive["outputs"], mix, interaction.summary, push_back)
@@ -188,6 +178,7 @@ def point_stage(
     outputs: Tensor,
     frozen: FrozenState | None,
     counted: Factor,
+    mesh: Mesh | None = None,
 ) -> GradientResult:
     """The push on outputs at points other than the batch, and the mixed drives at the batch.
 
@@ -199,11 +190,12 @@ def point_stage(
         outputs: at the points [M, P, C].
         frozen: frozen members, their outputs at the points and their drives at the batch.
         counted: number of targets in the batch, or their total weight.
+        mesh: the processes that train the other members; None for one process.
     """
-    push, own = _pushed(repulsion, {"outputs": outputs}, alive, frozen)
+    push, own = pushed_members(repulsion, {"outputs": outputs}, alive, frozen, None, mesh)
     interaction = push.interaction
     scale = -_push_scale(posterior, repulsion, counted) * repulsion.strength
-    drive, mix = _shared(interaction, {"outputs": cotangent}, own, frozen)
+    drive, mix = mixed_drives(interaction, {"outputs": cotangent}, own, frozen, mesh)
     pushed = {"outputs": scale * push.tree()["outputs"]}
     alive = interaction.cloud.alive[own]
     lengths = member_norms(drive), member_norms(pushed)
@@ -221,16 +213,19 @@ def weight_stage(
     mix: Tensor | None,
     spans: Sequence[slice] | None,
     frozen: FrozenState | None = None,
+    mesh: Mesh | None = None,
 ) -> WeightResult:
     """Add the weight prior's gradient and the push on weights to the backward pass's result."""
     # A weight prior has no gradient at the outputs to mix: it is scaled like the drives.
     balance = annealing if mix is None else annealing * mix.sum(-1)
-    once = reads_weights_once(repulsion, velocity, weights)
+    once = mesh is None and reads_weights_once(repulsion, velocity, weights)
     multiples = posterior.prior_multiples(velocity, balance) if once else None
     if multiples is None:
         velocity = posterior.add_prior(velocity, weights, balance, spans)
     here = velocity, weights, alive, frozen
-    velocity, alive, _, measures = _act(posterior, repulsion, "weights", *here, multiples=multiples)
+    velocity, alive, _, measures = _act(
+        posterior, repulsion, "weights", *here, multiples=multiples, mesh=mesh
+    )
     return WeightResult(velocity, alive, measures)
 
 
@@ -266,6 +261,7 @@ def _act(
     frozen: FrozenState | None,
     weight: Tensor | None = None,
     multiples: Sequence[float] | None = None,
+    mesh: Mesh | None = None,
 ) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
     """Mix the drives and add the push, if the repulsion's space has this base.
 
@@ -275,13 +271,14 @@ def _act(
         return drive, alive, None, None
     points = base["outputs"][0, ..., 0].numel() if where == "outputs" else 1
     points = points if weight is None else weight.sum()
-    turned = frozen is None and weight is None and in_columns(repulsion, base)
+    alone = frozen is None and mesh is None
+    turned = alone and weight is None and in_columns(repulsion, base)
     if turned:  # in the order of the memory, which saves two copies
         drive, base = ({name: t.mT for name, t in tree.items()} for tree in (drive, base))
-    push, own = _pushed(repulsion, base, alive, frozen, weight)
+    push, own = pushed_members(repulsion, base, alive, frozen, weight, mesh)
     interaction = push.interaction
     alive = interaction.cloud.alive[own]
-    drive, mix = _shared(interaction, drive, own, frozen)
+    drive, mix = mixed_drives(interaction, drive, own, frozen, mesh)
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
     velocity, driven, pushed = push.added_to(drive, scale, multiples)
     if turned:
@@ -293,46 +290,6 @@ def _push_scale(
     posterior: Posterior, repulsion: Repulsion, points: float | Tensor
 ) -> float | Tensor:
     return posterior.push_scale(points if repulsion.per == "batch" else None)
-
-
-def _pushed(
-    repulsion: Repulsion,
-    base: Tree,
-    alive: Tensor,
-    frozen: FrozenState | None,
-    weight: Tensor | None = None,
-) -> tuple[Push, slice]:
-    """The push on the trained members, and which of all members these are."""
-    if frozen is None:
-        return repel(repulsion, base, alive, weight=weight), slice(None)
-    own = slice(len(frozen.alive), len(frozen.alive) + len(alive))
-    others = iter(weighted_space(repulsion, weight)(frozen.base))
-    everyone = torch.cat([frozen.alive, alive])
-    gather = lambda leaf: torch.cat([next(others).to(leaf), leaf])  # noqa: E731
-    return repel(repulsion, base, everyone, gather, own, weight), own
-
-
-def _shared(
-    interaction: Interaction, drive: Tree, own: slice, frozen: FrozenState | None
-) -> tuple[Tree, Tensor | None]:
-    """The drives of the trained members, mixed if the flow mixes drives, and the mixing matrix."""
-    if interaction.mix is None:
-        return drive, None
-    mix, drive = interaction.mix[own], _joined(drive, frozen)
-    living = interaction.cloud.alive & finite(member_norms(drive))
-    return mixed(mix, _of_finite(drive, living)), mix
-
-
-def _joined(drive: Tree, frozen: FrozenState | None) -> Tree:
-    """The drives of all members, frozen members first."""
-    if frozen is None or frozen.drive is None:
-        return drive
-    return {name: torch.cat([frozen.drive[name].to(t), t]) for name, t in drive.items()}
-
-
-def _of_finite(tree: Tree, alive: Tensor) -> Tree:
-    # Zero times NaN is NaN: a diverged member must not reach the others through the mixing.
-    return {name: torch.where(per_member(alive, t), t, 0.0) for name, t in tree.items()}
 
 
 def measured(

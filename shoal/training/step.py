@@ -140,12 +140,14 @@ class StepInfo:
         measures: drive, push, h2 and effective [4]. Drive and push are measured in the base of the
             space; for input gradients, on the weights of the last layer.
         statistics: what the likelihood learns from; None if it learns nothing.
+        count: number of finite members of all processes; None for those of `alive`.
     """
 
     loss: Tensor
     alive: Tensor
     measures: Tensor
     statistics: Tensor | None = None
+    count: Tensor | None = None
 
     @property
     def drive(self) -> Tensor:
@@ -232,7 +234,7 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     if has_weight_forces(posterior, repulsion):
         here = velocity, weights, result.alive
         moved = context.stages.weight_stage(
-            posterior, repulsion, *here, annealing, result.mix, spans, frozen
+            posterior, repulsion, *here, annealing, result.mix, spans, frozen, **context.others
         )
     measures = result.measures if moved.measures is None else moved.measures
     assert measures is not None, "the base of a space is outputs or weights"

@@ -21,6 +21,7 @@ from shoal.engine.autotune import faster_runner, faster_threads
 from shoal.engine.footprint import bytes_of
 from shoal.engine.graph import CapturedSteps
 from shoal.engine.member_runner import MemberRunner
+from shoal.engine.mesh import Mesh
 from shoal.engine.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -52,6 +53,7 @@ class Trainer(Mover):
         rows: one history row per finished epoch.
         tracker: sums over the steps of the current epoch.
         initial: mean loss of the members before the first step; None until that step is done.
+        diverged: members that had diverged by the end of the last epoch, each with its step.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Trainer(Mover):
         batches: ArrayBatches | LoaderBatches,
         repulsion: Repulsion | None = None,
         sites: torch.Size = torch.Size(),  # noqa: B008
+        mesh: Mesh | None = None,
     ) -> None:
         self.batches, self.sites, self._counted = batches, sites, (0, 0.0)
         self.steps = settings.total_steps(batches.steps_per_epoch)
@@ -68,12 +71,19 @@ class Trainer(Mover):
         if isinstance(batches, ArrayBatches):
             likelihood = begun(likelihood, batches.y.to(ensemble.device), sites)
         targets = self._targets(likelihood)
-        super().__init__(ensemble, settings, repulsion, likelihood, targets, batches.n, self.steps)
+        given = repulsion, likelihood, targets, batches.n, self.steps, mesh
+        super().__init__(ensemble, settings, *given)
         self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.tracker = Tracker(self.moving.members, ensemble.device)
         self.initial: Tensor | None = None
+        self.diverged: dict[int, int] = {}
         self.captured = self._capture()
+
+    @property
+    def history(self) -> Tracker:
+        """The tracker of all members; with several processes a copy, which all must ask for."""
+        return self.tracker if self.mesh is None else self.tracker.of_all(self.mesh)
 
     @property
     def epoch(self) -> int:
@@ -99,7 +109,7 @@ class Trainer(Mover):
             for _ in self._steps(start, left):
                 self.step += 1
                 if self.step == 1:
-                    self.initial = self.tracker.loss()
+                    self.initial = self.history.loss()
                 yield
             if self.step - before < left:
                 raise DataError(
@@ -166,7 +176,7 @@ class Trainer(Mover):
         x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
 
-        context = replace(self.context, own_inputs=False)
+        context = replace(self.context, own_inputs=False, mesh=None)
 
         chunk = self.mapping.chunk
 
@@ -205,7 +215,9 @@ class Trainer(Mover):
         if self.ensemble.offload is not None:  # snapshots and callbacks read the members
             self.ensemble.offload.flush()
         rate = self.optimizer.param_groups[0]["lr"]
-        row = {"epoch": len(self.rows) + 1, "step": self.step, **self.tracker.row(self.step)}
+        found = self.history
+        self.diverged = found.diverged(self.step)
+        row = {"epoch": len(self.rows) + 1, "step": self.step, **found.row(self.step)}
         row |= self._initial()
         # Stop the clock after the row: reading the row waits for the device.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})

@@ -444,7 +444,7 @@ def outside(manifest, name):
         lambda m: m["files"]["state.json"].update(size=-1),
         lambda m: m.update(files=[]),
         lambda m: m.update(format=1),
-        lambda m: m.update(format=3),
+        lambda m: m.update(format=4),
         lambda m: m.update(format="2"),
         lambda m: m.update(format=True),
         lambda m: m.update(run=[]),

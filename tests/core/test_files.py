@@ -9,6 +9,7 @@ import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,6 +208,47 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_return(
     WRITERS[writer](tmp_path / "file", 400)
     temporary = next(path for kind, path in events if kind == "replace")
     assert events == [("fsync", temporary), ("replace", temporary), ("fsync", tmp_path)]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the drive knows it", "it does not"])
+def test_on_macos_the_cache_of_the_drive_is_written_too(tmp_path, monkeypatch, known):
+    full, plain, fsync = [], [], os.fsync
+
+    def control(descriptor, command):
+        full.append(command)
+        if not known:
+            raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
+
+    def recorded_fsync(descriptor):
+        plain.append(descriptor)
+        fsync(descriptor)
+
+    macos = SimpleNamespace(F_FULLFSYNC=51, fcntl=control)
+    monkeypatch.setattr("shoal.core.disk.fcntl", macos)
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    files.write_text(tmp_path / "file", "content")
+    assert full == [51, 51]  # the file, then the folder
+    assert len(plain) == (0 if known else 2)
+    assert (tmp_path / "file").read_text() == "content"
+
+
+def test_without_file_control_plain_synchronisation_is_used(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.core.disk.fcntl", None)
+    files.write_text(tmp_path / "file", "content")
+    assert (tmp_path / "file").read_text() == "content"
+
+
+@pytest.mark.skipif(not LINUX, reason="names of descriptors are read from /proc")
+def test_new_folders_are_on_the_disk_up_to_one_that_we_may_not_change(tmp_path, monkeypatch):
+    synchronised, access = [], os.access
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synchronised.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    monkeypatch.setattr(os, "access", lambda path, how: path != tmp_path and access(path, how))
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    disk.sync_name(run / "config")
+    assert synchronised == [str(run), str(run.parent)]
 
 
 def fail_once(monkeypatch, call, at, code):

@@ -1,9 +1,7 @@
 """Whatever is wrong, one sentence says so, and nothing has changed."""
 
 import contextlib
-import errno
 import os
-import subprocess
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
-from shoal.core.checkpoints import steps
 from shoal.core.errors import ConfigError, DataError, ShoalWarning, StorageError
 from shoal.interaction.methods import METHODS
 
@@ -300,66 +297,3 @@ class TestPlaces:
         with pytest.raises(StorageError) as caught:
             quick(out=folder)
         assert_one_sentence(caught.value, "too long")
-
-
-@contextlib.contextmanager
-def full_disk(monkeypatch, after):
-    """Every synchronisation fails for want of space, but for the first few."""
-    real, count = os.fsync, iter(range(10**9))
-
-    def fsync(descriptor):
-        if next(count) >= after:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        yield
-
-
-class TestFullDisk:
-    @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89])
-    def test_the_run_stops_in_one_sentence_and_what_was_saved_is_sound(
-        self, after, monkeypatch, tmp_path
-    ):
-        folder = tmp_path / "run"
-        ensemble = shoal_of(both)
-        with full_disk(monkeypatch, after), pytest.raises(StorageError) as caught:
-            quick(ensemble, out=folder, epochs=3, save_every=0)
-        assert_one_sentence(caught.value, "disk full", "bytes needed", str(folder))
-        assert caught.value.exit_status == 74
-        assert not ensemble.training
-        saved = steps(folder / "checkpoints") if folder.exists() else []
-        if saved:
-            assert shoal.load(folder, both).ensemble.alive.all()
-        again = quick(both, out=folder, epochs=3, resume=True)
-        assert_same_run(again, quick(both, epochs=3))
-        assert not list(folder.rglob(".tmp-*"))
-
-    def test_a_real_one(self, tmp_path):
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)],
-            capture_output=True,
-            check=False,
-        )
-        if mounted.returncode:
-            pytest.skip("no file system of a given size can be made here")
-        try:
-            self.fill(tmp_path)
-        finally:
-            subprocess.run(["umount", str(tmp_path)], check=True)
-
-    def fill(self, disk):
-        def grow(run):
-            with contextlib.suppress(OSError), open(disk / "ballast", "ab", buffering=0) as file:
-                while len(run.history) == 2:
-                    file.write(b"0" * 4096)
-
-        options = {"out": disk / "run", "epochs": 3, "save_every": 0}
-        with pytest.raises(StorageError) as caught:
-            quick(both, callbacks=[grow], **options)
-        assert_one_sentence(caught.value, "disk full", "bytes needed")
-        assert steps(disk / "run" / "checkpoints")[-1] == 7
-        shoal.load(disk / "run", both)
-        (disk / "ballast").unlink()
-        assert_same_run(quick(both, resume=True, **options), quick(both, epochs=3))

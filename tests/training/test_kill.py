@@ -95,20 +95,21 @@ def reference(request, server, tmp_path_factory):
 
 
 def begun(folder):
-    """The step that was begun last: all before it were done, and saved."""
+    """The step that was begun last: all before it were done, and all but one of them saved."""
     note = folder.with_name(f"{folder.name}.step")
     return int(note.read_text() or 0) if note.exists() else 0
 
 
 def check_survivor(folder):
-    """What a kill leaves: a folder that loads and has lost no step but the one under way."""
+    """What a kill leaves: a folder that loads and lacks only what was not yet written."""
     saved = steps(folder / "checkpoints")
     if not saved:
-        assert begun(folder) == 0
+        assert begun(folder) in (0, 1)
         with pytest.raises(StorageError):
             shoal.load(folder, both)
         return
-    assert saved[-1] in (begun(folder), begun(folder) + 1)
+    # A step begins while the one before is written, and not before the second last is written.
+    assert saved[-1] in (begun(folder) - 1, begun(folder), begun(folder) + 1)
     run = shoal.load(folder, both)
     assert run.ensemble.alive.all()
     assert len(run.history) == saved[-1] // STEPS_PER_EPOCH
@@ -167,7 +168,7 @@ def test_the_second_signal_does_not_wait(server, reference, tmp_path):
     folder = tmp_path / "run"
     status = server.interrupted(method, folder, 5, signal.SIGTERM, signal.SIGTERM)
     assert status == -signal.SIGTERM
-    assert steps(folder / "checkpoints")[-1] == 5
+    assert steps(folder / "checkpoints")[-1] in (4, 5)
     check_survivor(folder)
     assert server.attempt(method, folder) == 0
     check_finished(folder, whole)

@@ -1,0 +1,69 @@
+"""The processes that train one ensemble: their groups, and what to say when one is lost."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shoal.core import errors
+from shoal.core.errors import PeerLost, first_line
+
+__all__ = ["TIMEOUT", "groups_of", "peers_watched", "restarted", "same_error"]
+
+TIMEOUT = 120.0
+"""Seconds after which a silent process counts as lost."""
+
+_known: dict[tuple, tuple] = {}
+"""Groups of the current process group: making them is a collective, and they cannot be undone."""
+
+
+def groups_of(grid: tuple[int, int], timeout: float, device: str) -> tuple[tuple, Any]:
+    """Process groups along members, along data and of all, and the `DeviceMesh`."""
+    key = (id(dist.group.WORLD), grid, timeout, device)
+    if key not in _known:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        places = torch.arange(grid[0] * grid[1]).view(grid)
+        limit = timedelta(seconds=timeout)
+        along_members = _group_of(places.T.tolist(), limit)
+        along_data = _group_of(places.tolist(), limit)
+        everyone = dist.new_group(timeout=limit)
+        named = DeviceMesh.from_group(
+            [along_members, along_data], device, places, mesh_dim_names=("members", "data")
+        )
+        _known[key] = (along_members, along_data, everyone), named
+    return _known[key]
+
+
+def _group_of(lists: list[list[int]], limit: timedelta) -> Any:
+    """The group that this process belongs to; all processes make all groups."""
+    groups = [dist.new_group(ranks, timeout=limit) for ranks in lists]
+    return next(g for g, ranks in zip(groups, lists, strict=True) if dist.get_rank() in ranks)
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process again after another was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+@contextmanager
+def peers_watched() -> Iterator[None]:
+    """A block whose failure means that another process is gone or silent."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(
+            f"another process was lost or went silent ({first_line(error)[:120]}); "
+            f"start all processes again with resume=True"
+        ) from error
+
+
+def same_error(told: str) -> Exception:
+    """The error of the first process, as this process raises it."""
+    name, _, text = told.partition(": ")
+    kind = getattr(errors, name, None)
+    return kind(text) if kind is not None else PeerLost(f"the first process stopped: {told}")

@@ -1,0 +1,185 @@
+"""Small runs that several processes and one process must train alike, and the process that does."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import shoal
+from shoal.core.files import write_json, write_tensors
+
+STEPS = 5
+METHODS = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd", "forde")
+
+
+class Perceptron(nn.Sequential):
+    """Seven inputs, three classes."""
+
+    def __init__(self, *more):
+        super().__init__(nn.Linear(6, 5), nn.Tanh(), *more, nn.Linear(5, 3))
+
+
+class Trunk(nn.Module):
+    """A trunk that members share, and a head each."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.trunk(x).tanh())
+
+
+class Images(nn.Module):
+    """A convolution over small images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3), nn.Linear(2 * 16, 3)
+
+    def forward(self, x):
+        return self.head(self.conv(x).tanh().flatten(1))
+
+
+def vectors(n=23):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 6, generator=draw, dtype=torch.float64)
+    return x, torch.randint(0, 3, (n,), generator=draw)
+
+
+def images():
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(20, 1, 6, 6, generator=draw, dtype=torch.float64)
+    return x, torch.randint(0, 3, (20,), generator=draw)
+
+
+def numbers():
+    x, _ = vectors()
+    return x, x[:, :1].sin() + 0.1 * x[:, 1:2]
+
+
+def members(build=Perceptron, count=7, **options):
+    pairs = build if isinstance(build, list) else [(build, count)]
+    return shoal.Ensemble.init(pairs, seed=3, **options).to(torch.float64)
+
+
+def one_diverges():
+    ensemble = members()
+    with torch.no_grad():
+        ensemble.weights["0.weight"][5].fill_(1e200)
+        ensemble.weights["3.weight" if "3.weight" in ensemble.weights else "2.weight"][5] *= 1e200
+    return ensemble
+
+
+def _case(make, data, **options):
+    return make, data, {"steps": STEPS, "batch_size": 8, "lr": 0.05, **options}
+
+
+def _norm():
+    return Perceptron(nn.BatchNorm1d(5))
+
+
+def _dropout():
+    return Perceptron(nn.Dropout(0.3))
+
+
+def _regressor():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def _wide():
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+
+
+STRONG = {"strength": 30.0}
+CASES = {
+    **{name: _case(members, vectors, method=name, **STRONG) for name in METHODS},
+    "batch norm": _case(lambda: members(_norm), vectors, method="f-kde", batch_size=9),
+    "batch norm, forde": _case(lambda: members(_norm), vectors, method="forde", batch_size=9),
+    "dropout": _case(lambda: members(_dropout), vectors, method="svgd", **STRONG),
+    "dropout, f-svgd": _case(lambda: members(_dropout), vectors, method="f-svgd"),
+    "augmentation": _case(
+        lambda: members(Images), images, method="f-kde",
+        augment={"name": "crop-flip", "padding": 1, "per_member": True},
+    ),
+    "noise": _case(members, vectors, method="kde", noise=1.0, optimizer="sgd"),
+    "clip": _case(members, vectors, method="f-kde", clip=0.01),
+    "annealing": _case(members, vectors, method="svgd", annealing="linear"),
+    "learned noise": _case(lambda: members(_regressor), numbers, method="f-kde"),
+    "adversarial": _case(members, vectors, method="f-svgd", adversarial=0.05),
+    "one neighbour": _case(
+        members, vectors, method="kde", adversarial={"epsilon": 0.05, "shared": True}
+    ),
+    "function-space prior": _case(members, vectors, method="f-kde", prior="function-space"),
+    "diverged": _case(one_diverges, vectors, method="f-kde", **STRONG),
+    "diverged, svgd": _case(one_diverges, vectors, method="svgd", **STRONG),
+    "mixed architectures": _case(
+        lambda: members([(Perceptron, 3), (_wide, 4)]), vectors, method="f-kde", **STRONG
+    ),
+    "shared trunk": _case(
+        lambda: members(Trunk, shared=("trunk.*",)), vectors, method="f-kde", noise=1.0,
+        optimizer="sgd",
+    ),
+    "shared trunk, svgd": _case(
+        lambda: members(Trunk, shared=("trunk.*",)), vectors, method="svgd", clip=0.05
+    ),
+    "frozen": _case(members, vectors, method="f-kde", frozen=3, **STRONG),
+    "frozen, kde": _case(members, vectors, method="kde", frozen=2, **STRONG),
+    "frozen, svgd": _case(members, vectors, method="svgd", frozen=2, **STRONG),
+    "frozen, f-svgd": _case(members, vectors, method="f-svgd", frozen=2, **STRONG),
+    "frozen, forde": _case(members, vectors, method="forde", frozen=2, **STRONG),
+    "chunks": _case(members, vectors, method="f-kde", engine="chunk:2"),
+    "calibrated": _case(members, vectors, method="kde", calibrated=True),
+    "layerwise": _case(
+        members, vectors, method=shoal.Repulsion(shoal.spaces.Layerwise(), strength=30.0)
+    ),
+    "last layer": _case(
+        members, vectors, method=shoal.Repulsion(shoal.spaces.LastLayer(), strength=30.0)
+    ),
+    "fraction": _case(
+        members, vectors, method=shoal.Repulsion(shoal.spaces.InputGradients(fraction=0.5)),
+    ),
+    "points": _case(
+        members, vectors, method=shoal.Repulsion(shoal.spaces.Outputs(), points="noise")
+    ),
+}  # fmt: skip
+
+
+def trained(name, mesh=None):
+    """The run of a case."""
+    make, data, options = CASES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", shoal.ShoalWarning)
+        return shoal.fit(make(), data(), **options, mesh=mesh, progress=False)
+
+
+def result(run):
+    """Everything that processes must agree on, as tensors and as plain values."""
+    state = {name: t.detach().double() for name, t in run.ensemble.state.items()}
+    learned = {f"likelihood/{n}": t.double() for n, t in run.likelihood.state.items()}
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in run.history]
+    return state | learned, rows
+
+
+def main(out, mesh=None, *names):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    for name in names or CASES:
+        try:
+            tensors, rows = result(trained(name, mesh if mesh != "-" else None))
+            write_tensors(Path(out) / f"{name}-{rank}.safetensors", tensors)
+            write_json(Path(out) / f"{name}-{rank}.json", {"rows": rows})
+        except Exception as error:
+            write_json(Path(out) / f"{name}-{rank}.json", {"error": repr(error)})
+            if len(names) == 1:
+                raise
+            if not isinstance(error, shoal.core.errors.ShoalError):
+                raise
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
