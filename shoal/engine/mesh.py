@@ -22,7 +22,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.engine.processes import TIMEOUT, groups_of, peers_watched, same_error
 
-__all__ = ["Agreement", "Mesh", "layout_of", "shares"]
+__all__ = ["Agreement", "Mesh", "layout_of", "own_members", "shares"]
 
 
 def shares(total: int, parts: int) -> list[slice]:
@@ -64,6 +64,14 @@ def layout_of(text: str | None, members: int, processes: int) -> tuple[int, int]
             f"use at most {members} along members"
         )
     return rows, columns
+
+
+def own_members(members: int, layout: str | None = None) -> slice | None:
+    """The members that this process would train; None for one process."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    rows, columns = layout_of(layout, members, dist.get_world_size())
+    return shares(members, rows)[dist.get_rank() // columns]
 
 
 class Agreement(NamedTuple):

@@ -154,6 +154,8 @@ class Processes:
 
     def stopped(self, interruption: Interruption) -> bool:
         """Whether a signal stops the run now: on every process, if any got one."""
-        if self.mesh is not None:
-            interruption.received = self.mesh.agreed.stop or None
-        return interruption.received is not None
+        if self.mesh is None:
+            return interruption.received is not None
+        if self.mesh.agreed.stop:
+            interruption.received = self.mesh.agreed.stop
+        return bool(self.mesh.agreed.stop)
