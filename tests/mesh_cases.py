@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.core.errors import ShoalError
+from shoal.core.errors import PeerLost, ShoalError
 from shoal.core.files import write_json, write_tensors
+from shoal.engine.processes import join_processes, restarted
 
 STEPS = 5
 METHODS = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd", "forde")
@@ -210,6 +211,26 @@ def resumed_folders(out, mesh):
             write_json(out / f"{folder}-{rank}.json", {"rows": rows})
 
 
+def killed(out):
+    """A run that loses its last process once, in its first attempt, by SIGKILL."""
+    torch.set_num_threads(1)
+    join_processes(timeout=60)
+    last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+
+    def die(run):
+        if last and not restarted() and len(run.history) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    make, data, options = CASES["f-svgd"]
+    kept = {"out": Path(out) / "run", "save_every": 0, "callbacks": [die], "progress": False}
+    try:
+        run = shoal.fit(make(), data(), **options, **kept)
+    except PeerLost as error:
+        write_json(Path(out) / "lost.json", {"said": str(error), "status": error.exit_status})
+        sys.exit(error.exit_status)
+    write_tensors(Path(out) / f"f-svgd-{int(last)}.safetensors", result(run)[0])
+
+
 def main(out, mesh=None, *names):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
@@ -218,9 +239,11 @@ def main(out, mesh=None, *names):
         resumed_folders(Path(out), None if mesh == "-" else mesh)
     for name in names or CASES:
         try:
-            tensors, rows = result(trained(name, mesh if mesh != "-" else None))
+            run = trained(name, mesh if mesh != "-" else None)
+            tensors, rows = result(run)
+            received = run.provenance["received"]
             write_tensors(Path(out) / f"{name}-{rank}.safetensors", tensors)
-            write_json(Path(out) / f"{name}-{rank}.json", {"rows": rows})
+            write_json(Path(out) / f"{name}-{rank}.json", {"rows": rows, "received": received})
         except Exception as error:
             write_json(Path(out) / f"{name}-{rank}.json", {"error": repr(error)})
             if not isinstance(error, ShoalError):
@@ -229,4 +252,4 @@ def main(out, mesh=None, *names):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    killed(sys.argv[1]) if sys.argv[2:] == ["killed"] else main(*sys.argv[1:])

@@ -22,7 +22,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.engine.processes import TIMEOUT, groups_of, peers_watched, same_error
 
-__all__ = ["Agreement", "Mesh", "layout_of", "own_members", "shares"]
+__all__ = ["Agreement", "Mesh", "layout_of", "own_members", "shares", "traffic"]
 
 
 def shares(total: int, parts: int) -> list[slice]:
@@ -72,6 +72,46 @@ def own_members(members: int, layout: str | None = None) -> slice | None:
         return None
     rows, columns = layout_of(layout, members, dist.get_world_size())
     return shares(members, rows)[dist.get_rank() // columns]
+
+
+def traffic(
+    base: str | None,
+    members: int,
+    processes: int,
+    rank: int = 0,
+    *,
+    numbers: int = 0,
+    outputs: int = 0,
+    mixes: bool = False,
+    size: int = 4,
+) -> dict[str, int]:
+    """Bytes that a process receives in a step, by kind, if members are divided and batches not.
+
+    Args:
+        base: "outputs", "gradients" or "weights"; None for a plain ensemble.
+        members: M, trained by all processes.
+        processes: R along members.
+        rank: which of them.
+        numbers: coordinates of a member: B C outputs, B D input gradients, or its weights.
+        outputs: B C, for the drives that a Stein flow mixes at the outputs.
+        mixes: the flow mixes drives.
+        size: bytes of a number.
+    """
+    shard = shares(members, processes)[rank]
+    own, longest = shard.stop - shard.start, -(-members // processes)
+    found = {"agreement": 2 * (processes - 1) * 68 * 8 // processes}
+    if base in ("outputs", "gradients"):
+        found["gather"] = (processes - 1) * longest * (numbers + 1) * size
+        if mixes:
+            found["drives"] = (processes - 1) * longest * (outputs + 1) * size
+    if base == "weights":
+        part = shares(numbers, processes)[rank]
+        columns = part.stop - part.start
+        there, back = (members - own) * (columns + 1) * size, own * (numbers - columns) * size
+        found |= {"weights": there, "push": back}
+        found["gram"] = 2 * (processes - 1) * members**2 * size // processes
+        found |= {"drives": there, "mixed drives": back} if mixes else {}
+    return found
 
 
 class Agreement(NamedTuple):

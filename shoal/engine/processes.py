@@ -62,12 +62,16 @@ def join_processes(timeout: float = TIMEOUT) -> None:
     """
     if dist.is_initialized():
         return
+    # Only here: a build of torch without its distributed part still trains in one process.
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     limit = timedelta(seconds=timeout)
     with peers_watched():
-        store, rank, world = next(iter(dist.rendezvous("env://", timeout=limit)))
+        store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
         if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = dist.PrefixStore(f"shoal-attempt-{attempt}", store)
+            store = PrefixStore(f"shoal-attempt-{attempt}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
 

@@ -313,6 +313,7 @@ class Ensemble(StoredTensors):
 
 def _count(count: object) -> int:
     whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
-    if not whole or count < 1:
+    found = int(count) if whole else 0  # pyright: ignore[reportArgumentType]
+    if found < 1:
         raise ConfigError(f"an ensemble needs at least one member, not {came(count)}")
-    return int(count)
+    return found

@@ -134,6 +134,11 @@ class Processes:
             if free is None or bytes_of(whole.state.values()) < 0.9 * free:
                 whole.to(device)
 
+    @property
+    def received(self) -> dict[str, Any]:
+        """Bytes that this process received from others, by kind, for the run's provenance."""
+        return {} if self.mesh is None else {"received": dict(self.mesh.received)}
+
     def steps(
         self, steps: Iterator[None], interruption: Interruption, due: Callable[[], float]
     ) -> Iterator[None]:

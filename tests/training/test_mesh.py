@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import mesh_cases
@@ -14,18 +15,24 @@ import torch
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.files import read_tensors
-from shoal.engine.mesh import Mesh, layout_of, shares
+from shoal.engine.mesh import Mesh, layout_of, shares, traffic
 
 TESTS = Path(__file__).parents[1]
 
 
-def together(processes, out, *words):
-    """Run `mesh_cases.py` in several processes; returns its folder."""
+def started(processes, out, *words, restarts=0):
+    """`mesh_cases.py` in several processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--max-restarts={restarts}"]
     command += [f"--nproc-per-node={processes}", str(TESTS / "mesh_cases.py"), str(out), *words]
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def together(processes, out, *words):
+    """Run cases in several processes; returns their folder."""
+    done = started(processes, out, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 
@@ -44,6 +51,17 @@ def four(tmp_path_factory):
     """The methods in four processes, with 2 + 2 + 2 + 1 members."""
     names = [*mesh_cases.METHODS, "frozen, svgd", "mixed architectures", "diverged"]
     return together(4, tmp_path_factory.mktemp("four"), "-", *names)
+
+
+ROWS = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", "dropout",
+        "learned noise", "shared trunk, svgd", "function-space prior", "diverged",
+        "frozen")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Two processes along members, each with a replica that runs the other half of the batch."""
+    return together(4, tmp_path_factory.mktemp("grid"), "2x2", *ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +109,26 @@ def test_four_processes_train_as_one(four, alone, name):
     check_same(four, name, alone(name), 4)
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_replicas_that_divide_the_batch_train_as_one(grid, alone, name):
+    check_same(grid, name, alone(name), 4)
+
+
+def test_a_lost_process_stops_the_others_with_one_sentence(tmp_path):
+    assert started(2, tmp_path, "killed").returncode != 0
+    lost = json.loads((tmp_path / "lost.json").read_text())
+    assert lost["status"] == 75 and "resume=True" in lost["said"] and "\n" not in lost["said"]
+
+
+def test_torchrun_restarts_a_run_that_lost_a_process(tmp_path, alone):
+    done = started(2, tmp_path, "killed", restarts=1)
+    assert done.returncode == 0, done.stderr[-3000:]
+    tensors, _ = alone("f-svgd")
+    for rank in range(2):
+        for key, found in read_tensors(tmp_path / f"f-svgd-{rank}.safetensors").items():
+            torch.testing.assert_close(found, tensors[key], rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", mesh_cases.RESUMED)
 def test_a_signal_at_one_process_stops_all_and_the_run_goes_on(two, alone, name):
     check_same(two, f"here {name}", alone(name), 2)
@@ -118,6 +156,34 @@ def test_a_folder_of_several_processes_loads_like_any_other(two, alone):
         torch.testing.assert_close(tensor.double(), tensors[key], rtol=0, atol=1e-10)
     snapshots = sorted(path.name for path in (two / f"here {name}" / "trajectory").iterdir())
     assert snapshots == [f"epoch-{epoch:06d}.safetensors" for epoch in (0, 1, 2)]
+
+
+WEIGHTS = 6 * 5 + 5 + 5 * 3 + 3
+BATCHES = (8, 8, 7, 8, 8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "name, base, mixes, numbers",
+    [
+        ("ensemble", None, False, 0),
+        ("f-kde", "outputs", False, 3),
+        ("f-svgd", "outputs", True, 3),
+        ("forde", "gradients", False, 6),
+        ("kde", "weights", False, None),
+        ("svgd", "weights", True, None),
+    ],
+)
+def test_the_bytes_of_a_step_are_those_predicted(two, name, base, mixes, numbers, rank):
+    received = json.loads((two / f"{name}-{rank}.json").read_text())["received"]
+    predicted = Counter()
+    for points in BATCHES:
+        size = WEIGHTS if numbers is None else numbers * points
+        predicted.update(
+            traffic(base, 7, 2, rank, numbers=size, outputs=3 * points, mixes=mixes, size=8)
+        )
+    received.pop("history")
+    assert received == predicted
 
 
 def test_shares_are_consecutive_and_differ_by_one_at_most():
