@@ -15,7 +15,8 @@ import torch
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.files import read_tensors
-from shoal.engine.mesh import Mesh, layout_of, shares, traffic
+from shoal.engine.mesh import Mesh
+from shoal.engine.process_grid import layout_of, shares, traffic
 
 TESTS = Path(__file__).parents[1]
 
