@@ -1,5 +1,7 @@
 """Small runs that several processes and one process must train alike, and the process that does."""
 
+import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -8,7 +10,9 @@ import torch
 from torch import nn
 
 import shoal
+from shoal.core.errors import PeerLost, ShoalError
 from shoal.core.files import write_json, write_tensors
+from shoal.engine.processes import join_processes, restarted
 
 STEPS = 5
 METHODS = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd", "forde")
@@ -68,8 +72,7 @@ def members(build=Perceptron, count=7, **options):
 def one_diverges():
     ensemble = members()
     with torch.no_grad():
-        ensemble.weights["0.weight"][5].fill_(1e200)
-        ensemble.weights["3.weight" if "3.weight" in ensemble.weights else "2.weight"][5] *= 1e200
+        ensemble.weights["2.weight"][5].fill_(torch.inf)
     return ensemble
 
 
@@ -101,7 +104,10 @@ CASES = {
     "dropout": _case(lambda: members(_dropout), vectors, method="svgd", **STRONG),
     "dropout, f-svgd": _case(lambda: members(_dropout), vectors, method="f-svgd"),
     "augmentation": _case(
-        lambda: members(Images), images, method="f-kde",
+        lambda: members(Images), images, method="f-kde", augment={"name": "crop-flip", "padding": 1}
+    ),
+    "augmentation by member": _case(
+        lambda: members(Images), images, method="kde",
         augment={"name": "crop-flip", "padding": 1, "per_member": True},
     ),
     "noise": _case(members, vectors, method="kde", noise=1.0, optimizer="sgd"),
@@ -163,23 +169,87 @@ def result(run):
     return state | learned, rows
 
 
+def stop_once(run):
+    """A callback: a signal reaches this process after the first epoch."""
+    if len(run.history) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise")
+
+
+def started(name, folder, mesh=None, stops=True):
+    """A run that stops in its second epoch and leaves a folder."""
+    make, data, options = CASES[name]
+    callbacks = [stop_once if stops else lambda run: None]
+    kept = {"out": folder, "keep_every": 1, "callbacks": callbacks}
+    try:
+        shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
+    except SystemExit as stop:
+        assert stop.code == 128 + signal.SIGTERM
+        return
+    raise AssertionError("the run did not stop")
+
+
+def resumed(name, folder, mesh=None):
+    """The rest of a run that was stopped."""
+    make, data, options = CASES[name]
+    kept = {"out": folder, "keep_every": 1, "resume": True}
+    return shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
+
+
+def resumed_folders(out, mesh):
+    """Stop and resume here; stop here for one process; resume here what one process stopped."""
+    rank = torch.distributed.get_rank()
+    last = torch.distributed.get_world_size() - 1
+    for name in RESUMED:
+        for folder in (f"here {name}", f"for one {name}"):
+            started(name, out / folder, mesh, stops=rank == last)
+        for folder in (f"here {name}", f"from one {name}"):
+            tensors, rows = result(resumed(name, out / folder, mesh))
+            write_tensors(out / f"{folder}-{rank}.safetensors", tensors)
+            write_json(out / f"{folder}-{rank}.json", {"rows": rows})
+
+
+def killed(out):
+    """A run that loses its last process once, in its first attempt, by SIGKILL."""
+    torch.set_num_threads(1)
+    join_processes(timeout=60)
+    last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+
+    def die(run):
+        if last and not restarted() and len(run.history) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    make, data, options = CASES["f-svgd"]
+    kept = {"out": Path(out) / "run", "save_every": 0, "callbacks": [die], "progress": False}
+    try:
+        run = shoal.fit(make(), data(), **options, **kept)
+    except PeerLost as error:
+        write_json(Path(out) / "lost.json", {"said": str(error), "status": error.exit_status})
+        sys.exit(error.exit_status)
+    write_tensors(Path(out) / f"f-svgd-{int(last)}.safetensors", result(run)[0])
+
+
 def main(out, mesh=None, *names):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
+    if not names:
+        resumed_folders(Path(out), None if mesh == "-" else mesh)
     for name in names or CASES:
         try:
-            tensors, rows = result(trained(name, mesh if mesh != "-" else None))
+            run = trained(name, mesh if mesh != "-" else None)
+            tensors, rows = result(run)
+            received = run.provenance["received"]
             write_tensors(Path(out) / f"{name}-{rank}.safetensors", tensors)
-            write_json(Path(out) / f"{name}-{rank}.json", {"rows": rows})
+            write_json(Path(out) / f"{name}-{rank}.json", {"rows": rows, "received": received})
         except Exception as error:
             write_json(Path(out) / f"{name}-{rank}.json", {"error": repr(error)})
-            if len(names) == 1:
-                raise
-            if not isinstance(error, shoal.core.errors.ShoalError):
+            if not isinstance(error, ShoalError):
                 raise
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    killed(sys.argv[1]) if sys.argv[2:] == ["killed"] else main(*sys.argv[1:])

@@ -27,6 +27,7 @@ SLOW_FILES = {
     "test_landscape_study",
     "test_likelihood_pages",
     "test_members_that_die",
+    "test_mesh",
     "test_report",
 }
 

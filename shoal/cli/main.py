@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
+from shoal.cli import ranks
 from shoal.cli.parser import overview, parse
 from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.core.formats import to_json
@@ -62,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _stopped(arguments, _INTERRUPTED)
         if not isinstance(error, ShoalError):
             return _unforeseen(error, arguments)
-        _complain(str(error))
+        if ranks.speaks(error):
+            _complain(str(error))
         _trace(arguments)
         return error.exit_status
 
@@ -77,7 +79,9 @@ def _command(arguments: list[str]) -> int:
         print(f"shoal {version('shoal')}")
         return 0
     options = parse(arguments)
-    quiet.set(options.quiet or options.json)
+    if ranks.waits(options.command):
+        return 0
+    quiet.set(options.quiet or options.json or not ranks.speaks())
     if getattr(options, "threads", None) is not None:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)
     if not options.debug:
@@ -91,7 +95,8 @@ def _command(arguments: list[str]) -> int:
     if interruption.received is not None:
         interruption.stop()
     outcome = command.run(options)
-    print(to_json(outcome.value, indent=2) if options.json else printable(outcome.text))
+    if ranks.speaks():
+        print(to_json(outcome.value, indent=2) if options.json else printable(outcome.text))
     return outcome.status
 
 
@@ -114,6 +119,8 @@ def _complain(sentence: str) -> None:
 
 
 def _stopped(arguments: list[str], status: int) -> int:
+    if not ranks.speaks():
+        return status
     advice = _RESUMABLE.get(arguments[0] if arguments else "")
     _complain(f"stopped; {advice}" if advice else "stopped")
     return status
@@ -149,7 +156,7 @@ def _trace(arguments: list[str]) -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Print a warning of Shoal as one line; warnings of other libraries need --debug."""
-    if issubclass(category, ShoalWarning):
+    if issubclass(category, ShoalWarning) and ranks.speaks():
         _complain(f"note: {message}")
 
 

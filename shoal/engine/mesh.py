@@ -20,50 +20,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.engine.process_grid import layout_of, shares
 from shoal.engine.processes import TIMEOUT, groups_of, peers_watched, same_error
 
-__all__ = ["Agreement", "Mesh", "layout_of", "shares"]
+__all__ = ["Agreement", "Mesh", "own_members"]
 
 
-def shares(total: int, parts: int) -> list[slice]:
-    """Consecutive shares of `total` things, the larger shares first.
-
-    >>> shares(7, 2)
-    [slice(0, 4, None), slice(4, 7, None)]
-    """
-    least, larger = divmod(total, parts)
-    ends = [0]
-    for part in range(parts):
-        ends.append(ends[-1] + least + (part < larger))
-    return [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
-
-
-def layout_of(text: str | None, members: int, processes: int) -> tuple[int, int]:
-    """Processes along members and along data, as typed ("2x2") or the default.
-
-    By default members are divided first. More processes than members become replicas.
-
-    >>> layout_of(None, 7, 2), layout_of(None, 2, 4), layout_of("2x2", 7, 4)
-    ((2, 1), (2, 2), (2, 2))
-    """
-    if text is None:
-        rows = max(r for r in range(1, min(members, processes) + 1) if processes % r == 0)
-        return rows, processes // rows
-    words = text.lower().split("x")
-    rows, columns = (int(w) if w.strip().isdecimal() else 0 for w in (*words, "", "")[:2])
-    if len(words) != 2 or rows < 1 or columns < 1:
-        raise ConfigError(f'mesh must be members x data, such as "{processes}x1", not {text!r}')
-    if rows * columns != processes:
-        raise ConfigError(
-            f"mesh = {text!r} needs {rows * columns} processes, and there are {processes}; "
-            f"type --nproc-per-node={rows * columns}"
-        )
-    if rows > members:
-        raise ConfigError(
-            f"mesh = {text!r} divides {members} members over {rows} processes; "
-            f"use at most {members} along members"
-        )
-    return rows, columns
+def own_members(members: int, layout: str | None = None) -> slice | None:
+    """The members that this process would train; None for one process."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    rows, columns = layout_of(layout, members, dist.get_world_size())
+    return shares(members, rows)[dist.get_rank() // columns]
 
 
 class Agreement(NamedTuple):

@@ -12,7 +12,14 @@ import torch.distributed as dist
 from shoal.core import errors
 from shoal.core.errors import PeerLost, first_line
 
-__all__ = ["TIMEOUT", "groups_of", "peers_watched", "restarted", "same_error"]
+__all__ = [
+    "TIMEOUT",
+    "groups_of",
+    "join_processes",
+    "peers_watched",
+    "restarted",
+    "same_error",
+]
 
 TIMEOUT = 120.0
 """Seconds after which a silent process counts as lost."""
@@ -43,6 +50,30 @@ def _group_of(lists: list[list[int]], limit: timedelta) -> Any:
     """The group that this process belongs to; all processes make all groups."""
     groups = [dist.new_group(ranks, timeout=limit) for ranks in lists]
     return next(g for g, ranks in zip(groups, lists, strict=True) if dist.get_rank() in ranks)
+
+
+def join_processes(timeout: float = TIMEOUT) -> None:
+    """Join the processes that torchrun started, unless this process already has.
+
+    After a restart the store still holds the addresses of the lost attempt, so that half of all
+    restarts would fail. Each attempt therefore has names of its own. The counter of attempts is
+    the same for all processes of one machine; on several machines set
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun, which gives each attempt a new store.
+    """
+    if dist.is_initialized():
+        return
+    # Only here: a build of torch without its distributed part still trains in one process.
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    limit = timedelta(seconds=timeout)
+    with peers_watched():
+        store, rank, world = next(iter(rendezvous("env://", timeout=limit)))
+        if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = PrefixStore(f"shoal-attempt-{attempt}", store)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
 
 
 def restarted() -> bool:

@@ -78,14 +78,15 @@ def make_data(config: Config) -> Dataset:
 def make_ensemble(config: Config, data: Dataset, build: Build | None = None) -> Ensemble:
     """New members, with input and output sizes from the data and the likelihood."""
     seed = config.seed if config.init_seed is None else config.init_seed
+    divided = False if config.frozen else config.mesh or True
     if build is not None:
-        return Ensemble.init(build, config.members, seed=seed)
+        return Ensemble.init(build, config.members, seed=seed, divided=divided)
     y = torch.zeros(0, dtype=torch.int64) if data.train.y is None else data.train.y
     likelihood = likelihoods.registry.make(config.likelihood or likelihoods.default_for(y))
     outputs = likelihood.width_for(y, data.outputs)
     pairs = [(_blueprint(table, data, outputs), count) for table, count in _networks(config)]
     _check_memory(pairs)
-    return Ensemble.init(pairs, seed=seed)
+    return Ensemble.init(pairs, seed=seed, divided=divided)
 
 
 def _check_memory(pairs: list[tuple[Blueprint, int]]) -> None:

@@ -1,7 +1,7 @@
 """The ensemble: M members of one or several architectures, their tensors stacked."""
 
 from collections.abc import Iterable, Sequence
-from typing import Self, TypeGuard
+from typing import Self
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from shoal.core.values import came
 from shoal.engine.group import Group
 from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
+from shoal.engine.mesh import own_members
 from shoal.engine.network_call import required_inputs
 from shoal.engine.offload import Offload
 from shoal.engine.plan import default_runner
 from shoal.inference.adopted import adopted_groups
-from shoal.inference.initialise import Build, build_members
+from shoal.inference.initialise import Build, build_members, drawn, spread
 from shoal.inference.offloaded import copied_to_device, parts_on_device, store_buffers
 from shoal.inference.stored_tensors import StoredTensors
 from shoal.inference.unrolled import UnrolledEnsemble
@@ -42,9 +43,11 @@ class Ensemble(StoredTensors):
         alive: which members are finite [M]; diverged members are left out everywhere.
         seed: seed of the members' initial weights; None if unknown.
         offload: where members live that visit the device in blocks; None for members on the device.
+        made: the members that exist on this process until `fit` fills in the others; None for all.
     """
 
     offload: Offload | None = None
+    made: slice | None = None
 
     def __init__(self, groups: Sequence[Group], builds: Sequence[Build | None] = ()) -> None:
         self.groups = list(groups)
@@ -64,6 +67,7 @@ class Ensemble(StoredTensors):
         members: int | None = None,
         seed: int = 0,
         shared: Sequence[str] = (),
+        divided: bool | str = False,
     ) -> "Ensemble":
         """An ensemble of new members, each drawn from its own seed.
 
@@ -75,6 +79,8 @@ class Ensemble(StoredTensors):
             seed: fixes the members; member i does not depend on the ensemble size.
             shared: names of more tensors to store once, such as `("trunk.*",)`; members train them
                 together. They begin with the first member's values.
+            divided: with several processes, draw only the members that this process will train;
+                `fit` fills in the others. A text is the `mesh` of `fit`, such as "2x2".
         """
         if isinstance(shared, str):
             raise ConfigError(f"shared must be a list of names; type shared=({shared!r},)")
@@ -83,17 +89,20 @@ class Ensemble(StoredTensors):
             raise ConfigError(
                 "a list of (build, count) pairs already has the counts; leave members out"
             )
-        groups, first = [], 0
-        for make, count in pairs:
-            if not _is_count(count):
-                raise ConfigError(f"an ensemble needs at least one member, not {came(count)}")
-            modules = build_members(make, range(first, first + count), seed)
-            groups.append(Group.of(modules, shared))
-            first += count
-        if not groups:
+        counts = [_count(count) for _, count in pairs]
+        if not pairs:
             raise ConfigError("an ensemble needs at least one member, not an empty list")
+        layout = divided if isinstance(divided, str) else None
+        own = own_members(sum(counts), layout) if divided else None
+        groups, first = [], 0
+        for (make, _), count in zip(pairs, counts, strict=True):
+            here = drawn(range(first, first + count), own)
+            group = Group.of(build_members(make, here, seed), shared)
+            whole = own is None
+            groups.append(group if whole else spread(group, [i - first for i in here], count))
+            first += count
         ensemble = cls(groups, [make for make, _ in pairs])
-        ensemble.seed = seed
+        ensemble.seed, ensemble.made = seed, own
         return ensemble
 
     @classmethod
@@ -339,5 +348,9 @@ class Ensemble(StoredTensors):
         }
 
 
-def _is_count(count: object) -> TypeGuard[int]:
-    return isinstance(count, (int, np.integer)) and not isinstance(count, bool) and bool(count >= 1)
+def _count(count: object) -> int:
+    whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
+    found = int(count) if whole else 0  # pyright: ignore[reportArgumentType]
+    if found < 1:
+        raise ConfigError(f"an ensemble needs at least one member, not {came(count)}")
+    return found

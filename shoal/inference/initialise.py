@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -10,10 +12,11 @@ from torch.nn.parameter import is_lazy
 from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.random import derive, generators_restored, set_generators
+from shoal.engine.group import Group
 from shoal.engine.stack import merge_equal
 from shoal.inference.peft_models import draw_zero_adapters, is_peft, shares_trained
 
-__all__ = ["Build", "build_members"]
+__all__ = ["Build", "build_members", "drawn", "spread"]
 
 Build = Callable[[], nn.Module]
 
@@ -21,7 +24,7 @@ _COMPARED = 16
 """Numbers of each parameter that are compared before two members are compared in full."""
 
 
-def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
+def build_members(build: Build, indices: Sequence[int], seed: int) -> list[nn.Module]:
     """One module per index; member i has its own seed, and no two members are equal.
 
     A factory without random draws, or with a fixed seed, makes equal members. These are perturbed
@@ -46,10 +49,39 @@ def build_members(build: Build, indices: range, seed: int) -> list[nn.Module]:
             draw_zero_adapters(modules[-1])
             merge_equal(modules[-1], modules[0])
             if len(modules) <= 2:
-                _check_memory(modules, indices.stop - indices.start)
+                _check_memory(modules, len(indices))
     _check_alike(modules)
     _tell_apart(modules, indices, seed)
     return modules
+
+
+def drawn(members: range, own: slice | None) -> Sequence[int]:
+    """Which members of an architecture a process draws: its own, and two to compare them with.
+
+    Two networks show what all networks share, and which values shared tensors begin with.
+    """
+    if own is None:
+        return members
+    return [i for i in members if own.start <= i < own.stop or i < members.start + 2]
+
+
+def spread(group: Group, places: Sequence[int], count: int) -> Group:
+    """The group with `count` members: those of the group at `places`, and zeros.
+
+    Memory that was never written takes no room on a CPU, so zeros cost nothing.
+    """
+    where = torch.tensor(places)
+
+    def whole(tensor: Tensor) -> Tensor:
+        size = count * tensor[0].numel() * tensor.element_size()
+        flat = torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(tensor.dtype)
+        found = flat.view(count, *tensor.shape[1:])
+        found[where] = tensor.detach()
+        return found.requires_grad_(tensor.requires_grad)
+
+    weights = {name: whole(tensor) for name, tensor in group.weights.items()}
+    buffers = {name: whole(tensor) for name, tensor in group.buffers.items()}
+    return replace(group, weights=weights, buffers=buffers)
 
 
 def _has_gpu() -> bool:
@@ -125,7 +157,7 @@ def _check_alike(modules: list[nn.Module]) -> None:
         )
 
 
-def _tell_apart(modules: list[nn.Module], indices: range, seed: int) -> None:
+def _tell_apart(modules: list[nn.Module], indices: Sequence[int], seed: int) -> None:
     equal = _repeated(modules)
     if not equal:
         return

@@ -67,6 +67,8 @@ class Drive:
             return self._in_parts(ensemble, x, self.parts)
         if chunk is not None and chunk < ensemble.members:
             return self._in_parts(ensemble, x, Chunks(ensemble, chunk))
+        if self._is_divided(ensemble, x):
+            return self._on_own_rows(ensemble, x)
         passed = self._forward(ensemble, x)
         result = self._output_result(ensemble, x, passed.still(), self._frozen_state(x))
         velocity, head = self._back(ensemble, passed, result)
@@ -76,6 +78,31 @@ class Drive:
         """The same batch, or other targets, in a context with these changes."""
         own = self.y if y is None else y
         return replace(self, y=own, context=replace(self.context, **changes))
+
+    def _is_divided(self, ensemble: Ensemble, x: Inputs) -> bool:
+        """Whether replicas divide the batch: networks that treat each row by itself.
+
+        Otherwise every replica runs the whole batch, which gives the same velocity.
+        """
+        context, mesh = self.context, self.context.mesh
+        if mesh is None or not mesh.replicated or len(x) < mesh.grid[1]:
+            return False
+        alone = not (ensemble.buffers or any(group.keys for group in ensemble.groups))
+        plain = context.adversarial is None and self.points is None and not context.own_inputs
+        return alone and plain and context.base != "gradients" and isinstance(x, Tensor)
+
+    def _on_own_rows(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
+        """The same for the rows of this replica; outputs are gathered, velocities summed."""
+        mesh = self.context.mesh
+        assert mesh is not None
+        rows = mesh.batch_rows(len(x))
+        passed = self._forward(ensemble, x[rows])
+        whole = PassResult(x, mesh.gather_rows(passed.outputs, len(x)))
+        result = self._output_result(ensemble, x, whole, self._frozen_state(x))
+        mine = result._replace(cotangent=result.cotangent[:, rows].contiguous())
+        velocity, _ = self._back(ensemble, passed, mine)
+        sums = mesh.add(list(velocity.values()), "velocity", "data")
+        return result, dict(zip(velocity, sums, strict=True))
 
     def _in_parts(self, ensemble: Ensemble, x: Inputs, parts: "Parts") -> tuple[OutputResult, Tree]:
         context = self.context

@@ -310,7 +310,6 @@ def fit(
         sites = check_targets(ensemble, settings.likelihood, batches)
         moving = ensemble.members - options.frozen
         processes = Mesh.current(moving, options.mesh, options.peer_timeout, where)
-        if processes is not None:
-            check_mesh(processes, ensemble, settings)
+        check_mesh(processes, ensemble, settings)
         session = Session(ensemble, data, settings, batches, out, callbacks, sites, processes)
         return session.run(where, dtype, resume or restarted(), progress)

@@ -77,6 +77,7 @@ class Parted:
                 rows = slice(rows.start - start, rows.stop - start)
                 if rows.stop > rows.start:
                     self._fill(tensor.data[rows], mine.get(name), row)
+        self.whole.made = None
         return self.whole
 
     def _fill(self, rows: Tensor, mine: Tensor | None, row: int) -> None:
@@ -246,7 +247,7 @@ def agreed(mesh: Mesh | None, info: StepInfo, repelled: bool) -> StepInfo:
     statistics = info.statistics
     if statistics is not None:
         statistics = (total[3:] / total[2]).to(statistics)
-    return replace(info, measures=measures, statistics=statistics, count=total[2])
+    return replace(info, measures=measures, statistics=statistics, count=total[2].long())
 
 
 def prior_of_all(prior: Any, mesh: Mesh | None) -> Any:
@@ -256,8 +257,15 @@ def prior_of_all(prior: Any, mesh: Mesh | None) -> Any:
     return replace(prior, draws=mesh.total)
 
 
-def check_mesh(mesh: Mesh, ensemble: Ensemble, settings: Settings) -> None:
+def check_mesh(mesh: Mesh | None, ensemble: Ensemble, settings: Settings) -> None:
     """Refuse what several processes cannot do exactly."""
+    if ensemble.made is not None and (mesh is None or mesh.own != ensemble.made):
+        raise ConfigError(
+            "this ensemble has only the members of another division; "
+            "give `divided` of Ensemble.init the mesh of fit, or leave divided out"
+        )
+    if mesh is None:
+        return
     prior = settings.prior
     if isinstance(prior, FunctionalPrior) and len(ensemble.groups) > 1:
         raise ConfigError(

@@ -118,6 +118,7 @@ class Session:
             stack.callback(ensemble.train, False)
             self._train(progress)
             processes.collect(ensemble, device)
+            self.provenance |= processes.received
         return self._result()
 
     def _open(self, folder: RunFolder, resume: bool, stack: ExitStack) -> None:

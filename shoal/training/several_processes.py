@@ -125,6 +125,11 @@ class Processes:
             if free is None or bytes_of(whole.state.values()) < 0.9 * free:
                 whole.to(device)
 
+    @property
+    def received(self) -> dict[str, Any]:
+        """Bytes that this process received from others, by kind, for the run's provenance."""
+        return {} if self.mesh is None else {"received": dict(self.mesh.received)}
+
     def steps(
         self, steps: Iterator[None], interruption: Interruption, due: Callable[[], float]
     ) -> Iterator[None]:
@@ -145,6 +150,8 @@ class Processes:
 
     def stopped(self, interruption: Interruption) -> bool:
         """Whether a signal stops the run now: on every process, if any got one."""
-        if self.mesh is not None:
-            interruption.received = self.mesh.agreed.stop or None
-        return interruption.received is not None
+        if self.mesh is None:
+            return interruption.received is not None
+        if self.mesh.agreed.stop:
+            interruption.received = self.mesh.agreed.stop
+        return bool(self.mesh.agreed.stop)

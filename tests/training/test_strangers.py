@@ -362,7 +362,7 @@ class TestHistory:
         folder.begin({"lr": 1.0}, {"run_id": "a", "seconds": 0.0})
         fake = SimpleNamespace(step=len(rows), parts=dict)
         fake.state = lambda: {"step": fake.step, "history": rows, "optimizer": {}, "mapping": {}}
-        folder.save(fake, {"run_id": "a", "seconds": 0.0}, [])
+        folder.save(fake, {"run_id": "a", "seconds": 0.0}, [], fake.parts())
         state = next(tmp_path.glob("checkpoints/*/state.json"))
         assert state.stat().st_size < 1000
         assert len(RunFolder(tmp_path).checkpoint().state["history"]) == len(rows)

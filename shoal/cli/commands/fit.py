@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
+from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, scores_text
 from shoal.core.errors import ConfigError
 from shoal.core.text import counted, seconds
 from shoal.engine.autotune import set_threads
+from shoal.engine.processes import restarted
 from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import default_folder, make_data, train
@@ -23,26 +25,29 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Train, evaluate if the data set has a test set, and print the folder of the run."""
     config: Config = options.config
-    if options.device is not None:
-        config = replace(config, device=options.device)
+    ranks.together(config.peer_timeout)
+    resume = options.resume or restarted()
+    device = ranks.own_device(options.device or config.device)
+    if device is not None:
+        config = replace(config, device=device)
     if options.memory is not None:
         config = replace(config, memory=parse_value(options.memory, "memory"))
     folder = Path(options.out or config.out or default_folder(config))
-    if RunFolder(folder).holds_run and not options.resume:
+    if RunFolder(folder).holds_run and not resume:
         raise ConfigError(
             f"{folder} already holds a run; add --resume to continue it, "
             f"or -o FOLDER to choose another folder"
         )
-    data = make_data(config)
+    data = ranks.prepare(lambda: make_data(config))
 
     def prepare(ensemble: Ensemble) -> None:
         set_threads(options.threads, ensemble.weights, config.batch_size)
 
     trained = train(
-        config, data, folder, resume=options.resume, progress=not options.quiet, prepare=prepare
+        config, data, folder, resume=resume, progress=not options.quiet, prepare=prepare
     )
     scores = None
-    if data.test is not None:
+    if data.test is not None and ranks.speaks():
         with splits_ticker(data, options.quiet) as ticker:
             scores = evaluate_run(trained, data, after=ticker.tick).scores
     return _outcome(config, trained, scores)

@@ -5,10 +5,12 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for, scores_text
 from shoal.core.errors import ConfigError
 from shoal.core.text import counted, seconds
 from shoal.engine.autotune import set_threads
+from shoal.engine.processes import TIMEOUT, restarted
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import check_device
 from shoal.experiment.config import apply_override
@@ -21,22 +23,26 @@ __all__ = ["run"]
 
 def run(options: Namespace) -> Outcome:
     """Train the new members, evaluate the grown run, and print its folder."""
+    changes = _changes(options.changes)
+    ranks.together(changes.get("peer_timeout", TIMEOUT))
+    options.device = ranks.own_device(options.device)
+    resume = options.resume or restarted()
     check_device(options.device)
     source = opened_for("grow", options.run, options.model)
     folder = Path(options.out or f"{options.run.rstrip('/')}-grown-{_size(source, options.more)}")
-    if RunFolder(folder).holds_run and not options.resume:
+    if RunFolder(folder).holds_run and not resume:
         raise ConfigError(
             f"{folder} already holds a run; add --resume to continue it, "
             f"or -o FOLDER to choose another folder"
         )
     data = evaluation_dataset(source, options.run, options.data, "grow")
-    changes = _changes(options.changes)
     if options.device is not None:
         changes["device"] = options.device
     set_threads(options.threads, source.ensemble.weights, int(source.config.get("batch_size", 128)))
-    kept = {"out": folder, "resume": options.resume, "progress": not options.quiet}
+    kept = {"out": folder, "resume": resume, "progress": not options.quiet}
     grown = grow(source, options.more, data=data, **changes, **kept)
-    scores = None if data.test is None else evaluate_run(grown, data).scores
+    scored = data.test is not None and ranks.speaks()
+    scores = evaluate_run(grown, data).scores if scored else None
     return _outcome(source, grown, scores)
 
 

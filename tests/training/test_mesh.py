@@ -1,0 +1,215 @@
+"""Several processes train one ensemble exactly as one process does (gloo, real processes)."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import mesh_cases
+import pytest
+import torch
+
+import shoal
+from shoal.core.errors import ConfigError
+from shoal.core.files import read_tensors
+from shoal.engine.mesh import Mesh
+from shoal.engine.process_grid import layout_of, shares, traffic
+
+TESTS = Path(__file__).parents[1]
+
+
+def started(processes, out, *words, restarts=0):
+    """`mesh_cases.py` in several processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--max-restarts={restarts}"]
+    command += [f"--nproc-per-node={processes}", str(TESTS / "mesh_cases.py"), str(out), *words]
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def together(processes, out, *words):
+    """Run cases in several processes; returns their folder."""
+    done = started(processes, out, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Every case in two processes, with 4 + 3 members; and runs to resume."""
+    out = tmp_path_factory.mktemp("two")
+    for name in mesh_cases.RESUMED:
+        mesh_cases.started(name, out / f"from one {name}")
+    return together(2, out)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """The methods in four processes, with 2 + 2 + 2 + 1 members."""
+    names = [*mesh_cases.METHODS, "frozen, svgd", "mixed architectures", "diverged"]
+    return together(4, tmp_path_factory.mktemp("four"), "-", *names)
+
+
+ROWS = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", "dropout",
+        "learned noise", "shared trunk, svgd", "function-space prior", "diverged",
+        "frozen")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Two processes along members, each with a replica that runs the other half of the batch."""
+    return together(4, tmp_path_factory.mktemp("grid"), "2x2", *ROWS)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The result of one process, computed once a case."""
+    known = {}
+
+    def get(name):
+        if name not in known:
+            known[name] = mesh_cases.result(mesh_cases.trained(name))
+        return known[name]
+
+    return get
+
+
+def flat(row):
+    """A history row without lists."""
+    losses = {f"member {i}": loss for i, loss in enumerate(row["member_loss"])}
+    row = {key: value for key, value in row.items() if key != "member_loss"} | losses
+    return {key: math.nan if value is None else value for key, value in row.items()}
+
+
+def check_same(out, name, expected, processes):
+    tensors, rows = expected
+    for rank in range(processes):
+        found = read_tensors(out / f"{name}-{rank}.safetensors")
+        assert found.keys() == tensors.keys()
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-10, equal_nan=True)
+        history = json.loads((out / f"{name}-{rank}.json").read_text())["rows"]
+        assert len(history) == len(rows)
+        for mine, row in zip(history, rows, strict=True):
+            assert flat(mine) == pytest.approx(flat(row), rel=1e-5, abs=1e-8, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", mesh_cases.CASES)
+def test_two_processes_train_as_one(two, alone, name):
+    check_same(two, name, alone(name), 2)
+
+
+@pytest.mark.parametrize(
+    "name", [*mesh_cases.METHODS, "frozen, svgd", "mixed architectures", "diverged"]
+)
+def test_four_processes_train_as_one(four, alone, name):
+    check_same(four, name, alone(name), 4)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_replicas_that_divide_the_batch_train_as_one(grid, alone, name):
+    check_same(grid, name, alone(name), 4)
+
+
+def test_a_lost_process_stops_the_others_with_one_sentence(tmp_path):
+    assert started(2, tmp_path, "killed").returncode != 0
+    lost = json.loads((tmp_path / "lost.json").read_text())
+    assert lost["status"] == 75 and "resume=True" in lost["said"] and "\n" not in lost["said"]
+
+
+def test_torchrun_restarts_a_run_that_lost_a_process(tmp_path, alone):
+    done = started(2, tmp_path, "killed", restarts=1)
+    assert done.returncode == 0, done.stderr[-3000:]
+    tensors, _ = alone("f-svgd")
+    for rank in range(2):
+        for key, found in read_tensors(tmp_path / f"f-svgd-{rank}.safetensors").items():
+            torch.testing.assert_close(found, tensors[key], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", mesh_cases.RESUMED)
+def test_a_signal_at_one_process_stops_all_and_the_run_goes_on(two, alone, name):
+    check_same(two, f"here {name}", alone(name), 2)
+
+
+@pytest.mark.parametrize("name", mesh_cases.RESUMED)
+def test_one_process_goes_on_with_a_run_of_two(two, alone, name):
+    run = mesh_cases.resumed(name, two / f"for one {name}")
+    tensors, _ = alone(name)
+    for key, tensor in mesh_cases.result(run)[0].items():
+        torch.testing.assert_close(tensor, tensors[key], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", mesh_cases.RESUMED)
+def test_two_processes_go_on_with_a_run_of_one(two, alone, name):
+    check_same(two, f"from one {name}", alone(name), 2)
+
+
+def test_a_folder_of_several_processes_loads_like_any_other(two, alone):
+    name = "learned noise"
+    run = shoal.load(two / f"here {name}", build=mesh_cases._regressor)
+    tensors, rows = alone(name)
+    assert len(run.history) == len(rows)
+    for key, tensor in run.ensemble.state.items():
+        torch.testing.assert_close(tensor.double(), tensors[key], rtol=0, atol=1e-10)
+    snapshots = sorted(path.name for path in (two / f"here {name}" / "trajectory").iterdir())
+    assert snapshots == [f"epoch-{epoch:06d}.safetensors" for epoch in (0, 1, 2)]
+
+
+WEIGHTS = 6 * 5 + 5 + 5 * 3 + 3
+BATCHES = (8, 8, 7, 8, 8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "name, base, mixes, numbers",
+    [
+        ("ensemble", None, False, 0),
+        ("f-kde", "outputs", False, 3),
+        ("f-svgd", "outputs", True, 3),
+        ("forde", "gradients", False, 6),
+        ("kde", "weights", False, None),
+        ("svgd", "weights", True, None),
+    ],
+)
+def test_the_bytes_of_a_step_are_those_predicted(two, name, base, mixes, numbers, rank):
+    received = json.loads((two / f"{name}-{rank}.json").read_text())["received"]
+    predicted = Counter()
+    for points in BATCHES:
+        size = WEIGHTS if numbers is None else numbers * points
+        predicted.update(
+            traffic(base, 7, 2, rank, numbers=size, outputs=3 * points, mixes=mixes, size=8)
+        )
+    received.pop("history")
+    assert received == predicted
+
+
+def test_shares_are_consecutive_and_differ_by_one_at_most():
+    for total in range(1, 12):
+        for parts in range(1, total + 1):
+            found = shares(total, parts)
+            assert [i for each in found for i in range(total)[each]] == list(range(total))
+            sizes = [each.stop - each.start for each in found]
+            assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("typed", ["2", "x", "2x2x1", "axb", "0x2", "-1x2"])
+def test_a_mesh_that_is_no_grid_is_refused(typed):
+    with pytest.raises(ConfigError, match="members x data"):
+        layout_of(typed, 4, 2)
+
+
+def test_a_mesh_of_another_size_says_what_to_type():
+    with pytest.raises(ConfigError, match="--nproc-per-node=4"):
+        layout_of("2x2", 4, 2)
+    with pytest.raises(ConfigError, match="at most 2"):
+        layout_of("4x1", 2, 4)
+
+
+def test_one_process_has_no_mesh():
+    assert Mesh.current(5) is None
+    with pytest.raises(ConfigError, match="torchrun"):
+        Mesh.current(5, "2x1")
