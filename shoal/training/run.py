@@ -41,6 +41,8 @@ __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", 
 ADOPTED = "adopted"
 """The method of a run whose members were trained elsewhere."""
 
+Parts = dict[str, dict[str, Tensor]]
+
 _BESIDE = 32 << 20
 _MOST_LAYERS = 5000
 
@@ -143,13 +145,7 @@ class RunFolder:
             with suppress(OSError):
                 self.path.rmdir()
 
-    def save(
-        self,
-        trainer: Trainer,
-        provenance: dict[str, Any],
-        notes: list[str],
-        parts: dict[str, dict[str, Tensor]],
-    ) -> None:
+    def save(self, trainer: Trainer, provenance: dict, notes: list[str], parts: Parts) -> None:
         """Write the history so far, then a checkpoint that refers to it, and the wall time."""
         state = trainer.state()
         state["history"] = self.history.keep(state["history"])
