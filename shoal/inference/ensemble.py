@@ -162,16 +162,6 @@ class Ensemble(StoredTensors):
         names = [f"{group.prefix}{name}" for group in self.groups for name in group.head]
         return {name: spans[name] for name in names}
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the members."""
-        return self.alive.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return next(iter(self.weights.values())).dtype
-
     def takes_whole(self, x: Tensor) -> bool:
         """Whether the networks take integers [B, ...]; otherwise integers become floats."""
         return any(group.takes_whole(x) for group in self.groups)

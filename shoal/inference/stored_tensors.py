@@ -35,6 +35,16 @@ class StoredTensors(ModuleLike):
         ) -> Self: ...
 
     @property
+    def device(self) -> torch.device:
+        """Device of the members."""
+        return self.alive.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(iter(self.weights.values())).dtype
+
+    @property
     def state(self) -> Tree:
         """All tensors to save."""
         return self.changing_state | self.frozen_state

@@ -8,6 +8,7 @@ candidate, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=4, raw_sampl
 """
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from shoal.training.run import Run
 
 __all__ = ["EnsembleSurrogate"]
 
-_Base: Any = require("botorch.models.ensemble", extra="botorch").EnsembleModel
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of BoTorch's own imports
+    _Base: Any = require("botorch.models.ensemble", extra="botorch").EnsembleModel
 
 
 class EnsembleSurrogate(_Base):

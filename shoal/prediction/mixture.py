@@ -96,12 +96,15 @@ def deviation(pred: Any, share: float | None = None) -> Tensor:
         share: the sum of the squared weights, if it is known.
     """
     each = pred.member_means
-    if share is None:
-        share = 1 / pred.size if pred.weights is None else float(pred.weights.square().sum())
-    if 1 - share < 1e-6:
+    left = 1 - (_share(pred) if share is None else share)
+    if left < 1e-6:
         return torch.zeros_like(each[0, ..., 0])
-    variance = pred.average((each - pred.average(each)).square()) / (1 - share)
+    variance = pred.average((each - pred.average(each)).square()) / left
     return variance.sqrt().mean(-1)
+
+
+def _share(pred: Any) -> float:
+    return 1 / pred.size if pred.weights is None else float(pred.weights.square().sum())
 
 
 def checked_shares(weights: Tensor, members: Tensor) -> Tensor | None:

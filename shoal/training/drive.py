@@ -12,7 +12,7 @@ nor the running statistics depend on them. One backward pass carries drive and p
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +32,10 @@ from shoal.inference.posterior import functional_score, point_weights, target_we
 from shoal.interaction.points import Drawn
 from shoal.training.context import StepContext
 from shoal.training.mesh_cloud import gathered_drives
+from shoal.training.parts import Chunks, Parts
 from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
 
-__all__ = ["Chunks", "Drive", "Parts", "summed"]
+__all__ = ["Drive"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ class Drive:
     rows: Tensor | slice | None = None
     shares: Tensor | None = None
     points: Drawn | None = None
-    parts: "Parts | None" = None
+    parts: Parts | None = None
 
     def __call__(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
         """The cotangents at the outputs, and J^T times them at the weights."""
@@ -104,7 +105,7 @@ class Drive:
         sums = mesh.add(list(velocity.values()), "velocity", "data")
         return result, dict(zip(velocity, sums, strict=True))
 
-    def _in_parts(self, ensemble: Ensemble, x: Inputs, parts: "Parts") -> tuple[OutputResult, Tree]:
+    def _in_parts(self, ensemble: Ensemble, x: Inputs, parts: Parts) -> tuple[OutputResult, Tree]:
         context = self.context
         whole = self.within(mapping=replace(context.mapping, chunk=None))
         others, frozen = [], None
@@ -164,7 +165,7 @@ class Drive:
             return MemberInputs(x, self.context.own_inputs)
         return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _other_passes(self, parts: "Parts", x: Inputs) -> list[PassResult]:
+    def _other_passes(self, parts: Parts, x: Inputs) -> list[PassResult]:
         """The outputs of all parts but the first, which keep no activations and change nothing."""
         plain = self.within(adversarial=None)
         with torch.set_grad_enabled(self.context.base == "gradients"):
@@ -292,70 +293,6 @@ class Drive:
 def _normalises(ensemble: Ensemble) -> bool:
     """Whether the outputs at a row may depend on the other rows of its batch."""
     return ensemble.training and (has_batch_norm(ensemble.groups) or bool(ensemble.buffers))
-
-
-class Parts(Protocol):
-    """The members in successive parts, and what becomes of their velocities."""
-
-    def others(self) -> Iterable[Ensemble]:
-        """All parts but the first, to be looked at."""
-        ...
-
-    def changed(self) -> Iterable[Ensemble]:
-        """All parts, each to be given to `add` before the next is asked for."""
-        ...
-
-    def add(self, part: Ensemble, velocity: Tree, result: OutputResult) -> None:
-        """The velocities of a part; at shared tensors, their sum over its members."""
-        ...
-
-    def tree(self) -> Tree:
-        """The velocity of all members, as far as it is kept."""
-        ...
-
-
-class Chunks:
-    """Parts of an ensemble on the device.
-
-    Each velocity is copied into its place, so that no more than one part exists twice.
-    """
-
-    def __init__(self, ensemble: Ensemble, size: int) -> None:
-        stops = range(size, ensemble.members + size, size)
-        self.parts = [ensemble.slice_members(s - size, min(s, ensemble.members)) for s in stops]
-        self.own = {
-            name: torch.empty(w.shape, dtype=w.dtype, device=w.device)
-            for name, w in ensemble.weights.items()
-        }
-        self.filled = dict.fromkeys(self.own, 0)
-        self.shared: dict[str, list[Tensor]] = {name: [] for name in ensemble.trained_shared}
-
-    def others(self) -> Iterable[Ensemble]:
-        """See `Parts`."""
-        return self.parts[1:]
-
-    def changed(self) -> Iterable[Ensemble]:
-        """See `Parts`."""
-        return self.parts
-
-    def add(self, part: Ensemble, velocity: Tree, result: OutputResult) -> None:
-        """See `Parts`."""
-        for name, tensor in velocity.items():
-            if name in self.shared:
-                self.shared[name].append(tensor)
-                continue
-            start = self.filled[name]
-            self.filled[name] = start + len(tensor)
-            self.own[name][start : self.filled[name]].copy_(tensor)
-
-    def tree(self) -> Tree:
-        """See `Parts`."""
-        return self.own | summed(self.shared)
-
-
-def summed(shared: dict[str, list[Tensor]]) -> Tree:
-    """The sums over all members, from those over the members of each part."""
-    return {name: torch.stack(each).sum(0) for name, each in shared.items()}
 
 
 def _concatenated(parts: list, names: Iterable[str]) -> Tree:

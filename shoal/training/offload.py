@@ -31,9 +31,9 @@ from shoal.inference.offloaded import (
 from shoal.inference.priors import Flat
 from shoal.training.block_optimizer import BlockOptimizer
 from shoal.training.context import StepContext
-from shoal.training.drive import summed
 from shoal.training.noise import add_noise, add_shared_noise
 from shoal.training.optim import clip_members
+from shoal.training.parts import summed
 from shoal.training.settings import Settings
 from shoal.training.shared_velocity import shared_velocity
 from shoal.training.stages import FrozenState, OutputResult, measured, weight_stage

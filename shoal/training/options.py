@@ -124,6 +124,13 @@ def text(name: str, value: Any) -> str:
     return str(value)
 
 
+def process_grid(name: str, value: Any) -> str:
+    """Processes along members x along data, such as "2x2"."""
+    if isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,6}x[1-9]\d{0,6}", value):
+        return value
+    raise ConfigError(f'{name} must be members x data, such as "2x2", not {came(value)}')
+
+
 _UNITS = {
     **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
     **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
@@ -281,7 +288,7 @@ class Options:
         None,
         'processes along members x along data, such as "2x2", when `torchrun` started several; by '
         "default members are divided first.",
-        text,
+        process_grid,
         kept=False,
     )
     peer_timeout: float = option(

@@ -42,6 +42,8 @@ __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", 
 ADOPTED = "adopted"
 """The method of a run whose members were trained elsewhere."""
 
+Parts = dict[str, dict[str, Tensor]]
+
 _BESIDE = 32 << 20
 _MOST_LAYERS = 5000
 

@@ -48,7 +48,8 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
-from shoal.training.drive import Drive, Parts
+from shoal.training.drive import Drive
+from shoal.training.parts import Parts
 from shoal.training.shared_velocity import shared_velocity, shares_of_drives
 from shoal.training.stages import (
     FrozenState,

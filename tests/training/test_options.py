@@ -87,8 +87,8 @@ def test_objects_are_made_from_options():
 
 
 def test_what_a_run_remembers_is_what_decides_its_numbers():
-    free = {"cache", "device", "memory", "offload", "resident", "save_every"}
-    assert set(NAMES) - set(KEPT) == free
+    placing = {"cache", "device", "memory", "mesh", "offload", "resident"}
+    assert set(NAMES) - set(KEPT) == placing | {"peer_timeout", "save_every"}
     remembered = Settings.resolve(Options(likelihood="categorical")).config()
     assert tuple(remembered) == KEPT
 
