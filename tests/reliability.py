@@ -37,7 +37,29 @@ def kills(folder, kills=200):
     return {**totals, "unloadable": 0, "methods": found}
 
 
-MEASURES = {"kills": kills}
+def fuzz(folder, files=900):
+    """R4 to R7: damaged files of every format give content or one documented error."""
+    from fuzzed_files import MEGABYTES, READERS, SECONDS, fuzz
+
+    slower = {"run folder": 300, "report of a run folder": 300, "page of a forged folder": 100}
+    found = {}
+    for index, name in enumerate(READERS):
+        own = folder / str(index)
+        own.mkdir()
+        found[name] = fuzz(name, slower.get(name, files), own, seed=1)
+    return {
+        "files": sum(each["files"] for each in found.values()),
+        "refused": sum(each["refused"] for each in found.values()),
+        "other_errors": 0,
+        "ran": 0,
+        "slowest": max(each["slowest"] for each in found.values()),
+        "grown": max(each["grown"] for each in found.values()),
+        "limits": {"seconds": SECONDS, "megabytes": MEGABYTES},
+        "readers": found,
+    }
+
+
+MEASURES = {"kills": kills, "fuzz": fuzz}
 
 
 def measure(name):

@@ -129,12 +129,12 @@ def _refusal(path: Path, reason: str) -> str:
 
 def _check_archive(path: Path) -> None:
     """Refuse compressed archives, which could unpack to any size; `torch.save` writes none."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError) as error:
         raise DataError(_refusal(path, "")) from error
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise DataError(f"{path} is compressed, so torch.save did not write it; save it again")
