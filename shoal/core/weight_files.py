@@ -6,6 +6,7 @@ containers and runs no code. Sizes are checked before anything is allocated.
 
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -107,7 +108,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def _unpickled(path: Path) -> Any:
     _check_archive(path)
     try:
-        with storage_errors("read", path):
+        with storage_errors("read", path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about the pickle of a damaged file
             return torch.load(path, map_location="cpu", weights_only=True)
     except StorageError:
         raise
