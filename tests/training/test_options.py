@@ -87,7 +87,7 @@ def test_objects_are_made_from_options():
 
 
 def test_what_a_run_remembers_is_what_decides_its_numbers():
-    assert set(NAMES) - set(KEPT) == {"cache", "device", "memory", "save_every"}
+    assert set(NAMES) - set(KEPT) == {"cache", "device", "memory", "save_every", "stall_after"}
     remembered = Settings.resolve(Options(likelihood="categorical")).config()
     assert tuple(remembered) == KEPT
 
