@@ -59,7 +59,69 @@ def fuzz(folder, files=900):
     }
 
 
-MEASURES = {"kills": kills, "fuzz": fuzz}
+def determinism(folder):
+    """R14: same seed, same machine, same bits, for every engine setting on the CPU."""
+    import torch
+    from steady_runs import COMPILED, ENGINES, digest, digest_elsewhere
+
+    from shoal.interaction.methods import METHODS
+
+    torch.set_num_threads(1)
+    settings = [(method, engine) for method in METHODS for engine in ENGINES]
+    different = [each for each in settings if digest(*each) != digest(*each)]
+    compiled = [("f-kde", engine) for engine in COMPILED]
+    apart = [each for each in compiled if digest(*each) != digest(*each)]
+    processes = {digest_elsewhere("f-kde", "vmap", seed) for seed in (1, 2)}
+    threads = {digest_elsewhere("f-kde", "vmap", 1, count) for count in (1, 2)}
+    assert not different and len(processes) == 1, (different, processes)
+    return {
+        "settings": len(settings),
+        "different": len(different),
+        "processes_equal": len(processes) == 1,
+        "compiled_equal": not apart,
+        "threads_1_and_2_equal": len(threads) == 1,
+    }
+
+
+def memory(folder, steps=20_000):
+    """R19: the memory of a long run is level."""
+    from steady_runs import memory_of
+
+    found = memory_of(steps)
+    # The first tenth fills the allocator of torch.
+    grown = found[-1][1] - found[0][1]
+    assert grown < 8, found
+    return {
+        "steps": steps,
+        "megabytes_early": found[0][1],
+        "megabytes_end": found[-1][1],
+        "grown": round(grown, 2),
+        "course": found,
+    }
+
+
+def injections(folder):
+    """Texts of users and files in a page, in a real browser; the suite runs the same test."""
+    import re
+    import subprocess
+
+    log = folder / "places.json"
+    command = [sys.executable, "-m", "pytest", "-q", "tests/page/test_injection.py"]
+    env = {**os.environ, "PYTHONPATH": str(HOME), "SHOAL_PLACES": str(log)}
+    done = subprocess.run(command, cwd=HOME, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and not re.search("skipped", done.stdout), done.stdout
+    places = json.loads(log.read_text())
+    return {"places": len(places), "ran": 0, "requests": 0, "names": places}
+
+
+MEASURES = {
+    "kills": kills,
+    "fuzz": fuzz,
+    "determinism": determinism,
+    "memory": memory,
+    "injections": injections,
+}
+"""Each writes NAME.json; the table of docs/reliability.md reads these files."""
 
 
 def measure(name):
@@ -75,6 +137,13 @@ def measure(name):
     print(f"{name}: {figures['seconds']} s")
 
 
+def render():
+    """Write the table of docs/reliability.md from the figures on record."""
+    from reliability_table import write
+
+    write(HOME / "docs" / "reliability.md", RESULTS)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(MEASURES)}, or render")
@@ -83,6 +152,7 @@ def main():
     for name in names:
         if name != "render":
             measure(name)
+    render()
 
 
 if __name__ == "__main__":
