@@ -31,8 +31,8 @@ def test_every_measure_of_one_process_is_on_record():
 
 def test_a_row_without_figures_says_so(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
+    page.write_text("before\n<!-- table -->\nOUTDATED\n<!-- end of table -->\nafter\n")
     write(page, tmp_path)
     text = page.read_text()
-    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    assert text.startswith("before") and text.endswith("after\n") and "OUTDATED" not in text
     assert text.count(NOT_MEASURED) == sum(row.figure is not None for row in ROWS)
