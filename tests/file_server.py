@@ -19,6 +19,7 @@ class Page:
         ranges: whether a part can be asked for.
         cut: break the connection after so many bytes.
         wait: an event to wait for before the last byte is sent.
+        moved: the address that the server redirects to.
     """
 
     content: bytes
@@ -26,6 +27,7 @@ class Page:
     ranges: bool = True
     cut: int | None = None
     wait: threading.Event | None = None
+    moved: str | None = None
 
 
 @dataclass
@@ -59,6 +61,8 @@ def serving():
             if start:
                 size = len(page.content)
                 self.send_header("Content-Range", f"bytes {start}-{size - 1}/{size}")
+            if page.moved is not None:
+                self.send_header("Location", page.moved)
             self.send_header("Content-Length", str(len(page.content) - start))
             self.end_headers()
             if page.wait is not None:

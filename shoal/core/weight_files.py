@@ -6,6 +6,7 @@ containers and runs no code. Sizes are checked before anything is allocated.
 
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -107,7 +108,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def _unpickled(path: Path) -> Any:
     _check_archive(path)
     try:
-        with storage_errors("read", path):
+        with storage_errors("read", path), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about the pickle of a damaged file
             return torch.load(path, map_location="cpu", weights_only=True)
     except StorageError:
         raise
@@ -129,12 +131,12 @@ def _refusal(path: Path, reason: str) -> str:
 
 def _check_archive(path: Path) -> None:
     """Refuse compressed archives, which could unpack to any size; `torch.save` writes none."""
-    if not zipfile.is_zipfile(path):
-        return
     try:
+        if not zipfile.is_zipfile(path):
+            return
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError) as error:
         raise DataError(_refusal(path, "")) from error
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise DataError(f"{path} is compressed, so torch.save did not write it; save it again")

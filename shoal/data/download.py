@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from shoal.core.disk import storage_errors, sync
@@ -107,7 +107,7 @@ def _complete(file: File, address: str, part: Path) -> None:
 def _fill(file: File, address: str, part: Path) -> None:
     start = part.stat().st_size if part.exists() else 0
     try:
-        with _opened(address, start) as response:
+        with _opened(address, start, file.digest.startswith("sha256:")) as response:
             if start and not _continues(response, start):
                 start = 0
             mode = "ab" if start else "wb"
@@ -147,17 +147,41 @@ def _continues(response: http.client.HTTPResponse, start: int) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(address: str, start: int = 0) -> Iterator[http.client.HTTPResponse]:
+def _opened(
+    address: str, start: int = 0, known: bool = False
+) -> Iterator[http.client.HTTPResponse]:
+    """The answer of a server; plain HTTP is allowed only where a SHA-256 is known."""
+    if not known:
+        _refuse_plain(address)
     headers = {"User-Agent": "shoal", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
     request = urllib.request.Request(address, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+        opener = urllib.request.build_opener(*([] if known else [_StaysSecure]))
+        with opener.open(request, timeout=_SECONDS) as response:
             yield response
     except urllib.error.HTTPError as error:
         error.close()
         raise
+
+
+class _StaysSecure(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection to plain HTTP."""
+
+    def redirect_request(
+        self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str
+    ) -> Any:
+        _refuse_plain(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _refuse_plain(address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+        raise OSError(
+            f"{parts.scheme}://{parts.netloc} is not secure, and no SHA-256 of the file is known"
+        )
 
 
 def _reason(error: BaseException) -> str:

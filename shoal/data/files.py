@@ -119,6 +119,9 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".
 
 _LARGEST = 1 << 26
 
+_SMALL, _GROWTH = 1 << 22, 1 << 13
+"""Pixels of any image, and pixels per byte of a larger one; deflate packs 2^13 black ones."""
+
 _GREY = ("1", "L")
 
 _GREY16 = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -204,7 +207,7 @@ def _common_shape(files: Sequence[Path]) -> tuple[int, int, int]:
 def _pixels(file: Path, shape: tuple[int, ...]) -> np.ndarray:
     channels, height, width = shape
     try:
-        with _opened_image(file) as image:
+        with _quiet_pillow(), _opened_image(file) as image:
             plain = _eight_bits(image, file).convert("L" if channels == 1 else "RGB")
             if plain.size != (width, height):
                 plain = plain.resize((width, height), resample=2)
@@ -234,19 +237,34 @@ def _eight_bits(image: Any, file: Path) -> Any:
     return image
 
 
+@contextmanager
+def _quiet_pillow() -> Iterator[None]:
+    """A block without warnings of Pillow: its size limit is larger than ours, and an image with
+    damaged tags is read or refused."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _opened_image(file: Path) -> Any:
     if not file.is_file():
         raise DataError(f"{file} is not an ordinary file")
     image_module = require("PIL.Image", extra="report")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow's size limit, which is larger than ours
+        with _quiet_pillow():
             image = image_module.open(file)
     except Exception as error:
         raise _unsound(file, error) from error
     if image.width * image.height > _LARGEST:
         image.close()
         raise DataError(f"{file} has {image.width:,} x {image.height:,} pixels, which is too large")
+    size = file.stat().st_size
+    if image.width * image.height > max(_SMALL, _GROWTH * size):
+        image.close()
+        raise DataError(
+            f"{file} claims {image.width:,} x {image.height:,} pixels in {size:,} bytes, "
+            f"which is out of proportion; if you trust the image, save it as .bmp"
+        )
     return image
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.disk import storage_errors
 from shoal.core.errors import DataError
 from shoal.core.files import write_bytes
 from shoal.core.optional import require
@@ -52,10 +53,12 @@ def content_digest(*arrays: np.ndarray) -> str:
 
 def read_batch(path: Path) -> Images:
     """A binary batch of CIFAR-10: records of a label and the bytes of 3 x 32 x 32."""
-    size = path.stat().st_size
-    if size == 0 or size % _RECORD:
+    with storage_errors("read", path):
+        size = path.stat().st_size
+        content = np.fromfile(path, np.uint8) if size and size % _RECORD == 0 else None
+    if content is None:
         raise DataError(f"{path} has {size:,} bytes, not a whole number of records of {_RECORD:,}")
-    records = np.fromfile(path, np.uint8).reshape(-1, _RECORD)
+    records = content.reshape(-1, _RECORD)
     return _checked(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0], path)
 
 

@@ -19,6 +19,7 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
+from shoal.core.disk import storage_errors
 from shoal.core.errors import DataError
 
 __all__ = ["READERS", "read_arrays", "read_csv", "read_idx", "read_npy", "read_npz"]
@@ -177,6 +178,11 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
 
     Nothing is allocated that the file could not hold.
     """
+    with storage_errors("read", path):
+        return _idx_content(path, axes)
+
+
+def _idx_content(path: Path, axes: int) -> np.ndarray:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"

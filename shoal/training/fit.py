@@ -215,6 +215,7 @@ def fit(
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = 30.0,
+    stall_after: float = 120.0,
     keep_every: int | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
@@ -277,6 +278,7 @@ def fit(
         peer_timeout: seconds after which a silent process counts as lost.
         resume: continue the run in `out`, if there is one.
         save_every: seconds between checkpoints; 0 saves after every step.
+        stall_after: seconds without a batch after which a run reports that its data loader stalls.
         keep_every: epochs between snapshots of the members for `shoal landscape`; `out` keeps at
             most 60. None keeps no snapshots.
         callbacks: functions called with the run after every epoch.

@@ -12,10 +12,20 @@ from shoal.engine.kernels.fused import serves
 from shoal.engine.mesh import Mesh
 from shoal.training.step import StepInfo
 
-__all__ = ["NEGLIGIBLE", "Tracker", "balance_sentence", "divergence_sentence", "has_diverged"]
+__all__ = [
+    "LESS",
+    "NEGLIGIBLE",
+    "Tracker",
+    "balance_sentence",
+    "divergence_sentence",
+    "has_diverged",
+]
 
 NEGLIGIBLE = 1e-3
 """Repulsion is negligible in an epoch whose largest force ratio is below this value."""
+
+LESS = "lower the learning rate or set clip"
+"""What to do about members that diverge."""
 
 
 class Tracker:
@@ -141,7 +151,7 @@ def divergence_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     began, ended = _ends(rows)
     what = "is not finite" if ended is None else f"went from {began:.3g} to {ended:.3g} nats"
-    return f"Training diverged: the loss {what}; lower the learning rate or set clip."
+    return f"Training diverged: the loss {what}; {LESS}."
 
 
 def _ends(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:

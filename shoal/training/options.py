@@ -297,6 +297,12 @@ class Options:
     save_every: float = option(
         30.0, "seconds between checkpoints; 0 saves after every step.", seconds, kept=False
     )
+    stall_after: float = option(
+        120.0,
+        "seconds without a batch after which a run reports that its data loader stalls.",
+        seconds,
+        kept=False,
+    )
     keep_every: int | None = option(
         None,
         "epochs between snapshots of the members for `shoal landscape`; `out` keeps at most 60. "

@@ -25,7 +25,8 @@ from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
 from shoal.training.cached_features import cached
 from shoal.training.folder_checks import continuing
-from shoal.training.history import balance_sentence, divergence_sentence
+from shoal.training.health import findings, is_new, watching
+from shoal.training.history import LESS, balance_sentence, divergence_sentence
 from shoal.training.options import DEFAULTS
 from shoal.training.own_data import OWN_DATA, has_own_data
 from shoal.training.placement import place
@@ -115,6 +116,8 @@ class Session:
             stack.callback(progress.close)
             self._say(progress, self._guess)
             self._say(progress, choice.sentence)
+            stall = self.settings.options.stall_after
+            stack.enter_context(watching(trainer, stall, self.notes, progress.say))
             stack.callback(ensemble.train, False)
             self._train(progress)
             processes.collect(ensemble, device)
@@ -207,6 +210,7 @@ class Session:
         self._keep_snapshot()
         self._recount(progress)
         self._warn_of_divergence()
+        self._warn_of_sickness()
         if self.processes.any(bool(self.callbacks)):
             self.processes.collect(self.trainer.ensemble)
         for callback in self.callbacks:
@@ -232,16 +236,20 @@ class Session:
         diverged = self.trainer.diverged
         for member, step in diverged.items():
             member += self.settings.options.frozen
-            note = f"Member {member} diverged at step {step} and is left out."
-            if note not in self.notes:
+            note = f"Member {member} diverged at step {step} and is left out; {LESS}."
+            if is_new(f"Member {member} diverged (", self.notes):
                 self.notes.append(note)
                 if self.processes.first:
                     warnings.warn(note, ShoalWarning, stacklevel=6)
         if len(diverged) == self.processes.trained(self.trainer):
-            raise DataError(
-                f"all members diverged by step {max(diverged.values())}; "
-                f"lower the learning rate or set clip"
-            )
+            raise DataError(f"all members diverged by step {max(diverged.values())}; {LESS}")
+
+    def _warn_of_sickness(self) -> None:
+        for sentence in self.processes.united(findings(self.trainer)):
+            if is_new(sentence, self.notes):
+                self.notes.append(sentence)
+                if self.processes.first:
+                    warnings.warn(sentence, ShoalWarning, stacklevel=6)
 
     def _conclude(self, progress: Progress) -> None:
         diverged = divergence_sentence(self.trainer.rows)

@@ -57,6 +57,13 @@ class Processes:
             return said
         return "yes" in self.mesh.texts("yes" if said else "no")
 
+    def united(self, sentences: list[str]) -> list[str]:
+        """The sentences of all processes, each once."""
+        if self.mesh is None:
+            return sentences
+        said = [json.loads(text) for text in self.mesh.texts(json.dumps(sentences))]
+        return list(dict.fromkeys(sentence for each in said for sentence in each))
+
     def check_same(self, config: Mapping[str, Any], provenance: dict[str, Any]) -> None:
         """Refuse processes with other settings or data; all take the first one's run name."""
         if self.mesh is None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
@@ -54,6 +54,7 @@ class Trainer(Mover):
         tracker: sums over the steps of the current epoch.
         initial: mean loss of the members before the first step; None until that step is done.
         diverged: members that had diverged by the end of the last epoch, each with its step.
+        waiting: passes the batches on; a watchdog sees here how long a batch takes.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Trainer(Mover):
         self.initial: Tensor | None = None
         self.diverged: dict[int, int] = {}
         self.captured = self._capture()
+        self.waiting: Callable[[Iterable[Any]], Iterator[Any]] = iter
 
     @property
     def history(self) -> Tracker:
@@ -121,7 +123,7 @@ class Trainer(Mover):
         if self.captured is not None:
             yield from self.captured.epoch(self.epoch, start, count, self.step)
             return
-        for x, y in islice(self.batches.batches(self.epoch, start), count):
+        for x, y in islice(self.waiting(self.batches.batches(self.epoch, start)), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
                 likelihood = begun(self.settings.likelihood, y, self.sites)

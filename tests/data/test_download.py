@@ -9,6 +9,7 @@ from file_server import described
 from shoal.core.errors import StorageError
 from shoal.core.progress import quiet
 from shoal.data import download as module
+from shoal.data.catalogue import COLLECTIONS
 from shoal.data.download import download, fetch_bytes, flaw
 
 CONTENT = bytes(range(256)) * 4000
@@ -170,3 +171,25 @@ def test_small_files_are_bounded(site):
     sentence = "the server answers 404 .* without a network, put set/a below the folder"
     with pytest.raises(StorageError, match=sentence):
         fetch_bytes(site.address + "no", 4, "set/a")
+
+
+@pytest.mark.parametrize("digest", ["", "md5:0cc175b9c0f1b6a831c399e269772661"])
+def test_plain_http_needs_a_known_sha256(target, digest):
+    file = replace(described("a", CONTENT, "http://example.org/a"), digest=digest)
+    with pytest.raises(StorageError, match="not secure, and no SHA-256") as caught:
+        download(file, target)
+    assert "\n" not in str(caught.value) and not part(target).exists()
+    with pytest.raises(StorageError, match="not secure, and no SHA-256"):
+        fetch_bytes("http://example.org/a", 10, "a")
+
+
+def test_a_redirection_to_plain_http_is_not_followed(site):
+    with pytest.raises(StorageError, match="not secure, and no SHA-256"):
+        fetch_bytes(site.put("a", b"", status=302, moved="http://example.org/a"), 10, "a")
+
+
+def test_every_plain_address_of_the_catalogue_has_a_sha256():
+    files = [file for each in COLLECTIONS.values() for file in (*each.files, each.archive) if file]
+    plain = [file for file in files if any(a.startswith("http://") for a in file.addresses)]
+    assert plain
+    assert all(file.digest.startswith("sha256:") and len(file.digest) == 71 for file in plain)

@@ -192,3 +192,10 @@ def test_random_damage_gives_an_error_of_ours_or_an_image(tmp_path, ending):
         path.write_bytes(data[: chance.randrange(1, len(data))] if chance.random() < 0.3 else data)
         with contextlib.suppress(DataError):
             assert read_images(tmp_path, (3, 6, 5)).x.shape == (1, 3, 6, 5)
+
+
+def test_a_small_file_that_claims_many_pixels_is_refused_before_they_are_unpacked(pets):
+    header = b"P6 8000 8000 255\n"
+    (pets / "cat" / "3.ppm").write_bytes(header + bytes(90))
+    with pytest.raises(DataError, match=r"3\.ppm claims 8,000 x 8,000 pixels in 107 bytes"):
+        load_file(pets, shape=(3, 4, 4))

@@ -7,16 +7,15 @@ taken out or put in, or the file is that of another run. SHOAL_MUTATIONS asks fo
 import os
 import random
 import shutil
-import warnings
 
 import pytest
 import torch
+from fuzzed_files import attempt, damaged
 from small_runs import CLASSES, Fuse, assert_equal_trees, frozen, points, shoal_of
 
 import shoal
 from shoal.analysis.evidence.compute_evidence import evidence
 from shoal.analysis.evidence.store import save_evidence
-from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.scores import evaluate_run
 from shoal.models import MLP, Blueprint
@@ -25,7 +24,6 @@ from shoal.training.fit import fit
 
 MUTATIONS = int(os.environ.get("SHOAL_MUTATIONS", "2000"))
 RESUMED = MUTATIONS // 40
-STRUCTURE = b'0123456789{}[]",:=.-+eE \n\x00\xff'
 INPUTS = points(5, seed=3)[0]
 BLUEPRINT = Blueprint(MLP((4,), "tanh"), (3,), CLASSES)
 
@@ -53,43 +51,6 @@ def finished(path, seed):
 
 def files_of(folder):
     return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-
-
-def damaged(data, other, chance):
-    """One way to damage the content of a file; None removes it."""
-    data, kind = bytearray(data), chance.randrange(9)
-    at = chance.randrange(len(data) or 1)
-    if kind < 3 and data:
-        data[at] ^= 1 << chance.randrange(8)
-    elif kind == 3 and data:
-        data[at] = chance.choice(STRUCTURE)
-    elif kind == 4:
-        del data[at:]
-    elif kind == 5:
-        del data[at : at + chance.choice((1, 2, 20))]
-    elif kind == 6:
-        data[at:at] = bytes(chance.choice(STRUCTURE) for _ in range(chance.choice((1, 2, 20))))
-    elif kind == 7:
-        return other
-    elif chance.random() < 0.2:
-        return None
-    else:
-        end = chance.randrange(len(data) or 1)
-        data[at : at + 9], data[end : end + 9] = data[end : end + 9], data[at : at + 9]
-    return bytes(data)
-
-
-def attempt(action):
-    """What comes of it, or the error of ours; and whether there was a warning of ours."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            result = action()
-        except ShoalError as error:
-            assert "\n" not in str(error)
-            result = None
-    assert all(issubclass(w.category, ShoalWarning) for w in caught), [str(w) for w in caught]
-    return result, bool(caught)
 
 
 def outputs(path):
@@ -139,15 +100,15 @@ def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
     refused, chance = 0, random.Random(17)
     for name, bad in mutations(folder, other, MUTATIONS, chance):
         if name.parts[0] != "checkpoints":
-            story, _ = attempt(lambda: load_report_data([folder]))
+            story, *_ = attempt(lambda: load_report_data([folder]))
             assert story is None or all(map(len, story.entries[0].history))
-        found, warned = attempt(lambda: outputs(folder))
+        found, _, warned = attempt(lambda: outputs(folder))
         refused += found is None
         if found is not None and not torch.equal(found, right):
             fallen = warned and name.parts[1:2] == (newest.name,)
             assert fallen and torch.equal(found, before), (name, bad)
         if name.name in ("evidence.json", "history.jsonl"):
-            found, _ = attempt(lambda: weighted(folder))
+            found, *_ = attempt(lambda: weighted(folder))
             assert found is None or torch.equal(found, mean), (name, bad)
     assert MUTATIONS / 20 < refused < MUTATIONS / 2
     assert torch.equal(outputs(folder), right)
@@ -162,7 +123,7 @@ def test_a_damaged_folder_is_resumed_to_the_right_end_or_not_at_all(tmp_path):
     folder, copy, ended = tmp_path / "run", tmp_path / "copy", 0
     for name, bad in mutations(folder, tmp_path / "other", RESUMED, random.Random(18)):
         shutil.copytree(folder, copy)
-        run, _ = attempt(lambda: train(copy, keep_every=None, schedule=Fuse(), resume=True))
+        run, *_ = attempt(lambda: train(copy, keep_every=None, schedule=Fuse(), resume=True))
         if run is not None:
             assert_equal_trees(frozen(run.ensemble), frozen(whole.ensemble))
             assert [row["epoch"] for row in run.history] == [1, 2], (name, bad)

@@ -65,6 +65,8 @@ def load_evidence(folder: Path | str) -> Evidence | None:
         value = {_OLD_KEYS.get(key, key): each for key, each in value.items()}
         priors = [PriorResult(**_known(_numbers(p))) for p in value.pop("learned_priors")]
         weightings = {k: Weighting(**_numbers(w)) for k, w in value.pop("weightings").items()}
+        hints = get_type_hints(Evidence)
+        value = {key: _not_null(each, hints.get(key)) for key, each in value.items()}
         found = Evidence(learned_priors=priors, weightings=weightings, **value)
         for each in (found, *priors, *weightings.values()):
             _check_types(each)
@@ -111,6 +113,15 @@ _CENTRES = {"at the members": "members", "at zero": "zero"}
 def _numbers(table: dict[str, Any]) -> dict[str, Any]:
     """The table with null (a number that is not finite) as NaN."""
     return {name: float("nan") if value is None else value for name, value in table.items()}
+
+
+def _not_null(value: Any, annotation: Any) -> Any:
+    """The value with NaN where its type is a float and the file has null."""
+    if value is None and annotation is float:
+        return math.nan
+    if isinstance(value, list) and get_args(annotation) == (float,):
+        return [math.nan if each is None else each for each in value]
+    return value
 
 
 def _check_types(found: Any) -> None:

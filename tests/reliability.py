@@ -1,0 +1,159 @@
+"""The long tests of reliability: figures as JSON, and the table of docs/reliability.md.
+
+    python tests/reliability.py            every measure, then the table (about 20 minutes)
+    python tests/reliability.py kills      one measure, then the table
+    python tests/reliability.py render     the table alone, from the figures on record
+
+A measure stops with an error where a promise is broken, so every figure on record is a pass.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+HOME = Path(__file__).resolve().parents[1]
+RESULTS = HOME / "docs" / "results" / "reliability"
+
+
+def kills(folder, kills=200):
+    """R1 and R2: SIGKILL at random moments; every folder loads, every run ends bit-exact."""
+    from killed_runs import kill_often, serving, uninterrupted
+
+    methods = ("f-kde", "kde", "svgd", "ensemble", "forde", "f-svgd", "sge", "f-ssge")
+    each, found = -(-kills // len(methods)), {}
+    with serving() as server:
+        for method in methods:
+            whole = folder / f"{method}-whole"
+            seconds = uninterrupted(server, method, whole)
+            found[method] = kill_often(server, method, whole, seconds, each, folder)
+    totals = {key: sum(counts[key] for counts in found.values()) for key in found["kde"]}
+    return {**totals, "unloadable": 0, "methods": found}
+
+
+def fuzz(folder, files=900):
+    """R4 to R7: damaged files of every format give content or one documented error."""
+    from fuzzed_files import MEGABYTES, READERS, SECONDS, fuzz
+
+    slower = {"run folder": 300, "report of a run folder": 300, "page of a forged folder": 100}
+    found = {}
+    for index, name in enumerate(READERS):
+        own = folder / str(index)
+        own.mkdir()
+        found[name] = fuzz(name, slower.get(name, files), own, seed=1)
+    return {
+        "files": sum(each["files"] for each in found.values()),
+        "refused": sum(each["refused"] for each in found.values()),
+        "other_errors": 0,
+        "ran": 0,
+        "slowest": max(each["slowest"] for each in found.values()),
+        "grown": max(each["grown"] for each in found.values()),
+        "limits": {"seconds": SECONDS, "megabytes": MEGABYTES},
+        "readers": found,
+    }
+
+
+def determinism(folder):
+    """R14: same seed, same machine, same bits, for every engine setting on the CPU."""
+    import torch
+    from steady_runs import COMPILED, ENGINES, digest, digest_elsewhere
+
+    from shoal.interaction.methods import METHODS
+
+    torch.set_num_threads(1)
+    settings = [(method, engine) for method in METHODS for engine in ENGINES]
+    different = [each for each in settings if digest(*each) != digest(*each)]
+    compiled = [("f-kde", engine) for engine in COMPILED]
+    apart = [each for each in compiled if digest(*each) != digest(*each)]
+    processes = {digest_elsewhere("f-kde", "vmap", seed) for seed in (1, 2)}
+    threads = {digest_elsewhere("f-kde", "vmap", 1, count) for count in (1, 2)}
+    assert not different and len(processes) == 1, (different, processes)
+    return {
+        "settings": len(settings),
+        "different": len(different),
+        "processes_equal": len(processes) == 1,
+        "compiled_equal": not apart,
+        "threads_1_and_2_equal": len(threads) == 1,
+    }
+
+
+def memory(folder, steps=20_000):
+    """R19: the memory of a long run is level."""
+    from steady_runs import memory_of
+
+    found = memory_of(steps)
+    # The first tenth fills the allocator of torch.
+    grown = found[-1][1] - found[0][1]
+    assert grown < 8, found
+    return {
+        "steps": steps,
+        "megabytes_early": found[0][1],
+        "megabytes_end": found[-1][1],
+        "grown": round(grown, 2),
+        "course": found,
+    }
+
+
+def injections(folder):
+    """Texts of users and files in a page, in a real browser; the suite runs the same test."""
+    import re
+    import subprocess
+
+    log = folder / "places.json"
+    command = [sys.executable, "-m", "pytest", "-q", "tests/page/test_injection.py"]
+    env = {**os.environ, "PYTHONPATH": str(HOME), "SHOAL_PLACES": str(log)}
+    done = subprocess.run(command, cwd=HOME, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and not re.search("skipped", done.stdout), done.stdout
+    places = json.loads(log.read_text())
+    return {"places": len(places), "ran": 0, "requests": 0, "names": places}
+
+
+MEASURES = {
+    "kills": kills,
+    "fuzz": fuzz,
+    "determinism": determinism,
+    "memory": memory,
+    "injections": injections,
+}
+"""Each writes NAME.json; the table of docs/reliability.md reads these files."""
+
+
+def measure(name):
+    """Run one measure and write its figures."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
+        figures = MEASURES[name](Path(folder))
+    figures["seconds"] = round(time.monotonic() - started, 1)
+    figures["command"] = f"python tests/reliability.py {name}"
+    figures["machine"] = f"{platform.system()}, {platform.machine()}"
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print(f"{name}: {figures['seconds']} s")
+
+
+def render():
+    """Write the table of docs/reliability.md from the figures on record."""
+    from reliability_table import write
+
+    write(HOME / "docs" / "reliability.md", RESULTS)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(MEASURES)}, or render")
+    names = parser.parse_args().names or list(MEASURES)
+    sys.path.insert(0, str(HOME))
+    for name in names:
+        if name != "render":
+            measure(name)
+    render()
+
+
+if __name__ == "__main__":
+    main()
