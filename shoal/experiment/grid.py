@@ -108,6 +108,9 @@ _FREE = (
     "memory",
     "resident",
     "offload",
+    "mesh",
+    "peer_timeout",
+    "stall_after",
 )
 
 

@@ -343,4 +343,6 @@ def _count(count: object) -> int:
     found = int(count) if whole else 0  # pyright: ignore[reportArgumentType]
     if found < 1:
         raise ConfigError(f"an ensemble needs at least one member, not {came(count)}")
+    if found >= 2**63:
+        raise ConfigError(f"an ensemble of {came(count)} members does not fit into any memory")
     return found

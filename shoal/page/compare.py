@@ -86,8 +86,13 @@ def compare(
     precision: str | None = UNSET,
     engine: str = UNSET,
     memory: str | int | float | None = UNSET,
+    resident: int | None = UNSET,
+    offload: str = UNSET,
     cache: bool = UNSET,
+    mesh: str | None = UNSET,
+    peer_timeout: float = UNSET,
     save_every: float = UNSET,
+    stall_after: float = UNSET,
     keep_every: int | None = UNSET,
 ) -> Comparison:
     """Train methods, ensemble sizes and seeds, and compare them with error bars.

@@ -66,6 +66,7 @@ def grow(
     resume: bool = False,
     out: str | Path | None = None,
     save_every: float = UNSET,
+    stall_after: float = UNSET,
     keep_every: int | None = UNSET,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,

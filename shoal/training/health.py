@@ -140,7 +140,8 @@ def constant_members(ensemble: Ensemble, x: Inputs) -> list[int]:
     training, device = ensemble.training, ensemble.device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            outputs = ensemble.train(False)(few).detach().double()
+            # Aside: cached features have a graph that normalises as in training in every mode.
+            outputs = ensemble.train(False).aside()(few).detach().double()
     finally:
         ensemble.train(training)
     span = (outputs - outputs[:, :1]).abs().flatten(1).amax(1)

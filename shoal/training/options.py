@@ -7,16 +7,27 @@ does not load torch, so help and error messages appear at once.
 """
 
 import dataclasses
-import math
-import operator
-import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import ConfigError
-from shoal.core.values import LARGEST, came
+from shoal.training.option_checks import (
+    factor_or_none,
+    flag,
+    memory_size,
+    not_negative,
+    number,
+    output_name,
+    place,
+    positive,
+    process_grid,
+    seconds,
+    text,
+    whole,
+    whole_64_bits,
+    whole_or_zero,
+)
 
 __all__ = [
     "DEFAULTS",
@@ -25,7 +36,6 @@ __all__ = [
     "NAMES",
     "Options",
     "Spec",
-    "number",
     "option",
     "stored_method",
 ]
@@ -56,134 +66,6 @@ def option(
     """
     told = {"doc": doc, "check": check, "kept": kept, "excludes": excludes}
     return dataclasses.field(default=default, metadata=told)
-
-
-def flag(name: str, value: Any) -> bool:
-    """True or false, of whatever library it came from."""
-    if _is_truth(value):
-        return bool(value)
-    raise ConfigError(f"{name} must be True or False, not {came(value)}")
-
-
-def number(name: str, value: Any) -> float:
-    """A finite float, from a number of any library."""
-    found = math.nan
-    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        found = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
-    if not math.isfinite(found):
-        raise ConfigError(f"{name} must be a finite number, not {came(value)}")
-    if abs(found) > LARGEST:
-        raise ConfigError(f"{name} must be a number up to {LARGEST:g} in size, not {found:g}")
-    return found
-
-
-def positive(name: str, value: Any) -> float:
-    """A number above zero."""
-    if (found := number(name, value)) > 0:
-        return found
-    raise ConfigError(f"{name} must be positive, not {came(value)}")
-
-
-def not_negative(name: str, value: Any) -> float:
-    """A number from zero on."""
-    if (found := number(name, value)) >= 0:
-        return found
-    raise ConfigError(f"{name} must be zero or positive, not {came(value)}")
-
-
-def factor_or_none(name: str, value: Any) -> float | None:
-    """A number above zero; zero means None."""
-    return not_negative(name, value) or None
-
-
-def seconds(name: str, value: Any) -> float:
-    """A time from zero on, which may be infinite."""
-    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        if not (_is_truth(value) or isinstance(value, str | bytes)) and float(value) >= 0:
-            return float(value)
-    raise ConfigError(f"{name} must be a number of seconds from 0 on, not {came(value)}")
-
-
-def whole(name: str, value: Any) -> int:
-    """A plain positive whole number."""
-    return _index(name, value, 1, "from 1 on")
-
-
-def whole_or_zero(name: str, value: Any) -> int:
-    """A plain whole number from zero on."""
-    return _index(name, value, 0, "from 0 on")
-
-
-def whole_64_bits(name: str, value: Any) -> int:
-    """A whole number that a generator can start from."""
-    return _index(name, value, -(2**63), "that fits in 64 bits")
-
-
-def text(name: str, value: Any) -> str:
-    """The value as text."""
-    return str(value)
-
-
-def process_grid(name: str, value: Any) -> str:
-    """Processes along members x along data, such as "2x2"."""
-    if isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,6}x[1-9]\d{0,6}", value):
-        return value
-    raise ConfigError(f'{name} must be members x data, such as "2x2", not {came(value)}')
-
-
-_UNITS = {
-    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
-    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
-}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]i?b)", re.IGNORECASE)
-
-
-def memory_size(name: str, value: Any) -> int | float:
-    """Bytes, from a size such as "8GiB" or a whole number; or a share of the device up to 1.0.
-
-    >>> memory_size("memory", "8GiB"), memory_size("memory", "800 MB"), memory_size("memory", 0.5)
-    (8589934592, 800000000, 0.5)
-    """
-    typed = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if typed is not None:
-        amount = float(typed[1]) * _UNITS[typed[2].lower()]
-        if 1 <= amount < 2**63:
-            return int(amount)
-    elif not isinstance(value, str):
-        with suppress(ConfigError):
-            return _index(name, value, 1, "")
-        with suppress(ConfigError):
-            if 0 < (amount := number(name, value)) <= 1:
-                return amount
-            if amount > 1 and amount.is_integer():
-                return int(amount)
-    raise ConfigError(
-        f'{name} must be a size such as "8GiB" or "800MB", a number of bytes or a share of the '
-        f"device such as 0.5, not {came(value)}"
-    )
-
-
-def output_name(name: str, value: Any) -> str | int:
-    """The name or the position of an output."""
-    return value if isinstance(value, str) else whole_or_zero(name, value)
-
-
-def place(name: str, value: Any) -> str:
-    """Where members stay."""
-    if value in ("host", "disk"):
-        return value
-    raise ConfigError(f"{name} must be 'host' or 'disk', not {came(value)}")
-
-
-def _is_truth(value: Any) -> bool:
-    return type(value).__name__ in ("bool", "bool_")  # Python's, or that of numpy
-
-
-def _index(name: str, value: Any, least: int, words: str) -> int:
-    with suppress(TypeError):
-        if not _is_truth(value) and least <= (found := operator.index(value)) < 2**63:
-            return found
-    raise ConfigError(f"{name} must be a whole number {words}, not {came(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)

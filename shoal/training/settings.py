@@ -30,7 +30,8 @@ from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
 from shoal.training.noise import check_noise
 from shoal.training.optim import Schedule, check_optimizer, optimizer_table, schedules
-from shoal.training.options import KEPT, Options, number
+from shoal.training.option_checks import number
+from shoal.training.options import KEPT, Options
 
 __all__ = ["REGISTRIES", "Settings", "spec_of"]
 
