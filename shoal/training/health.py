@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from statistics import median
 from typing import Any, Self, TypeVar
 
@@ -137,17 +137,34 @@ def constant_members(ensemble: Ensemble, x: Inputs) -> list[int]:
         return []
     if not isinstance(few, Tensor) or few.is_floating_point():
         few = few.to(ensemble.dtype)
-    training, device = ensemble.training, ensemble.device
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            # Aside: cached features have a graph that normalises as in training in every mode.
-            outputs = ensemble.train(False).aside()(few).detach().double()
-    finally:
-        ensemble.train(training)
+    device = ensemble.device
+    with _evaluating(ensemble), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        outputs = ensemble(few).detach().double()
     span = (outputs - outputs[:, :1]).abs().flatten(1).amax(1)
     size = outputs.abs().flatten(1).amax(1)
     constant = (span <= _RELATIVE * size) & outputs.flatten(1).isfinite().all(1)
     return (constant & ensemble.alive.to(constant.device)).nonzero().flatten().tolist()
+
+
+@contextmanager
+def _evaluating(ensemble: Ensemble) -> Iterator[None]:
+    """Evaluation mode in the block; then every layer has its own mode and statistics again.
+
+    An ensemble can share its networks with another one, which has set their mode since. Networks
+    behind cached features were traced for training: they update statistics in every mode.
+    """
+    kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
+    modes = [(m, m.training) for group in ensemble.groups for m in group.skeleton.modules()]
+    own = ensemble.training
+    try:
+        ensemble.train(False)
+        yield
+    finally:
+        ensemble.training = own
+        for module, mode in modes:
+            module.training = mode
+        for name, tensor in ensemble.buffers.items():
+            tensor.copy_(kept[name])
 
 
 def _differ(tensor: Tensor) -> bool:

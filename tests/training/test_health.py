@@ -186,6 +186,20 @@ def test_the_checks_change_nothing(build, monkeypatch):
     assert_same_run(checked, quick(build, epochs=4))
 
 
+@pytest.mark.parametrize("options", [{"frozen": 1}, {"engine": "loop"}, {"cache": True}], ids=str)
+def test_the_checks_leave_every_layer_in_its_mode(options, monkeypatch):
+    trunk = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval().requires_grad_(False)
+
+    def build():
+        return nn.Sequential(
+            trunk, nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 4)
+        )
+
+    checked = quick(build, epochs=4, **options)
+    monkeypatch.setattr("shoal.training.session.findings", lambda trainer: [])
+    assert_same_run(checked, quick(build, epochs=4, **options))
+
+
 def test_inputs_that_are_all_the_same_tell_nothing():
     assert constant_members(shoal_of(plain), torch.ones(5, 3)) == []
     assert constant_members(shoal_of(plain), points(1)[0]) == []
