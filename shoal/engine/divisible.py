@@ -96,10 +96,12 @@ def _small_pass(group: Group, x: Tensor) -> tuple[Tensor, list[torch.Size]]:
     layers = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     generators = [x.device] if x.is_cuda else []
+    tensors, buffers = group.first_member(), dict(group.prototype.named_buffers())
+    tensors |= {name: tensors[name].clone() for name in buffers if name in tensors}
     try:
         fork = torch.random.fork_rng(devices=generators)
         with fork, torch.no_grad(), evaluation_mode(module), _NotNormalised():
-            outputs = call_network(module, group.first_member(), group.taken(x))
+            outputs = call_network(module, tensors, group.taken(x))
             return selected_output(module, outputs), met
     finally:
         for hook in hooks:

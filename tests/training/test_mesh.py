@@ -122,6 +122,13 @@ def test_replicas_train_as_one(grid, alone, name):
     assert ("statistics" in received) == (name in DIVIDED and "norm" in name)
 
 
+@pytest.mark.parametrize("rank, members", [(0, 4), (3, 3)])
+def test_replicas_receive_the_sums_of_normalised_layers(grid, rank, members):
+    received = json.loads((grid / f"batch norm-{rank}.json").read_text())["received"]
+    sums = 2 * (2 * 5 + 1)  # of five channels and a count, forward and backward
+    assert received["statistics"] == mesh_cases.STEPS * members * sums * 8
+
+
 def test_a_lost_process_stops_the_others_with_one_sentence(tmp_path):
     assert started(2, tmp_path, "killed").returncode != 0
     lost = json.loads((tmp_path / "lost.json").read_text())
