@@ -94,13 +94,13 @@ class _Normalising(TorchFunctionMode):
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Replace batch normalisation in training mode, and call all other functions."""
-        kwargs = kwargs or {}
+        named: dict[str, Any] = kwargs or {}
         if func is F.batch_norm:
-            args, kwargs = computed(args), computed(kwargs)
-            found = _batch_norm(self.division.add, *args, **kwargs)
+            args, named = computed(args), computed(named)
+            found = _batch_norm(self.division.add, *args, **named)
             if found is not None:
                 return found
-        return func(*args, **kwargs)
+        return func(*args, **named)
 
 
 def _batch_norm(
