@@ -206,6 +206,10 @@ CASES = {
     "fraction": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.InputGradients(fraction=0.5)),
     ),
+    "batch norm, fraction": _case(
+        lambda: members(_norm), vectors, batch_size=9,
+        method=shoal.Repulsion(shoal.spaces.InputGradients(fraction=0.5), strength=30.0),
+    ),
     "points": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.Outputs(), points="noise")
     ),

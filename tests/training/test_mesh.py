@@ -60,7 +60,7 @@ DIVIDED = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", 
            "shared trunk, svgd", "function-space prior", "diverged", "frozen", "frozen, forde",
            "mixed architectures", "fraction")  # fmt: skip
 REPEATED = ("sequence first", "own buffer", "mixed rows", "adversarial", "points", "chunks",
-            "augmentation by member")  # fmt: skip
+            "augmentation by member", "batch norm, fraction")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
