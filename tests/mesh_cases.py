@@ -88,6 +88,51 @@ def _dropout():
     return Perceptron(nn.Dropout(0.3))
 
 
+class Normalised(nn.Module):
+    """Normalised convolutions with dropout of elements and of channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2, affine=False)
+        self.channels, self.elements = nn.Dropout2d(0.3), nn.Dropout(0.3)
+        self.last, self.head = nn.BatchNorm1d(32, track_running_stats=False), nn.Linear(32, 3)
+
+    def forward(self, x):
+        x = self.channels(self.norm(self.conv(x)).tanh()).flatten(1)
+        return self.head(self.elements(self.last(x)))
+
+
+class SequenceFirst(nn.Module):
+    """Dropout over [T, B, C], whose first axis is not the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.head = nn.Linear(2, 5), nn.Dropout(0.3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        steps = self.first(x.view(len(x), 3, 2)).tanh().transpose(0, 1)
+        return self.head(self.drop(steps).sum(0))
+
+
+class Counting(Perceptron):
+    """A buffer of its own, which every pass writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen.add_(x.detach().square().sum())
+        return super().forward(x)
+
+
+class Mixing(Perceptron):
+    """Outputs of a row depend on the other rows."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
 def _regressor():
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
 
@@ -103,6 +148,20 @@ CASES = {
     "batch norm, forde": _case(lambda: members(_norm), vectors, method="forde", batch_size=9),
     "dropout": _case(lambda: members(_dropout), vectors, method="svgd", **STRONG),
     "dropout, f-svgd": _case(lambda: members(_dropout), vectors, method="f-svgd"),
+    "dropout, forde": _case(lambda: members(_dropout), vectors, method="forde", **STRONG),
+    "batch norm, loop": _case(
+        lambda: members(_norm), vectors, method="f-svgd", batch_size=9, engine="loop"
+    ),
+    "batch norm, forde, loop": _case(
+        lambda: members(_norm), vectors, method="forde", batch_size=9, engine="loop", **STRONG
+    ),
+    "normalised images": _case(lambda: members(Normalised), images, method="kde", batch_size=7),
+    "normalised images, forde": _case(
+        lambda: members(Normalised), images, method="forde", batch_size=7, **STRONG
+    ),
+    "sequence first": _case(lambda: members(SequenceFirst), vectors, method="f-kde"),
+    "own buffer": _case(lambda: members(Counting), vectors, method="f-kde"),
+    "mixed rows": _case(lambda: members(Mixing), vectors, method="f-kde", **STRONG),
     "augmentation": _case(
         lambda: members(Images), images, method="f-kde", augment={"name": "crop-flip", "padding": 1}
     ),
@@ -146,6 +205,10 @@ CASES = {
     ),
     "fraction": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.InputGradients(fraction=0.5)),
+    ),
+    "batch norm, fraction": _case(
+        lambda: members(_norm), vectors, batch_size=9,
+        method=shoal.Repulsion(shoal.spaces.InputGradients(fraction=0.5), strength=30.0),
     ),
     "points": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.Outputs(), points="noise")

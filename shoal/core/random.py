@@ -116,18 +116,19 @@ def uniform(key: Tensor, shape: Sequence[int]) -> Tensor:
     return (bits.double() / (1 << 53)).reshape(tuple(shape))
 
 
-def chance(key: Tensor, shape: Sequence[int], p: float) -> Tensor:
+def chance(key: Tensor, shape: Sequence[int], p: float, first: int = 0) -> Tensor:
     """True with probability p, for large masks: a third of the work of `uniform`.
 
     Element i is the i-th number of the generator splitmix64 that starts at the key. Its last step
-    changes no leading bit and is left out. The signed number is compared with a threshold.
+    changes no leading bit and is left out. The signed number is compared with a threshold. The
+    result starts at element `first`.
 
     >>> 450 < int(chance(key(0, "a", 1), (1000,), 0.5).sum()) < 550
     True
     """
     # The largest double below one still maps to a 64-bit integer.
     threshold = round(min(max(p, 0.0), 1 - 2**-53) * (1 << 64)) - (1 << 63)
-    element = torch.arange(math.prod(shape), device=key.device)
+    element = torch.arange(first, first + math.prod(shape), device=key.device)
     return (_stirred(element * _GOLDEN + key) < threshold).reshape(tuple(shape))
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from shoal.core.random import chance, hashed, key
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
+from shoal.engine.derivatives.replicas import first_element
 from shoal.engine.network_call import call_network
 from shoal.engine.stack import evaluation_mode
 
@@ -56,7 +57,7 @@ class KeyedDropout(nn.Module):
         shape = x.shape if self.channels is None else x.shape[: self.channels]
         place = hashed(self.key + (self.calls << 20) + self.layer)
         self.calls += 1
-        keep = chance(place, shape, 1 - self.p)
+        keep = chance(place, shape, 1 - self.p, first_element(shape))
         return x * keep.reshape(keep.shape + (1,) * (x.ndim - keep.ndim)) / (1 - self.p)
 
 

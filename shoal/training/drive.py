@@ -22,6 +22,8 @@ from shoal.core.structure import Inputs, joined, parted
 from shoal.core.tree import add_scaled, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
+from shoal.engine.derivatives.replicas import Division, divided_batch
+from shoal.engine.divisible import treats_rows_alone
 from shoal.engine.member_runner import MemberInputs
 from shoal.engine.plan import has_batch_norm
 from shoal.engine.precision import rough_products
@@ -83,27 +85,38 @@ class Drive:
     def _is_divided(self, ensemble: Ensemble, x: Inputs) -> bool:
         """Whether replicas divide the batch: networks that treat each row by itself.
 
-        Otherwise every replica runs the whole batch, which gives the same velocity.
+        Batch normalisation and dropout know of the other replicas. Otherwise every replica runs the
+        whole batch, which gives the same velocity.
         """
         context, mesh = self.context, self.context.mesh
         if mesh is None or not mesh.replicated or len(x) < mesh.grid[1]:
             return False
-        alone = not (ensemble.buffers or any(group.keys for group in ensemble.groups))
         plain = context.adversarial is None and self.points is None and not context.own_inputs
-        return alone and plain and context.base != "gradients" and isinstance(x, Tensor)
+        if not plain or self.rows is not None or context.mapping.recompute:
+            return False
+        return isinstance(x, Tensor) and treats_rows_alone(ensemble.groups, x)
 
     def _on_own_rows(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
-        """The same for the rows of this replica; outputs are gathered, velocities summed."""
+        """The same for the rows of this replica; passes are gathered, velocities summed."""
         mesh = self.context.mesh
         assert mesh is not None
-        rows = mesh.batch_rows(len(x))
-        passed = self._forward(ensemble, x[rows])
-        whole = PassResult(x, mesh.gather_rows(passed.outputs, len(x)))
+        points, rows = len(x), mesh.batch_rows(len(x))
+        division = Division(rows, lambda own: mesh.add([own], "statistics", "data")[0])
+        with divided_batch(division):
+            passed = replace(self, y=self.y[rows])._forward(ensemble, x[rows])
+        whole = PassResult(x, mesh.gather_rows(passed.outputs, points))
+        if passed.gradients is not None:
+            whole = whole._replace(gradients=mesh.gather_rows(passed.gradients, points))
         result = self._output_result(ensemble, x, whole, self._frozen_state(x))
         mine = result._replace(cotangent=result.cotangent[:, rows].contiguous())
-        velocity, _ = self._back(ensemble, passed, mine)
-        sums = mesh.add(list(velocity.values()), "velocity", "data")
-        return result, dict(zip(velocity, sums, strict=True))
+        if result.push is not None and passed.gradients is not None:
+            mine = mine._replace(push=result.push[:, rows].contiguous())
+        velocity, head = self._back(ensemble, passed, mine)
+        sums = mesh.add([*velocity.values(), *(head or {}).values()], "velocity", "data")
+        if head is not None:
+            head = dict(zip(head, sums[len(velocity) :], strict=True))
+        velocity = dict(zip(velocity, sums[: len(velocity)], strict=True))
+        return result._replace(head=head), velocity
 
     def _in_parts(self, ensemble: Ensemble, x: Inputs, parts: Parts) -> tuple[OutputResult, Tree]:
         context = self.context

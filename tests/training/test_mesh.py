@@ -54,15 +54,19 @@ def four(tmp_path_factory):
     return together(4, tmp_path_factory.mktemp("four"), "-", *names)
 
 
-ROWS = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", "dropout",
-        "learned noise", "shared trunk, svgd", "function-space prior", "diverged",
-        "frozen")  # fmt: skip
+DIVIDED = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", "batch norm, loop",
+           "batch norm, forde", "batch norm, forde, loop", "dropout", "dropout, f-svgd",
+           "dropout, forde", "normalised images", "normalised images, forde", "learned noise",
+           "shared trunk, svgd", "function-space prior", "diverged", "frozen", "frozen, forde",
+           "mixed architectures", "fraction")  # fmt: skip
+REPEATED = ("sequence first", "own buffer", "mixed rows", "adversarial", "points", "chunks",
+            "augmentation by member", "batch norm, fraction")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
     """Two processes along members, each with a replica that runs the other half of the batch."""
-    return together(4, tmp_path_factory.mktemp("grid"), "2x2", *ROWS)
+    return together(4, tmp_path_factory.mktemp("grid"), "2x2", *DIVIDED, *REPEATED)
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +114,19 @@ def test_four_processes_train_as_one(four, alone, name):
     check_same(four, name, alone(name), 4)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_replicas_that_divide_the_batch_train_as_one(grid, alone, name):
+@pytest.mark.parametrize("name", [*DIVIDED, *REPEATED])
+def test_replicas_train_as_one(grid, alone, name):
     check_same(grid, name, alone(name), 4)
+    received = json.loads((grid / f"{name}-0.json").read_text())["received"]
+    assert ("batch" in received) == (name in DIVIDED)
+    assert ("statistics" in received) == (name in DIVIDED and "norm" in name)
+
+
+@pytest.mark.parametrize("rank, members", [(0, 4), (3, 3)])
+def test_replicas_receive_the_sums_of_normalised_layers(grid, rank, members):
+    received = json.loads((grid / f"batch norm-{rank}.json").read_text())["received"]
+    sums = 2 * (2 * 5 + 1)  # of five channels and a count, forward and backward
+    assert received["statistics"] == mesh_cases.STEPS * members * sums * 8
 
 
 def test_a_lost_process_stops_the_others_with_one_sentence(tmp_path):

@@ -24,6 +24,7 @@ from shoal.engine.derivatives.backend import arithmetic, by_kernels, is_mapped
 from shoal.engine.derivatives.convolution import Geometry, convolve
 from shoal.engine.derivatives.deferred import Deferred, Waiting, computed
 from shoal.engine.derivatives.normalisation import normalise
+from shoal.engine.derivatives.replicas import current_division
 
 __all__ = ["BatchNorm", "fast_second_order", "fused_layers"]
 
@@ -71,7 +72,7 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
         kwargs = kwargs or {}
         if func in _AXES:
             return self._convolution(func, *computed(args), **computed(kwargs))
-        if func is F.batch_norm:
+        if func is F.batch_norm and current_division() is None:
             return self._batch_norm(BatchNorm(*computed(args), **computed(kwargs)))
         return func(*args, **kwargs)
 
