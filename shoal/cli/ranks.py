@@ -44,11 +44,14 @@ def speaks(error: BaseException | None = None) -> bool:
 
 
 def together(timeout: float) -> None:
-    """Join the other processes, if torchrun started several."""
-    if _several():
-        from shoal.engine.processes import join_processes
+    """Join the other processes, if torchrun started several.
 
-        join_processes(timeout)
+    A short timeout is meant for steps: processes may start and read data many seconds apart.
+    """
+    if _several():
+        from shoal.engine.processes import TIMEOUT, join_processes
+
+        join_processes(max(timeout, TIMEOUT))
 
 
 def prepare(make: Callable[[], T]) -> T:
@@ -57,9 +60,15 @@ def prepare(make: Callable[[], T]) -> T:
         return make()
     import torch.distributed as dist
 
+    from shoal.engine.processes import peers_watched
+
     found = make() if _rank() == 0 else None
-    dist.barrier()
-    return make() if found is None else found
+    with peers_watched():
+        dist.barrier()
+    found = make() if found is None else found
+    with peers_watched():
+        dist.barrier()
+    return found
 
 
 def own_device(device: str | None) -> str | None:
