@@ -1,7 +1,7 @@
 """Commands under `torchrun`: which processes run a command, and which of them speak.
 
 Without torchrun there is one process, and it does both. This module imports torch only for a
-command that trains.
+command that divides its members.
 """
 
 import os
@@ -14,7 +14,7 @@ __all__ = ["own_device", "prepare", "speaks", "together", "waits"]
 
 T = TypeVar("T")
 
-_TRAIN = ("fit", "grow")
+_DIVIDED = ("fit", "grow", "predict")
 _OWN_PROCESSES = ("bench", "compare", "demo", "fidelity")
 
 
@@ -31,7 +31,7 @@ def waits(command: str) -> bool:
     """Whether this process has nothing to do: another one runs the command alone."""
     if _several() and command in _OWN_PROCESSES:
         raise ConfigError(f"shoal {command} starts its own processes; type it without torchrun")
-    return _rank() > 0 and command not in _TRAIN
+    return _rank() > 0 and command not in _DIVIDED
 
 
 def speaks(error: BaseException | None = None) -> bool:
