@@ -160,15 +160,20 @@ def on(processes, case, folder, last):
         assert process.returncode == 0, trouble
 
 
-def continued(case, worlds, folder, total=6):
-    """Stop a run on some processes half way, go on with others; difference from one process."""
-    folder.mkdir(exist_ok=True)
-    one, several = folder / "whole", folder / "run"
-    on(1, case, one, total)
+def continued(case, worlds, folder, one, total=6):
+    """Stop a run on some processes half way, go on with others; difference from one process.
+
+    Args:
+        case: of `shards_worker`.
+        worlds: numbers of processes, before and after.
+        folder: new folder of the run.
+        one: folder of the whole run of one process.
+        total: steps.
+    """
     for world, last in zip(worlds, (total // 2, total), strict=True):
-        on(world, case, several, last)
+        on(world, case, folder, last)
     found = 0.0
-    expected, other = (RunFolder(path).checkpoint().parts for path in (one, several))
+    expected, other = (RunFolder(path).checkpoint().parts for path in (one, folder))
     for part in ("ensemble", "optimizer", "tracker"):
         assert expected[part].keys() == other[part].keys()
         for name, tensor in expected[part].items():
