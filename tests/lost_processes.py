@@ -6,7 +6,6 @@ python lost_processes.py OUT    one process of `train`, started by torchrun
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,8 @@ TESTS = Path(__file__).resolve().parent
 SHARDS = TESTS / "training" / "shards_worker.py"
 CASE, STEPS, PROCESSES = "svgd", 20, 2
 SOON = 120
+_stores = []
+"""Stores that processes use as long as they live."""
 
 
 def environment():
@@ -41,11 +42,16 @@ def torchrun(processes, *words, restarts=0, **options):
 
 
 def side_by_side(processes, *words, **options):
-    """Start processes that are told their ranks as torchrun tells them, without its watch."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+    """Start processes as torchrun does, which also holds their store, but without its watch."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _stores.append(store)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(processes),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
     return [
         subprocess.Popen(
             [sys.executable, *words],

@@ -15,9 +15,10 @@ PEER_TIMEOUT, MARGIN = 5, 5
 @pytest.mark.parametrize("hung", [0, 1], ids=["first", "another"])
 def test_the_others_end_when_a_process_hangs(hung, tmp_path):
     folder = tmp_path / "run"
-    words = f"-m shoal fit digits members=3 epochs=100000 peer_timeout={PEER_TIMEOUT} -o".split()
+    words = "-m shoal fit digits members=3 epochs=100000 save_every=1 --quiet".split()
+    words += [f"peer_timeout={PEER_TIMEOUT}", "-o", str(folder)]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    processes = side_by_side(3, *words, str(folder), "--quiet", **pipes)
+    processes = side_by_side(3, *words, **pipes)
     try:
         rows = folder / "history.jsonl"
         wait_for(lambda: rows.exists() and rows.stat().st_size > 0, processes)
