@@ -1,9 +1,12 @@
 """Small runs that several processes and one process must train alike, and the process that does."""
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -11,7 +14,8 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import PeerLost, ShoalError
-from shoal.core.files import write_json, write_tensors
+from shoal.core.files import read_tensors, write_json, write_tensors
+from shoal.engine.process_grid import traffic
 from shoal.engine.processes import join_processes, restarted
 
 STEPS = 5
@@ -232,6 +236,67 @@ def result(run):
     return state | learned, rows
 
 
+def started(processes, out, *words, restarts=0):
+    """This file in several processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--max-restarts={restarts}"]
+    command += [f"--nproc-per-node={processes}", __file__, str(out), *words]
+    here = Path(__file__).resolve().parent
+    paths = os.pathsep.join([str(here.parent), str(here)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def together(processes, out, *words):
+    """Run cases in several processes; returns their folder."""
+    done = started(processes, out, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+def largest_difference(out, name, processes):
+    """Between the weights of any of several processes and those of one process."""
+    expected, largest = result(trained(name))[0], 0.0
+    for rank in range(processes):
+        found = read_tensors(out / f"{name}-{rank}.safetensors")
+        assert found.keys() == expected.keys()
+        apart = [(found[key] - tensor).abs().max() for key, tensor in expected.items()]
+        largest = max(largest, *(float(each) for each in apart))
+    return largest
+
+
+WEIGHTS = 6 * 5 + 5 + 5 * 3 + 3
+BATCHES = (8, 8, 7, 8, 8)
+TRAFFIC = {
+    "ensemble": (None, False, 0),
+    "f-kde": ("outputs", False, 3),
+    "f-svgd": ("outputs", True, 3),
+    "forde": ("gradients", False, 6),
+    "kde": ("weights", False, None),
+    "svgd": ("weights", True, None),
+}
+"""Space, whether drives are mixed, and coordinates per data point (None: all weights)."""
+
+
+def predicted_bytes(name, processes, rank):
+    """Bytes that a process receives in a run of seven members, by kind."""
+    base, mixes, numbers = TRAFFIC[name]
+    found = Counter()
+    for points in BATCHES:
+        size = WEIGHTS if numbers is None else numbers * points
+        found.update(
+            traffic(base, 7, processes, rank, numbers=size, outputs=3 * points, mixes=mixes, size=8)
+        )
+    return found
+
+
+def received_bytes(out, name, rank):
+    """Bytes that a process received in the steps of a run, by kind."""
+    received = Counter(json.loads((out / f"{name}-{rank}.json").read_text())["received"])
+    received.pop("history")
+    return received
+
+
 def stop_once(run):
     """A callback: a signal reaches this process after the first epoch."""
     if len(run.history) == 1:
@@ -241,7 +306,7 @@ def stop_once(run):
 RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise")
 
 
-def started(name, folder, mesh=None, stops=True):
+def stopped(name, folder, mesh=None, stops=True):
     """A run that stops in its second epoch and leaves a folder."""
     make, data, options = CASES[name]
     callbacks = [stop_once if stops else lambda run: None]
@@ -267,7 +332,7 @@ def resumed_folders(out, mesh):
     last = torch.distributed.get_world_size() - 1
     for name in RESUMED:
         for folder in (f"here {name}", f"for one {name}"):
-            started(name, out / folder, mesh, stops=rank == last)
+            stopped(name, out / folder, mesh, stops=rank == last)
         for folder in (f"here {name}", f"from one {name}"):
             tensors, rows = result(resumed(name, out / folder, mesh))
             write_tensors(out / f"{folder}-{rank}.safetensors", tensors)

@@ -2,6 +2,7 @@
 
     python tests/reliability.py            every measure, then the table (about 20 minutes)
     python tests/reliability.py kills      one measure, then the table
+    python tests/reliability.py restarts --count 20    with a number of kills or files
     python tests/reliability.py render     the table alone, from the figures on record
 
 A measure stops with an error where a promise is broken, so every figure on record is a pass.
@@ -22,12 +23,12 @@ HOME = Path(__file__).resolve().parents[1]
 RESULTS = HOME / "docs" / "results" / "reliability"
 
 
-def kills(folder, kills=200):
+def kills(folder, count=200):
     """R1 and R2: SIGKILL at random moments; every folder loads, every run ends bit-exact."""
     from killed_runs import kill_often, serving, uninterrupted
 
     methods = ("f-kde", "kde", "svgd", "ensemble", "forde", "f-svgd", "sge", "f-ssge")
-    each, found = -(-kills // len(methods)), {}
+    each, found = -(-count // len(methods)), {}
     with serving() as server:
         for method in methods:
             whole = folder / f"{method}-whole"
@@ -37,7 +38,7 @@ def kills(folder, kills=200):
     return {**totals, "unloadable": 0, "methods": found}
 
 
-def fuzz(folder, files=900):
+def fuzz(folder, count=900):
     """R4 to R7: damaged files of every format give content or one documented error."""
     from fuzzed_files import MEGABYTES, READERS, SECONDS, fuzz
 
@@ -46,7 +47,7 @@ def fuzz(folder, files=900):
     for index, name in enumerate(READERS):
         own = folder / str(index)
         own.mkdir()
-        found[name] = fuzz(name, slower.get(name, files), own, seed=1)
+        found[name] = fuzz(name, slower.get(name, count), own, seed=1)
     return {
         "files": sum(each["files"] for each in found.values()),
         "refused": sum(each["refused"] for each in found.values()),
@@ -83,16 +84,16 @@ def determinism(folder):
     }
 
 
-def memory(folder, steps=20_000):
+def memory(folder, count=20_000):
     """R19: the memory of a long run is level."""
     from steady_runs import memory_of
 
-    found = memory_of(steps)
+    found = memory_of(count)
     # The first tenth fills the allocator of torch.
     grown = found[-1][1] - found[0][1]
     assert grown < 8, found
     return {
-        "steps": steps,
+        "steps": count,
         "megabytes_early": found[0][1],
         "megabytes_end": found[-1][1],
         "grown": round(grown, 2),
@@ -114,23 +115,86 @@ def injections(folder):
     return {"places": len(places), "ran": 0, "requests": 0, "names": places}
 
 
+def restarts(folder, count=20):
+    """R11: one process killed at a random moment; torchrun starts all again, and the run ends."""
+    from lost_processes import restart_often
+
+    return restart_often(folder, count)
+
+
+def ranks(folder):
+    """R3: a run goes on with another number of processes."""
+    from lost_processes import continued, on
+
+    pairs, one = ((4, 2), (2, 4), (2, 1)), folder / "whole"
+    on(1, "precise", one, 6)
+    found = [continued("precise", pair, folder / str(i), one) for i, pair in enumerate(pairs)]
+    assert max(found) < 1e-10, found
+    return {"pairs": pairs, "largest_difference": max(found)}
+
+
+def processes(folder):
+    """Two and four processes, and a grid of two by two, against one process, for every method."""
+    from mesh_cases import METHODS, largest_difference, together
+
+    names = (*METHODS, "batch norm", "dropout", "augmentation", "noise", "frozen, svgd")
+    found = {}
+    for count, mesh in ((2, "2x1"), (4, "4x1"), (4, "2x2")):
+        out = folder / mesh
+        out.mkdir()
+        together(count, out, mesh, *names)
+        found[mesh] = {name: largest_difference(out, name, count) for name in names}
+    largest = max(max(each.values()) for each in found.values())
+    assert largest < 1e-10, found
+    return {"largest_difference": largest, "processes": [1, 2, 4], "cases": found}
+
+
+def traffic(folder):
+    """Bytes that all processes received in a run of five steps, predicted and measured."""
+    from mesh_cases import TRAFFIC, predicted_bytes, received_bytes, together
+
+    found = {}
+    for count in (2, 4):
+        out = folder / str(count)
+        out.mkdir()
+        together(count, out, f"{count}x1", *TRAFFIC)
+        for name in TRAFFIC:
+            pairs = [
+                (
+                    predicted_bytes(name, count, rank).total(),
+                    received_bytes(out, name, rank).total(),
+                )
+                for rank in range(count)
+            ]
+            found[f"{name}, {count} processes"] = [sum(each) for each in zip(*pairs, strict=True)]
+    predicted, measured = (sum(each) for each in zip(*found.values(), strict=True))
+    assert predicted == measured, found
+    return {"bytes_predicted": predicted, "bytes_measured": measured, "cases": found}
+
+
 MEASURES = {
     "kills": kills,
     "fuzz": fuzz,
     "determinism": determinism,
     "memory": memory,
     "injections": injections,
+    "restarts": restarts,
+    "ranks": ranks,
+    "processes": processes,
+    "traffic": traffic,
 }
 """Each writes NAME.json; the table of docs/reliability.md reads these files."""
 
 
-def measure(name):
-    """Run one measure and write its figures."""
+def measure(name, count=None):
+    """Run one measure, with a count of its own where one is given, and write its figures."""
+    options = {} if count is None else {"count": count}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
-        figures = MEASURES[name](Path(folder))
+        figures = MEASURES[name](Path(folder), **options)
     figures["seconds"] = round(time.monotonic() - started, 1)
-    figures["command"] = f"python tests/reliability.py {name}"
+    words = "" if count is None else f" --count {count}"
+    figures["command"] = f"python tests/reliability.py {name}{words}"
     figures["machine"] = f"{platform.system()}, {platform.machine()}"
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
@@ -147,11 +211,13 @@ def render():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(MEASURES)}, or render")
-    names = parser.parse_args().names or list(MEASURES)
+    parser.add_argument("--count", type=int, help="kills, files or steps of the named measures")
+    options = parser.parse_args()
+    names = options.names or list(MEASURES)
     sys.path.insert(0, str(HOME))
     for name in names:
         if name != "render":
-            measure(name)
+            measure(name, options.count)
     render()
 
 

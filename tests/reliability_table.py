@@ -1,7 +1,7 @@
 """The table of docs/reliability.md: promise, test and figure, one row each.
 
-A figure comes from docs/results/reliability/NAME.json. A measure of several processes is made
-where several processes are tested; its row shows "not measured" until its file is there.
+A figure comes from docs/results/reliability/NAME.json. A row shows "not measured" until its file is
+there.
 """
 
 import json
@@ -22,7 +22,7 @@ class Row:
     Attributes:
         name: short name, such as "R1".
         promise: what holds.
-        tests: "file::test" below tests/; empty where the test comes with several processes.
+        tests: "file::test" below tests/.
         source: name of the JSON file with the figures; empty for a promise without a figure.
         figure: from the figures to words.
     """
@@ -81,23 +81,36 @@ def injected(found: Figures) -> str:
 
 
 def largest_difference(found: Figures) -> str:
-    """processes.json: {"largest_difference": float, "processes": [1, 2, 4]}."""
-    return f"{found['largest_difference']:.1g} with {found['processes']} processes"
+    """processes.json: {"largest_difference": float, "processes": [1, 2, 4], "cases": ...}."""
+    *some, last = found["processes"]
+    cases = len(next(iter(found["cases"].values())))
+    return (
+        f"largest difference {found['largest_difference']:.1g} between "
+        f"{', '.join(map(str, some))} and {last} processes, {cases} cases in float64"
+    )
 
 
 def traffic(found: Figures) -> str:
     """traffic.json: {"bytes_predicted": int, "bytes_measured": int}."""
-    return f"{found['bytes_predicted']:,} bytes predicted, {found['bytes_measured']:,} measured"
+    runs = len(found["cases"])
+    return (
+        f"{found['bytes_predicted']:,} bytes predicted, {found['bytes_measured']:,} measured "
+        f"({runs} runs of 5 steps)"
+    )
 
 
 def restarts(found: Figures) -> str:
-    """restarts.json: {"picked_up": int, "tried": int}."""
-    return f"{found['picked_up']} of {found['tried']}"
+    """restarts.json: {"picked_up": int, "tried": int, "largest_difference": float}."""
+    return (
+        f"{found['picked_up']} of {found['tried']} runs picked up after a SIGKILL, "
+        f"largest difference {found['largest_difference']:.1g}"
+    )
 
 
 def other_ranks(found: Figures) -> str:
     """ranks.json: {"pairs": [[4, 2], ...], "largest_difference": float}."""
-    return f"{found['pairs']}, largest difference {found['largest_difference']:.1g}"
+    pairs = ", ".join(f"{before} → {after}" for before, after in found["pairs"])
+    return f"{pairs} processes: largest difference {found['largest_difference']:.1g}"
 
 
 ROWS = (
@@ -108,7 +121,9 @@ ROWS = (
     Row("R2", "A resumed run equals an uninterrupted run bit for bit.",
         ("training/test_kill.py::test_killed_runs_end_as_if_nothing_had_happened",
          "training/test_resume.py::test_in_the_middle_of_an_epoch"), "kills", resumed),
-    Row("R3", "A run continues on another number of processes.", (), "ranks", other_ranks),
+    Row("R3", "A run continues on another number of processes.",
+        ("training/test_mesh_shards.py::test_a_run_goes_on_with_another_number_of_processes",),
+        "ranks", other_ranks),
     Row("R4", "A damaged file is detected, and the checkpoint before is used.",
         ("training/test_fuzz.py::test_a_damaged_folder_gives_an_error_or_the_right_prediction",
          "core/test_checkpoints.py::test_damage_is_never_taken_for_content"),
@@ -133,7 +148,11 @@ ROWS = (
     Row("R10", "A full disk leaves the last checkpoint.",
         ("core/test_checkpoints.py::test_a_disk_that_fills_at_any_call_leaves_the_last_checkpoint",
          "core/test_checkpoints.py::test_all_is_on_the_disk_before_it_is_named")),
-    Row("R11", "A run that lost a process is picked up again.", (), "restarts", restarts),
+    Row("R11", "A lost or hung process ends the others, and torchrun picks the run up again.",
+        ("training/test_lost_processes.py::"
+         "test_torchrun_picks_a_run_up_whichever_process_is_killed",
+         "training/test_lost_processes.py::test_the_others_end_when_a_process_hangs"),
+        "restarts", restarts),
     Row("R12", "A signal saves the step first; a second signal does not wait.",
         ("training/test_kill.py::test_a_polite_signal_saves_the_step_first",
          "training/test_kill.py::test_the_second_signal_does_not_wait")),
@@ -165,8 +184,13 @@ ROWS = (
          "training/test_health.py::test_a_bandwidth_that_collapses",
          "training/test_health.py::test_no_false_alarm_on_digits")),
     Row("Processes", "Several processes follow the trajectory of one process.",
-        (), "processes", largest_difference),
-    Row("Traffic", "The traffic of a step is the predicted traffic.", (), "traffic", traffic),
+        ("training/test_mesh.py::test_two_processes_train_as_one",
+         "training/test_mesh.py::test_four_processes_train_as_one",
+         "training/test_mesh.py::test_replicas_that_divide_the_batch_train_as_one"),
+        "processes", largest_difference),
+    Row("Traffic", "The traffic of a step is the predicted traffic.",
+        ("training/test_mesh.py::test_the_bytes_of_a_step_are_those_predicted",),
+        "traffic", traffic),
 )  # fmt: skip
 
 

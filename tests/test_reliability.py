@@ -21,7 +21,7 @@ def test_the_page_shows_the_figures_on_record():
     assert table(RESULTS) in (HOME / "docs" / "reliability.md").read_text(encoding="utf-8")
 
 
-def test_every_measure_of_one_process_is_on_record():
+def test_every_measure_is_on_record():
     sources = {row.source for row in ROWS}
     for name in MEASURES:
         assert name in sources and (RESULTS / f"{name}.json").exists()

@@ -1,7 +1,7 @@
 """Commands under `torchrun`: which processes run a command, and which of them speak.
 
 Without torchrun there is one process, and it does both. This module imports torch only for a
-command that trains.
+command that divides its members.
 """
 
 import os
@@ -14,7 +14,7 @@ __all__ = ["own_device", "prepare", "speaks", "together", "waits"]
 
 T = TypeVar("T")
 
-_TRAIN = ("fit", "grow")
+_DIVIDED = ("fit", "grow", "predict")
 _OWN_PROCESSES = ("bench", "compare", "demo", "fidelity")
 
 
@@ -31,7 +31,7 @@ def waits(command: str) -> bool:
     """Whether this process has nothing to do: another one runs the command alone."""
     if _several() and command in _OWN_PROCESSES:
         raise ConfigError(f"shoal {command} starts its own processes; type it without torchrun")
-    return _rank() > 0 and command not in _TRAIN
+    return _rank() > 0 and command not in _DIVIDED
 
 
 def speaks(error: BaseException | None = None) -> bool:
@@ -44,11 +44,14 @@ def speaks(error: BaseException | None = None) -> bool:
 
 
 def together(timeout: float) -> None:
-    """Join the other processes, if torchrun started several."""
-    if _several():
-        from shoal.engine.processes import join_processes
+    """Join the other processes, if torchrun started several.
 
-        join_processes(timeout)
+    A short timeout is meant for steps: processes may start and read data many seconds apart.
+    """
+    if _several():
+        from shoal.engine.processes import TIMEOUT, join_processes
+
+        join_processes(max(timeout, TIMEOUT))
 
 
 def prepare(make: Callable[[], T]) -> T:
@@ -57,9 +60,15 @@ def prepare(make: Callable[[], T]) -> T:
         return make()
     import torch.distributed as dist
 
+    from shoal.engine.processes import peers_watched
+
     found = make() if _rank() == 0 else None
-    dist.barrier()
-    return make() if found is None else found
+    with peers_watched():
+        dist.barrier()
+    found = make() if found is None else found
+    with peers_watched():
+        dist.barrier()
+    return found
 
 
 def own_device(device: str | None) -> str | None:

@@ -11,10 +11,7 @@ from shoal.engine.processes import peers_watched
 
 __all__ = ["GroupExchange"]
 
-TIMEOUT = 1800.0
-"""Seconds that the fastest writer waits for the slowest one; a lost process is noticed at once."""
-
-_known: dict[int, Any] = {}
+_known: dict[tuple[int, float], Any] = {}
 
 
 class GroupExchange:
@@ -22,15 +19,19 @@ class GroupExchange:
 
     A group of its own keeps its messages apart from those of training: the thread that writes
     checkpoints exchanges while the steps go on. All processes make it at the same time.
+
+    Args:
+        timeout: seconds that the fastest writer waits for the slowest one. A run that lost a
+            process waits for its writer, so a longer timeout would hold up its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        world = id(dist.group.WORLD)
-        if world not in _known:
-            limit = timedelta(seconds=TIMEOUT)
-            _known[world] = dist.new_group(backend="gloo", timeout=limit)
-        self._group = _known[world]
+        key = id(dist.group.WORLD), timeout
+        if key not in _known:
+            limit = timedelta(seconds=timeout)
+            _known[key] = dist.new_group(backend="gloo", timeout=limit)
+        self._group = _known[key]
 
     def gather(self, value: Any, /) -> list[Any]:
         """The values of all processes; they travel as JSON."""

@@ -56,6 +56,7 @@ class Mesh:
         rank: number of this process.
         groups: process groups along members, along data, and of all processes.
         device_mesh: the same grid as torch's `DeviceMesh`.
+        timeout: seconds after which a silent process counts as lost.
         received: bytes that this process received from others, by kind of exchange.
         wishes: what this process wants all to agree on at the next step.
         agreed: what all agreed on at the last step.
@@ -66,6 +67,7 @@ class Mesh:
     rank: int
     groups: tuple[Any, Any, Any]
     device_mesh: Any = None
+    timeout: float = TIMEOUT
     received: Counter[str] = field(default_factory=Counter)
     wishes: Agreement = Agreement()
     agreed: Agreement = Agreement()
@@ -89,7 +91,7 @@ class Mesh:
         grid = layout_of(layout, members, dist.get_world_size())
         with peers_watched():
             groups, device_mesh = groups_of(grid, timeout, torch.device(device).type)
-        return cls(members, grid, dist.get_rank(), groups, device_mesh)
+        return cls(members, grid, dist.get_rank(), groups, device_mesh, timeout)
 
     @property
     def place(self) -> tuple[int, int]:

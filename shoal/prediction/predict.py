@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,10 +22,10 @@ from shoal.engine.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.prediction.collected import CollectedOutputs, SoundMembers
-from shoal.prediction.prediction_file import MemberFile, checked_out, read_prediction, writing
+from shoal.prediction.prediction_file import checked_out, read_prediction, writing
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["member_outputs", "predict"]
+__all__ = ["OutputBatches", "OutputStore", "collected", "member_outputs", "predict", "training_of"]
 
 
 def predict(
@@ -72,19 +72,28 @@ def predict(
             f"predict needs an Ensemble, a Run or a run folder, not {type(source).__name__}"
         )
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
-    precision = (getattr(source, "config", None) or {}).get("precision")
-    trained = (getattr(source, "provenance", None) or {}).get("input_range")
     path, keep = (None, keep) if out is None else (checked_out(out), False)
-    batches = _OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
+    batches = OutputBatches(ensemble, x, batch_size, device, keep, *training_of(source))
+    return collected(batches, ensemble.alive, meaning, weights, path)
+
+
+def collected(
+    batches: "OutputBatches",
+    alive: Tensor,
+    likelihood: Likelihood,
+    weights: ArrayLike | None = None,
+    path: Path | None = None,
+) -> Predictive:
+    """The prediction from batches of outputs, in memory or in a file; see `predict`."""
     if path is None:
         outputs = CollectedOutputs(batches.count)
-        sound = _sound(batches.into(outputs), ensemble.alive)
+        sound = _sound(batches.into(outputs), alive)
         kept = sound.nonzero().flatten().tolist()
-        return Predictive(outputs.finish(kept), meaning, _of_sound(weights, sound))
-    with writing(path, meaning, batches.count) as file:
-        sound = _sound(batches.into(file), ensemble.alive)
+        return Predictive(outputs.finish(kept), likelihood, _of_sound(weights, sound))
+    with writing(path, likelihood, batches.count) as file:
+        sound = _sound(batches.into(file), alive)
         file.finish(sound.nonzero().flatten().tolist(), _of_sound(weights, sound))
-    return Predictive(*read_prediction(path, meaning))
+    return Predictive(*read_prediction(path, likelihood))
 
 
 def member_outputs(
@@ -100,12 +109,20 @@ def member_outputs(
 
     Inputs are checked against `trained`, the range of the training inputs.
     """
-    batches = _OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
+    batches = OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
     outputs = CollectedOutputs(batches.count)
     return outputs.finish(range(len(batches.into(outputs))))
 
 
-class _OutputBatches:
+class OutputStore(Protocol):
+    """What takes outputs batch by batch: memory, a file, or another process."""
+
+    def add(self, outputs: Tensor) -> None:
+        """Take the outputs of the next batch [M, B, ..., C]."""
+        ...
+
+
+class OutputBatches:
     """The outputs of an ensemble, batch by batch; the arguments are those of `member_outputs`."""
 
     def __init__(
@@ -124,7 +141,7 @@ class _OutputBatches:
         self.takes = getattr(ensemble, "takes_inputs", lambda count: False)
         self.count = input_count(x, self.takes)
 
-    def into(self, store: CollectedOutputs | MemberFile) -> Tensor:
+    def into(self, store: OutputStore) -> Tensor:
         """Give all outputs to a store; returns which members have finite outputs [M]."""
         found = SoundMembers()
         with torch.no_grad(), _ready(self.ensemble, self.device, self.precision) as placed:
@@ -176,6 +193,12 @@ def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
     return kept / kept.sum()
 
 
+def training_of(source: Any) -> tuple[str | None, Sequence[float] | None]:
+    """Precision of a run's training, and the range of its inputs; None for an ensemble."""
+    precision = (getattr(source, "config", None) or {}).get("precision")
+    return precision, (getattr(source, "provenance", None) or {}).get("input_range")
+
+
 def _opened(source: Any, load: Callable[[Path], Any] | None) -> Any:
     if not isinstance(source, str | os.PathLike):
         return source
@@ -220,6 +243,6 @@ def _sound(finite: Tensor, alive: Tensor) -> Tensor:
         warnings.warn(
             f"left out of the prediction, diverged: members {lost} of {len(sound)}",
             ShoalWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return sound

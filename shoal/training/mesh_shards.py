@@ -33,7 +33,7 @@ class Shards:
     def __init__(self, parted: Parted) -> None:
         self.parted = parted
         mesh = parted.mesh
-        self.exchange = GroupExchange()
+        self.exchange = GroupExchange(mesh.timeout)
         self.shard = Shard(self.exchange, SPLIT, mesh.place[0], mesh.grid[0])
 
     def share(self, parts: Parts) -> Parts:

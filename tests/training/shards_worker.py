@@ -29,6 +29,7 @@ CASES = {
     "plain": (lambda: [(narrow, 5)], {"method": "f-kde"}),
     "mixed": (lambda: [(narrow, 3), (wide, 4)], {"method": "f-kde"}),
     "frozen": (lambda: [(narrow, 5)], {"method": "kde", "frozen": 2}),
+    "precise": (lambda: [(wide, 7)], {"method": "svgd", "strength": 30.0}),
     "data": (lambda: [(wide, 2)], {"method": "f-svgd"}),
 }
 

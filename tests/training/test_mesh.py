@@ -2,40 +2,17 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
-from collections import Counter
-from pathlib import Path
 
 import mesh_cases
 import pytest
 import torch
+from mesh_cases import predicted_bytes, received_bytes, started, together
 
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.files import read_tensors
 from shoal.engine.mesh import Mesh
-from shoal.engine.process_grid import layout_of, shares, traffic
-
-TESTS = Path(__file__).parents[1]
-
-
-def started(processes, out, *words, restarts=0):
-    """`mesh_cases.py` in several processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--max-restarts={restarts}"]
-    command += [f"--nproc-per-node={processes}", str(TESTS / "mesh_cases.py"), str(out), *words]
-    paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-
-
-def together(processes, out, *words):
-    """Run cases in several processes; returns their folder."""
-    done = started(processes, out, *words)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return out
+from shoal.engine.process_grid import layout_of, shares
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +20,7 @@ def two(tmp_path_factory):
     """Every case in two processes, with 4 + 3 members; and runs to resume."""
     out = tmp_path_factory.mktemp("two")
     for name in mesh_cases.RESUMED:
-        mesh_cases.started(name, out / f"from one {name}")
+        mesh_cases.stopped(name, out / f"from one {name}")
     return together(2, out)
 
 
@@ -173,32 +150,10 @@ def test_a_folder_of_several_processes_loads_like_any_other(two, alone):
     assert snapshots == [f"epoch-{epoch:06d}.safetensors" for epoch in (0, 1, 2)]
 
 
-WEIGHTS = 6 * 5 + 5 + 5 * 3 + 3
-BATCHES = (8, 8, 7, 8, 8)
-
-
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(
-    "name, base, mixes, numbers",
-    [
-        ("ensemble", None, False, 0),
-        ("f-kde", "outputs", False, 3),
-        ("f-svgd", "outputs", True, 3),
-        ("forde", "gradients", False, 6),
-        ("kde", "weights", False, None),
-        ("svgd", "weights", True, None),
-    ],
-)
-def test_the_bytes_of_a_step_are_those_predicted(two, name, base, mixes, numbers, rank):
-    received = json.loads((two / f"{name}-{rank}.json").read_text())["received"]
-    predicted = Counter()
-    for points in BATCHES:
-        size = WEIGHTS if numbers is None else numbers * points
-        predicted.update(
-            traffic(base, 7, 2, rank, numbers=size, outputs=3 * points, mixes=mixes, size=8)
-        )
-    received.pop("history")
-    assert received == predicted
+@pytest.mark.parametrize("name", mesh_cases.TRAFFIC)
+def test_the_bytes_of_a_step_are_those_predicted(two, name, rank):
+    assert received_bytes(two, name, rank) == predicted_bytes(name, 2, rank)
 
 
 def test_shares_are_consecutive_and_differ_by_one_at_most():

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, opened_for
 from shoal.core.disk import replacing
 from shoal.core.errors import ConfigError, DataError
@@ -15,9 +16,11 @@ from shoal.core.files import write_text
 from shoal.data.files import load_file
 from shoal.data.images import fitted, in_range
 from shoal.engine.autotune import set_threads
+from shoal.engine.processes import TIMEOUT
 from shoal.experiment.build import check_device
-from shoal.prediction import Predictive, predict
+from shoal.prediction import Predictive
 from shoal.prediction.frame import main_columns
+from shoal.prediction.together import predict_together
 from shoal.training.run import Run
 
 __all__ = ["run"]
@@ -33,12 +36,16 @@ def run(options: Namespace) -> Outcome:
         raise ConfigError(
             f"predictions are written as .csv, .npz or {MEMBERS}, not as {out.name!r}"
         )
-    check_device(options.device)
+    ranks.together(TIMEOUT)
+    device = ranks.own_device(options.device)
+    check_device(device)
     source = opened_for("predict", options.run, options.model)
     set_threads(options.threads, source.ensemble.weights, 1024)
     x = _rescaled(_shaped(load_file(options.file).x, source, options.file), source, options.file)
     members_out = out if out is not None and out.suffix.lower() == MEMBERS else None
-    pred = predict(source, x, device=options.device, out=members_out)
+    pred = predict_together(source, x, device=device, out=members_out)
+    if pred is None:
+        return Outcome("", None)  # the first process has the prediction and writes it
     if members_out is not None:
         told = f"predictions of {pred.size} members for {len(pred)} inputs written to {out}"
         return Outcome(told, {"file": str(out), "rows": len(pred), "members": pred.size})

@@ -1,0 +1,44 @@
+"""What the other processes do when one is lost or hangs, at the command line and under torchrun."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+from lost_processes import attempt, difference, expected, side_by_side, wait_for
+
+pytestmark = [pytest.mark.kill, pytest.mark.slow]
+
+PEER_TIMEOUT, MARGIN = 5, 5
+
+
+@pytest.mark.parametrize("hung", [0, 1], ids=["first", "another"])
+def test_the_others_end_when_a_process_hangs(hung, tmp_path):
+    folder = tmp_path / "run"
+    words = "-m shoal fit digits members=3 epochs=100000 save_every=1 --quiet".split()
+    words += [f"peer_timeout={PEER_TIMEOUT}", "-o", str(folder)]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    processes = side_by_side(3, *words, **pipes)
+    try:
+        rows = folder / "history.jsonl"
+        wait_for(lambda: rows.exists() and rows.stat().st_size > 0, processes)
+        processes[hung].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        for rank, process in enumerate(processes):
+            if rank == hung:
+                continue
+            _, said = process.communicate(timeout=60)
+            assert time.monotonic() - stopped < PEER_TIMEOUT + MARGIN
+            assert process.returncode == 75
+            assert said.count("\n") == 1 and "resume" in said, said
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_picks_a_run_up_whichever_process_is_killed(rank, tmp_path):
+    restarted, _ = attempt(tmp_path / "run", rank, delay=0.3)
+    assert restarted
+    assert difference(tmp_path / "run", expected()) < 1e-10
