@@ -10,8 +10,10 @@ all members, and `to_rows` turns it back: large tensors cross the network twice 
 whole. Nothing is differentiated through: a push is a constant cotangent at the own members.
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,6 +60,7 @@ class Mesh:
         device_mesh: the same grid as torch's `DeviceMesh`.
         timeout: seconds after which a silent process counts as lost.
         received: bytes that this process received from others, by kind of exchange.
+        waited: seconds that this process has spent in exchanges of steps.
         wishes: what this process wants all to agree on at the next step.
         agreed: what all agreed on at the last step.
     """
@@ -69,6 +72,7 @@ class Mesh:
     device_mesh: Any = None
     timeout: float = TIMEOUT
     received: Counter[str] = field(default_factory=Counter)
+    waited: float = 0.0
     wishes: Agreement = Agreement()
     agreed: Agreement = Agreement()
 
@@ -180,7 +184,7 @@ class Mesh:
         if size == 1:
             return list(tensors)
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        with peers_watched():
+        with self._exchange():
             dist.all_reduce(flat, group=self.groups[axis])
         self.received[kind] += 2 * (size - 1) * flat.numel() * flat.element_size() // size
         parts = flat.split([tensor.numel() for tensor in tensors])
@@ -251,6 +255,14 @@ class Mesh:
         if told:
             raise same_error(told)
 
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """An exchange of a step; its time is spent waiting for the slowest process."""
+        started = time.monotonic()
+        with peers_watched():
+            yield
+        self.waited += time.monotonic() - started
+
     def _all_gather(
         self, own: Tensor, sizes: list[int], group: Any, place: int, kind: str
     ) -> list[Tensor]:
@@ -263,7 +275,7 @@ class Mesh:
             padded = own.new_zeros(longest, own.shape[1])
             padded[: len(own)] = own
         found = [torch.empty_like(padded, memory_format=torch.contiguous_format) for _ in sizes]
-        with peers_watched():
+        with self._exchange():
             dist.all_gather(found, padded.contiguous(), group=group)
         self.received[kind] += (len(sizes) - 1) * padded.numel() * padded.element_size()
         found[place] = padded
@@ -273,7 +285,7 @@ class Mesh:
         if len(given) == 1:
             return flat
         found = flat.new_empty(sum(taken))
-        with peers_watched():
+        with self._exchange():
             dist.all_to_all_single(found, flat.contiguous(), taken, given, group=self.groups[0])
         others = sum(taken) - taken[self.place[0]]
         self.received[kind] += others * flat.element_size()

@@ -20,6 +20,7 @@ from shoal.core.errors import ShoalWarning
 from shoal.core.opaque import Opaque, tensors_in
 from shoal.core.structure import Inputs
 from shoal.data.sources import LoaderBatches
+from shoal.engine.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 
 __all__ = [
@@ -48,6 +49,9 @@ SAME = 1.01
 STRAGGLING = 2.0
 """Step time of a rank, in medians of the others, from which the others wait for it."""
 
+LONG = 10.0
+"""Seconds of an epoch from which step times are worth comparing."""
+
 _POINTS, _RELATIVE = 32, 1e-6
 
 
@@ -65,6 +69,8 @@ def findings(trainer: Any) -> list[str]:
         if settings.annealing is None or trainer.done:
             found.append(push_sentence(rows))
         found.append(bandwidth_sentence(rows))
+    if trainer.mesh is not None:
+        found.append(_straggler(trainer.mesh, rows))
     epoch = len(rows)
     if trainer.done or epoch & (epoch - 1) == 0:  # at epochs 1, 2, 4, 8, ...: the cost stays small
         x, _ = trainer.batches.first()
@@ -169,6 +175,15 @@ def _evaluating(ensemble: Ensemble) -> Iterator[None]:
 
 def _differ(tensor: Tensor) -> bool:
     return len(tensor) > 1 and bool((tensor != tensor[:1]).any())
+
+
+def _straggler(mesh: Mesh, rows: Sequence[Row]) -> str | None:
+    """The sentence about a rank that holds up the others; every process must ask."""
+    steps = rows[-1]["step"] - (rows[-2]["step"] if len(rows) > 1 else 0)
+    own = max(rows[-1]["seconds"] - mesh.waited, 0.0)
+    mesh.waited = 0.0
+    seconds = [float(text) for text in mesh.texts(repr(own / steps))]
+    return straggler_sentence(seconds) if rows[-1]["seconds"] > LONG else None
 
 
 def straggler_sentence(seconds: Sequence[float]) -> str | None:

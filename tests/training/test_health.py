@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,13 @@ from shoal.core.errors import ShoalWarning
 from shoal.interaction.methods import METHODS
 from shoal.models import MLP, Blueprint
 from shoal.training import health
-from shoal.training.health import Watchdog, constant_members, is_new, straggler_sentence
+from shoal.training.health import (
+    Watchdog,
+    _straggler,
+    constant_members,
+    is_new,
+    straggler_sentence,
+)
 
 SICK = ("explodes", "collapsed", "predicts the same", "stalls", "diverged at step", "straggles")
 
@@ -164,6 +171,21 @@ def test_a_straggling_rank():
     assert "Rank 0 straggles" in straggler_sentence([0.9, 0.1])
     assert straggler_sentence([0.1, 0.12, 0.15]) is None
     assert straggler_sentence([0.1]) is None
+
+
+@pytest.mark.parametrize("seconds, found", [(12.0, True), (8.0, False)])
+def test_processes_compare_long_epochs_without_their_exchanges(seconds, found):
+    said = []
+
+    def texts(own):
+        said.append(float(own))
+        return [own, "0.9"]
+
+    mesh = SimpleNamespace(waited=seconds - 3.0, texts=texts)
+    rows = [{"step": 50, "seconds": 20.0}, {"step": 150, "seconds": seconds}]
+    sentence = _straggler(mesh, rows)
+    assert said == [pytest.approx(0.03)] and mesh.waited == 0
+    assert (sentence is not None and "Rank 1 straggles" in sentence) == found
 
 
 def test_a_finding_is_told_once_though_its_numbers_change():
