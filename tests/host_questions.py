@@ -37,4 +37,4 @@ def as_on_a_gpu(monkeypatch):
         leaf = torch.where(alive[:, None, None], leaf, 0.0)
         return leaf - leaf.sum(0, keepdim=True) / alive.sum().clamp(min=1) if centred else leaf
 
-    monkeypatch.setattr(cloud, "_of_finite", of_living)
+    monkeypatch.setattr(cloud, "of_finite", of_living)

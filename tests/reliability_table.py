@@ -186,7 +186,7 @@ ROWS = (
     Row("Processes", "Several processes follow the trajectory of one process.",
         ("training/test_mesh.py::test_two_processes_train_as_one",
          "training/test_mesh.py::test_four_processes_train_as_one",
-         "training/test_mesh.py::test_replicas_that_divide_the_batch_train_as_one"),
+         "training/test_mesh.py::test_replicas_train_as_one"),
         "processes", largest_difference),
     Row("Traffic", "The traffic of a step is the predicted traffic.",
         ("training/test_mesh.py::test_the_bytes_of_a_step_are_those_predicted",),

@@ -144,8 +144,13 @@ def constant_members(ensemble: Ensemble, x: Inputs) -> list[int]:
     if not isinstance(few, Tensor) or few.is_floating_point():
         few = few.to(ensemble.dtype)
     device = ensemble.device
-    with _evaluating(ensemble), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        outputs = ensemble(few).detach().double()
+    generators = [device] if device.type == "cuda" else []
+    with warnings.catch_warnings(), _evaluating(ensemble), torch.random.fork_rng(generators):
+        warnings.simplefilter("ignore")
+        try:
+            outputs = ensemble(few).detach().double()
+        except Exception:  # networks that take whole batches alone, such as cached features
+            return []
     span = (outputs - outputs[:, :1]).abs().flatten(1).amax(1)
     size = outputs.abs().flatten(1).amax(1)
     constant = (span <= _RELATIVE * size) & outputs.flatten(1).isfinite().all(1)

@@ -12,7 +12,7 @@ from shoal.cli.main import main
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("decide")
     for name, typed in {
-        "digits": ["digits", "members=2", "epochs=6"],
+        "digits": ["digits", "members=3", "epochs=10"],
         "line": ["toy-regression", "members=3", "epochs=5"],
     }.items():
         if main(["fit", *typed, "--quiet", "-o", str(folder / name)]) != 0:

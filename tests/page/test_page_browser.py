@@ -162,7 +162,8 @@ SORTED = """table => {
 
 
 def test_tables_sort_by_a_click(seen):
-    tables = seen(unfolded=True).locator("table")
+    # a slider changes the numbers of its table, which keeps its order
+    tables = seen(unfolded=True).locator("figure:not(.slider) table")
     for found in tables.evaluate_all(f"tables => tables.map({SORTED})"):
         for (order, values), wanted in zip(found, ("ascending", "descending"), strict=True):
             numbers = [float(value) for value in values if _is_number(value)]

@@ -33,6 +33,7 @@ from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
 from shoal.training.history_file import HistoryFile
 from shoal.training.run import RunFolder
+from shoal.training.saving import RunState
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -362,7 +363,7 @@ class TestHistory:
         folder.begin({"lr": 1.0}, {"run_id": "a", "seconds": 0.0})
         fake = SimpleNamespace(step=len(rows), parts=dict)
         fake.state = lambda: {"step": fake.step, "history": rows, "optimizer": {}, "mapping": {}}
-        folder.save(fake, {"run_id": "a", "seconds": 0.0}, [], fake.parts())
+        RunState.of(fake, {"run_id": "a", "seconds": 0.0}, []).write(folder)
         state = next(tmp_path.glob("checkpoints/*/state.json"))
         assert state.stat().st_size < 1000
         assert len(RunFolder(tmp_path).checkpoint().state["history"]) == len(rows)
