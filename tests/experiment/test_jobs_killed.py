@@ -111,7 +111,7 @@ def workers_of(process):
 def test_a_dead_worker_is_told_and_its_run_goes_on(tmp_path, left_alone):
     process = start_in(tmp_path, "--jobs", "2")
     wait_until(lambda: begun(tmp_path), process)
-    at_work = [path.read_text().split()[0] for path in tmp_path.glob("grid/*-s*/.lock")]
+    at_work = [path.read_text().split()[0] for path in tmp_path.glob("grid/*-s*/lock")]
     os.kill(next(pid for pid in workers_of(process) if str(pid) in at_work), signal.SIGKILL)
     err = finished(process)
     (told,) = [line for line in err.splitlines() if "was ended by SIGKILL" in line]
