@@ -4,10 +4,9 @@ import json
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from shoal.engine.processes import peers_watched
+from shoal.engine.processes import gathered_bytes
 
 __all__ = ["GroupExchange"]
 
@@ -35,13 +34,5 @@ class GroupExchange:
 
     def gather(self, value: Any, /) -> list[Any]:
         """The values of all processes; they travel as JSON."""
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        with peers_watched():
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
-            longest = max(int(size) for size in sizes)
-            found = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
-            padded = torch.nn.functional.pad(data, (0, longest - len(data)))
-            dist.all_gather(found, padded, group=self._group)
-        sized = zip(found, sizes, strict=True)
-        return [json.loads(bytes(each[: int(size)].tolist())) for each, size in sized]
+        found = gathered_bytes(json.dumps(value).encode(), self._group)
+        return [json.loads(each) for each in found]

@@ -23,7 +23,13 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.engine.process_grid import layout_of, shares
-from shoal.engine.processes import TIMEOUT, groups_of, peers_watched, same_error
+from shoal.engine.processes import (
+    TIMEOUT,
+    gathered_bytes,
+    groups_of,
+    peers_watched,
+    same_error,
+)
 
 __all__ = ["Agreement", "Mesh", "own_members"]
 
@@ -213,17 +219,8 @@ class Mesh:
 
     def texts(self, text: str) -> list[str]:
         """The texts of all processes."""
-        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-        count = self.grid[0] * self.grid[1]
-        with peers_watched():
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
-            dist.all_gather(sizes, torch.tensor([len(data)]), group=self.groups[2])
-            longest = max(int(size) for size in sizes)
-            found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(count)]
-            padded = torch.nn.functional.pad(data, (0, longest - len(data)))
-            dist.all_gather(found, padded, group=self.groups[2])
-        sized = zip(found, sizes, strict=True)
-        return [bytes(each[: int(size)].tolist()).decode().strip() for each, size in sized]
+        found = gathered_bytes(text.encode() or b" ", self.groups[2])
+        return [each.decode().strip() for each in found]
 
     def broadcast(self, tensor: Tensor, row: int) -> None:
         """Fill a tensor in host memory with that of the first process of a row of the grid."""

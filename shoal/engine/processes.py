@@ -14,6 +14,7 @@ from shoal.core.errors import PeerLost, first_line
 
 __all__ = [
     "TIMEOUT",
+    "gathered_bytes",
     "groups_of",
     "join_processes",
     "peers_watched",
@@ -91,6 +92,19 @@ def peers_watched() -> Iterator[None]:
             f"another process was lost or went silent ({first_line(error)[:120]}); "
             f"start all processes again with resume=True"
         ) from error
+
+
+def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
+    """The bytes of every process of a group in host memory, at least one byte each."""
+    data = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    with peers_watched():
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
+        longest = max(int(size) for size in sizes)
+        found = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
+        padded = torch.nn.functional.pad(data, (0, longest - len(data)))
+        dist.all_gather(found, padded, group=group)
+    return [bytes(each[: int(size)].tolist()) for each, size in zip(found, sizes, strict=True)]
 
 
 def same_error(told: str) -> Exception:

@@ -6,7 +6,6 @@ equal in all parts. A rank need not have every architecture.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.files import Layout
+from shoal.core.types import Tree
 from shoal.engine.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import FunctionalPrior, FunctionSpace
@@ -22,8 +22,6 @@ from shoal.training.settings import Settings
 from shoal.training.step import StepInfo
 
 __all__ = ["Parted", "agreed", "check_mesh", "prior_of_all"]
-
-Parts = dict[str, dict[str, Tensor]]
 
 
 class Parted:
@@ -89,16 +87,16 @@ class Parted:
         self.mesh.broadcast(kind, row)
         rows.copy_(kind)
 
-    def gathered(self, parts: Parts) -> Parts:
-        """The tensors of a checkpoint of the whole, on the first process; its own elsewhere."""
-        own = {
-            kind: {self.global_name(kind, name): t.detach().cpu() for name, t in tree.items()}
-            for kind, tree in parts.items()
+    def gathered(self, state: Tree) -> Tree:
+        """`Ensemble.changing_state` of all members, on the first process; its own elsewhere."""
+        own = {name: t.detach().cpu() for name, t in state.items()}
+        rows = {
+            name: t[len(t) - self.own_rows(name) :]
+            for name, t in own.items()
+            if not name.startswith("shared/")
         }
-        rows = self._divided(own)
         about = [
-            [kind, name, str(t.dtype).removeprefix("torch."), list(t.shape)]
-            for (kind, name), t in rows.items()
+            [name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in rows.items()
         ]
         headers = self.mesh.texts(json.dumps(about))
         row, column = self.mesh.place
@@ -107,47 +105,16 @@ class Parted:
                 for tensor in rows.values():
                     self.mesh.send(_as_bytes(tensor))
             return own
-        found = {key: [tensor] for key, tensor in rows.items()}
+        found = {name: [tensor] for name, tensor in own.items()}
         for other in range(1, self.mesh.grid[0]):
-            for kind, name, dtype, shape in json.loads(headers[other * self.mesh.grid[1]]):
+            for name, dtype, shape in json.loads(headers[other * self.mesh.grid[1]]):
                 empty = torch.empty(shape, dtype=getattr(torch, dtype))
                 self.mesh.receive(_as_bytes(empty), other)
-                found.setdefault((kind, name), []).append(empty)
-        return self._assembled(own, found)
-
-    def _divided(self, own: Parts) -> dict[tuple[str, str], Tensor]:
-        """The rows of the own members in every tensor that is divided."""
-        count = self.mesh.own.stop - self.mesh.own.start
-        found = {}
-        for kind, tree in own.items():
-            for name, tensor in tree.items():
-                if kind == "tracker" and name in ("sums", "lived"):
-                    found[kind, name] = tensor[len(tensor) - count :]
-                elif kind == "ensemble" and not name.startswith("shared/"):
-                    found[kind, name] = tensor[len(tensor) - self.own_rows(name) :]
-                elif kind == "optimizer" and tensor.ndim and self.is_private(name):
-                    found[kind, name] = tensor
-                elif kind == "optimizer":
-                    found[kind, name] = tensor.reshape(-1)[:0]  # equal everywhere
-        return found
-
-    def _assembled(self, own: Parts, found: Mapping[tuple[str, str], list[Tensor]]) -> Parts:
-        whole: Parts = {kind: dict(tree) for kind, tree in own.items()}
-        for (kind, name), rows in found.items():
-            mine = whole.setdefault(kind, {}).get(name)
-            if kind == "optimizer" and not rows[0].numel():
-                if mine is None:  # a count of steps, which only other architectures' parts hold
-                    whole[kind][name] = next(iter(self._scalars(own, name)))
-                continue
-            before = [] if mine is None else [mine[: len(mine) - len(rows[0])]]
-            whole[kind][name] = torch.cat([*before, *rows])
-        order = list(self.whole.changing_state)
-        whole["ensemble"] = {name: whole["ensemble"][name] for name in order}
-        return whole
-
-    def _scalars(self, own: Parts, name: str) -> list[Tensor]:
-        entry = name.partition(".")[2]
-        return [t for n, t in own["optimizer"].items() if n.partition(".")[2] == entry]
+                found.setdefault(name, []).append(empty)
+        return {
+            name: own[name] if name.startswith("shared/") else torch.cat(found[name])
+            for name in self.whole.changing_state
+        }
 
     def shifted(self, members: slice) -> slice:
         """Trained members by their numbers in the whole, where frozen members come first."""

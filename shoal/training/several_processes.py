@@ -116,7 +116,7 @@ class Processes:
         """`Ensemble.changing_state` of all members, on the first process."""
         if self._parted is None:
             return part.changing_state
-        return self._parted.gathered({"ensemble": part.changing_state})["ensemble"]
+        return self._parted.gathered(part.changing_state)
 
     def copied(self, part: Ensemble) -> Tree:
         """A copy of `state`, in new memory."""
