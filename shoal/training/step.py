@@ -89,7 +89,7 @@ def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Inputs) -> tuple[Out
     if len(rest) == 0:
         return drive(ensemble, x)
     if not _divisible(drive, ensemble):
-        if _reads_the_batch(drive, ensemble, x):
+        if _drops_out(ensemble) or _reads_the_batch(drive, ensemble, x):
             order = torch.cat([rows, rest])
             first = replace(drive.within(y=drive.y[order]), rows=slice(len(rows)))
             return first(ensemble, x[order])
@@ -110,7 +110,8 @@ def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Inputs) -> tuple[Out
 def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
     """Whether the drive of each data point depends on no other: no batch norm, no functional prior.
 
-    Adversarial training and chunks of members need whole batches.
+    Adversarial training and chunks of members need whole batches. Dropout masks are those of the
+    whole batch: divided, the rest would get the masks of the fraction again.
     """
     context = drive.context
     if drive.y.is_cuda or context.adversarial is not None or context.mapping.chunk is not None:
@@ -119,7 +120,12 @@ def _divisible(drive: Drive, ensemble: Ensemble) -> bool:
         return False
     prior = context.posterior.prior
     coupled = has_batch_norm(ensemble.groups) or isinstance(prior, FunctionalPrior)
-    return not (coupled or ensemble.buffers)
+    return not (coupled or ensemble.buffers or _drops_out(ensemble))
+
+
+def _drops_out(ensemble: Ensemble) -> bool:
+    """Whether the masks of a row depend on its place in the batch."""
+    return any(group.keys for group in ensemble.groups)
 
 
 def _reads_the_batch(drive: Drive, ensemble: Ensemble, x: Inputs) -> bool:

@@ -248,6 +248,24 @@ def test_architectures_that_differ_compare_the_same_part():
             torch.testing.assert_close(other[name], tensor, **TOLERANCE)
 
 
+@pytest.mark.parametrize("mapping", [ENGINES["vmap"], ENGINES["chunk"]], ids=["vmap", "chunk"])
+def test_dropout_masks_are_those_of_one_batch_that_the_fraction_leads(mapping):
+    """Divided or not: the rest does not get the masks of the fraction again."""
+    x, y = training_data((5,))
+    batch, method = (x[:BATCH], y[:BATCH]), shoal.methods.get("forde", fraction=0.5)
+    ensemble, _ = ensemble_and_members(
+        lambda: nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Dropout(0.5), nn.Linear(9, CLASSES))
+    )
+    order = torch.cat(random_rows(0.5, BATCH, 5, 9, x.device))
+    given = {"mapping": mapping, "seed": 5, "step": 9}
+    ordered = batch[0][order], batch[1][order]
+    wanted, _ = shoal.forces(ensemble, posterior(), None, ordered, **given)
+    still = prepared(method.with_strength(0.0), x)
+    found, _ = shoal.forces(ensemble, posterior(), still, batch, **given)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, **TOLERANCE)
+
+
 def test_a_network_that_cannot_be_shown_a_part_is_answered():
     class Uneven(nn.Module):
         def __init__(self):
