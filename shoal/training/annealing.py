@@ -62,7 +62,7 @@ class LinearAnnealing:
 @registry.register("hyperbolic", cite=("dangelo2021repulsive",))
 @dataclass(frozen=True)
 class Hyperbolic:
-    """Stays near 0 and then rises steeply: tanh((1.3 t / T)^10), then gamma.
+    """Stays near 0 and then rises steeply: tanh((1.3 t / (T - 1))^10), then gamma.
 
     Attributes:
         gamma: the factor after the rise.
@@ -73,9 +73,9 @@ class Hyperbolic:
     share: float = 0.5
 
     def __call__(self, step: int, steps: int) -> float:
-        """tanh((1.3 t / T)^10)."""
+        """tanh((1.3 t / (T - 1))^10) for T points, the last of which is the end of the rise."""
         rise = round(self.share * steps)
-        return self.gamma if step >= rise else math.tanh((1.3 * step / rise) ** 10)
+        return self.gamma if step >= rise else math.tanh((1.3 * step / max(rise - 1, 1)) ** 10)
 
 
 @registry.register("cyclic", cite=("dangelo2021repulsive",))
