@@ -27,9 +27,10 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.page.compare_grid import Comparison, compare_grid
 from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
-from shoal.training.optim import optimizer_table, schedules
+from shoal.training.optim import optimizer_table
 from shoal.training.own_data import OWN_DATA
 from shoal.training.provenance import inputs_digest
+from shoal.training.schedules import schedules
 
 __all__ = ["Comparison", "compare"]
 
