@@ -139,7 +139,7 @@ class TestBitForBit:
         assert_same_run(one, resumed(tmp_path, Noisy, engine=engine))
 
     def test_an_exception_of_a_callback_is_a_stop_like_any_other(self, tmp_path):
-        def enough(run):
+        def enough(event):
             raise Fuse.Blown
 
         with pytest.raises(Fuse.Blown):
@@ -176,8 +176,8 @@ def test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now(
 @pytest.mark.parametrize("build", [normed, dropped, Noisy], ids=["batchnorm", "dropout", "noise"])
 @pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "f-ssge"])
 def test_on_a_gpu(method, build, tmp_path):
-    def enough(run):
-        if len(run.history) == 2:
+    def enough(event):
+        if event.epoch == 2:
             raise Fuse.Blown
 
     options = {"method": method, "epochs": EPOCHS, "device": "cuda", "optimizer": "adamw"}
@@ -286,7 +286,7 @@ class TestRefusals:
         "optimizer": "adamw",
         "lr": 0.5,
         "schedule": "cosine",
-        "epochs": 7,
+        "validation": 0.2,
         "batch_size": 5,
         "temperature": 0.5,
         "annealing": "linear",
@@ -318,11 +318,6 @@ class TestRefusals:
         if key == "legacy":
             with pytest.raises(ConfigError, match="has legacy = False, this call has True"):
                 quick(out=folder, resume=True, legacy=True)
-
-    def test_steps_for_epochs_is_another_setting(self, folder):
-        with pytest.raises(ConfigError) as caught:
-            quick(out=folder, resume=True, steps=99)
-        assert_one_sentence(caught.value, "resume with the same settings")
 
     @pytest.mark.parametrize("members, build", [(4, plain), (3, both)])
     def test_another_ensemble_is_refused(self, members, build, folder):
@@ -365,7 +360,7 @@ class TestRefusals:
             except StorageError as error:
                 refused.append(error)
 
-        def look(run):
+        def look(event):
             thread = threading.Thread(target=second)
             thread.start()
             thread.join()
