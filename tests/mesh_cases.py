@@ -297,9 +297,9 @@ def received_bytes(out, name, rank):
     return received
 
 
-def stop_once(run):
+def stop_once(event):
     """A callback: a signal reaches this process after the first epoch."""
-    if len(run.history) == 1:
+    if event.epoch == 1:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -309,7 +309,7 @@ RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise
 def stopped(name, folder, mesh=None, stops=True):
     """A run that stops in its second epoch and leaves a folder."""
     make, data, options = CASES[name]
-    callbacks = [stop_once if stops else lambda run: None]
+    callbacks = [stop_once if stops else lambda event: None]
     kept = {"out": folder, "keep_every": 1, "callbacks": callbacks}
     try:
         shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
@@ -345,8 +345,8 @@ def killed(out):
     join_processes(timeout=60)
     last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
 
-    def die(run):
-        if last and not restarted() and len(run.history) == 1:
+    def die(event):
+        if last and not restarted() and event.epoch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     make, data, options = CASES["f-svgd"]

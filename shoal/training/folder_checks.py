@@ -78,6 +78,8 @@ _STATE: dict[str, Check] = {
     "optimizer": _TABLE,
     "mapping": _TABLE,
 }
+_LATER_STATE: dict[str, Check] = {"ended": _TEXT}
+"""Values that checkpoints may lack: older ones do."""
 
 _MAPPING: dict[str, Check] = {
     "kind": ("'vmap' or 'loop'", lambda value: value in ("vmap", "loop")),
@@ -113,7 +115,7 @@ def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
     for key in _STATE:
         if key not in state:
             raise CheckpointCorrupt(f"a checkpoint in {path} has no {key!r}")
-    _check(state, _STATE, path, CheckpointCorrupt)
+    _check(state, _STATE | _LATER_STATE, path, CheckpointCorrupt)
     _check(state["mapping"], _MAPPING, path, CheckpointCorrupt)
     odd = sorted(state["mapping"].keys() - {field.name for field in fields(MemberRunner)})
     if odd or state["step"] != checkpoint.step:

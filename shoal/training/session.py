@@ -4,7 +4,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from shoal.engine.mesh import Mesh
 from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
 from shoal.training.cached_features import cached
+from shoal.training.callbacks import Listeners
 from shoal.training.folder_checks import continuing
 from shoal.training.health import findings, is_new, watching
 from shoal.training.history import LESS, balance_sentence, divergence_sentence
@@ -39,10 +40,7 @@ from shoal.training.several_processes import Processes
 from shoal.training.trainer import Trainer
 from shoal.training.trajectory import Trajectory
 
-__all__ = ["Callback", "Session"]
-
-Callback = Callable[[Run], None]
-"""Called after every epoch with the run so far."""
+__all__ = ["Session"]
 
 
 class Session:
@@ -55,7 +53,7 @@ class Session:
         settings: Settings,
         batches: ArrayBatches | LoaderBatches,
         out: str | Path | None,
-        callbacks: Sequence[Callback],
+        listeners: Listeners,
         sites: torch.Size = torch.Size(),  # noqa: B008
         mesh: Mesh | None = None,
     ) -> None:
@@ -63,7 +61,7 @@ class Session:
         self.processes = Processes(mesh, ensemble, settings.options.frozen)
         self.sites = sites
         self.folder = None if out is None else RunFolder(Path(out))
-        self.callbacks = callbacks
+        self.listeners = listeners
         source = data.spec if isinstance(data, Dataset) else None
         source = source or {"custom": data.name if isinstance(data, Dataset) else OWN_DATA}
         self.config = {"data": source, **model_config(ensemble), **settings.config()}
@@ -119,10 +117,29 @@ class Session:
             stall = self.settings.options.stall_after
             stack.enter_context(watching(trainer, stall, self.notes, progress.say))
             stack.callback(ensemble.train, False)
-            self._train(progress)
-            processes.collect(ensemble, device)
-            self.provenance |= processes.received
+            with self._listening():
+                self._train(progress)
+                processes.collect(ensemble, device)
+                self.provenance |= processes.received
         return self._result()
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Tell the callbacks that the run begins, and that it ended."""
+        self.listened = self.processes.any(bool(self.listeners))
+        if self.listened:
+            self.processes.collect(self.trainer.ensemble)
+            self.listeners.begin(self._result(), self.processes.first)
+        self.watched = self.processes.any(self.listeners.watch_steps)
+        if self.watched:
+            self.trainer.tracker.keep_last()
+        try:
+            yield
+        except BaseException:
+            self.listeners.end(self._result(), False)
+            raise
+        self.trainer.ensemble.train(False)
+        self.listeners.end(self._result(), True)
 
     def _open(self, folder: RunFolder, resume: bool, stack: ExitStack) -> None:
         stack.callback(folder.leave, made=not os.path.exists(folder.path))
@@ -175,10 +192,14 @@ class Session:
                 processes.on_first(self._begin)
                 self.begun = True
             progress.step()
+            if self.watched:
+                number = (trainer.step - 1) // trainer.batches.steps_per_epoch + 1
+                self.listeners.step(trainer.step, trainer.steps, number, trainer.measures)
+                self._end_if_asked(progress)
             if trainer.at_epoch_end:
                 self._close_epoch(progress, started)
                 started = time.monotonic()
-            if processes.stopped(self.interruption):
+            if processes.stopped(self.interruption) or trainer.ended is not None:
                 break
             if self.folder is not None and processes.saves(self._due()):
                 self._save()
@@ -211,10 +232,19 @@ class Session:
         self._recount(progress)
         self._warn_of_divergence()
         self._warn_of_sickness()
-        if self.processes.any(bool(self.callbacks)):
+        if self.listened:
             self.processes.collect(self.trainer.ensemble)
-        for callback in self.callbacks:
-            callback(self._result())
+            self.listeners.epoch(self._result(), row)
+            self._end_if_asked(progress)
+
+    def _end_if_asked(self, progress: Progress) -> None:
+        """End the run if a callback of any process has asked for it."""
+        request, trainer = self.listeners.request, self.trainer
+        whys = self.processes.united([request.why] if request.asked else [])
+        if whys and trainer.ended is None:
+            reason = f": {whys[0].rstrip('.')}" if whys[0] else ""
+            trainer.ended = f"A callback ended the run at step {trainer.step}{reason}."
+            self._say(progress, trainer.ended)
 
     def _recount(self, progress: Progress) -> None:
         """After the first pass over a stream, its number of data points is known."""

@@ -54,6 +54,7 @@ class Trainer(Mover):
         tracker: sums over the steps of the current epoch.
         initial: mean loss of the members before the first step; None until that step is done.
         diverged: members that had diverged by the end of the last epoch, each with its step.
+        ended: why the run ended before its last step; None if it did not.
         waiting: passes the batches on; a watchdog sees here how long a batch takes.
     """
 
@@ -79,6 +80,7 @@ class Trainer(Mover):
         self.tracker = Tracker(self.moving.members, ensemble.device)
         self.initial: Tensor | None = None
         self.diverged: dict[int, int] = {}
+        self.ended: str | None = None
         self.captured = self._capture()
         self.waiting: Callable[[Iterable[Any]], Iterator[Any]] = iter
 
@@ -94,8 +96,8 @@ class Trainer(Mover):
 
     @property
     def done(self) -> bool:
-        """Whether all steps are done."""
-        return self.step >= self.steps
+        """Whether all steps are done, or the run was ended before."""
+        return self.step >= self.steps or self.ended is not None
 
     @property
     def at_epoch_end(self) -> bool:
@@ -226,6 +228,11 @@ class Trainer(Mover):
         self.tracker.restart()
         return self.rows[-1]
 
+    def measures(self) -> dict[str, Any]:
+        """Measures of the last step, as in a history row; waits for the device."""
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        return self.tracker.last_row(self.step) | {"lr": rate}
+
     def _initial(self) -> dict[str, float]:
         """The loss before the first step, until the first history row holds it."""
         loss = math.nan if self.initial is None or self.rows else float(self.initial)
@@ -260,6 +267,7 @@ class Trainer(Mover):
             "optimizer": flat_state(self.optimizer)[1],
             "mapping": asdict(self.mapping),
             **({"data": found} if found else {}),
+            **({} if self.ended is None else {"ended": self.ended}),
             **self._initial(),
         }
 
@@ -270,6 +278,7 @@ class Trainer(Mover):
         self.tracker.load_state(parts["tracker"])
         self.step, self.rows = state["step"], state["history"]
         self.mapping = MemberRunner(**state["mapping"])
+        self.ended = state.get("ended")
         initial = state.get("initial_loss")
         self.initial = None if initial is None else torch.tensor(initial)
         if isinstance(self.batches, LoaderBatches):
