@@ -36,6 +36,7 @@ from shoal.models.blueprint import Blueprint
 from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
 from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.prepare import AXES, SHARED
+from shoal.training.run_figure import history_svg
 
 __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
 
@@ -86,7 +87,8 @@ class Run:
     def _repr_html_(self) -> str:
         where = "not kept in a folder" if self.folder is None else self.folder
         notes = {"notes": " ".join(self.notes) or None, "folder": where}
-        return facts_html("Run", {**self._facts(), "ensemble": self.ensemble, **notes})
+        facts = {**self._facts(), "ensemble": self.ensemble, **notes}
+        return facts_html("Run", facts, history_svg(self.history))
 
     def _facts(self) -> dict[str, object]:
         method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None

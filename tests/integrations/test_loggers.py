@@ -295,7 +295,7 @@ def test_wandb_offline(wandb, tmp_path):
     run = quick(out=tmp_path, loggers=["wandb"], **OPTIONS)
     records, read = read_wandb(tmp_path)
     assert_logged(run, read)
-    assert read("figures/loss")[0][1]["_type"] == "image-file"
+    assert read("figures/loss/_type") == [(STEPS[-1], "image-file")]
     (began,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
     assert began.run_id == run.provenance["run_id"] and began.project == "shoal"
     told = "".join(str(record) for record in records)
