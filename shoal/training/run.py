@@ -24,7 +24,6 @@ from shoal.core.files import (
     write_text,
 )
 from shoal.core.formats import MAX_BYTES, parse_toml, to_json, to_toml
-from shoal.core.notebook import facts_html
 from shoal.core.shards import Rows
 from shoal.core.types import Tree
 from shoal.core.values import came, check_spec
@@ -36,7 +35,7 @@ from shoal.models.blueprint import Blueprint
 from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
 from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.prepare import AXES, SHARED
-from shoal.training.run_figure import history_svg
+from shoal.training.run_html import run_html
 
 __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
 
@@ -85,10 +84,7 @@ class Run:
         return f"Run({facts['method']}, {facts['training']}, {self.ensemble!r}, {where})"
 
     def _repr_html_(self) -> str:
-        where = "not kept in a folder" if self.folder is None else self.folder
-        notes = {"notes": " ".join(self.notes) or None, "folder": where}
-        facts = {**self._facts(), "ensemble": self.ensemble, **notes}
-        return facts_html("Run", facts, history_svg(self.history))
+        return run_html(self, self._facts())
 
     def _facts(self) -> dict[str, object]:
         method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None

@@ -1,12 +1,21 @@
-"""The small figure of a run in a notebook: its losses over the epochs."""
+"""A run in a notebook: a table of facts, and a small figure of its losses over the epochs."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.core.notebook import facts_html
 from shoal.core.small_figures import ORANGE, Curve, curves_svg
 
-__all__ = ["history_svg"]
+__all__ = ["history_svg", "run_html"]
+
+
+def run_html(run: Any, facts: Mapping[str, object]) -> str:
+    """The table of a `Run` with these facts, and the figure of its history."""
+    where = "not kept in a folder" if run.folder is None else run.folder
+    notes = {"notes": " ".join(run.notes) or None, "folder": where}
+    every = {**facts, "ensemble": run.ensemble, **notes}
+    return facts_html("Run", every, history_svg(run.history))
 
 
 def history_svg(history: Sequence[Mapping[str, Any]]) -> str:
@@ -19,7 +28,7 @@ def history_svg(history: Sequence[Mapping[str, Any]]) -> str:
         return ""
     members = [[loss for loss in row.get("member_loss") or () if _finite(loss)] for row in history]
     curves = {
-        "training loss, all members": Curve(
+        "training loss (area: all members)": Curve(
             losses,
             low=[min(each, default=None) for each in members],
             high=[max(each, default=None) for each in members],
