@@ -10,6 +10,7 @@ import warnings
 import pytest
 from small_runs import Fuse, quick
 
+from shoal.cli.main import main
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.integrations.loggers import make_loggers, numbers, settings
 
@@ -193,6 +194,14 @@ def test_numbers_and_settings_of_many_members():
         name for name in found if "member" in name
     )
     assert settings({"a": {"b": [1, 2]}, "on": True}) == {"a.b": "1, 2", "on": True}
+
+
+def test_the_command_line_takes_names(tmp_path):
+    tiny = ["toy-classification", "model.hidden=[8]", "members=2", "steps=3"]
+    arguments = [*tiny, "-o", str(tmp_path / "run")]
+    assert main(["fit", *arguments, "--loggers", "csv,"]) == 0
+    assert read_csv(tmp_path / "run")("loss")[0][0] == 3
+    assert main(["fit", *arguments, "--resume", "--loggers", "csvv"]) == 2
 
 
 # --- TensorBoard ---
