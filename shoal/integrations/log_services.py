@@ -63,6 +63,9 @@ class TensorBoardLogger:
     def _writer(self) -> Any:
         """Made by the first row, so that a run that never begins leaves no file."""
         if self._made is None:
+            # TensorBoard reads files in the order of their names, which have whole seconds.
+            while any(self.folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
+                time.sleep(0.05)
             self._made = require("torch.utils.tensorboard", extra="loggers").SummaryWriter(
                 str(self.folder)
             )

@@ -4,8 +4,10 @@ import csv
 import json
 import math
 import os
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from small_runs import Fuse, quick
@@ -240,6 +242,37 @@ def test_tensorboard_goes_on_after_a_resume(tensorboard, tmp_path):
     assert len(found.Tensors("config/text_summary")) == 1
 
 
+KILLED = """
+import os, sys
+from small_runs import quick
+
+def die(event):
+    if event.epoch == 3:
+        os._exit(9)
+
+quick(out=sys.argv[1], loggers=["csv", "tensorboard"], callbacks=[die], epochs=3, save_every=3600)
+"""
+
+
+@pytest.mark.kill
+@pytest.mark.slow
+def test_a_log_ahead_of_its_checkpoint_doubles_nothing(tensorboard, tmp_path):
+    """Killed after two logged epochs and no checkpoint, the run starts anew in the same log."""
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(tests.parent)])
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True)
+    assert done.returncode == 9, done.stderr
+    assert [step for step, _ in read_csv(tmp_path)("loss")] == STEPS[:2]
+    loggers = ["csv", "tensorboard"]
+    run = quick(out=tmp_path, loggers=loggers, epochs=3, save_every=3600, resume=True)
+    assert [row["step"] for row in run.history] == STEPS
+    found = events(tmp_path).Scalars("loss")
+    for log in (read_csv(tmp_path)("loss"), [(event.step, event.value) for event in found]):
+        assert [step for step, _ in log] == STEPS
+        assert [value for _, value in log] == pytest.approx([row["loss"] for row in run.history])
+
+
 # --- Weights & Biases, offline ---
 
 
@@ -369,3 +402,28 @@ def test_mlflow_store(mlflow, tmp_path):
     paths = {each.path for each in client.list_artifacts(found.info.run_id, "figures")}
     assert {"figures/loss.png", "figures/forces.png"} <= paths
     assert list((tmp_path / "logs" / "mlflow" / "artifacts").rglob("loss.png"))
+
+
+@pytest.mark.slow
+def test_an_active_run_of_mlflow_is_used_and_stays_open(mlflow, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'theirs.db'}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mlflow.set_experiment("mine")
+        with mlflow.start_run() as own:
+            run = quick(out=tmp_path / "run", loggers=["mlflow"], **OPTIONS)
+            assert mlflow.active_run().info.run_id == own.info.run_id
+            (callback,) = make_loggers(["mlflow"], run)
+            callback.logger.open()
+            many = {f"member_loss/{member:04}": 1.0 for member in range(1100)}
+            callback.logger.log(many, 16)
+        client = mlflow.MlflowClient()
+        found = client.get_run(own.info.run_id).data
+
+        def read(name):
+            rows = client.get_metric_history(own.info.run_id, name)
+            return [(metric.step, metric.value) for metric in rows]
+
+        assert_logged(run, read)
+    assert found.params["method"] == "f-kde" and not (tmp_path / "run" / "logs").exists()
+    assert found.metrics["member_loss/1099"] == 1.0
