@@ -44,6 +44,7 @@ from shoal.training.prepare import check_count, destination
 from shoal.training.run import Run
 from shoal.training.session import Session
 from shoal.training.settings import Settings
+from shoal.training.validation import keeps_best, validation_batches
 
 __all__ = [
     "check_targets",
@@ -190,6 +191,9 @@ def fit(
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int = 128,
+    validation: Any = None,
+    patience: int | None = None,
+    keep: str | None = None,
     sample_weight: Any = None,
     outputs: str | int | None = None,
     temperature: float = 1.0,
@@ -245,6 +249,12 @@ def fit(
         schedule: learning rate schedule, such as "cosine".
         steps: number of batches to train on.
         batch_size: data points per batch; all members share a batch.
+        validation: share of the training data to hold out, such as 0.1, drawn by the seed; or a
+            pair (x, y), a `Dataset` with a validation split, or a loader. The ensemble is measured
+            on these data after every epoch; they never train.
+        patience: epochs without a lower validation NLL after which the run ends.
+        keep: "best" for the members of the epoch with the lowest validation NLL, or "last"; by
+            default "best" with `patience`.
         sample_weight: weight of each data point [N]; a whole number equals repetition.
         outputs: name or position of the output to train, for a network that returns several; by
             default the logits, or the first.
@@ -305,6 +315,8 @@ def fit(
             whole=ensemble.takes_whole,
             weight=sample_weight,
         )
+        best = keeps_best(options)
+        batches, held = validation_batches(options, batches, ensemble, where, dtype)
         ensemble.use_output(options.outputs)
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
@@ -313,8 +325,11 @@ def fit(
         settings = replace(settings, method=method)
         check_count(options.frozen, ensemble.members)
         sites = check_targets(ensemble, settings.likelihood, batches)
+        if held is not None:
+            check_targets(ensemble, settings.likelihood, held, to_train=False)
         moving = ensemble.members - options.frozen
         processes = Mesh.current(moving, options.mesh, options.peer_timeout, where)
         check_mesh(processes, ensemble, settings)
         session = Session(ensemble, data, settings, batches, out, listeners, sites, processes)
+        session.watch(held, best)
         return session.run(where, dtype, resume or restarted(), progress)

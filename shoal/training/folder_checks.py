@@ -54,10 +54,11 @@ _CONFIG: dict[str, Check] = {
     **dict.fromkeys(("data", "method", "likelihood", "prior", "schedule", "annealing"), _SPEC),
     **dict.fromkeys(("optimizer", "augment"), _SPEC),
     **dict.fromkeys(("members", "init_seed", "epochs", "steps", "batch_size", "seed"), _WHOLE),
-    **dict.fromkeys(("keep_every", "frozen"), _WHOLE),
+    **dict.fromkeys(("keep_every", "frozen", "patience"), _WHOLE),
     **dict.fromkeys(("strength", "lr", "temperature", "noise", "clip"), _NUMBER),
     **dict.fromkeys(("legacy", "calibrated"), _FLAG),
-    **dict.fromkeys(("precision", "engine"), _TEXT),
+    **dict.fromkeys(("precision", "engine", "keep"), _TEXT),
+    "validation": ("a share or a table", lambda v: _is_number(v) or isinstance(v, dict)),
     "adversarial": _TABLE,
     "outputs": ("a name or a position", lambda value: isinstance(value, str) or _is_whole(value)),
     "model": _TABLES,
@@ -78,7 +79,10 @@ _STATE: dict[str, Check] = {
     "optimizer": _TABLE,
     "mapping": _TABLE,
 }
-_LATER_STATE: dict[str, Check] = {"ended": _TEXT}
+_LATER_STATE: dict[str, Check] = {
+    "ended": _TEXT,
+    "best": ("a table with an epoch", lambda v: isinstance(v, dict) and _is_whole(v.get("epoch"))),
+}
 """Values that checkpoints may lack: older ones do."""
 
 _MAPPING: dict[str, Check] = {

@@ -17,8 +17,10 @@ __all__ = [
     "NEGLIGIBLE",
     "Tracker",
     "balance_sentence",
+    "best_epoch",
     "divergence_sentence",
     "has_diverged",
+    "held_out_loss",
 ]
 
 NEGLIGIBLE = 1e-3
@@ -131,6 +133,23 @@ class Tracker:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def held_out_loss(row: Mapping[str, Any]) -> float:
+    """Validation NLL of an epoch, or the validation loss of a likelihood without NLL; or NaN."""
+    found = row.get("validation") or {}
+    value = found.get("nll", found.get("loss"))
+    return math.nan if value is None else value
+
+
+def best_epoch(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first epoch with the lowest validation NLL; None without any.
+
+    >>> best_epoch([{"epoch": e, "validation": {"nll": v}} for e, v in ((1, 2.0), (2, 1.0))])
+    2
+    """
+    known = [(held_out_loss(row), row["epoch"]) for row in rows]
+    return min((pair for pair in known if math.isfinite(pair[0])), default=(0.0, None))[1]
 
 
 def balance_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
