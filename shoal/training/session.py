@@ -81,7 +81,8 @@ class Session:
 
     def watch(self, held: ArrayBatches | LoaderBatches | None, best: bool) -> None:
         """Measure the ensemble on held-out data, and end with its best members if `best`."""
-        self.held, self.keeps_best = held, best
+        self.held = self.listeners.held = held
+        self.keeps_best = best
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
