@@ -346,8 +346,9 @@ def wandb_records(path):
 BLOCK, WHOLE, LAST = 32768, 1, 4
 
 
-def read_wandb(folder):
+def read_wandb(wandb, folder):
     """All records of the offline runs in a folder, and a function from a name to its numbers."""
+    wandb.teardown()  # waits for the process that writes: `finish` may return before it has
     paths = sorted((folder / "logs" / "wandb").glob("offline-run-*/*.wandb"))
     records = [record for path in paths for record in wandb_records(path)]
     rows = []
@@ -365,7 +366,7 @@ def read_wandb(folder):
 def test_wandb_offline(wandb, tmp_path):
     pytest.importorskip("matplotlib")
     run = quick(out=tmp_path, loggers=["wandb"], **OPTIONS)
-    records, read = read_wandb(tmp_path)
+    records, read = read_wandb(wandb, tmp_path)
     assert_logged(run, read)
     assert read("figures/loss/_type") == [(STEPS[-1], "image-file")]
     (began,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
@@ -378,7 +379,7 @@ def test_wandb_offline(wandb, tmp_path):
 @pytest.mark.slow
 def test_wandb_goes_on_after_a_resume(wandb, tmp_path):
     run = stopped_then_resumed(tmp_path, "wandb")
-    records, read = read_wandb(tmp_path)
+    records, read = read_wandb(wandb, tmp_path)
     assert_logged(run, read)
     names = {r.run.run_id for r in records if r.WhichOneof("record_type") == "run"}
     assert names == {run.provenance["run_id"]}
@@ -390,7 +391,7 @@ def test_an_active_run_of_wandb_is_used_and_stays_open(wandb, tmp_path):
     with wandb.init(project="mine", dir=str(tmp_path / "logs")) as own:
         run = quick(loggers=["wandb"], **OPTIONS)
         assert wandb.run is own and own.config["method"] == "f-kde"
-    assert_logged(run, read_wandb(tmp_path)[1])
+    assert_logged(run, read_wandb(wandb, tmp_path)[1])
 
 
 # --- MLflow ---
