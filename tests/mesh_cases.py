@@ -314,7 +314,7 @@ def stopped(name, folder, mesh=None, stops=True):
     """A run that stops in its second epoch and leaves a folder."""
     make, data, options = CASES[name]
     callbacks = [stop_once if stops else lambda event: None]
-    kept = {"out": folder, "keep_every": 1, "callbacks": callbacks}
+    kept = {"out": folder, "keep_every": 1, "callbacks": callbacks, "loggers": ["csv"]}
     try:
         shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
     except SystemExit as stop:
@@ -326,7 +326,7 @@ def stopped(name, folder, mesh=None, stops=True):
 def resumed(name, folder, mesh=None):
     """The rest of a run that was stopped."""
     make, data, options = CASES[name]
-    kept = {"out": folder, "keep_every": 1, "resume": True}
+    kept = {"out": folder, "keep_every": 1, "resume": True, "loggers": ["csv"]}
     return shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
 
 

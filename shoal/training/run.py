@@ -10,7 +10,6 @@ from torch import Tensor
 from shoal.core.checkpoints import steps
 from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError, StorageError
-from shoal.core.notebook import facts_html
 from shoal.core.values import came, check_spec
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
@@ -19,6 +18,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.models.blueprint import Blueprint
 from shoal.training.history import best_epoch
 from shoal.training.run_folder import RunFolder
+from shoal.training.run_html import run_html
 
 __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
 
@@ -70,9 +70,7 @@ class Run:
         return f"Run({facts['method']}, {facts['training']}, {self.ensemble!r}, {where})"
 
     def _repr_html_(self) -> str:
-        where = "not kept in a folder" if self.folder is None else self.folder
-        notes = {"notes": " ".join(self.notes) or None, "folder": where}
-        return facts_html("Run", {**self._facts(), "ensemble": self.ensemble, **notes})
+        return run_html(self, self._facts())
 
     def _facts(self) -> dict[str, object]:
         method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
