@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import assert_all_finite, check_array, column_or_1d
 from torch import Tensor
 
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
 from shoal.inference.likelihoods import Bernoulli, Categorical, HomoscedasticGaussian, Likelihood
 from shoal.inference.likelihoods import registry as likelihoods
 from shoal.integrations.sklearn_estimator import EnsembleEstimator, Network
@@ -28,6 +28,8 @@ _PARAMETERS = """
         epochs: number of passes over the data.
         batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
         learning_rate: learning rate of Adam.
+        prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
+            smoother functions.
         early_stopping: hold out a part of the training data, stop when its NLL does not improve,
             and keep the members of the best epoch.
         validation_fraction: share of the training data to hold out.
@@ -66,9 +68,10 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         hidden: Sequence[int] = (64, 64),
         method: Any = "f-kde",
         strength: float | None = None,
-        epochs: int = 200,
+        epochs: int = 100,
         batch_size: int | str = "auto",
         learning_rate: float = 0.01,
+        prior_std: float = 0.5,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
@@ -88,6 +91,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         self.epochs = epochs
         self.batch_size = batch_size
         self.learning_rate = learning_rate
+        self.prior_std = prior_std
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change
@@ -162,8 +166,16 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
         if self.class_weight is None:
             return weight
-        by_class = compute_sample_weight(self.class_weight, y)
-        return by_class if weight is None else by_class * weight
+        own = np.ones(len(y)) if weight is None else weight
+        if isinstance(self.class_weight, str) and y.ndim == 1:
+            if self.class_weight != "balanced":
+                raise ConfigError(
+                    f'class_weight must be a dict, "balanced" or None, not {self.class_weight!r}'
+                )
+            counts = np.bincount(y, weights=own)  # repetition counts, so that weights do too
+            return own * (own.sum() / (len(counts) * counts))[y]
+        labels = y if y.ndim == 2 else self.classes_[y]
+        return own * compute_sample_weight(self.class_weight, labels)
 
     def _class_names(self) -> tuple[str, ...] | None:
         return tuple(map(str, self.classes_))
@@ -198,9 +210,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         method: Any = "f-kde",
         strength: float | None = None,
         likelihood: Any = None,
-        epochs: int = 200,
+        epochs: int = 100,
         batch_size: int | str = "auto",
         learning_rate: float = 0.01,
+        prior_std: float = 0.5,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
@@ -220,6 +233,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         self.epochs = epochs
         self.batch_size = batch_size
         self.learning_rate = learning_rate
+        self.prior_std = prior_std
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.n_iter_no_change = n_iter_no_change

@@ -24,11 +24,14 @@ from shoal.data.sources import as_split
 from shoal.evaluation.predict import predict
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.priors import Gaussian
 from shoal.integrations.sklearn_preprocessing import (
     as_numbers,
     fitted,
     is_table,
+    merged,
     preprocessing_for,
+    rows_of,
     transformed,
 )
 from shoal.models.blueprint import Architecture, Blueprint
@@ -74,6 +77,7 @@ class EnsembleEstimator(BaseEstimator):
     epochs: int
     batch_size: int | str
     learning_rate: float
+    prior_std: float
     early_stopping: bool
     validation_fraction: float
     n_iter_no_change: int
@@ -93,8 +97,8 @@ class EnsembleEstimator(BaseEstimator):
         Args:
             X: inputs, an array [N, D] or a DataFrame.
             y: targets [N] or [N, K].
-            sample_weight: weight of each data point [N]. A whole number equals repetition, so that
-                the total weight counts as N beside the prior.
+            sample_weight: weight of each data point [N]. A whole number equals repetition, to the
+                bit. The total weight counts as N beside the prior.
         """
         if y is None:
             name = type(self).__name__
@@ -105,11 +109,10 @@ class EnsembleEstimator(BaseEstimator):
         if sample_weight is not None:
             weight = _checked_weights(sample_weight, len(y))
             kept = np.flatnonzero(weight)
-            X, y, weight = _rows(X, kept), y[kept], weight[kept]
-        targets = self._encoded(y, learn=True)
-        weight = self._weighted(y, weight)
+            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
+        X, targets, weight = merged(X, self._encoded(y, learn=True), weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._train(X, targets, weight, seed)
+        self._train(X, targets, self._weighted(targets, weight), seed)
         return self
 
     def predictive(self, X: Any) -> Predictive:
@@ -160,6 +163,7 @@ class EnsembleEstimator(BaseEstimator):
             X,
             reset=reset,
             dtype=np.float64,
+            order="C",  # sums do not depend on the layout of the caller's array
             ensure_all_finite="allow-nan" if self.preprocess is not None else True,
             allow_nd=several_axes,
         )
@@ -185,8 +189,8 @@ class EnsembleEstimator(BaseEstimator):
         held_out = {}
         if self.early_stopping:
             rows, others = self._held_out(y, seed)
-            x_others, y_others = _rows(X, others), y[others]
-            X, y = _rows(X, rows), y[rows]
+            x_others, y_others = rows_of(X, others), y[others]
+            X, y = rows_of(X, rows), y[rows]
             weight = None if weight is None else weight[rows]
         x = self._fit_preprocessing(X, y, weight)
         if self.early_stopping:
@@ -204,6 +208,7 @@ class EnsembleEstimator(BaseEstimator):
             "epochs": self.epochs,
             "batch_size": size,
             "lr": self.learning_rate,
+            "prior": Gaussian(self.prior_std),
             "sample_weight": weight,
             "seed": seed,
             "device": self.device,
@@ -235,10 +240,6 @@ class EnsembleEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.preprocess is not None
         return tags
-
-
-def _rows(X: Any, rows: np.ndarray) -> Any:
-    return X.iloc[rows] if is_table(X) else X[rows]
 
 
 def _checked_weights(weight: Any, n: int) -> np.ndarray:

@@ -18,12 +18,58 @@ from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardSc
 from shoal.core.errors import DataError
 from shoal.core.optional import require
 
-__all__ = ["as_categories", "as_numbers", "fitted", "is_table", "preprocessing_for", "transformed"]
+__all__ = [
+    "as_categories",
+    "as_numbers",
+    "fitted",
+    "is_table",
+    "merged",
+    "preprocessing_for",
+    "rows_of",
+    "transformed",
+]
 
 
 def is_table(X: Any) -> bool:
     """Whether X is a DataFrame."""
     return hasattr(X, "columns") and hasattr(X, "dtypes")
+
+
+def rows_of(X: Any, rows: np.ndarray) -> Any:
+    """Some rows of a table or an array."""
+    return X.iloc[rows] if is_table(X) else X[rows]
+
+
+def merged(
+    X: Any, y: np.ndarray, weight: np.ndarray | None
+) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """Equal data points (x, y) as one point with the sum of their weights, in a fixed order.
+
+    Weighted and repeated data become the same arrays. So whole weights equal repetition to the bit,
+    in batches of any size. Without it, rounding would grow during training. Weights that are all
+    1 become None.
+
+    >>> merged(np.array([[1.0], [2.0], [1.0]]), np.array([0, 1, 0]), None)[2]
+    array([2., 1.])
+    """
+    values = _codes(X) if is_table(X) else X.reshape(len(X), -1)
+    points = np.column_stack([values, y]).astype(np.float64) + 0.0  # no negative zero
+    points[np.isnan(points)] = np.nan
+    as_bytes = np.ascontiguousarray(points).view(f"V{points.itemsize * points.shape[1]}").ravel()
+    _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
+    total = np.bincount(place, weights=weight).astype(np.float64)
+    return rows_of(X, first), y[first], None if (total == 1).all() else total
+
+
+def _codes(X: Any) -> np.ndarray:
+    """Every column of a table as numbers of its values [N, K], in the order of the values."""
+    factorize, codes = require("pandas", extra="frames").factorize, []
+    for i in range(X.shape[1]):
+        try:
+            codes.append(factorize(X.iloc[:, i], sort=True)[0])
+        except TypeError:  # values of several kinds have no order
+            codes.append(factorize(X.iloc[:, i])[0])
+    return np.stack(codes, axis=1)
 
 
 def preprocessing_for(X: Any) -> ColumnTransformer:
