@@ -214,6 +214,10 @@ CASES = {
         lambda: members(_norm), vectors, batch_size=9,
         method=shoal.Repulsion(shoal.spaces.InputGradients(fraction=0.5), strength=30.0),
     ),
+    "validation": _case(
+        lambda: members([(Perceptron, 4), (_wide, 5)]), vectors, method="f-kde", frozen=2, lr=0.2,
+        steps=None, epochs=6, validation=0.3, patience=2,
+    ),
     "points": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.Outputs(), points="noise")
     ),
@@ -297,19 +301,19 @@ def received_bytes(out, name, rank):
     return received
 
 
-def stop_once(run):
+def stop_once(event):
     """A callback: a signal reaches this process after the first epoch."""
-    if len(run.history) == 1:
+    if event.epoch == 1:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise")
+RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise", "validation")
 
 
 def stopped(name, folder, mesh=None, stops=True):
     """A run that stops in its second epoch and leaves a folder."""
     make, data, options = CASES[name]
-    callbacks = [stop_once if stops else lambda run: None]
+    callbacks = [stop_once if stops else lambda event: None]
     kept = {"out": folder, "keep_every": 1, "callbacks": callbacks}
     try:
         shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
@@ -345,8 +349,8 @@ def killed(out):
     join_processes(timeout=60)
     last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
 
-    def die(run):
-        if last and not restarted() and len(run.history) == 1:
+    def die(event):
+        if last and not restarted() and event.epoch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     make, data, options = CASES["f-svgd"]

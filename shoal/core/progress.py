@@ -130,6 +130,8 @@ def _figures(row: dict[str, Any]) -> str:
     loss = row["loss"]
     form = ".4f" if loss is None or abs(loss) < 1e6 else ".3g"
     text = "loss not finite" if loss is None else f"loss {loss:{form}}"
+    for name, value in (row.get("validation") or {}).items():
+        text += f", validation {name} {'not finite' if value is None else f'{value:.4f}'}"
     return f"{text}, push/drive {row['ratio']:.1e}" if row["push"] and row["ratio"] else text
 
 

@@ -3,6 +3,7 @@
 import math
 import operator
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +21,9 @@ __all__ = [
     "positive",
     "process_grid",
     "seconds",
+    "share_or_data",
     "text",
+    "which_kept",
     "whole",
     "whole_64_bits",
     "whole_or_zero",
@@ -142,6 +145,37 @@ def place(name: str, value: Any) -> str:
     if value in ("host", "disk"):
         return value
     raise ConfigError(f"{name} must be 'host' or 'disk', not {came(value)}")
+
+
+def share_or_data(name: str, value: Any) -> Any:
+    """A share of the training data between 0 and 1, or data."""
+    if _is_data(value):
+        return value
+    with suppress(ConfigError):
+        if 0 < (found := number(name, value)) < 1:
+            return found
+    raise ConfigError(
+        f"{name} must be a share of the data such as 0.1, a pair (x, y), a Dataset or a loader, "
+        f"not {came(value)}"
+    )
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value may be data; `fit` finds out whether it is."""
+    if isinstance(value, Mapping):
+        return bool(value) and "custom" not in value
+    if isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
+        return False
+    if isinstance(value, list | tuple):
+        return not all(isinstance(each, int | float) for each in value)
+    return any(hasattr(value, sign) for sign in ("__iter__", "__getitem__", "__len__", "train"))
+
+
+def which_kept(name: str, value: Any) -> str:
+    """Which members a run ends with."""
+    if isinstance(value, str) and value in ("best", "last"):
+        return value
+    raise ConfigError(f"{name} must be 'best' or 'last', not {came(value)}")
 
 
 def _is_truth(value: Any) -> bool:
