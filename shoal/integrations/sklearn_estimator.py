@@ -1,5 +1,6 @@
 """The base of the estimators for scikit-learn: preprocessing, training, predictions."""
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
 
 LARGEST_BATCH = 200
 """Data points per batch for batch_size="auto", as in scikit-learn's networks."""
+
+_ONE_FIT = threading.RLock()
+"""Threads of joblib train in turn: torch's random generators belong to the whole process."""
 
 
 @dataclass(frozen=True)
@@ -211,10 +215,12 @@ class EnsembleEstimator(BaseEstimator):
         likelihood = self._likelihood(points.y)
         targets = as_split((x, points.y)).y
         outputs = likelihood.width_for(targets, len(getattr(self, "classes_", ())))
-        ensemble = Ensemble.init(self._build(x.shape[1:], outputs), self.members, seed)
+        build = self._build(x.shape[1:], outputs)
         options = self._options(points, seed) | {"likelihood": likelihood} | held_out
         data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names())
-        self.run_ = fit(ensemble, data, **options | dict(self.options or {}))
+        with _ONE_FIT:
+            ensemble = Ensemble.init(build, self.members, seed)
+            self.run_ = fit(ensemble, data, **options | dict(self.options or {}))
         self.n_iter_ = len(self.run_.history)
 
     def _divided(self, points: "_Points", seed: int) -> "tuple[_Points, _Points]":

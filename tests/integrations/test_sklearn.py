@@ -191,6 +191,27 @@ def test_model_selection_in_parallel_processes():
     assert search.best_estimator_.predict(X).shape == y.shape
 
 
+def test_fits_in_threads_do_not_disturb_each_other():
+    X, y = noisy(40)
+
+    def predicted(seed):
+        model = EnsembleRegressor(**FEW | {"random_state": seed, "epochs": 5})
+        return model.fit(X, y).predict(X)
+
+    work = (joblib.delayed(predicted)(seed) for seed in range(3))
+    together = joblib.Parallel(n_jobs=3, backend="threading")(work)
+    assert all(np.array_equal(predicted(seed), together[seed]) for seed in range(3))
+
+
+@pytest.mark.parametrize("likelihood", ["student-t", "poisson", {"name": "gaussian"}])
+def test_other_likelihoods_of_numbers(likelihood):
+    X, _ = noisy(40)
+    y = np.random.default_rng(0).poisson(3, 40)
+    model = EnsembleRegressor(**FEW, likelihood=likelihood).fit(X, y)
+    low, high = model.predict_interval(X)
+    assert (low <= high).all() and abs(model.predict(X).mean() - y.mean()) < 1
+
+
 def test_copies_predict_the_same(tmp_path, houses):
     model, X, _ = houses
     expected = model.predict(X)
