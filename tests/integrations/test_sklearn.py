@@ -3,7 +3,9 @@
 import copy
 import importlib
 import pickle
+import re
 import sys
+from pathlib import Path
 
 import joblib
 import numpy as np
@@ -82,6 +84,20 @@ def test_the_run_has_a_page_an_evidence_and_a_landscape(houses, tmp_path):
     found = shoal.evidence(model.run_, data, priors=False, points=50)
     assert np.isfinite(found.log_evidence).all()
     assert shoal.landscape(model.run_, data, parts=["line"], quick=True)["line"].scores
+
+
+def test_the_documented_way_from_a_table_to_a_page(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "docs" / "sklearn.md").read_text()
+    first, second, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    X, y = table(200)
+    X.assign(price=y).to_csv("houses.csv", index=False)
+    names = {}
+    exec(first, names)
+    assert "90 %" in Path("page.html").read_text()
+    names |= {"X_val": names["X_test"], "y_val": names["y_test"].to_numpy()}
+    exec(second, names)
+    assert len(names["low"]) == len(names["y_test"])
 
 
 def test_conformal_intervals_take_the_prediction(houses):
