@@ -1,0 +1,275 @@
+"""The base of the estimators for scikit-learn: preprocessing, training, predictions."""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, clone
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
+from torch import nn
+
+from shoal.core.errors import DataError
+from shoal.data.dataset import Dataset, Split
+from shoal.data.sources import as_split
+from shoal.evaluation.predict import predict
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.priors import Gaussian
+from shoal.integrations.sklearn_preprocessing import (
+    as_numbers,
+    fitted,
+    is_table,
+    merged,
+    preprocessing_for,
+    rows_of,
+    transformed,
+)
+from shoal.models.blueprint import Architecture, Blueprint
+from shoal.models.mlp import MLP
+from shoal.prediction.predictive import Predictive
+from shoal.training.fit import fit
+from shoal.training.own_data import OWN_DATA
+from shoal.training.run import Run
+
+__all__ = ["EnsembleEstimator", "Network"]
+
+Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
+"""Makes a network for inputs of a shape and a number of outputs, or has a method that does."""
+
+LARGEST_BATCH = 200
+"""Data points per batch for batch_size="auto", as in scikit-learn's networks."""
+
+_ONE_FIT = threading.RLock()
+"""Threads of joblib train in turn: torch's random generators belong to the whole process."""
+
+
+@dataclass(frozen=True)
+class _OwnNetwork:
+    """The user's function with its arguments; unlike a closure it can be pickled."""
+
+    network: Callable[[tuple[int, ...], int], nn.Module]
+    input_shape: tuple[int, ...]
+    outputs: int
+
+    def __post_init__(self) -> None:
+        # the name under which a run folder stores a network that it cannot rebuild
+        name = getattr(self.network, "__qualname__", type(self.network).__qualname__)
+        object.__setattr__(self, "__qualname__", name)
+
+    def __call__(self) -> nn.Module:
+        return self.network(self.input_shape, self.outputs)
+
+
+class _Points(NamedTuple):
+    """Data points with their weights, None for equal weights."""
+
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray | None
+
+    def rows(self, rows: np.ndarray) -> "_Points":
+        weight = None if self.weight is None else self.weight[rows]
+        return _Points(rows_of(self.X, rows), self.y[rows], weight)
+
+
+class EnsembleEstimator(BaseEstimator):
+    """What both estimators have in common: preprocessing, training, predictions."""
+
+    members: int
+    hidden: Sequence[int]
+    method: Any
+    strength: float | None
+    epochs: int
+    batch_size: int | str
+    learning_rate: float
+    prior_std: float
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    network: Network | None
+    preprocess: Any
+    device: Any
+    out: str | Path | None
+    options: Mapping[str, Any] | None
+    random_state: Any
+    verbose: bool
+    run_: Run
+    preprocessing_: Any
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit preprocessing and ensemble.
+
+        Args:
+            X: inputs, an array [N, D] or a DataFrame.
+            y: targets [N] or [N, K].
+            sample_weight: weight of each data point [N]. A whole number equals repetition, to the
+                bit. The total weight counts as N beside the prior.
+        """
+        if y is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} requires y to be passed, but the target y is None")
+        X, y = self._checked_inputs(X, reset=True), self._checked_targets(y)
+        check_consistent_length(X, y)
+        weight = None
+        if sample_weight is not None:
+            weight = _checked_weights(sample_weight, len(y))
+            kept = np.flatnonzero(weight)
+            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
+        X, targets, weight = merged(X, self._encoded(y, learn=True), weight)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._train(_Points(X, targets, self._weighted(targets, weight)), seed)
+        return self
+
+    def predictive(self, X: Any) -> Predictive:
+        """The prediction with all uncertainties, for the functions of Shoal."""
+        check_is_fitted(self)
+        return predict(self.run_, self._prepared(self._checked_inputs(X, reset=False)))
+
+    def dataset(self, X: Any, y: Any, train: tuple[Any, Any] | None = None) -> Dataset:
+        """Test data as the networks take them, for `shoal.report`, `shoal.evaluate` and others.
+
+        Args:
+            X: inputs of the test set.
+            y: targets of the test set.
+            train: a pair (X, y) of training data, for `shoal.evidence` and `shoal.landscape`.
+        """
+        check_is_fitted(self)
+        test = self._split(X, y)
+        known = Split(test.x[:0], test.y[:0]) if train is None else self._split(*train)
+        return Dataset(OWN_DATA, known, test, classes=self._class_names())
+
+    @abstractmethod
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        """Refuse unsuitable targets."""
+
+    @abstractmethod
+    def _encoded(self, y: np.ndarray, learn: bool = False) -> np.ndarray:
+        """Targets as the likelihood takes them; `learn` the classes first."""
+
+    @abstractmethod
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        """The likelihood of the encoded targets."""
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
+        return weight
+
+    def _class_names(self) -> tuple[str, ...] | None:
+        return None
+
+    def _checked_inputs(self, X: Any, reset: bool) -> Any:
+        if is_table(X):
+            X = X if hasattr(X, "iloc") else X.to_pandas()
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            if 0 not in X.shape:
+                return X
+        several_axes = self.network is not None and self.preprocess is None
+        return validate_data(
+            self,
+            X,
+            reset=reset,
+            dtype=np.float64,
+            order="C",  # sums do not depend on the layout of the caller's array
+            ensure_all_finite="allow-nan" if self.preprocess is not None else True,
+            allow_nd=several_axes,
+        )
+
+    def _prepared(self, X: Any) -> np.ndarray:
+        if self.preprocessing_ is not None:
+            return transformed(self.preprocessing_, X)
+        return as_numbers(X)
+
+    def _split(self, X: Any, y: Any) -> Split:
+        x = self._prepared(self._checked_inputs(X, reset=False))
+        return as_split((x, self._encoded(self._checked_targets(y))), self.run_.ensemble.dtype)
+
+    def _fit_preprocessing(self, points: "_Points") -> np.ndarray:
+        if self.preprocess is None:
+            self.preprocessing_ = None
+            return self._prepared(points.X)
+        automatic = isinstance(self.preprocess, str) and self.preprocess == "auto"
+        self.preprocessing_ = preprocessing_for(points.X) if automatic else clone(self.preprocess)
+        return fitted(self.preprocessing_, *points)
+
+    def _train(self, points: "_Points", seed: int) -> None:
+        held_out = {}
+        if self.early_stopping:
+            points, others = self._divided(points, seed)
+        x = self._fit_preprocessing(points)
+        if self.early_stopping:
+            weight = () if others.weight is None else (others.weight,)
+            validation = (self._prepared(others.X), others.y, *weight)
+            patience = self.n_iter_no_change
+            held_out = {"validation": validation, "patience": patience, "keep": "best"}
+        likelihood = self._likelihood(points.y)
+        targets = as_split((x, points.y)).y
+        outputs = likelihood.width_for(targets, len(getattr(self, "classes_", ())))
+        build = self._build(x.shape[1:], outputs)
+        options = self._options(points, seed) | {"likelihood": likelihood} | held_out
+        data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names())
+        with _ONE_FIT:
+            ensemble = Ensemble.init(build, self.members, seed)
+            self.run_ = fit(ensemble, data, **options | dict(self.options or {}))
+        self.n_iter_ = len(self.run_.history)
+
+    def _divided(self, points: "_Points", seed: int) -> "tuple[_Points, _Points]":
+        """Training and validation data; every class has its share of both."""
+        y = points.y
+        labels = y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
+        rows, share = np.arange(len(y)), self.validation_fraction
+        found = train_test_split(rows, test_size=share, random_state=seed, stratify=labels)
+        return points.rows(found[0]), points.rows(found[1])
+
+    def _options(self, points: "_Points", seed: int) -> dict[str, Any]:
+        """The arguments of `shoal.fit` that the parameters say."""
+        batch = min(LARGEST_BATCH, len(points.y)) if self.batch_size == "auto" else self.batch_size
+        # In double precision predictions do not depend on the other rows of X.
+        on_cpu = self.device is None or torch.device(self.device).type == "cpu"
+        return {
+            "method": self.method,
+            "strength": self.strength,
+            "epochs": self.epochs,
+            "batch_size": batch,
+            "lr": self.learning_rate,
+            "prior": Gaussian(self.prior_std),
+            "sample_weight": points.weight,
+            "seed": seed,
+            "device": self.device,
+            "precision": "float64" if on_cpu else None,
+            "out": self.out,
+            "progress": bool(self.verbose),
+        }
+
+    def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
+        if self.network is None:
+            return Blueprint(MLP(hidden=tuple(self.hidden)), input_shape, outputs)
+        if hasattr(self.network, "build"):
+            return Blueprint(self.network, input_shape, outputs)  # pyright: ignore
+        return _OwnNetwork(self.network, input_shape, outputs)  # pyright: ignore
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.preprocess is not None
+        return tags
+
+
+def _checked_weights(weight: Any, n: int) -> np.ndarray:
+    found = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if found.shape != (n,):
+        raise DataError(
+            f"sample_weight has shape {found.shape}; wanted one number per point, ({n},)"
+        )
+    if (found < 0).any() or not found.any():
+        raise DataError("sample_weight must be numbers from 0 on, and not all of them zero")
+    return found
