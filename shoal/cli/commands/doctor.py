@@ -306,8 +306,9 @@ def _column(title: str, lines: Sequence[str]) -> list[str]:
 
 
 def _library_line(about: Mapping[str, Any]) -> str:
-    wanted = f" (at least {about['lowest']})" if about["lowest"] else ""
-    return f"{about['library']} {about['version'] or ''}{wanted} {about['problem']}".rstrip()
+    wanted = f"(at least {about['lowest']})" if about["lowest"] else ""
+    words = [about["library"], about["version"], wanted, about["problem"]]
+    return " ".join(filter(None, words))
 
 
 def _device_line(about: Mapping[str, Any]) -> str:
