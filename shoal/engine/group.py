@@ -1,6 +1,7 @@
 """Members of one architecture, with stacked tensors."""
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from shoal.engine.member_runner import MemberInputs, MemberRunner, run_or_loop
 from shoal.engine.network_call import call_network, set_output
 from shoal.engine.precision import lowered, lowered_inputs
 from shoal.engine.recurrent import install_recurrent
+from shoal.engine.sharded_trunk import TrunkShards
 from shoal.engine.stack import (
     detach_computed,
     evaluation_mode,
@@ -50,6 +52,7 @@ class Group:
         initial: values of one network's buffers before training.
         prefix: prefix of the weights' names, unique among groups.
         compute: type of the networks' arithmetic; None for the type of the weights.
+        shards: which rows of shared tensors are here, and not on other replicas; None for all rows.
     """
 
     prototype: nn.Module
@@ -62,6 +65,7 @@ class Group:
     initial: Tree = field(default_factory=dict, repr=False)
     prefix: str = ""
     compute: torch.dtype | None = None
+    shards: TrunkShards | None = None
     _proven: dict[tuple, MemberRunner] = field(default_factory=dict, repr=False)
     _embedded: dict[Any, Embedded | None] = field(default_factory=dict, repr=False)
     _seen: set[tuple[Any, Any]] = field(default_factory=set, repr=False)
@@ -145,12 +149,8 @@ class Group:
         own = tuple(inputs.own for inputs in shown)
         case = (mapping, self.skeleton.training, own, bool(probe), torch.is_grad_enabled())
         try:
-            if case in self._proven:
-                outputs = self._proven[case].outputs(self.skeleton, state, *shown, shared=shared)
-            else:
-                known = MemberRunner("loop") if self.must_loop else mapping
-                outputs, used = run_or_loop(known, self.skeleton, state, *shown, shared=shared)
-                self._proven[case] = used
+            with self.passing(shared) as common:
+                outputs = self._outputs(case, state, shown, common)
         except Exception as error:
             self._explain(error, shown[0])
             raise
@@ -158,6 +158,21 @@ class Group:
         if self.compute is None:
             return list(outputs)
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
+
+    def _outputs(
+        self, case: tuple, state: Tree, shown: Sequence[MemberInputs], shared: Tree
+    ) -> Sequence[Tensor]:
+        """Outputs by the member runner that works for this case."""
+        if case in self._proven:
+            return self._proven[case].outputs(self.skeleton, state, *shown, shared=shared)
+        known = MemberRunner("loop") if self.must_loop else case[0]
+        outputs, used = run_or_loop(known, self.skeleton, state, *shown, shared=shared)
+        self._proven[case] = used
+        return outputs
+
+    def passing(self, shared: Tree) -> AbstractContextManager[Tree]:
+        """A forward pass: the shared tensors as networks take them."""
+        return nullcontext(shared) if self.shards is None else self.shards.passing(shared)
 
     def as_computed(self, x: Inputs) -> Inputs:
         """Inputs [B, ...] in the type of the arithmetic."""
@@ -269,7 +284,8 @@ class Group:
     def first_member(self) -> Tree:
         """All tensors of the first member."""
         own = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
-        return self.shared | own
+        shared = self.shared if self.shards is None else self.shards.shown(self.shared)
+        return shared | own
 
     def _real(self, x: Tensor) -> Tensor:
         return x.to(next(iter(self.weights.values())).dtype)

@@ -31,7 +31,13 @@ from shoal.engine.processes import (
     same_error,
 )
 
-__all__ = ["Agreement", "Mesh", "own_members"]
+__all__ = ["Agreement", "Arrival", "Mesh", "own_members"]
+
+
+_dist: Any = dist
+# Names of torch before 2.13 come second.
+_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
+_sum_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
 def own_members(members: int, layout: str | None = None) -> slice | None:
@@ -52,6 +58,21 @@ class Agreement(NamedTuple):
 
     stop: int = 0
     save: bool = False
+
+
+class Arrival:
+    """A tensor on its way from the other replicas, which may be computed with meanwhile."""
+
+    def __init__(self, mesh: "Mesh", work: Any, buffer: Tensor, rows: int) -> None:
+        self._mesh, self._work, self._buffer, self._rows = mesh, work, buffer, rows
+
+    def wait(self) -> Tensor:
+        """The tensor, as soon as it is here."""
+        if self._work is not None:
+            with self._mesh._exchange():
+                self._work.wait()
+            self._work = None
+        return self._buffer[: self._rows]
 
 
 @dataclass(eq=False)
@@ -150,6 +171,39 @@ class Mesh:
         group, place = self.groups[1], self.place[1]
         whole = torch.cat(self._all_gather(packed, sizes, group, place, "batch"))
         return whole.reshape(points, len(own), *own.shape[2:]).transpose(0, 1)
+
+    def shard_rows(self, total: int) -> slice:
+        """Rows of a tensor in shards that this replica holds; the last shard may be shorter."""
+        longest = -(-total // self.grid[1])
+        first = self.place[1] * longest
+        return slice(min(first, total), min(first + longest, total))
+
+    def gather_shards(self, own: Tensor, total: int, kind: str = "trunk") -> Arrival:
+        """Begin to gather a tensor [total, ...] from the rows of each replica (`shard_rows`)."""
+        shape = (-(-total // self.grid[1]), *own.shape[1:])
+        padded = own.detach().contiguous()
+        if len(own) < shape[0]:
+            padded = own.new_zeros(shape)
+            padded[: len(own)] = own.detach()
+        buffer = own.new_empty(self.grid[1] * shape[0], *shape[1:], requires_grad=False)
+        with peers_watched():
+            work = _gather_single(buffer, padded, group=self.groups[1], async_op=True)
+        self.received[kind] += (self.grid[1] - 1) * padded.numel() * padded.element_size()
+        return Arrival(self, work, buffer, total)
+
+    def sum_shards(self, whole: Tensor, kind: str = "trunk gradients") -> Tensor:
+        """Own rows (`shard_rows`) of the sum of a tensor [total, ...] over the replicas."""
+        rows, total = self.shard_rows(len(whole)), len(whole)
+        longest = -(-total // self.grid[1])
+        padded = whole.detach().contiguous()
+        if total < longest * self.grid[1]:
+            padded = whole.new_zeros(longest * self.grid[1], *whole.shape[1:])
+            padded[:total] = whole.detach()
+        found = whole.new_empty(longest, *whole.shape[1:])
+        with self._exchange():
+            _sum_single(found, padded, group=self.groups[1])
+        self.received[kind] += (self.grid[1] - 1) * found.numel() * found.element_size()
+        return found[: rows.stop - rows.start]
 
     def to_columns(self, own: Tensor, flags: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """This process's share of the coordinates of all members [M, S, d], with a flag each.

@@ -17,6 +17,7 @@ __all__ = [
     "number",
     "output_name",
     "place",
+    "placing",
     "positive",
     "process_grid",
     "seconds",
@@ -142,6 +143,13 @@ def place(name: str, value: Any) -> str:
     if value in ("host", "disk"):
         return value
     raise ConfigError(f"{name} must be 'host' or 'disk', not {came(value)}")
+
+
+def placing(name: str, value: Any) -> str:
+    """How processes hold what members share."""
+    if value in ("replicated", "sharded"):
+        return value
+    raise ConfigError(f"{name} must be 'replicated' or 'sharded', not {came(value)}")
 
 
 def _is_truth(value: Any) -> bool:
