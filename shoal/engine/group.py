@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import DataError, ShoalError, first_line
-from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, Structured
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
 from shoal.engine.layers import first_called, install_dropout, install_embeddings, install_linear
+from shoal.engine.member_inputs import kind_of, names_of
 from shoal.engine.member_runner import MemberInputs, MemberRunner, run_or_loop
 from shoal.engine.network_call import call_network, set_output
 from shoal.engine.precision import lowered, lowered_inputs
@@ -154,7 +154,7 @@ class Group:
         except Exception as error:
             self._explain(error, shown[0])
             raise
-        self._seen.add(_kind(shown[0]))
+        self._seen.add(kind_of(shown[0]))
         if self.compute is None:
             return list(outputs)
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
@@ -304,7 +304,7 @@ class Group:
             error = error.__cause__ or error
         if not self._seen or isinstance(error, ShoalError) or "memory" in str(error):
             return
-        (shape, dtype), reason = _kind(shown), first_line(error)
+        (shape, dtype), reason = kind_of(shown), first_line(error)
         known = sorted({tuple(seen) for seen, _ in self._seen})
         if tuple(shape) not in known:
             raise DataError(
@@ -313,7 +313,7 @@ class Group:
             ) from error
         if (shape, dtype) not in self._seen or isinstance(error, IndexError):
             raise DataError(
-                f"the network does not take these inputs of type {_name(dtype)}: {reason}"
+                f"the network does not take these inputs of type {names_of(dtype)}: {reason}"
             ) from error
         alone = len(shown.x[0] if shown.own else shown.x) == 1
         if alone and self.skeleton.training and isinstance(error, ValueError):
@@ -324,7 +324,7 @@ class Group:
 
     def embedded(self, x: Inputs) -> Embedded | None:
         """The first embedding of tokens [B, ...]; None without an embedding."""
-        kind, _ = _kind(MemberInputs(x, False))
+        kind, _ = kind_of(MemberInputs(x, False))
         if (len(x), kind) not in self._embedded:
             self._embedded[len(x), kind] = first_called(self.skeleton, self.first_member(), x)
         return self._embedded[len(x), kind]
@@ -348,19 +348,3 @@ def _lowered(x: Inputs, dtype: torch.dtype, own: bool) -> Inputs:
     if isinstance(x, Structured):
         return x.map(lambda tensor: lowered_inputs(tensor, dtype, own))
     return lowered_inputs(x, dtype, own) if isinstance(x, Tensor) else x
-
-
-def _kind(shown: MemberInputs) -> tuple[Any, Any]:
-    """Shape and type of one input; for a structure, of each of its tensors."""
-    x, own = shown
-    if isinstance(x, Tensor):
-        return x.shape[1 + own :], x.dtype
-    if isinstance(x, Opaque):
-        return (type(x.value).__name__,), None
-    parts = x.tensors.items()
-    return tuple((n, *t.shape[1 + own :]) for n, t in parts), tuple(t.dtype for _, t in parts)
-
-
-def _name(dtype: Any) -> str:
-    kinds = dtype if isinstance(dtype, tuple) else (dtype,)
-    return ", ".join(str(kind).removeprefix("torch.") for kind in kinds)

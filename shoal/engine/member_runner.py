@@ -296,9 +296,7 @@ def without_fallback_warnings() -> Iterator[None]:
             functorch._set_vmap_fallback_warning_enabled(True)
 
 
-def _in_member_layers(
-    one: MemberCall, own: Tree, shared: Tree, *given: Any
-) -> tuple[Tensor, ...]:
+def _in_member_layers(one: MemberCall, own: Tree, shared: Tree, *given: Any) -> tuple[Tensor, ...]:
     sharded = any(isinstance(tensor, ShardedTensor) for tensor in shared.values())
     with member_layers(), WholeFirst() if sharded else nullcontext():
         return computed(one(own, shared, *given))

@@ -5,10 +5,10 @@ The gradient of a trained layer is summed over the replicas, and each keeps its 
 
 $$ held = \frac{trunk}{P} + two \; layers, \quad P \; replicas. $$
 
-This is fully sharded data parallelism (Zhao et al. 2023, arXiv 2304.11277), in the form that gathers
-tensors rather than modules (Zhang et al. 2024, arXiv 2411.00284). `fully_shard` of torch gathers by
-hooks at the inputs of modules. Under `vmap` these hooks free no layer before the end of the backward
-pass, and gradients arrive in `.grad` alone.
+This is fully sharded data parallelism (FSDP, Zhao et al. 2023, arXiv 2304.11277). It gathers
+tensors, not modules (Zhang et al. 2024, arXiv 2411.00284). `fully_shard` of torch has hooks at the
+inputs of modules. If members have inputs of their own under `vmap`, as behind adapters, its hooks
+free no layer before the end of the backward pass. It also needs a backward pass that fills `.grad`.
 
 Networks see `ShardedTensor`s. The first torch function that takes one gathers its whole layer.
 Autograd would keep gathered tensors for the backward pass, so a hook stores their places instead.
@@ -66,11 +66,11 @@ class TrunkShards:
 
     def whole(self, name: str, own: Tensor) -> Tensor:
         """The whole tensor, detached, or the whole of something with a tensor's shape."""
-        return self.mesh.gather_shards(own, self.shapes[name][0]).wait()
+        return self.mesh.gather_shards(own, self.shapes[name][0], "whole trunk").wait()
 
     def shown(self, shared: Tree) -> Tree:
         """The shared tensors as networks see them, for passes without a graph."""
-        return TrunkPass(self, shared).shown
+        return TrunkPass(self, shared).shown(shared)
 
     @contextmanager
     def passing(self, shared: Tree) -> Iterator[Tree]:
@@ -78,7 +78,7 @@ class TrunkShards:
         trunk = TrunkPass(self, shared)
         try:
             with saved_tensors_hooks(trunk.pack, trunk.unpack):
-                yield trunk.shown
+                yield trunk.shown(shared)
         finally:
             trunk.free()
 
@@ -89,16 +89,18 @@ class TrunkPass:
     Attributes:
         shards: the division.
         own: own rows of the divided tensors.
-        shown: the shared tensors as networks see them.
     """
 
     def __init__(self, shards: TrunkShards, shared: Tree) -> None:
         self.shards, self.own = shards, {name: shared[name] for name in shards.shapes}
-        self.shown = shared | {name: ShardedTensor.of(name, self) for name in shards.shapes}
         self._held: dict[tuple[str, bool], Tensor] = {}
         self._names: dict[int, str] = {}
         self._coming: dict[str, list[Arrival]] = {}
         self._last: tuple[bool, str | None] = False, None
+
+    def shown(self, shared: Tree) -> Tree:
+        """The shared tensors as networks see them."""
+        return shared | {name: ShardedTensor.of(name, self) for name in self.own}
 
     def whole(self, names: list[str], back: bool = False) -> Tree:
         """These tensors, with a graph in a forward pass; layers of others are freed."""
@@ -165,7 +167,7 @@ class _Place(NamedTuple):
     name: str
     shape: torch.Size
     stride: tuple[int, ...]
-    offset: int
+    offset: Any
 
 
 class _Whole(Function):
@@ -229,7 +231,7 @@ class ShardedTensor(Tensor):
 
 
 _GETTERS = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "grad_fn",
-            "is_cuda", "is_meta", "is_sparse", "is_nested", "is_quantized", "_version", "grad")  # fmt: skip
+            "is_cuda", "is_meta", "is_sparse", "is_nested", "_version", "grad")  # fmt: skip
 _QUESTIONS = {getattr(Tensor, name).__get__ for name in _GETTERS} | {
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.element_size, Tensor.__len__,
     Tensor.is_floating_point, Tensor.is_complex, Tensor.__hash__, torch.is_floating_point,

@@ -1,5 +1,6 @@
 """One call of `fit`: the training loop, its messages and its folder."""
 
+import functools
 import math
 import os
 import time
@@ -175,7 +176,7 @@ class Session:
         for _ in processes.steps(trainer.run(), self.interruption, self._due):
             if not self.begun:
                 frozen = processes.frozen_state(trainer.ensemble)
-                processes.on_first(lambda: self._begin(frozen))
+                processes.on_first(functools.partial(self._begin, frozen))
                 self.begun = True
             progress.step()
             if trainer.at_epoch_end:

@@ -17,8 +17,14 @@ from shoal.engine.sharded_trunk import TrunkShards
 from shoal.inference.ensemble import Ensemble
 from shoal.training.options import Options
 
-__all__ = ["check_trunk", "divide_trunk", "is_sound_everywhere", "norms_of_whole",
-           "restore_trunk", "shares_of_noise"]
+__all__ = [
+    "check_trunk",
+    "divide_trunk",
+    "is_sound_everywhere",
+    "norms_of_whole",
+    "restore_trunk",
+    "shares_of_noise",
+]
 
 
 def check_trunk(mesh: Mesh | None, ensemble: Ensemble, options: Options) -> None:
