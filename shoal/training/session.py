@@ -175,7 +175,7 @@ class Session:
         processes, started = self.processes, time.monotonic()
         for _ in processes.steps(trainer.run(), self.interruption, self._due):
             if not self.begun:
-                frozen = processes.frozen_state(trainer.ensemble)
+                frozen = processes.frozen_state(trainer.ensemble) if self.folder else {}
                 processes.on_first(functools.partial(self._begin, frozen))
                 self.begun = True
             progress.step()
