@@ -13,7 +13,10 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["namespaces", "refusal", "run_in"]
 
-BRIDGE = "shoal-br"
+OWN = f"sh{os.getpid()}"
+"""Names begin with the process's number, so that cleaning up removes nothing of another process."""
+
+BRIDGE = f"{OWN}-br"
 
 
 def refusal() -> str | None:
@@ -32,7 +35,7 @@ def namespaces(count: int, megabits: float) -> Iterator[list[str]]:
         count: number of namespaces.
         megabits: bandwidth of each card in Mbit/s.
     """
-    names = [f"shoal{index}" for index in range(count)]
+    names = [f"{OWN}-{index}" for index in range(count)]
     try:
         _run("ip", "link", "add", BRIDGE, "type", "bridge")
         _run("ip", "link", "set", BRIDGE, "up")
@@ -74,7 +77,7 @@ def run_in(
 
 
 def _connect(index: int, name: str, megabits: float) -> None:
-    outside = f"shoal-v{index}"
+    outside = f"{OWN}-v{index}"
     _run("ip", "netns", "add", name)
     _run("ip", "link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
     _run("ip", "link", "set", outside, "master", BRIDGE, "up")

@@ -240,20 +240,20 @@ def result(run):
     return state | learned, rows
 
 
-def started(processes, out, *words, restarts=0):
-    """This file in several processes."""
+def started(processes, out, *words, restarts=0, script=__file__):
+    """This file, or another one, in several processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--max-restarts={restarts}"]
-    command += [f"--nproc-per-node={processes}", __file__, str(out), *words]
+    command += [f"--nproc-per-node={processes}", script, str(out), *words]
     here = Path(__file__).resolve().parent
     paths = os.pathsep.join([str(here.parent), str(here)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-def together(processes, out, *words):
+def together(processes, out, *words, script=__file__):
     """Run cases in several processes; returns their folder."""
-    done = started(processes, out, *words)
+    done = started(processes, out, *words, script=script)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 

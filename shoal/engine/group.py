@@ -1,6 +1,7 @@
 """Members of one architecture, with stacked tensors."""
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,15 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from shoal.core.errors import DataError, ShoalError, first_line
-from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, Structured
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
 from shoal.engine.layers import first_called, install_dropout, install_embeddings, install_linear
+from shoal.engine.member_inputs import kind_of, names_of
 from shoal.engine.member_runner import MemberInputs, MemberRunner, run_or_loop
 from shoal.engine.network_call import call_network, set_output
 from shoal.engine.precision import lowered, lowered_inputs
 from shoal.engine.recurrent import install_recurrent
+from shoal.engine.sharded_trunk import TrunkShards
 from shoal.engine.stack import (
     detach_computed,
     evaluation_mode,
@@ -50,6 +52,7 @@ class Group:
         initial: values of one network's buffers before training.
         prefix: prefix of the weights' names, unique among groups.
         compute: type of the networks' arithmetic; None for the type of the weights.
+        shards: which rows of shared tensors are here, and not on other replicas; None for all rows.
     """
 
     prototype: nn.Module
@@ -62,6 +65,7 @@ class Group:
     initial: Tree = field(default_factory=dict, repr=False)
     prefix: str = ""
     compute: torch.dtype | None = None
+    shards: TrunkShards | None = None
     _proven: dict[tuple, MemberRunner] = field(default_factory=dict, repr=False)
     _embedded: dict[Any, Embedded | None] = field(default_factory=dict, repr=False)
     _seen: set[tuple[Any, Any]] = field(default_factory=set, repr=False)
@@ -145,19 +149,30 @@ class Group:
         own = tuple(inputs.own for inputs in shown)
         case = (mapping, self.skeleton.training, own, bool(probe), torch.is_grad_enabled())
         try:
-            if case in self._proven:
-                outputs = self._proven[case].outputs(self.skeleton, state, *shown, shared=shared)
-            else:
-                known = MemberRunner("loop") if self.must_loop else mapping
-                outputs, used = run_or_loop(known, self.skeleton, state, *shown, shared=shared)
-                self._proven[case] = used
+            with self.passing(shared) as common:
+                outputs = self._outputs(case, state, shown, common)
         except Exception as error:
             self._explain(error, shown[0])
             raise
-        self._seen.add(_kind(shown[0]))
+        self._seen.add(kind_of(shown[0]))
         if self.compute is None:
             return list(outputs)
         return [each.to(next(iter(self.weights.values()))) for each in outputs]
+
+    def _outputs(
+        self, case: tuple, state: Tree, shown: Sequence[MemberInputs], shared: Tree
+    ) -> Sequence[Tensor]:
+        """Outputs by the member runner that works for this case."""
+        if case in self._proven:
+            return self._proven[case].outputs(self.skeleton, state, *shown, shared=shared)
+        known = MemberRunner("loop") if self.must_loop else case[0]
+        outputs, used = run_or_loop(known, self.skeleton, state, *shown, shared=shared)
+        self._proven[case] = used
+        return outputs
+
+    def passing(self, shared: Tree) -> AbstractContextManager[Tree]:
+        """A forward pass: the shared tensors as networks take them."""
+        return nullcontext(shared) if self.shards is None else self.shards.passing(shared)
 
     def as_computed(self, x: Inputs) -> Inputs:
         """Inputs [B, ...] in the type of the arithmetic."""
@@ -269,7 +284,8 @@ class Group:
     def first_member(self) -> Tree:
         """All tensors of the first member."""
         own = {name: t[0].detach() for name, t in (self.weights | self.buffers).items()}
-        return self.shared | own
+        shared = self.shared if self.shards is None else self.shards.shown(self.shared)
+        return shared | own
 
     def _real(self, x: Tensor) -> Tensor:
         return x.to(next(iter(self.weights.values())).dtype)
@@ -288,7 +304,7 @@ class Group:
             error = error.__cause__ or error
         if not self._seen or isinstance(error, ShoalError) or "memory" in str(error):
             return
-        (shape, dtype), reason = _kind(shown), first_line(error)
+        (shape, dtype), reason = kind_of(shown), first_line(error)
         known = sorted({tuple(seen) for seen, _ in self._seen})
         if tuple(shape) not in known:
             raise DataError(
@@ -297,7 +313,7 @@ class Group:
             ) from error
         if (shape, dtype) not in self._seen or isinstance(error, IndexError):
             raise DataError(
-                f"the network does not take these inputs of type {_name(dtype)}: {reason}"
+                f"the network does not take these inputs of type {names_of(dtype)}: {reason}"
             ) from error
         alone = len(shown.x[0] if shown.own else shown.x) == 1
         if alone and self.skeleton.training and isinstance(error, ValueError):
@@ -308,7 +324,7 @@ class Group:
 
     def embedded(self, x: Inputs) -> Embedded | None:
         """The first embedding of tokens [B, ...]; None without an embedding."""
-        kind, _ = _kind(MemberInputs(x, False))
+        kind, _ = kind_of(MemberInputs(x, False))
         if (len(x), kind) not in self._embedded:
             self._embedded[len(x), kind] = first_called(self.skeleton, self.first_member(), x)
         return self._embedded[len(x), kind]
@@ -332,19 +348,3 @@ def _lowered(x: Inputs, dtype: torch.dtype, own: bool) -> Inputs:
     if isinstance(x, Structured):
         return x.map(lambda tensor: lowered_inputs(tensor, dtype, own))
     return lowered_inputs(x, dtype, own) if isinstance(x, Tensor) else x
-
-
-def _kind(shown: MemberInputs) -> tuple[Any, Any]:
-    """Shape and type of one input; for a structure, of each of its tensors."""
-    x, own = shown
-    if isinstance(x, Tensor):
-        return x.shape[1 + own :], x.dtype
-    if isinstance(x, Opaque):
-        return (type(x.value).__name__,), None
-    parts = x.tensors.items()
-    return tuple((n, *t.shape[1 + own :]) for n, t in parts), tuple(t.dtype for _, t in parts)
-
-
-def _name(dtype: Any) -> str:
-    kinds = dtype if isinstance(dtype, tuple) else (dtype,)
-    return ", ".join(str(kind).removeprefix("torch.") for kind in kinds)

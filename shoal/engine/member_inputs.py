@@ -7,12 +7,22 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, Structured
 from shoal.core.types import Tree
 from shoal.engine.derivatives import forward_with_rows
 from shoal.engine.network_call import call_network, selected_output
 
-__all__ = ["MemberCall", "MemberInputs", "Unpacked", "each_member", "tensors_of", "unpacked"]
+__all__ = [
+    "MemberCall",
+    "MemberInputs",
+    "Unpacked",
+    "each_member",
+    "kind_of",
+    "names_of",
+    "tensors_of",
+    "unpacked",
+]
 
 MemberCall = Callable[..., tuple[Tensor, ...]]
 """Outputs from private tensors, shared tensors and inputs."""
@@ -23,6 +33,23 @@ class MemberInputs(NamedTuple):
 
     x: Inputs
     own: bool
+
+
+def kind_of(shown: MemberInputs) -> tuple[Any, Any]:
+    """Shape and type of one input; for a structure, of each of its tensors."""
+    x, own = shown
+    if isinstance(x, Tensor):
+        return x.shape[1 + own :], x.dtype
+    if isinstance(x, Opaque):
+        return (type(x.value).__name__,), None
+    parts = x.tensors.items()
+    return tuple((n, *t.shape[1 + own :]) for n, t in parts), tuple(t.dtype for _, t in parts)
+
+
+def names_of(dtype: Any) -> str:
+    """Names of the types of inputs, as `kind_of` gives them."""
+    kinds = dtype if isinstance(dtype, tuple) else (dtype,)
+    return ", ".join(str(kind).removeprefix("torch.") for kind in kinds)
 
 
 class Unpacked(NamedTuple):

@@ -34,6 +34,7 @@ from shoal.engine.member_layers.pending import computed
 from shoal.engine.once import Once, Spoiled
 from shoal.engine.recompute import recomputed_blocks
 from shoal.engine.recurrent import own_recurrence
+from shoal.engine.sharded_trunk import ShardedTensor, WholeFirst
 
 __all__ = [
     "MemberInputs",
@@ -295,9 +296,10 @@ def without_fallback_warnings() -> Iterator[None]:
             functorch._set_vmap_fallback_warning_enabled(True)
 
 
-def _in_member_layers(one: MemberCall, *given: Any) -> tuple[Tensor, ...]:
-    with member_layers():
-        return computed(one(*given))
+def _in_member_layers(one: MemberCall, own: Tree, shared: Tree, *given: Any) -> tuple[Tensor, ...]:
+    sharded = any(isinstance(tensor, ShardedTensor) for tensor in shared.values())
+    with member_layers(), WholeFirst() if sharded else nullcontext():
+        return computed(one(own, shared, *given))
 
 
 def _device(shown: Sequence[Unpacked]) -> torch.device:

@@ -31,15 +31,13 @@ from shoal.engine.processes import (
     same_error,
 )
 
-__all__ = ["Agreement", "Mesh", "own_members"]
+__all__ = ["Agreement", "Arrival", "Mesh"]
 
 
-def own_members(members: int, layout: str | None = None) -> slice | None:
-    """The members that this process would train; None for one process."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    rows, columns = layout_of(layout, members, dist.get_world_size())
-    return shares(members, rows)[dist.get_rank() // columns]
+_dist: Any = dist
+# Names of torch before 2.13 come second.
+_gather_single = getattr(_dist, "all_gather_single", None) or _dist.all_gather_into_tensor
+_sum_single = getattr(_dist, "reduce_scatter_single", None) or _dist.reduce_scatter_tensor
 
 
 class Agreement(NamedTuple):
@@ -52,6 +50,21 @@ class Agreement(NamedTuple):
 
     stop: int = 0
     save: bool = False
+
+
+class Arrival:
+    """A tensor on its way from the other replicas, which may be computed with meanwhile."""
+
+    def __init__(self, mesh: "Mesh", work: Any, buffer: Tensor, rows: int) -> None:
+        self._mesh, self._work, self._buffer, self._rows = mesh, work, buffer, rows
+
+    def wait(self) -> Tensor:
+        """The tensor, as soon as it is here."""
+        if self._work is not None:
+            with self._mesh._exchange():
+                self._work.wait()
+            self._work = None
+        return self._buffer[: self._rows]
 
 
 @dataclass(eq=False)
@@ -69,6 +82,7 @@ class Mesh:
         waited: seconds that this process has spent in exchanges of steps.
         wishes: what this process wants all to agree on at the next step.
         agreed: what all agreed on at the last step.
+        ahead: columns of weights on their way since the beginning of this step, if any.
     """
 
     total: int
@@ -81,6 +95,7 @@ class Mesh:
     waited: float = 0.0
     wishes: Agreement = Agreement()
     agreed: Agreement = Agreement()
+    ahead: Arrival | None = None
 
     @classmethod
     def current(
@@ -141,7 +156,7 @@ class Mesh:
         packed = torch.cat([own.detach().flatten(1), flags.to(own).unsqueeze(1)], 1)
         parts = self._all_gather(packed, sizes, self.groups[0], self.place[0], kind)
         whole = torch.cat(parts)
-        return whole[:, :-1].reshape(-1, *own.shape[1:]), whole[:, -1] > 0.5
+        return whole[:, :-1].reshape(len(whole), *own.shape[1:]), whole[:, -1] > 0.5
 
     def gather_rows(self, own: Tensor, points: int) -> Tensor:
         """Outputs [m, B, ...] of a whole batch from those of each replica [m, b, ...]."""
@@ -150,6 +165,39 @@ class Mesh:
         group, place = self.groups[1], self.place[1]
         whole = torch.cat(self._all_gather(packed, sizes, group, place, "batch"))
         return whole.reshape(points, len(own), *own.shape[2:]).transpose(0, 1)
+
+    def shard_rows(self, total: int) -> slice:
+        """Rows of a tensor in shards that this replica holds; the last shard may be shorter."""
+        longest = -(-total // self.grid[1])
+        first = self.place[1] * longest
+        return slice(min(first, total), min(first + longest, total))
+
+    def gather_shards(self, own: Tensor, total: int, kind: str = "trunk") -> Arrival:
+        """Begin to gather a tensor [total, ...] from the rows of each replica (`shard_rows`)."""
+        shape = (-(-total // self.grid[1]), *own.shape[1:])
+        padded = own.detach().contiguous()
+        if len(own) < shape[0]:
+            padded = own.new_zeros(shape)
+            padded[: len(own)] = own.detach()
+        buffer = own.new_empty(self.grid[1] * shape[0], *shape[1:], requires_grad=False)
+        with peers_watched():
+            work = _gather_single(buffer, padded, group=self.groups[1], async_op=True)
+        self.received[kind] += (self.grid[1] - 1) * padded.numel() * padded.element_size()
+        return Arrival(self, work, buffer, total)
+
+    def sum_shards(self, whole: Tensor, kind: str = "trunk gradients") -> Tensor:
+        """Own rows (`shard_rows`) of the sum of a tensor [total, ...] over the replicas."""
+        rows, total = self.shard_rows(len(whole)), len(whole)
+        longest = -(-total // self.grid[1])
+        padded = whole.detach().contiguous()
+        if total < longest * self.grid[1]:
+            padded = whole.new_zeros(longest * self.grid[1], *whole.shape[1:])
+            padded[:total] = whole.detach()
+        found = whole.new_empty(longest, *whole.shape[1:])
+        with self._exchange():
+            _sum_single(found, padded, group=self.groups[1])
+        self.received[kind] += (self.grid[1] - 1) * found.numel() * found.element_size()
+        return found[: rows.stop - rows.start]
 
     def to_columns(self, own: Tensor, flags: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """This process's share of the coordinates of all members [M, S, d], with a flag each.
@@ -166,9 +214,21 @@ class Mesh:
         long = sites * (mine.stop - mine.start) + 1
         sizes = [(shard.stop - shard.start) * long for shard in self.shards]
         flat = torch.cat([piece.flatten() for piece in pieces])
-        flat = self._all_to_all(flat, [piece.numel() for piece in pieces], sizes, kind)
+        flat = self._all_to_all(flat, [piece.numel() for piece in pieces], sizes, kind).wait()
         whole = flat.view(self.total, long)
         return whole[:, :-1].reshape(self.total, sites, -1), whole[:, -1] > 0.5
+
+    def begin_columns(self, own: Tensor, kind: str) -> Arrival:
+        """Begin `to_columns` before the flags are known: the columns [M S d] of all members."""
+        pieces = [own[:, :, each].flatten() for each in shares(own.shape[2], self.grid[0])]
+        mine = self.columns(own.shape[2])
+        long = own.shape[1] * (mine.stop - mine.start)
+        sizes = [(shard.stop - shard.start) * long for shard in self.shards]
+        return self._all_to_all(torch.cat(pieces), [len(piece) for piece in pieces], sizes, kind)
+
+    def flags(self, own: Tensor, like: Tensor, kind: str = "flags") -> Tensor:
+        """Flags [M] of all members from those of each process [m]; they travel as numbers."""
+        return self.gather(like.new_empty(len(own), 0), own, kind)[1]
 
     def to_rows(self, columns: Tensor, width: int, kind: str) -> Tensor:
         """All coordinates of the own members [m, S, D], from columns [M, S, d]."""
@@ -176,7 +236,7 @@ class Mesh:
         spans = shares(width, self.grid[0])
         given = [(s.stop - s.start) * columns[0].numel() for s in self.shards]
         taken = [m * sites * (s.stop - s.start) for s in spans]
-        flat = self._all_to_all(columns.flatten(), given, taken, kind)
+        flat = self._all_to_all(columns.flatten(), given, taken, kind).wait()
         return torch.cat([part.view(m, sites, -1) for part in flat.split(taken)], 2)
 
     def columns(self, width: int) -> slice:
@@ -278,12 +338,12 @@ class Mesh:
         found[place] = padded
         return [part[:size] for part, size in zip(found, sizes, strict=True)]
 
-    def _all_to_all(self, flat: Tensor, given: list[int], taken: list[int], kind: str) -> Tensor:
+    def _all_to_all(self, flat: Tensor, given: list[int], taken: list[int], kind: str) -> Arrival:
         if len(given) == 1:
-            return flat
-        found = flat.new_empty(sum(taken))
-        with self._exchange():
-            dist.all_to_all_single(found, flat.contiguous(), taken, given, group=self.groups[0])
+            return Arrival(self, None, flat, len(flat))
+        found, own = flat.new_empty(sum(taken)), flat.contiguous()
+        with peers_watched():
+            work = dist.all_to_all_single(found, own, taken, given, self.groups[0], async_op=True)
         others = sum(taken) - taken[self.place[0]]
         self.received[kind] += others * flat.element_size()
-        return found
+        return Arrival(self, work, found, len(found))

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from shoal.engine.sharded_trunk import with_whole_tensors
+
 __all__ = ["Once", "Spoiled"]
 
 
@@ -70,7 +72,7 @@ class Once(TorchFunctionMode):
         if drawn in self._random or not self._first:
             return self._private(func, args, kwargs, shared)
         before = _generators() if self._learning else None
-        result = func(*args, **kwargs)
+        result = with_whole_tensors(func, args, kwargs)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if before is not None and not _same(before, _generators()):
             self._random.add(drawn)
@@ -84,7 +86,7 @@ class Once(TorchFunctionMode):
         versions = [tensor._version for tensor in shared]
         if self._first:
             self._read += zip(shared, versions, strict=True)
-        result = func(*args, **kwargs)
+        result = with_whole_tensors(func, args, kwargs)
         if any(t._version != version for t, version in zip(shared, versions, strict=True)):
             raise Spoiled
         return result

@@ -80,7 +80,8 @@ def traffic(
         part = shares(numbers, processes)[rank]
         columns = part.stop - part.start
         there, back = (members - own) * (columns + 1) * size, own * (numbers - columns) * size
-        found |= {"weights": there, "push": back}
+        ahead = (members - own) * columns * size  # the flags follow by themselves
+        found |= {"weights": ahead, "push": back, "flags": (processes - 1) * longest * size}
         found["gram"] = 2 * (processes - 1) * members**2 * size // processes
         found |= {"drives": there, "mixed drives": back} if mixes else {}
     return found

@@ -11,12 +11,14 @@ import torch.distributed as dist
 
 from shoal.core import errors
 from shoal.core.errors import PeerLost, first_line
+from shoal.engine.process_grid import layout_of, shares
 
 __all__ = [
     "TIMEOUT",
     "gathered_bytes",
     "groups_of",
     "join_processes",
+    "own_members",
     "peers_watched",
     "restarted",
     "same_error",
@@ -51,6 +53,14 @@ def _group_of(lists: list[list[int]], limit: timedelta) -> Any:
     """The group that this process belongs to; all processes make all groups."""
     groups = [dist.new_group(ranks, timeout=limit) for ranks in lists]
     return next(g for g, ranks in zip(groups, lists, strict=True) if dist.get_rank() in ranks)
+
+
+def own_members(members: int, layout: str | None = None) -> slice | None:
+    """The members that this process would train; None for one process."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    rows, columns = layout_of(layout, members, dist.get_world_size())
+    return shares(members, rows)[dist.get_rank() // columns]
 
 
 def join_processes(timeout: float = TIMEOUT) -> None:

@@ -14,10 +14,10 @@ from shoal.core.values import came
 from shoal.engine.group import Group
 from shoal.engine.layers import dropout_keys
 from shoal.engine.member_runner import MemberInputs, MemberRunner
-from shoal.engine.mesh import own_members
 from shoal.engine.network_call import required_inputs
 from shoal.engine.offload import Offload
 from shoal.engine.plan import default_runner
+from shoal.engine.processes import own_members
 from shoal.inference.adopted import adopted_groups
 from shoal.inference.initialise import Build, build_members, drawn, spread
 from shoal.inference.offloaded import copied_to_device, parts_on_device, store_buffers

@@ -264,6 +264,6 @@ def _drawn_outputs(
         state = weights | buffers | dict.fromkeys(group.keys, keys)
         usual = default_runner([group], x.device)
         mapping = MemberRunner("loop") if group.must_loop else usual
-        with evaluation_mode(group.skeleton) as skeleton:
-            outputs.append(mapping(skeleton, state, x, False, group.shared))
+        with evaluation_mode(group.skeleton) as skeleton, group.passing(group.shared) as shared:
+            outputs.append(mapping(skeleton, state, x, False, shared))
     return torch.cat(outputs)

@@ -112,11 +112,14 @@ class Drive:
         if result.push is not None and passed.gradients is not None:
             mine = mine._replace(push=result.push[:, rows].contiguous())
         velocity, head = self._back(ensemble, passed, mine)
+        shards = ensemble.groups[0].shards
+        summed = {} if shards is None else {n: t for n, t in velocity.items() if n in shards.shapes}
+        velocity = {name: t for name, t in velocity.items() if name not in summed}
         sums = mesh.add([*velocity.values(), *(head or {}).values()], "velocity", "data")
         if head is not None:
             head = dict(zip(head, sums[len(velocity) :], strict=True))
         velocity = dict(zip(velocity, sums[: len(velocity)], strict=True))
-        return result._replace(head=head), velocity
+        return result._replace(head=head), velocity | summed
 
     def _in_parts(self, ensemble: Ensemble, x: Inputs, parts: Parts) -> tuple[OutputResult, Tree]:
         context = self.context

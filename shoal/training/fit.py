@@ -44,6 +44,7 @@ from shoal.training.prepare import check_count, destination
 from shoal.training.run import Run
 from shoal.training.session import Session
 from shoal.training.settings import Settings
+from shoal.training.sharded_state import check_trunk
 from shoal.training.validation import keeps_best, validation_batches
 
 __all__ = [
@@ -213,6 +214,7 @@ def fit(
     cache: bool = False,
     frozen: int = 0,
     mesh: str | None = None,
+    trunk: str = "replicated",
     peer_timeout: float = 120.0,
     resume: bool = False,
     out: str | Path | None = None,
@@ -284,6 +286,8 @@ def fit(
             and do not move; see `shoal.grow`.
         mesh: processes along members x along data, such as "2x2", when `torchrun` started several;
             by default members are divided first.
+        trunk: where tensors live that members share: "replicated" on every process, or "sharded"
+            over the processes along data, each of which gathers a layer when it is used.
         peer_timeout: seconds after which a silent process counts as lost.
         resume: continue the run in `out`, if there is one.
         save_every: seconds between checkpoints; 0 saves after every step.
@@ -330,6 +334,7 @@ def fit(
         moving = ensemble.members - options.frozen
         processes = Mesh.current(moving, options.mesh, options.peer_timeout, where)
         check_mesh(processes, ensemble, settings)
+        check_trunk(processes, ensemble, options)
         session = Session(ensemble, data, settings, batches, out, listeners, sites, processes)
         session.watch(held, best)
         return session.run(where, dtype, resume or restarted(), progress)

@@ -16,8 +16,16 @@ from shoal.core.tree import finite, member_norms, mixed, per_member, rows
 from shoal.core.types import Leaves, Tree
 from shoal.engine.mesh import Mesh
 from shoal.interaction.cloud import Cloud
+from shoal.interaction.repulsion import Repulsion
 
-__all__ = ["ColumnCloud", "column_cloud", "gathered_cloud", "gathered_drives", "mixed_in_columns"]
+__all__ = [
+    "ColumnCloud",
+    "begin_columns",
+    "column_cloud",
+    "gathered_cloud",
+    "gathered_drives",
+    "mixed_in_columns",
+]
 
 Make = Callable[..., Cloud]
 
@@ -69,11 +77,11 @@ def column_cloud(mesh: Mesh, frozen: Leaves | None, frozen_alive: Tensor | None)
     """Makes the cloud of a share of the coordinates, from all coordinates of the own members."""
 
     def make(leaves: Leaves, alive: Tensor, centred: bool = True) -> Cloud:
-        leaves = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
+        leaves = _wide(leaves)
         widths = tuple(leaf.shape[2] for leaf in leaves)
         alive = alive & torch.stack([leaf.sum((-2, -1)) for leaf in leaves]).isfinite().all(0)
         own = torch.cat([leaf.detach() for leaf in leaves], 2)
-        columns, everyone = mesh.to_columns(own, alive, "weights")
+        columns, everyone = _columns(mesh, own, alive)
         if frozen is not None and frozen_alive is not None:
             old = torch.cat(list(frozen), 2)[:, :, mesh.columns(sum(widths))]
             columns = torch.cat([old.to(columns), columns])
@@ -86,6 +94,30 @@ def column_cloud(mesh: Mesh, frozen: Leaves | None, frozen_alive: Tensor | None)
         )
 
     return make
+
+
+def begin_columns(mesh: Mesh | None, repulsion: Repulsion | None, weights: Tree) -> None:
+    """Send weights to the processes that compare them, while both passes of a step are computed.
+
+    Weights do not change before the end of the step. Which members are finite is sent later.
+    """
+    if mesh is None or repulsion is None or repulsion.space.base != "weights" or mesh.grid[0] == 1:
+        return
+    still = {name: tensor.detach() for name, tensor in weights.items()}
+    own = torch.cat(_wide(repulsion.space(still)), 2)
+    mesh.ahead = mesh.begin_columns(own, "weights")
+
+
+def _columns(mesh: Mesh, own: Tensor, alive: Tensor) -> tuple[Tensor, Tensor]:
+    """A share of the coordinates of all members, perhaps on its way already, and flags."""
+    ahead, mesh.ahead = mesh.ahead, None
+    if ahead is None:
+        return mesh.to_columns(own, alive, "weights")
+    return ahead.wait().view(mesh.total, own.shape[1], -1), mesh.flags(alive, own)
+
+
+def _wide(leaves: Leaves) -> list[Tensor]:
+    return [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in leaves]
 
 
 def gathered_drives(mesh: Mesh, drive: Tree) -> Tree:

@@ -40,6 +40,7 @@ class Shards:
 
     def share(self, parts: Parts) -> Parts:
         """The tensors that this process writes, by their names in the whole."""
+        parts = {kind: self.parted.unsharded(kind, tree) for kind, tree in parts.items()}
         if self.parted.mesh.place[1] > 0:
             return {}
         found: Parts = {}
@@ -83,6 +84,9 @@ class Shards:
         if kind == "tracker":
             first = total - parted.mesh.total
             return [slice(0, first), slice(first + own.start, first + own.stop)]
+        divided = parted.shard_of(kind, name)
+        if parted.shards is not None and divided is not None:
+            return [parted.shards.rows(divided)]
         if kind == "optimizer" and parted.is_private(name):
             within = parted.within(name)
             return [within] if within.start < within.stop else []

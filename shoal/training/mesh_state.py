@@ -16,9 +16,11 @@ from shoal.core.errors import ConfigError
 from shoal.core.files import Layout
 from shoal.core.types import Tree
 from shoal.engine.mesh import Mesh
+from shoal.engine.sharded_trunk import TrunkShards
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import FunctionalPrior, FunctionSpace
 from shoal.training.settings import Settings
+from shoal.training.sharded_state import divide_trunk, restore_trunk
 from shoal.training.step import StepInfo
 
 __all__ = ["Parted", "agreed", "check_mesh", "prior_of_all"]
@@ -31,10 +33,13 @@ class Parted:
         whole: the ensemble of all members; other processes' rows are filled by `collect`.
         mesh: the processes.
         frozen: number of frozen members, which every process has.
+        sharded: replicas divide the tensors that members share.
+        shards: how they do; None for whole tensors.
     """
 
-    def __init__(self, whole: Ensemble, mesh: Mesh, frozen: int) -> None:
-        self.whole, self.mesh, self.frozen = whole, mesh, frozen
+    def __init__(self, whole: Ensemble, mesh: Mesh, frozen: int, sharded: bool = False) -> None:
+        self.whole, self.mesh, self.frozen, self.sharded = whole, mesh, frozen, sharded
+        self.shards: TrunkShards | None = None
 
     def part(self) -> Ensemble:
         """The frozen members and the own members; without frozen members on the same memory."""
@@ -52,6 +57,8 @@ class Parted:
             part.builds = [None] * len(part.groups)
         for group in part.groups:
             group.shared = dict(group.shared)
+        if self.sharded:
+            self.shards = divide_trunk(whole, part, self.mesh)
         return part
 
     def layout(self, dtype: torch.dtype) -> Layout:
@@ -63,12 +70,15 @@ class Parted:
 
     def collect(self, part: Ensemble) -> Ensemble:
         """The whole with the tensors of all processes, on every process, in host memory."""
+        if self.shards is not None:
+            restore_trunk(self.whole, part, self.shards)
         if part.dtype != self.whole.dtype or self.whole.device.type != "cpu":
             self.whole.to("cpu", part.dtype)
         mine = {name: t.detach().cpu() for name, t in part.changing_state.items()}
         for name, tensor in self.whole.changing_state.items():
             if name.startswith("shared/"):
-                tensor.data.copy_(mine[name])
+                if self.shard_of("ensemble", name) is None:
+                    tensor.data.copy_(mine[name])
                 continue
             start = 0 if name == "alive" else self.span(name).start
             for row, rows in enumerate(self.rows_of(name)):
@@ -89,6 +99,7 @@ class Parted:
 
     def gathered(self, state: Tree) -> Tree:
         """`Ensemble.changing_state` of all members, on the first process; its own elsewhere."""
+        state = self.unsharded("ensemble", state)
         own = {name: t.detach().cpu() for name, t in state.items()}
         rows = {
             name: t[len(t) - self.own_rows(name) :]
@@ -115,6 +126,28 @@ class Parted:
             name: own[name] if name.startswith("shared/") else torch.cat(found[name])
             for name in self.whole.changing_state
         }
+
+    def shard_of(self, kind: str, name: str) -> str | None:
+        """The divided tensor that a tensor of the ensemble or the optimiser belongs to, if any."""
+        if self.shards is None or kind not in ("ensemble", "optimizer"):
+            return None
+        kept = (name if kind == "ensemble" else self.optimized(name)).removeprefix("shared/")
+        return kept if kept in self.shards.shapes else None
+
+    def unsharded(self, kind: str, tree: Tree) -> Tree:
+        """The tree with whole tensors instead of shards, in host memory of the first process.
+
+        The other processes keep their shards; all of them call this.
+        """
+        if self.shards is None:
+            return tree
+        found = dict(tree)
+        for name, tensor in tree.items():
+            divided = self.shard_of(kind, name)
+            if divided is not None and tensor.ndim:
+                whole = self.shards.whole(divided, tensor)
+                found[name] = whole.cpu() if self.mesh.first else tensor
+        return found
 
     def shifted(self, members: slice) -> slice:
         """Trained members by their numbers in the whole, where frozen members come first."""

@@ -31,6 +31,7 @@ from shoal.training.offload import OffloadedSteps, laid_out_like
 from shoal.training.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.prepare import divided, hand_over
 from shoal.training.settings import Settings
+from shoal.training.sharded_state import norms_of_whole, shares_of_noise
 from shoal.training.stage_kernels import kernels_first
 from shoal.training.stages import Stages
 from shoal.training.step import Batch, StepInfo, forces_in
@@ -95,6 +96,8 @@ class Mover(StepMemory):
         if mesh is not None:  # neither captures nor compilers see messages between processes
             self.plan = replace(self.plan, graph=False, compiled=False)
         self.mapping = self.plan.mapping or MemberRunner()
+        if ensemble.groups[0].shards is not None:  # one stream sends and receives
+            self.mapping = replace(self.mapping, streams=1, compiled=False)
         self.context = StepContext(
             posterior=self._posterior(likelihood, n),
             repulsion=self.repulsion,
@@ -174,7 +177,8 @@ class Mover(StepMemory):
         )
         info = agreed(self.mesh, info, self.repulsion is not None)
         shared = moving.trained_shared
-        velocity = clip_members(velocity, settings.options.clip, self.spans, shared)
+        norms = norms_of_whole(moving)
+        velocity = clip_members(velocity, settings.options.clip, self.spans, shared, norms)
         for name, weight in self.trained.items():
             weight.grad = laid_out_like(weight, velocity[name])
         if settings.options.noise is not None:
@@ -183,7 +187,8 @@ class Mover(StepMemory):
             count = info.alive.sum() if info.count is None else info.count
             count = count.clamp(min=1)
             together = list(shared.values())
-            add_shared_noise(together, count, self.optimizer, heat, settings.options.seed, step)
+            how = self.optimizer, heat, settings.options.seed, step, shares_of_noise(moving)
+            add_shared_noise(together, count, *how)
         self.optimizer.step()
         self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
         return info

@@ -129,6 +129,7 @@ def add_shared_noise(
     heat: float,
     seed: int,
     step: int | Tensor,
+    shares: Sequence[tuple[int, int]] | None = None,
 ) -> None:
     """Add noise to the velocity of tensors that M members share and train, held as `grad`.
 
@@ -143,6 +144,7 @@ def add_shared_noise(
         heat: noise T / N.
         seed: seed of the run.
         step: number of the training step.
+        shares: numbers in each whole tensor, and the first one here, for tensors in shards.
     """
     if not tensors:
         return
@@ -150,7 +152,17 @@ def add_shared_noise(
     keys = hashed(key(seed, "shared noise", step, device)).reshape(1)
     one = torch.ones(1, device=device)
     std = one * noise_std(optimizer, heat) * members**-0.5
-    _add([gradient.unsqueeze(0) for gradient in _gradients(tensors)], keys, std)
+    gradients = _gradients(tensors)
+    if shares is None:
+        _add([gradient.unsqueeze(0) for gradient in gradients], keys, std)
+        return
+    place = 0
+    for gradient, (total, first) in zip(gradients, shares, strict=True):
+        skipped, odd = divmod(first, 2)
+        pairs = (odd + gradient.numel() + 1) // 2
+        numbers = normal_stream(keys, place + skipped, pairs)[0, odd : odd + gradient.numel()] * std
+        gradient += numbers.reshape(gradient.shape)
+        place += (total + 1) // 2
 
 
 def _gradients(tensors: Iterable[Tensor]) -> list[Tensor]:

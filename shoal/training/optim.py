@@ -5,7 +5,7 @@ Every elementwise optimiser of torch treats each member alone.
 
 import functools
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,17 +127,20 @@ def clip_members(
     limit: float | None,
     spans: Sequence[slice] | None = None,
     shared: Collection[str] = (),
+    shared_norms: Callable[[Tree], Tensor] = member_norms,
 ) -> Tree:
     """Shorten each member's velocity to the norm `limit`, each member by itself.
 
-    The tensors that all members train together (`shared`) are shortened as one more member.
+    The tensors that all members train together (`shared`) are shortened as one more member, whose
+    norm `shared_norms` gives.
     """
     if limit is None:
         return velocity
     if shared:
         own = {name: t for name, t in velocity.items() if name not in shared}
         common = {name: velocity[name].unsqueeze(0) for name in shared}
-        clipped = {name: t[0] for name, t in clip_members(common, limit).items()}
+        scale = (limit / shared_norms(common)).clamp(max=1.0)
+        clipped = {name: (t * per_member(scale, t))[0] for name, t in common.items()}
         return clip_members(own, limit, spans) | clipped
     scale = (limit / member_norms(velocity, spans)).clamp(max=1.0)
     spans = spans or [slice(None)] * len(velocity)

@@ -18,6 +18,7 @@ __all__ = [
     "number",
     "output_name",
     "place",
+    "placing",
     "positive",
     "process_grid",
     "seconds",
@@ -176,6 +177,13 @@ def which_kept(name: str, value: Any) -> str:
     if isinstance(value, str) and value in ("best", "last"):
         return value
     raise ConfigError(f"{name} must be 'best' or 'last', not {came(value)}")
+
+
+def placing(name: str, value: Any) -> str:
+    """How processes hold what members share."""
+    if value in ("replicated", "sharded"):
+        return value
+    raise ConfigError(f"{name} must be 'replicated' or 'sharded', not {came(value)}")
 
 
 def _is_truth(value: Any) -> bool:

@@ -20,6 +20,7 @@ from shoal.training.option_checks import (
     number,
     output_name,
     place,
+    placing,
     positive,
     process_grid,
     seconds,
@@ -191,6 +192,13 @@ class Options:
         'processes along members x along data, such as "2x2", when `torchrun` started several; by '
         "default members are divided first.",
         process_grid,
+        kept=False,
+    )
+    trunk: str = option(
+        "replicated",
+        'where tensors live that members share: "replicated" on every process, or "sharded" over '
+        "the processes along data, each of which gathers a layer when it is used.",
+        placing,
         kept=False,
     )
     peer_timeout: float = option(

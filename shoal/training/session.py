@@ -1,5 +1,6 @@
 """One call of `fit`: the training loop, its messages and its folder."""
 
+import functools
 import math
 import os
 import time
@@ -17,6 +18,7 @@ from shoal.core.interruption import Interruption
 from shoal.core.lock import FolderLock
 from shoal.core.progress import Progress, make_progress
 from shoal.core.random import derive
+from shoal.core.types import Tree
 from shoal.data.dataset import Dataset
 from shoal.data.sources import ArrayBatches, LoaderBatches
 from shoal.engine.mesh import Mesh
@@ -63,7 +65,8 @@ class Session:
         mesh: Mesh | None = None,
     ) -> None:
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
-        self.processes = Processes(mesh, ensemble, settings.options.frozen)
+        sharded = settings.options.trunk == "sharded"
+        self.processes = Processes(mesh, ensemble, settings.options.frozen, sharded)
         self.sites = sites
         self.folder = None if out is None else RunFolder(Path(out))
         self.listeners = listeners
@@ -202,7 +205,8 @@ class Session:
         processes, started = self.processes, time.monotonic()
         for _ in processes.steps(trainer.run(), self.interruption, self._due):
             if not self.begun:
-                processes.on_first(self._begin)
+                frozen = processes.frozen_state(trainer.ensemble) if self.folder else {}
+                processes.on_first(functools.partial(self._begin, frozen))
                 self.begun = True
             progress.step()
             if self.watched:
@@ -226,10 +230,10 @@ class Session:
         """When the next checkpoint is due."""
         return math.inf if self.folder is None else self.saver.due
 
-    def _begin(self) -> None:
+    def _begin(self, frozen: Tree) -> None:
         """Write the run's folder, after the first step has succeeded."""
         if self.folder is not None:
-            keep(self.folder.path, self.axes, self.ensemble.frozen_state)
+            keep(self.folder.path, self.axes, frozen)
             if self.settings.options.keep_every is not None:
                 # Before the config: every folder with a run has its first snapshot.
                 Trajectory(self.folder.path).keep(

@@ -35,9 +35,11 @@ class Processes:
         ensemble: all members.
     """
 
-    def __init__(self, mesh: Mesh | None, ensemble: Ensemble, frozen: int) -> None:
+    def __init__(
+        self, mesh: Mesh | None, ensemble: Ensemble, frozen: int, sharded: bool = False
+    ) -> None:
         self.mesh, self.ensemble = mesh, ensemble
-        self._parted = None if mesh is None else Parted(ensemble, mesh, frozen)
+        self._parted = None if mesh is None else Parted(ensemble, mesh, frozen, sharded)
 
     @property
     def first(self) -> bool:
@@ -117,6 +119,12 @@ class Processes:
         if self._parted is None:
             return part.changing_state
         return self._parted.gathered(part.changing_state)
+
+    def frozen_state(self, part: Ensemble) -> Tree:
+        """`Ensemble.frozen_state` of all members, on the first process."""
+        if self._parted is None or self._parted.shards is None:
+            return self.ensemble.frozen_state
+        return self._parted.unsharded("ensemble", part.frozen_state)
 
     def copied(self, part: Ensemble) -> Tree:
         """A copy of `state`, in new memory."""

@@ -9,6 +9,7 @@ from shoal.engine.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.training.all_members import pushed_members
 from shoal.training.context import StepContext
+from shoal.training.sharded_state import is_sound_everywhere
 
 __all__ = ["shared_velocity", "shares_of_drives"]
 
@@ -63,6 +64,7 @@ def shared_velocity(
     found = {name: tensor[0] for name, tensor in moved.items()}
     # A member that diverges in this very step reaches all gradients; it is left out from now on.
     sound = torch.stack([finite(tensor).all() for tensor in found.values()]).all()
+    sound = is_sound_everywhere(ensemble, sound)
     return {name: torch.where(sound, tensor, 0.0) for name, tensor in found.items()}
 
 

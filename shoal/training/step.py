@@ -49,6 +49,7 @@ from shoal.interaction.spaces import innermost
 from shoal.training.adversarial import Adversarial
 from shoal.training.context import StepContext
 from shoal.training.drive import Drive
+from shoal.training.mesh_cloud import begin_columns
 from shoal.training.parts import Parts
 from shoal.training.shared_velocity import shared_velocity, shares_of_drives
 from shoal.training.stages import (
@@ -229,6 +230,7 @@ def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[T
     """`forces` with a ready context, as a trainer has one."""
     posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
     shares = shares_of_drives(context, ensemble)
+    begin_columns(context.mesh, repulsion, ensemble.weights)
     result, velocity = passes(context, ensemble, batch, shares)
     if result.head is not None:
         lengths = head_lengths(ensemble, result.head, velocity)

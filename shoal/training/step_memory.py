@@ -148,6 +148,8 @@ class StepMemory:
     @property
     def watches_memory(self) -> bool:
         """Whether memory decides how members run: with a limit, and with several on a GPU."""
+        if self.ensemble.groups[0].shards is not None:  # processes must run the same passes
+            return False
         on_gpu = self.ensemble.device.type == "cuda"
         several = on_gpu and self.moving.members > 1
         return self.limit is not None or several or self.offloaded is not None

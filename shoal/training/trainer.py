@@ -181,6 +181,8 @@ class Trainer(Mover):
         """Autotune member runner and threads on the CPU; returns the number of threads."""
         ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
         worth = self.steps - self.step >= WORTH_A_TRIAL and self.offloaded is None
+        # Trials of two processes would differ in number, and each gathers a trunk in shards.
+        worth = worth and ensemble.groups[0].shards is None
         if ensemble.device.type != "cpu" or not worth:
             return torch.get_num_threads()
         x, y = self.batches.first()

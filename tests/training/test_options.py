@@ -88,7 +88,7 @@ def test_objects_are_made_from_options():
 
 
 def test_what_a_run_remembers_is_what_decides_its_numbers():
-    placing = {"cache", "device", "memory", "mesh", "offload", "resident"}
+    placing = {"cache", "device", "memory", "mesh", "offload", "resident", "trunk"}
     waiting = {"peer_timeout", "save_every", "stall_after"}
     assert set(NAMES) - set(KEPT) == placing | waiting
     remembered = Settings.resolve(Options(likelihood="categorical")).config()
