@@ -1,0 +1,253 @@
+"""The base of the estimators for scikit-learn: preprocessing, training, predictions."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, clone
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
+from torch import nn
+
+from shoal.core.errors import DataError
+from shoal.data.dataset import Dataset, Split
+from shoal.data.sources import as_split
+from shoal.evaluation.predict import predict
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.priors import Gaussian
+from shoal.integrations.sklearn_preprocessing import (
+    as_numbers,
+    fitted,
+    is_table,
+    merged,
+    preprocessing_for,
+    rows_of,
+    transformed,
+)
+from shoal.models.blueprint import Architecture, Blueprint
+from shoal.models.mlp import MLP
+from shoal.prediction.predictive import Predictive
+from shoal.training.fit import fit
+from shoal.training.own_data import OWN_DATA
+from shoal.training.run import Run
+
+__all__ = ["EnsembleEstimator", "Network"]
+
+Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
+"""Makes a network for inputs of a shape and a number of outputs, or has a method that does."""
+
+LARGEST_BATCH = 200
+"""Data points per batch for batch_size="auto", as in scikit-learn's networks."""
+
+
+@dataclass(frozen=True)
+class _OwnNetwork:
+    """The user's function with its arguments; unlike a closure it can be pickled."""
+
+    network: Callable[[tuple[int, ...], int], nn.Module]
+    input_shape: tuple[int, ...]
+    outputs: int
+
+    def __post_init__(self) -> None:
+        # the name under which a run folder stores a network that it cannot rebuild
+        name = getattr(self.network, "__qualname__", type(self.network).__qualname__)
+        object.__setattr__(self, "__qualname__", name)
+
+    def __call__(self) -> nn.Module:
+        return self.network(self.input_shape, self.outputs)
+
+
+class EnsembleEstimator(BaseEstimator):
+    """What both estimators have in common: preprocessing, training, predictions."""
+
+    members: int
+    hidden: Sequence[int]
+    method: Any
+    strength: float | None
+    epochs: int
+    batch_size: int | str
+    learning_rate: float
+    prior_std: float
+    early_stopping: bool
+    validation_fraction: float
+    n_iter_no_change: int
+    network: Network | None
+    preprocess: Any
+    device: Any
+    out: str | Path | None
+    options: Mapping[str, Any] | None
+    random_state: Any
+    verbose: bool
+    run_: Run
+    preprocessing_: Any
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit preprocessing and ensemble.
+
+        Args:
+            X: inputs, an array [N, D] or a DataFrame.
+            y: targets [N] or [N, K].
+            sample_weight: weight of each data point [N]. A whole number equals repetition, to the
+                bit. The total weight counts as N beside the prior.
+        """
+        if y is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} requires y to be passed, but the target y is None")
+        X, y = self._checked_inputs(X, reset=True), self._checked_targets(y)
+        check_consistent_length(X, y)
+        weight = None
+        if sample_weight is not None:
+            weight = _checked_weights(sample_weight, len(y))
+            kept = np.flatnonzero(weight)
+            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
+        X, targets, weight = merged(X, self._encoded(y, learn=True), weight)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._train(X, targets, self._weighted(targets, weight), seed)
+        return self
+
+    def predictive(self, X: Any) -> Predictive:
+        """The prediction with all uncertainties, for the functions of Shoal."""
+        check_is_fitted(self)
+        return predict(self.run_, self._prepared(self._checked_inputs(X, reset=False)))
+
+    def dataset(self, X: Any, y: Any, train: tuple[Any, Any] | None = None) -> Dataset:
+        """Test data as the networks take them, for `shoal.report`, `shoal.evaluate` and others.
+
+        Args:
+            X: inputs of the test set.
+            y: targets of the test set.
+            train: a pair (X, y) of training data, for `shoal.evidence` and `shoal.landscape`.
+        """
+        check_is_fitted(self)
+        test = self._split(X, y)
+        known = Split(test.x[:0], test.y[:0]) if train is None else self._split(*train)
+        return Dataset(OWN_DATA, known, test, classes=self._class_names())
+
+    @abstractmethod
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        """Refuse unsuitable targets."""
+
+    @abstractmethod
+    def _encoded(self, y: np.ndarray, learn: bool = False) -> np.ndarray:
+        """Targets as the likelihood takes them; `learn` the classes first."""
+
+    @abstractmethod
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        """The likelihood of the encoded targets."""
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
+        return weight
+
+    def _class_names(self) -> tuple[str, ...] | None:
+        return None
+
+    def _checked_inputs(self, X: Any, reset: bool) -> Any:
+        if is_table(X):
+            X = X if hasattr(X, "iloc") else X.to_pandas()
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            if 0 not in X.shape:
+                return X
+        several_axes = self.network is not None and self.preprocess is None
+        return validate_data(
+            self,
+            X,
+            reset=reset,
+            dtype=np.float64,
+            order="C",  # sums do not depend on the layout of the caller's array
+            ensure_all_finite="allow-nan" if self.preprocess is not None else True,
+            allow_nd=several_axes,
+        )
+
+    def _prepared(self, X: Any) -> np.ndarray:
+        if self.preprocessing_ is not None:
+            return transformed(self.preprocessing_, X)
+        return as_numbers(X)
+
+    def _split(self, X: Any, y: Any) -> Split:
+        x = self._prepared(self._checked_inputs(X, reset=False))
+        return as_split((x, self._encoded(self._checked_targets(y))), self.run_.ensemble.dtype)
+
+    def _fit_preprocessing(self, X: Any, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+        if self.preprocess is None:
+            self.preprocessing_ = None
+            return self._prepared(X)
+        automatic = isinstance(self.preprocess, str) and self.preprocess == "auto"
+        self.preprocessing_ = preprocessing_for(X) if automatic else clone(self.preprocess)
+        return fitted(self.preprocessing_, X, y, weight)
+
+    def _train(self, X: Any, y: np.ndarray, weight: np.ndarray | None, seed: int) -> None:
+        held_out = {}
+        if self.early_stopping:
+            rows, others = self._held_out(y, seed)
+            x_others, y_others = rows_of(X, others), y[others]
+            X, y = rows_of(X, rows), y[rows]
+            weight = None if weight is None else weight[rows]
+        x = self._fit_preprocessing(X, y, weight)
+        if self.early_stopping:
+            validation = self._prepared(x_others), y_others
+            patience = self.n_iter_no_change
+            held_out = {"validation": validation, "patience": patience, "keep": "best"}
+        size = min(LARGEST_BATCH, len(x)) if self.batch_size == "auto" else self.batch_size
+        likelihood, split = self._likelihood(y), as_split((x, y))
+        outputs = likelihood.width_for(split.y, len(getattr(self, "classes_", ())))
+        build = self._build(x.shape[1:], outputs)
+        options = {
+            "method": self.method,
+            "likelihood": likelihood,
+            "strength": self.strength,
+            "epochs": self.epochs,
+            "batch_size": size,
+            "lr": self.learning_rate,
+            "prior": Gaussian(self.prior_std),
+            "sample_weight": weight,
+            "seed": seed,
+            "device": self.device,
+            "precision": "float64" if self.device in (None, "cpu") else None,
+            "out": self.out,
+            "progress": bool(self.verbose),
+        }
+        options |= held_out | dict(self.options or {})
+        ensemble = Ensemble.init(build, members=self.members, seed=seed)
+        data = Dataset(OWN_DATA, Split(x, y), classes=self._class_names())
+        self.run_ = fit(ensemble, data, **options)
+        self.n_iter_ = len(self.run_.history)
+
+    def _held_out(self, y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers of the training and of the validation data, by class for labels."""
+        by_class = y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
+        rows, share = np.arange(len(y)), self.validation_fraction
+        found = train_test_split(rows, test_size=share, random_state=seed, stratify=by_class)
+        return found[0], found[1]
+
+    def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
+        if self.network is None:
+            return Blueprint(MLP(hidden=tuple(self.hidden)), input_shape, outputs)
+        if hasattr(self.network, "build"):
+            return Blueprint(self.network, input_shape, outputs)  # pyright: ignore
+        return _OwnNetwork(self.network, input_shape, outputs)  # pyright: ignore
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.preprocess is not None
+        return tags
+
+
+def _checked_weights(weight: Any, n: int) -> np.ndarray:
+    found = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if found.shape != (n,):
+        raise DataError(
+            f"sample_weight has shape {found.shape}; wanted one number per point, ({n},)"
+        )
+    if (found < 0).any() or not found.any():
+        raise DataError("sample_weight must be numbers from 0 on, and not all of them zero")
+    return found
