@@ -27,7 +27,7 @@ def measure(method: str, offload: str) -> None:
     torch.set_num_threads(1)
     before, times = peak("VmRSS"), []
 
-    def tick(run: shoal.Run) -> None:
+    def tick(event: shoal.EpochEnd) -> None:
         times.append(time.process_time())
         if len(times) == 1:
             with open("/proc/self/clear_refs", "w") as file:

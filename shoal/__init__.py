@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from shoal.prediction.predictive import Predictive
     from shoal.training.adopt import adopt
     from shoal.training.adversarial import Adversarial
+    from shoal.training.callbacks import Callback, EpochEnd, RunBegin, RunEnd, StepEnd
     from shoal.training.fit import fit
     from shoal.training.grow import grow
     from shoal.training.run import Run, load
@@ -56,6 +57,11 @@ _HOMES = {
     "Run": "training.run",
     "load": "training.run",
     "Adversarial": "training.adversarial",
+    "Callback": "training.callbacks",
+    "RunBegin": "training.callbacks",
+    "StepEnd": "training.callbacks",
+    "EpochEnd": "training.callbacks",
+    "RunEnd": "training.callbacks",
     "adapters": "inference",
     # Predict, evaluate and compare
     "predict": "evaluation.predict",
@@ -114,6 +120,11 @@ __all__ = [  # noqa: RUF022
     "Run",
     "load",
     "Adversarial",
+    "Callback",
+    "RunBegin",
+    "StepEnd",
+    "EpochEnd",
+    "RunEnd",
     "adapters",
     "predict",
     "Predictive",

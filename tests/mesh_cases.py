@@ -297,9 +297,9 @@ def received_bytes(out, name, rank):
     return received
 
 
-def stop_once(run):
+def stop_once(event):
     """A callback: a signal reaches this process after the first epoch."""
-    if len(run.history) == 1:
+    if event.epoch == 1:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -309,8 +309,8 @@ RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise
 def stopped(name, folder, mesh=None, stops=True):
     """A run that stops in its second epoch and leaves a folder."""
     make, data, options = CASES[name]
-    callbacks = [stop_once if stops else lambda run: None]
-    kept = {"out": folder, "keep_every": 1, "callbacks": callbacks}
+    callbacks = [stop_once if stops else lambda event: None]
+    kept = {"out": folder, "keep_every": 1, "callbacks": callbacks, "loggers": ["csv"]}
     try:
         shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
     except SystemExit as stop:
@@ -322,7 +322,7 @@ def stopped(name, folder, mesh=None, stops=True):
 def resumed(name, folder, mesh=None):
     """The rest of a run that was stopped."""
     make, data, options = CASES[name]
-    kept = {"out": folder, "keep_every": 1, "resume": True}
+    kept = {"out": folder, "keep_every": 1, "resume": True, "loggers": ["csv"]}
     return shoal.fit(make(), data(), **options, **kept, mesh=mesh, progress=False)
 
 
@@ -345,8 +345,8 @@ def killed(out):
     join_processes(timeout=60)
     last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
 
-    def die(run):
-        if last and not restarted() and len(run.history) == 1:
+    def die(event):
+        if last and not restarted() and event.epoch == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
     make, data, options = CASES["f-svgd"]

@@ -52,8 +52,8 @@ def memory_of(steps: int, method: str = "f-kde", marks: int = 10) -> list[tuple[
     """Steps, and the resident set after them in MB, at equal distances of a run."""
     found, size = [], max(steps // 100, 1)
 
-    def note(run):
-        step = run.history[-1]["step"]
+    def note(event):
+        step = event.row["step"]
         if step % (steps // marks) == 0:
             found.append((step, round(resident(), 2)))
 

@@ -47,6 +47,10 @@ def _count(text: str, what: str, least: int = 1) -> int:
     return int(text)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 def path(text: str) -> str:
     """A path; an empty text comes from a shell variable that was never set."""
     if not text:
@@ -149,6 +153,13 @@ def fit(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="SIZE",
         help="most that the run takes on its device, such as 8GiB, or 0.5 of the device",
+    )
+    parser.add_argument(
+        "--loggers",
+        type=_names,
+        default=(),
+        metavar="A,B",
+        help="also log to tensorboard, wandb, mlflow or csv (see docs/loggers.md)",
     )
     machine(parser)
 

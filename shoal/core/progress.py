@@ -1,12 +1,14 @@
-"""Progress on standard error: a bar on a terminal, one line per epoch or run elsewhere."""
+"""Progress: a bar on a terminal or in a notebook, one line per epoch or run elsewhere."""
 
 import re
 import sys
 import time
+from contextlib import suppress
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from shoal.core.bars import Bar, make_bar
 from shoal.core.text import seconds
 
 __all__ = ["Progress", "Ticker", "make_progress", "notice", "printable", "quiet"]
@@ -59,14 +61,13 @@ class Progress(Protocol):
 
 
 def make_progress(show: bool, label: str, steps: int, done: int) -> Progress:
-    """A bar on a terminal with rich installed, lines elsewhere, nothing without `show`."""
+    """A bar in a notebook or on a terminal, lines elsewhere, nothing without `show`."""
     if not show:
         return _Silent()
-    if sys.stderr.isatty():
-        try:
-            return _Bar(label, steps, done)
-        except Exception:
-            pass
+    bar = make_bar(label, steps, done, stays=True)
+    with suppress(Exception):  # such as a second bar of an older rich
+        if bar is not None:
+            return _Bar(bar)
     return _Lines(label)
 
 
@@ -97,30 +98,18 @@ class _Lines(_Silent):
 
 
 class _Bar(_Silent):
-    def __init__(self, label: str, steps: int, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        self.bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-        )
-        self.task = self.bar.add_task(label, total=steps, completed=done, figures="")
+    def __init__(self, bar: Bar) -> None:
+        self.bar = bar
         self.bar.start()
 
     def step(self) -> None:
-        self.bar.advance(self.task)
+        self.bar.advance()
 
     def epoch(self, row: dict[str, Any]) -> None:
-        self.bar.update(self.task, figures=_figures(row))
+        self.bar.show(_figures(row))
 
     def say(self, sentence: str) -> None:
-        self.bar.console.print(printable(sentence), highlight=False, markup=False)
+        self.bar.say(printable(sentence))
 
     def close(self) -> None:
         self.bar.stop()
@@ -130,6 +119,8 @@ def _figures(row: dict[str, Any]) -> str:
     loss = row["loss"]
     form = ".4f" if loss is None or abs(loss) < 1e6 else ".3g"
     text = "loss not finite" if loss is None else f"loss {loss:{form}}"
+    for name, value in (row.get("validation") or {}).items():
+        text += f", validation {name} {'not finite' if value is None else f'{value:.4f}'}"
     return f"{text}, push/drive {row['ratio']:.1e}" if row["push"] and row["ratio"] else text
 
 
@@ -145,7 +136,7 @@ class Ticker:
     def __init__(self, total: int, done: int = 0, show: bool = True) -> None:
         self.total, self.done, self.show = total, done, show
         self._started, self._before = time.monotonic(), done
-        self._bar: Any = _bar(total, done) if show and sys.stderr.isatty() else None
+        self._bar = make_bar("", total, done, stays=False) if show else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -164,7 +155,7 @@ class Ticker:
     def note(self, words: str) -> None:
         """Show the current task next to the bar, if there is a bar."""
         if self._bar is not None:
-            self._bar.update(0, description=printable(words))
+            self._bar.show(printable(words))
 
     def tick(self, line: str, count: int = 1) -> None:
         """Count one or several finished tasks."""
@@ -172,8 +163,8 @@ class Ticker:
         width = len(str(self.total))
         text = printable(f"{self.done:{width}}/{self.total}  {line}")
         if self._bar is not None:
-            self._bar.advance(0, count)
-            self._bar.console.print(text, highlight=False, markup=False)
+            self._bar.advance(count)
+            self._bar.say(text)
         elif self.show:
             print(f"{text}{self._left()}", file=sys.stderr, flush=True)
 
@@ -184,24 +175,3 @@ class Ticker:
             return ""
         each = (time.monotonic() - self._started) / (self.done - self._before)
         return f"; {seconds(waiting * each)} left"
-
-
-def _bar(total: int, done: int) -> Any:
-    """A progress bar; None if rich is missing or does not work."""
-    try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        words = TextColumn("{task.description}", markup=False)
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
-        bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        bar.add_task("", total=total, completed=done)
-        return bar
-    except Exception:
-        return None

@@ -1,6 +1,6 @@
 """Data set, ensemble and run of a config."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ def train(
     *,
     resume: bool = False,
     progress: bool = True,
+    loggers: Sequence[str] = (),
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
     build: Build | None = None,
 ) -> Run:
@@ -48,6 +49,7 @@ def train(
         out: folder of the run.
         resume: continue the run in the folder, if there is one.
         progress: show progress.
+        loggers: names of loggers, as in `fit`.
         prepare: called with the ensemble before training.
         build: builds one network, for a custom network that a config cannot name.
     """
@@ -62,7 +64,8 @@ def train(
     prepare(ensemble)
     options: dict[str, Any] = {name: getattr(config, name) for name in NAMES}
     options["method"] = _method(config)
-    return fit(ensemble, data, **options, out=out, resume=resume, progress=progress)
+    how = {"resume": resume, "loggers": loggers, "progress": progress}
+    return fit(ensemble, data, **options, out=out, **how)
 
 
 def make_data(config: Config) -> Dataset:

@@ -4,6 +4,10 @@ To add a metric, write a function of `(pred, y)`, or of `(pred_test, pred_ood)`,
 family. Decorate the function with `register`: it appears in `evaluate`, in listings and in tests.
 """
 
+import math
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -76,6 +80,7 @@ __all__ = [
     "label_auroc",
     "label_mae",
     "loss",
+    "mean_scores",
     "mutual_information",
     "nll",
     "nll_legacy",
@@ -134,6 +139,37 @@ def evaluate(
         check_pair(pred, ood := ood.points()[0])
         found |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
     return found
+
+
+MEANS = ("nll", "loss", "accuracy", "rmse")
+"""Metrics of whole data that follow from those of their batches."""
+
+
+def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, float]:
+    """NLL (or loss), and accuracy or root mean square error, of data that come in batches.
+
+    The outputs of all batches never exist together. The numbers are those of `evaluate`.
+
+    Args:
+        batches: for each batch its prediction, its targets, and the weights of its data points,
+            or None.
+    """
+    total, sums = 0.0, dict[str, float]()
+    for pred, y, sample_weight in batches:
+        targets = pred.check(y)
+        weight = None if sample_weight is None else _of_points(pred, targets, sample_weight)
+        pred, targets = pred.points(targets)
+        count = float(len(targets)) if weight is None else float(weight.sum())
+        if not count:
+            continue
+        total += count
+        with weighing(weight):
+            found = {n: registry[n](pred, targets) for n in MEANS if registry[n].fits(pred)}
+        for name, value in found.items():
+            mean = value**2 if name == "rmse" else value
+            sums[name] = sums.get(name, 0.0) + count * mean
+    means = {name: value / total for name, value in sums.items()}
+    return means | ({"rmse": math.sqrt(means["rmse"])} if "rmse" in means else {})
 
 
 def _of_points(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:

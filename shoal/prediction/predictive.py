@@ -31,6 +31,7 @@ from shoal.prediction.mixture import (
     total_variance,
 )
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
+from shoal.prediction.summary import summary
 
 __all__ = ["ArrayLike", "Predictive"]
 
@@ -88,7 +89,8 @@ class Predictive:
         M, B, *_, C = self.members.shape
         facts = {"members": M, "points": B, "outputs": C, "likelihood": self.likelihood}
         weights = "equal" if self.weights is None else "not equal"
-        return facts_html("Predictive", {**facts, "weights": weights})
+        means, figure = summary(self)
+        return facts_html("Predictive", {**facts, "weights": weights, **means}, figure)
 
     def __len__(self) -> int:
         return self.members.shape[1]

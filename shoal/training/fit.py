@@ -30,28 +30,27 @@ from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
+from shoal.training.callbacks import (
+    Callback,
+    EpochEnd,
+    Listeners,
+    checked_callbacks,
+    checked_loggers,
+)
 from shoal.training.mesh_state import check_mesh
 from shoal.training.options import Options
 from shoal.training.points import resolved
 from shoal.training.prepare import check_count, destination
 from shoal.training.run import Run
-from shoal.training.session import Callback, Session
+from shoal.training.session import Session
 from shoal.training.settings import Settings
+from shoal.training.validation import keeps_best, validation_batches
 
 __all__ = [
-    "check_keeping",
     "check_targets",
     "default_likelihood",
     "fit",
 ]
-
-
-def check_keeping(out: str | Path | None, callbacks: Sequence[Callable[..., Any]]) -> None:
-    """Refuse a folder or callbacks that would fail during training."""
-    if out is not None:
-        checked_path(out, "out")
-    if not isinstance(callbacks, Sequence) or not all(callable(each) for each in callbacks):
-        raise ConfigError("callbacks must be a list of functions; type callbacks=[mine]")
 
 
 def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches) -> Likelihood:
@@ -192,6 +191,9 @@ def fit(
     epochs: int | None = None,
     steps: int | None = None,
     batch_size: int = 128,
+    validation: Any = None,
+    patience: int | None = None,
+    keep: str | None = None,
     sample_weight: Any = None,
     outputs: str | int | None = None,
     temperature: float = 1.0,
@@ -217,7 +219,8 @@ def fit(
     save_every: float = 30.0,
     stall_after: float = 120.0,
     keep_every: int | None = None,
-    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Any] = (),
+    callbacks: Sequence[Callback | Callable[[EpochEnd], Any]] = (),
     progress: bool = True,
 ) -> Run:
     """Train the members of an ensemble together.
@@ -246,6 +249,12 @@ def fit(
         schedule: learning rate schedule, such as "cosine".
         steps: number of batches to train on.
         batch_size: data points per batch; all members share a batch.
+        validation: share of the training data to hold out, such as 0.1, drawn by the seed; or a
+            pair (x, y), a `Dataset` with a validation split, or a loader. The ensemble is measured
+            on these data after every epoch; they never train.
+        patience: epochs without a lower validation NLL after which the run ends.
+        keep: "best" for the members of the epoch with the lowest validation NLL, or "last"; by
+            default "best" with `patience`.
         sample_weight: weight of each data point [N]; a whole number equals repetition.
         outputs: name or position of the output to train, for a network that returns several; by
             default the logits, or the first.
@@ -281,7 +290,9 @@ def fit(
         stall_after: seconds without a batch after which a run reports that its data loader stalls.
         keep_every: epochs between snapshots of the members for `shoal landscape`; `out` keeps at
             most 60. None keeps no snapshots.
-        callbacks: functions called with the run after every epoch.
+        loggers: "tensorboard", "wandb", "mlflow", "csv", or objects with log(dict, step).
+        callbacks: functions called with an `EpochEnd` after every epoch, or `Callback` objects,
+            which also see steps; both may stop the run.
         progress: show a progress bar, or one line per epoch.
 
     Returns:
@@ -290,7 +301,9 @@ def fit(
     options = Options.of(locals())  # the arguments that are options
     with full_precision():
         where, dtype = destination(ensemble, options.device, options.precision)
-        check_keeping(out, callbacks)
+        if out is not None:
+            checked_path(out, "out")
+        listeners = Listeners(checked_callbacks(callbacks), checked_loggers(loggers))
         recall(ensemble)
         batches = batches_of(
             data,
@@ -302,6 +315,8 @@ def fit(
             whole=ensemble.takes_whole,
             weight=sample_weight,
         )
+        best = keeps_best(options)
+        batches, held = validation_batches(options, batches, ensemble, where, dtype)
         ensemble.use_output(options.outputs)
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
@@ -310,8 +325,11 @@ def fit(
         settings = replace(settings, method=method)
         check_count(options.frozen, ensemble.members)
         sites = check_targets(ensemble, settings.likelihood, batches)
+        if held is not None:
+            check_targets(ensemble, settings.likelihood, held, to_train=False)
         moving = ensemble.members - options.frozen
         processes = Mesh.current(moving, options.mesh, options.peer_timeout, where)
         check_mesh(processes, ensemble, settings)
-        session = Session(ensemble, data, settings, batches, out, callbacks, sites, processes)
+        session = Session(ensemble, data, settings, batches, out, listeners, sites, processes)
+        session.watch(held, best)
         return session.run(where, dtype, resume or restarted(), progress)

@@ -54,10 +54,11 @@ _CONFIG: dict[str, Check] = {
     **dict.fromkeys(("data", "method", "likelihood", "prior", "schedule", "annealing"), _SPEC),
     **dict.fromkeys(("optimizer", "augment"), _SPEC),
     **dict.fromkeys(("members", "init_seed", "epochs", "steps", "batch_size", "seed"), _WHOLE),
-    **dict.fromkeys(("keep_every", "frozen"), _WHOLE),
+    **dict.fromkeys(("keep_every", "frozen", "patience"), _WHOLE),
     **dict.fromkeys(("strength", "lr", "temperature", "noise", "clip"), _NUMBER),
     **dict.fromkeys(("legacy", "calibrated"), _FLAG),
-    **dict.fromkeys(("precision", "engine"), _TEXT),
+    **dict.fromkeys(("precision", "engine", "keep"), _TEXT),
+    "validation": ("a share or a table", lambda v: _is_number(v) or isinstance(v, dict)),
     "adversarial": _TABLE,
     "outputs": ("a name or a position", lambda value: isinstance(value, str) or _is_whole(value)),
     "model": _TABLES,
@@ -78,6 +79,11 @@ _STATE: dict[str, Check] = {
     "optimizer": _TABLE,
     "mapping": _TABLE,
 }
+_LATER_STATE: dict[str, Check] = {
+    "ended": _TEXT,
+    "best": ("a table with an epoch", lambda v: isinstance(v, dict) and _is_whole(v.get("epoch"))),
+}
+"""Values that checkpoints may lack: older ones do."""
 
 _MAPPING: dict[str, Check] = {
     "kind": ("'vmap' or 'loop'", lambda value: value in ("vmap", "loop")),
@@ -113,7 +119,7 @@ def checked_state(checkpoint: Checkpoint, path: Path) -> dict[str, Any]:
     for key in _STATE:
         if key not in state:
             raise CheckpointCorrupt(f"a checkpoint in {path} has no {key!r}")
-    _check(state, _STATE, path, CheckpointCorrupt)
+    _check(state, _STATE | _LATER_STATE, path, CheckpointCorrupt)
     _check(state["mapping"], _MAPPING, path, CheckpointCorrupt)
     odd = sorted(state["mapping"].keys() - {field.name for field in fields(MemberRunner)})
     if odd or state["step"] != checkpoint.step:

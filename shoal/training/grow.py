@@ -1,7 +1,7 @@
 """`grow` adds members to a trained ensemble."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
+from shoal.training.callbacks import Callback, EpochEnd
 from shoal.training.fit import fit
 from shoal.training.options import EXCLUDES, KEPT, NAMES
 from shoal.training.own_data import own_data
 from shoal.training.run import Run, is_adopted, load
-from shoal.training.session import Callback
 
 __all__ = ["grow"]
 
@@ -45,6 +45,9 @@ def grow(
     epochs: int | None = UNSET,
     steps: int | None = UNSET,
     batch_size: int = UNSET,
+    validation: Any = UNSET,
+    patience: int | None = UNSET,
+    keep: str | None = UNSET,
     outputs: str | int | None = UNSET,
     temperature: float = UNSET,
     strength: float | None = UNSET,
@@ -68,7 +71,8 @@ def grow(
     save_every: float = UNSET,
     stall_after: float = UNSET,
     keep_every: int | None = UNSET,
-    callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Any] = (),
+    callbacks: Sequence[Callback | Callable[[EpochEnd], Any]] = (),
     progress: bool = True,
 ) -> Run:
     """Train new members, which the old members repel.
@@ -85,7 +89,8 @@ def grow(
         method: method of the new members; by default the run's. Adopted networks have none.
         out: the folder that stores the grown run.
         resume: continue the grown run in `out`, if there is one.
-        callbacks: functions called with the grown run after every epoch.
+        loggers: as in `shoal.fit`.
+        callbacks: as in `shoal.fit`.
         progress: show a progress bar, or one line per epoch.
 
     Every other argument is a setting of `shoal.fit`. By default it keeps the run's value.
@@ -110,6 +115,7 @@ def grow(
         frozen=run.ensemble.members,
         out=out,
         resume=resume,
+        loggers=loggers,
         callbacks=callbacks,
         progress=progress,
     )

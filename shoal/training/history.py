@@ -17,8 +17,10 @@ __all__ = [
     "NEGLIGIBLE",
     "Tracker",
     "balance_sentence",
+    "best_epoch",
     "divergence_sentence",
     "has_diverged",
+    "held_out_loss",
 ]
 
 NEGLIGIBLE = 1e-3
@@ -35,6 +37,7 @@ class Tracker:
         sums: steps, the four measures, and each member's loss, summed over the epoch [5 + M].
         ratio_max: the largest force ratio in the epoch.
         lived: number of steps for which each member has been finite [M].
+        last: the four measures and each member's loss of the last step [4 + M]; None unless kept.
     """
 
     def __init__(self, members: int, device: torch.device) -> None:
@@ -42,6 +45,11 @@ class Tracker:
         self.ratio_max = torch.zeros((), device=device)
         self.lived = torch.zeros(members, dtype=torch.int64, device=device)
         self.one = torch.ones(1, device=device)
+        self.last: Tensor | None = None
+
+    def keep_last(self) -> None:
+        """Keep the measures of every step until the next step."""
+        self.last = torch.zeros_like(self.sums[1:])
 
     def restart(self) -> None:
         """Begin a new epoch."""
@@ -50,6 +58,8 @@ class Tracker:
 
     def add(self, info: StepInfo) -> None:
         """Add one step, in place."""
+        if self.last is not None:
+            self.last.copy_(torch.cat([info.measures, info.loss.float()]))
         if serves(self.sums, info.measures, info.loss):
             kept = self.sums, self.ratio_max, self.lived
             fused.step_kernels.add_to_history(*kept, info.measures, info.loss, info.alive)
@@ -79,7 +89,16 @@ class Tracker:
     def row(self, step: int) -> dict[str, Any]:
         """Means over the epoch that ended with `step`; None for values that are not finite."""
         count, *sums = self.sums.tolist()
-        drive, push, h2, effective, *losses = (total / max(count, 1) for total in sums)
+        return self._row([total / max(count, 1) for total in sums], step, float(self.ratio_max))
+
+    def last_row(self, step: int) -> dict[str, Any]:
+        """Measures of the last step alone; needs `keep_last`."""
+        if self.last is None:
+            return {}
+        return self._row(self.last.tolist(), step)
+
+    def _row(self, means: list[float], step: int, ratio_max: float | None = None) -> dict[str, Any]:
+        drive, push, h2, effective, *losses = means
         diverged = self.diverged(step)
         finite = [loss for i, loss in enumerate(losses) if i not in diverged]
         row = {
@@ -87,7 +106,7 @@ class Tracker:
             "drive": drive,
             "push": push,
             "ratio": push / drive if drive > 0 else (math.inf if push > 0 else 0.0),
-            "ratio_max": float(self.ratio_max),
+            **({} if ratio_max is None else {"ratio_max": ratio_max}),
             "h2": h2,
             "effective": effective,
         }
@@ -114,6 +133,23 @@ class Tracker:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def held_out_loss(row: Mapping[str, Any]) -> float:
+    """Validation NLL of an epoch, or the validation loss of a likelihood without NLL; or NaN."""
+    found = row.get("validation") or {}
+    value = found.get("nll", found.get("loss"))
+    return math.nan if value is None else value
+
+
+def best_epoch(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The first epoch with the lowest validation NLL; None without any.
+
+    >>> best_epoch([{"epoch": e, "validation": {"nll": v}} for e, v in ((1, 2.0), (2, 1.0))])
+    2
+    """
+    known = [(held_out_loss(row), row["epoch"]) for row in rows]
+    return min((pair for pair in known if math.isfinite(pair[0])), default=(0.0, None))[1]
 
 
 def balance_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:

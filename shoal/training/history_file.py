@@ -160,12 +160,14 @@ def is_row(row: Any, epoch: int) -> bool:
     """Whether keys and types are those of the history row of this epoch."""
     if not isinstance(row, dict) or row.get("epoch") != epoch or type(row["epoch"]) is not int:
         return False
-    members = row.get(_MEMBERS) or []
+    members, held = row.get(_MEMBERS) or [], row.get("validation") or {}
     return (
         isinstance(members, list)
         and all(map(_is_number, members))
         and all(_is_number(row.get(name)) for name in _NUMBERS)
         and type(row.get("alive", 0)) is int
+        and isinstance(held, dict)
+        and all(map(_is_number, held.values()))
     )
 
 

@@ -13,11 +13,13 @@ from shoal.core.checkpoints import Checkpoint
 from shoal.core.shards import Shard, Spans
 from shoal.engine.group_exchange import GroupExchange
 from shoal.training.mesh_state import Parted
+from shoal.training.run_folder import BEST
 
 __all__ = ["Shards"]
 
 Parts = dict[str, dict[str, Tensor]]
-SPLIT = ("ensemble", "optimizer", "tracker")
+MEMBERS = ("ensemble", BEST)
+SPLIT = (*MEMBERS, "optimizer", "tracker")
 _MEASURES = 5
 """Entries of the tracker's sums that belong to no member."""
 
@@ -46,7 +48,7 @@ class Shards:
                 named = {self.parted.global_name(kind, name): t for name, t in tree.items()}
                 pieces = {name: self._piece(kind, name, t) for name, t in named.items()}
                 found[kind] = {name: t for name, t in pieces.items() if t is not None}
-        return {part: {} for part in SPLIT} | found
+        return {part: {} for part in SPLIT if part in parts} | found
 
     def _piece(self, kind: str, name: str, tensor: Tensor) -> Tensor | None:
         """What this process writes of one of its tensors; None for nothing."""
@@ -62,7 +64,7 @@ class Shards:
         parted = self.parted
         if kind == "tracker":
             return parted.mesh.own.stop - parted.mesh.own.start
-        if kind == "ensemble" and not name.startswith("shared/"):
+        if kind in MEMBERS and not name.startswith("shared/"):
             return parted.own_rows(name)
         if kind == "optimizer" and parted.is_private(name):
             return parted.own_rows(parted.optimized(name))
@@ -84,7 +86,7 @@ class Shards:
         if kind == "optimizer" and parted.is_private(name):
             within = parted.within(name)
             return [within] if within.start < within.stop else []
-        if kind != "ensemble" or name.startswith("shared/"):
+        if kind not in MEMBERS or name.startswith("shared/"):
             return None
         start = 0 if name == "alive" else parted.span(name).start
         frozen, mine = parted.frozen, parted.shifted(own)
@@ -97,9 +99,10 @@ class Shards:
         parts, local = dict(found.parts), self.parted.local_name
         tensors = parts.get("optimizer", {})
         parts["optimizer"] = {own: t for n, t in tensors.items() if (own := local(n)) is not None}
-        tree = parts["ensemble"].items()
-        kept = {n: t for n, t in tree if n.startswith("shared/") or len(t)}
+        for part in MEMBERS:
+            tree = parts.get(part, {}).items()
+            parts |= {part: {n: t for n, t in tree if n.startswith("shared/") or len(t)}}
         plain = found.state.get("optimizer", {})
         numbers = {own: v for n, v in plain.items() if (own := local(n)) is not None}
         state = {**found.state, "optimizer": numbers}
-        return replace(found, parts={**parts, "ensemble": kept}, state=state)
+        return replace(found, parts=parts, state=state)

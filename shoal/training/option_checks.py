@@ -3,6 +3,7 @@
 import math
 import operator
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,7 +21,9 @@ __all__ = [
     "positive",
     "process_grid",
     "seconds",
+    "share_or_data",
     "text",
+    "which_kept",
     "whole",
     "whole_64_bits",
     "whole_or_zero",
@@ -142,6 +145,30 @@ def place(name: str, value: Any) -> str:
     if value in ("host", "disk"):
         return value
     raise ConfigError(f"{name} must be 'host' or 'disk', not {came(value)}")
+
+
+def share_or_data(name: str, value: Any) -> Any:
+    """A share of the training data between 0 and 1, or data."""
+    found = value
+    if not isinstance(value, str | bytes) and not _is_truth(value):
+        try:
+            found = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            if not (isinstance(value, Mapping) and "custom" in value):
+                return value
+    if isinstance(found, float) and 0 < found < 1:
+        return found
+    raise ConfigError(
+        f"{name} must be a share of the data such as 0.1, a pair (x, y), a Dataset or a loader, "
+        f"not {came(value)}"
+    )
+
+
+def which_kept(name: str, value: Any) -> str:
+    """Which members a run ends with."""
+    if isinstance(value, str) and value in ("best", "last"):
+        return value
+    raise ConfigError(f"{name} must be 'best' or 'last', not {came(value)}")
 
 
 def _is_truth(value: Any) -> bool:

@@ -23,7 +23,9 @@ from shoal.training.option_checks import (
     positive,
     process_grid,
     seconds,
+    share_or_data,
     text,
+    which_kept,
     whole,
     whole_64_bits,
     whole_or_zero,
@@ -105,6 +107,24 @@ class Options:
     )
     steps: int | None = option(None, "number of batches to train on.", whole, excludes="epochs")
     batch_size: int = option(128, "data points per batch; all members share a batch.", whole)
+    validation: float | None = option(
+        None,
+        "share of the training data to hold out, such as 0.1; in Python also a pair (x, y), a "
+        "`Dataset` with a validation split, or a loader. The ensemble is measured on these data "
+        "after every epoch.",
+        share_or_data,
+    )
+    patience: int | None = option(
+        None,
+        "epochs without a lower validation NLL after which the run ends.",
+        whole,
+    )
+    keep: str | None = option(
+        None,
+        '"best" for the members of the epoch with the lowest validation NLL, or "last"; by default '
+        '"best" with `patience`.',
+        which_kept,
+    )
     outputs: str | int | None = option(
         None,
         "name or position of the output to train, for a network that returns several; by default "

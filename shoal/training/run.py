@@ -1,48 +1,29 @@
 """A run: the result of `fit`, in memory and in its folder, and `load`, which reads the folder."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from shoal.core.checkpoints import Checkpoint, load_checkpoint, steps
-from shoal.core.disk import checked_path, size_of, storage_errors, sync_name
-from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
-from shoal.core.exchange import Exchange
-from shoal.core.files import (
-    Layout,
-    read_sealed,
-    read_tensors,
-    sealed,
-    sha256,
-    write_json,
-    write_text,
-)
-from shoal.core.formats import MAX_BYTES, parse_toml, to_json, to_toml
-from shoal.core.notebook import facts_html
-from shoal.core.shards import Rows
-from shoal.core.types import Tree
+from shoal.core.checkpoints import steps
+from shoal.core.disk import checked_path
+from shoal.core.errors import ConfigError, StorageError
 from shoal.core.values import came, check_spec
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
 from shoal.inference.likelihoods import Likelihood
 from shoal.models.blueprint import Blueprint
-from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
-from shoal.training.history_file import HistoryFile, is_row
-from shoal.training.prepare import AXES, SHARED
+from shoal.training.history import best_epoch
+from shoal.training.run_folder import RunFolder
+from shoal.training.run_html import run_html
 
 __all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
 
 ADOPTED = "adopted"
 """The method of a run whose members were trained elsewhere."""
-
-Parts = dict[str, dict[str, Tensor]]
 
 _BESIDE = 32 << 20
 _MOST_LAYERS = 5000
@@ -78,15 +59,18 @@ class Run:
     folder: Path | None = None
     results: dict[str, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch with the lowest validation NLL; None without validation data."""
+        return best_epoch(self.history)
+
     def __repr__(self) -> str:
         facts = self._facts()
         where = "in memory" if self.folder is None else repr(str(self.folder))
         return f"Run({facts['method']}, {facts['training']}, {self.ensemble!r}, {where})"
 
     def _repr_html_(self) -> str:
-        where = "not kept in a folder" if self.folder is None else self.folder
-        notes = {"notes": " ".join(self.notes) or None, "folder": where}
-        return facts_html("Run", {**self._facts(), "ensemble": self.ensemble, **notes})
+        return run_html(self, self._facts())
 
     def _facts(self) -> dict[str, object]:
         method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
@@ -99,132 +83,14 @@ class Run:
         }
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """The files of a run.
-
-    Attributes:
-        path: the folder.
-    """
-
-    path: Path
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @cached_property
-    def history(self) -> HistoryFile:
-        """The rows of the finished epochs."""
-        return HistoryFile(self.path / "history.jsonl")
-
-    @property
-    def holds_run(self) -> bool:
-        """Whether a run has begun in this folder."""
-        return (self.path / "config.toml").exists()
-
-    def refuse_links(self) -> None:
-        """Refuse symbolic links before files are written or removed."""
-        for name in ("checkpoints", "trajectory"):
-            if (self.path / name).is_symlink():
-                raise StorageError(
-                    f"{self.path / name} is a symbolic link, which no run is written through; "
-                    f"replace the link with a folder"
-                )
-
-    def begin(self, config: dict[str, Any], provenance: dict[str, Any]) -> None:
-        """Write config and provenance."""
-        path, text = self.path / "config.toml", to_toml(config)
-        parse_toml(text, str(path))  # an unreadable config must stop the run before training
-        write_json(self.path / "provenance.json", sealed(provenance))
-        write_text(path, text)
-        with storage_errors("write", path, len(text)):
-            sync_name(path.parent)  # the lock made the folder, maybe with its parents
-
-    def leave(self, made: bool) -> None:
-        """Remove the folder if it was created for a run that never began."""
-        if made:
-            with suppress(OSError):
-                self.path.rmdir()
-
-    def checkpoint(
-        self,
-        expected: Mapping[str, Layout] | None = None,
-        limit: int | None = None,
-        rows: Rows | None = None,
-        exchange: Exchange | None = None,
-    ) -> Checkpoint:
-        """The last valid checkpoint of this run, with its history; see `load_checkpoint`."""
-        given = expected, self.belongings, limit, rows, exchange
-        found = load_checkpoint(self.checkpoints, *given)
-        state = checked_state(found, self.checkpoints)
-        history = state["history"]
-        if isinstance(history, dict):
-            history = self.history.read(history, found.step)
-        elif not all(is_row(row, epoch) for epoch, row in enumerate(history, 1)):
-            raise CheckpointCorrupt(
-                f"the history in {self.checkpoints} does not have one row per epoch"
-            )
-        return replace(found, state=state | {"history": history})
-
-    @cached_property
-    def belongings(self) -> dict[str, str]:
-        """Digests that tie every checkpoint to this run and to no other run.
-
-        Older runs have no `run_id`; their dict is empty.
-        """
-        provenance = self.provenance()
-        if provenance.get("run_id") is None:
-            return {}
-        lasting = {key: provenance.get(key) for key in ("run_id", "pixel_range")}
-        # Not the number of points: a stream is counted while the run goes on.
-        lasting["sha256"] = (provenance.get("data") or {}).get("sha256")
-        found = {"provenance.json": hashlib.sha256(to_json(lasting).encode()).hexdigest()}
-        for name in ("config.toml", AXES, SHARED):
-            if (self.path / name).exists():
-                found[name] = sha256(self.path / name)
-        return found
-
-    def ensemble_state(self, checkpoint: Checkpoint) -> Tree:
-        """All tensors of the members: those of a checkpoint, and the frozen shared ones."""
-        path = self.path / SHARED
-        frozen = read_tensors(path) if path.exists() else {}
-        return {**frozen, **checkpoint.parts.get("ensemble", {})}
-
-    def provenance(self) -> dict[str, Any]:
-        """Versions, device and data of the run."""
-        path = self.path / "provenance.json"
-        return checked_provenance(read_sealed(path, since="run_id"), path)
-
-    def config(self) -> dict[str, Any]:
-        """Every setting of the run."""
-        path = self.path / "config.toml"
-        if not path.exists():
-            raise StorageError(f"{self.path} is not a run: {self._lack()}")
-        if size_of(path) > MAX_BYTES:
-            raise StorageError(f"{path} is larger than the limit of {MAX_BYTES:,} bytes")
-        with storage_errors("read", path), path.open("rb") as file:
-            data = file.read(MAX_BYTES)
-        try:
-            return checked_config(parse_toml(data.decode(), str(path)), path)
-        except UnicodeDecodeError:
-            raise StorageError(f"{path} is not text in UTF-8") from None
-        except ConfigError as error:
-            raise StorageError(str(error)) from None
-
-    def _lack(self) -> str:
-        if not self.path.exists():
-            return "there is no such folder"
-        return "it is a file" if self.path.is_file() else "it has no config.toml"
-
-
 def load(
     folder: str | Path,
     build: Build | Sequence[tuple[Build, int]] | None = None,
     likelihood: Likelihood | None = None,
 ) -> Run:
     """Load a run from its folder, at its last valid checkpoint.
+
+    A run with `keep="best"` has the members of its best epoch so far.
 
     Args:
         folder: the folder that `fit(out=...)` wrote.
@@ -243,7 +109,7 @@ def load(
         numbers = sum(blueprint.numbers() * count for blueprint, count in blueprints)
     # A checkpoint holds at most eight numbers of eight bytes per weight, and some small tensors.
     checkpoint = files.checkpoint(limit=None if numbers is None else 64 * numbers + _BESIDE)
-    likelihood = likelihood.restored(checkpoint.parts.get("likelihood", {}))
+    likelihood = likelihood.restored(files.likelihood_state(checkpoint))
     state = files.ensemble_state(checkpoint)
     if numbers is not None:
         _check_size(state, numbers, files.path)

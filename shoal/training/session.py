@@ -3,8 +3,7 @@
 import math
 import os
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from shoal.core.checkpoints import steps
-from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.errors import ConfigError
 from shoal.core.files import sweep
 from shoal.core.interruption import Interruption
 from shoal.core.lock import FolderLock
@@ -24,25 +23,29 @@ from shoal.engine.mesh import Mesh
 from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
 from shoal.training.cached_features import cached
+from shoal.training.callbacks import Listeners
 from shoal.training.folder_checks import continuing
-from shoal.training.health import findings, is_new, watching
-from shoal.training.history import LESS, balance_sentence, divergence_sentence
-from shoal.training.options import DEFAULTS
-from shoal.training.own_data import OWN_DATA, has_own_data
+from shoal.training.health import watching
+from shoal.training.messages import Messages
+from shoal.training.own_data import OWN_DATA
 from shoal.training.placement import place
 from shoal.training.prepare import keep, prepared
-from shoal.training.provenance import provenance
+from shoal.training.provenance import about_data, provenance
+from shoal.training.resuming import (
+    check_length,
+    check_same_data,
+    check_same_settings,
+    has_new_length,
+)
 from shoal.training.run import Run, RunFolder, model_config
 from shoal.training.saving import Saver
 from shoal.training.settings import Settings
 from shoal.training.several_processes import Processes
 from shoal.training.trainer import Trainer
 from shoal.training.trajectory import Trajectory
+from shoal.training.validation import BestMembers, Validation
 
-__all__ = ["Callback", "Session"]
-
-Callback = Callable[[Run], None]
-"""Called after every epoch with the run so far."""
+__all__ = ["Session"]
 
 
 class Session:
@@ -55,7 +58,7 @@ class Session:
         settings: Settings,
         batches: ArrayBatches | LoaderBatches,
         out: str | Path | None,
-        callbacks: Sequence[Callback],
+        listeners: Listeners,
         sites: torch.Size = torch.Size(),  # noqa: B008
         mesh: Mesh | None = None,
     ) -> None:
@@ -63,21 +66,29 @@ class Session:
         self.processes = Processes(mesh, ensemble, settings.options.frozen)
         self.sites = sites
         self.folder = None if out is None else RunFolder(Path(out))
-        self.callbacks = callbacks
+        self.listeners = listeners
         source = data.spec if isinstance(data, Dataset) else None
         source = source or {"custom": data.name if isinstance(data, Dataset) else OWN_DATA}
         self.config = {"data": source, **model_config(ensemble), **settings.config()}
         values = data.pixel_range if isinstance(data, Dataset) else None
         self.pixels = {} if values is None else {"pixel_range": list(values)}
         self.notes: list[str] = []
+        self.messages = Messages(self.notes, self.processes, settings)
+        self.watch(None, False)
         self.interruption = Interruption()
         if settings.options.keep_every is not None and self.folder is None:
             raise ConfigError("keep_every stores snapshots in the run's folder; type out='FOLDER'")
+
+    def watch(self, held: ArrayBatches | LoaderBatches | None, best: bool) -> None:
+        """Measure the ensemble on held-out data, and end with its best members if `best`."""
+        self.held, self.keeps_best = held, best
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
         processes = self.processes
         self.provenance: dict[str, Any] = provenance(self.batches, device) | self.pixels
+        if self.held is not None:
+            self.provenance["validation"] = about_data(self.held)["data"]
         processes.check_same(self.config, self.provenance)
         self.begun = False
         with ExitStack() as stack:
@@ -97,11 +108,11 @@ class Session:
                 trained, batches = cached(ensemble, self.batches, self.settings)
             given = trained, self.settings, batches, repulsion, self.sites, processes.mesh
             trainer = self.trainer = Trainer(*given)
+            trainer.best = BestMembers() if self.keeps_best else None
+            self.part = ensemble
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
-                expected = processes.layouts(ensemble, trainer)
-                with continuing(folder.checkpoints):
-                    trainer.restore(self.saver.checkpoint(expected))
+                self._restore(folder, ensemble)
             processes.check_step(trainer.step)
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = processes.copied(ensemble)
@@ -114,15 +125,35 @@ class Session:
             show = show and processes.first
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
-            self._say(progress, self._guess)
-            self._say(progress, choice.sentence)
+            self.messages.say(progress, self._guess)
+            self.messages.say(progress, choice.sentence)
             stall = self.settings.options.stall_after
             stack.enter_context(watching(trainer, stall, self.notes, progress.say))
             stack.callback(ensemble.train, False)
-            self._train(progress)
-            processes.collect(ensemble, device)
-            self.provenance |= processes.received
+            with self._listening():
+                self._train(progress)
+                trainer.return_to_best()
+                processes.collect(ensemble, device)
+                self.provenance |= processes.received
         return self._result()
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Tell the callbacks that the run begins, and that it ended."""
+        self.listened = self.processes.any(bool(self.listeners))
+        if self.listened:
+            self.processes.collect(self.trainer.ensemble)
+            self.listeners.begin(self._result(), self.processes.first)
+        self.watched = self.processes.any(self.listeners.watch_steps)
+        if self.watched:
+            self.trainer.tracker.keep_last()
+        try:
+            yield
+        except BaseException:
+            self.listeners.end(self._result(), False)
+            raise
+        self.trainer.ensemble.train(False)
+        self.listeners.end(self._result(), True)
 
     def _open(self, folder: RunFolder, resume: bool, stack: ExitStack) -> None:
         stack.callback(folder.leave, made=not os.path.exists(folder.path))
@@ -137,29 +168,28 @@ class Session:
                 f"{folder.path} already holds a run; type resume=True to continue it, "
                 f"or choose another folder"
             )
-        self._check_same(folder)
+        self._take_over(folder)
 
-    def _check_same(self, folder: RunFolder) -> None:
-        known = {**DEFAULTS, **folder.config()}
-        plain = {key: _plain(value) for key, value in self.config.items() if value is not None}
-        # The initial members do not matter: the checkpoint replaces them.
-        for key in {**plain, **known}:
-            if key == "init_seed" or (key == "data" and _are_own(known, plain)):
-                continue
-            if known.get(key) != plain.get(key):
-                raise ConfigError(
-                    f"the run in {folder.path} has {key} = {known.get(key)!r}, this call has "
-                    f"{plain.get(key)!r}; resume with the same settings or choose another folder"
-                )
-        before, data = folder.provenance(), self.provenance["data"]
+    def _take_over(self, folder: RunFolder) -> None:
+        """Continue the run of a folder, if it has these settings and data."""
+        check_same_settings(folder, self.config)
+        check_same_data(folder, self.provenance, self._guess is None)
+        before = folder.provenance()
         self.provenance["run_id"] = before.get("run_id")  # None for older runs
         self.provenance["seconds"] = before.get("seconds", 0.0)
-        self.notes = before.get("notes", [])
-        uncounted = data if self._guess is None else {**(before.get("data") or {}), "sha256": None}
-        if before.get("data") != uncounted:
-            raise ConfigError(
-                f"the run in {folder.path} was trained on other data; resume with the same data"
-            )
+        self.notes[:] = before.get("notes", [])
+
+    def _restore(self, folder: RunFolder, part: Ensemble) -> None:
+        """Continue from the last checkpoint, maybe for longer than was planned."""
+        trainer, processes = self.trainer, self.processes
+        expected = processes.layouts(part, trainer)
+        with continuing(folder.checkpoints):
+            trainer.restore(self.saver.checkpoint(expected))
+        check_length(trainer, folder)
+        if processes.any(processes.first and has_new_length(folder, self.config)):
+            self.notes[:] = [note for note in self.notes if note != trainer.ended]
+            trainer.ended = None
+            processes.on_first(lambda: folder.change_length(self.config))
 
     @property
     def _guess(self) -> str | None:
@@ -175,15 +205,19 @@ class Session:
                 processes.on_first(self._begin)
                 self.begun = True
             progress.step()
+            if self.watched:
+                number = (trainer.step - 1) // trainer.batches.steps_per_epoch + 1
+                self.listeners.step(trainer.step, trainer.steps, number, trainer.measures)
+                self._end_if_asked(progress)
             if trainer.at_epoch_end:
                 self._close_epoch(progress, started)
                 started = time.monotonic()
-            if processes.stopped(self.interruption):
+            if processes.stopped(self.interruption) or trainer.ended is not None:
                 break
             if self.folder is not None and processes.saves(self._due()):
                 self._save()
         if trainer.done:
-            self._conclude(progress)
+            self.messages.conclude(progress, trainer)
         self._save(last=True)
         if processes.stopped(self.interruption):
             self.interruption.stop()
@@ -204,17 +238,36 @@ class Session:
             self.folder.begin(self.config, self.provenance)
 
     def _close_epoch(self, progress: Progress, started: float) -> None:
-        row = self.trainer.close_epoch(started)
+        trainer = self.trainer
+        row = trainer.close_epoch(started, None if self.held is None else self._validate)
         self.provenance["seconds"] += row["seconds"]
         progress.epoch(row)
         self._keep_snapshot()
         self._recount(progress)
-        self._warn_of_divergence()
-        self._warn_of_sickness()
-        if self.processes.any(bool(self.callbacks)):
+        self.messages.warn_of_divergence(trainer)
+        self.messages.warn_of_sickness(trainer)
+        self.messages.end_if_waited(progress, trainer)
+        if self.listened:
             self.processes.collect(self.trainer.ensemble)
-        for callback in self.callbacks:
-            callback(self._result())
+            self.listeners.epoch(self._result(), row)
+            self._end_if_asked(progress)
+
+    def _validate(self) -> dict[str, float | None]:
+        """Measures of the ensemble on the validation data."""
+        trainer, mesh = self.trainer, self.processes.mesh
+        assert self.held is not None
+        runner = trainer.mapping if trainer.mapping.chunk else None
+        found = Validation(self.held, mesh, self.settings.options.frozen)
+        return found.measure(self.part, trainer.posterior.likelihood, runner)
+
+    def _end_if_asked(self, progress: Progress) -> None:
+        """End the run if a callback of any process has asked for it."""
+        request, trainer = self.listeners.request, self.trainer
+        whys = self.processes.united([request.why] if request.asked else [])
+        if whys and trainer.ended is None:
+            reason = f": {whys[0].rstrip('.')}" if whys[0] else ""
+            trainer.ended = f"A callback ended the run at step {trainer.step}{reason}."
+            self.messages.say(progress, trainer.ended)
 
     def _recount(self, progress: Progress) -> None:
         """After the first pass over a stream, its number of data points is known."""
@@ -223,7 +276,7 @@ class Session:
         if points != data["points"]:
             self.provenance["data"] = {**data, "points": points}
             counted = f"The first pass counted {points:,} data points; N is {points:,} from now on."
-            self._say(progress, counted)
+            self.messages.say(progress, counted)
 
     def _keep_snapshot(self) -> None:
         epoch, every = len(self.trainer.rows), self.settings.options.keep_every
@@ -231,42 +284,6 @@ class Session:
             state = self.processes.state(self.trainer.ensemble)
             path = self.folder.path
             self.processes.on_first(lambda: Trajectory(path).keep(epoch, every, state))
-
-    def _warn_of_divergence(self) -> None:
-        diverged = self.trainer.diverged
-        for member, step in diverged.items():
-            member += self.settings.options.frozen
-            note = f"Member {member} diverged at step {step} and is left out; {LESS}."
-            if is_new(f"Member {member} diverged (", self.notes):
-                self.notes.append(note)
-                if self.processes.first:
-                    warnings.warn(note, ShoalWarning, stacklevel=6)
-        if len(diverged) == self.processes.trained(self.trainer):
-            raise DataError(f"all members diverged by step {max(diverged.values())}; {LESS}")
-
-    def _warn_of_sickness(self) -> None:
-        for sentence in self.processes.united(findings(self.trainer)):
-            if is_new(sentence, self.notes):
-                self.notes.append(sentence)
-                if self.processes.first:
-                    warnings.warn(sentence, ShoalWarning, stacklevel=6)
-
-    def _conclude(self, progress: Progress) -> None:
-        diverged = divergence_sentence(self.trainer.rows)
-        if diverged is not None:
-            self._say(progress, diverged)
-            return
-        repulsion = self.trainer.settings.method.repulsion
-        cold = self.trainer.settings.options.temperature == 0
-        if repulsion is None or cold or self.ensemble.members == 1:
-            return
-        self._say(progress, balance_sentence(self.trainer.rows))
-
-    def _say(self, progress: Progress, sentence: str | None) -> None:
-        """Store a sentence in the notes and show it, once per run."""
-        if sentence is not None and sentence not in self.notes:
-            self.notes.append(sentence)
-            progress.say(sentence)
 
     def _save(self, last: bool = False) -> None:
         if self.folder is not None:
@@ -297,15 +314,3 @@ def _own_random(trainer: Trainer) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
-
-
-def _are_own(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether both have the user's own data, which are compared by digest, not by name."""
-    return has_own_data(known) and has_own_data(wanted)
-
-
-def _plain(value: Any) -> Any:
-    """The value after writing it as TOML and reading it back."""
-    if isinstance(value, Mapping):
-        return {key: _plain(v) for key, v in value.items() if v is not None}
-    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

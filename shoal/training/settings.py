@@ -151,6 +151,7 @@ class Settings:
         """Plain values that repeat the run."""
         made = {name: spec_of(entry, getattr(self, name)) for name, entry in REGISTRIES.items()}
         made |= {"optimizer": dict(self.optimizer), **_told(self.method)}
+        made["validation"] = _told_data(self.options.validation)
         options = self.options
         return {n: _plain(made[n] if n in made else getattr(options, n)) for n in KEPT}
 
@@ -188,6 +189,13 @@ def _told(method: Method) -> dict[str, Any]:
         "calibrated": method.calibrated,
         "strength": None if repulsion is None else repulsion.strength,
     }
+
+
+def _told_data(validation: Any) -> float | dict[str, str] | None:
+    """The share of validation data; of own data, only the name."""
+    if validation is None or isinstance(validation, float):
+        return validation
+    return {"custom": getattr(validation, "name", None) or "own data"}
 
 
 def _is_known(method: Method) -> bool:

@@ -29,12 +29,13 @@ from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import begun, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
-from shoal.training.history import Tracker
+from shoal.training.history import Tracker, best_epoch
 from shoal.training.memory import MemoryChoice
 from shoal.training.mover import Mover
 from shoal.training.optim import flat_state, set_learning_rate
 from shoal.training.settings import Settings
 from shoal.training.step import StepInfo, forces_in
+from shoal.training.validation import BestMembers
 
 __all__ = ["Trainer"]
 
@@ -54,6 +55,8 @@ class Trainer(Mover):
         tracker: sums over the steps of the current epoch.
         initial: mean loss of the members before the first step; None until that step is done.
         diverged: members that had diverged by the end of the last epoch, each with its step.
+        ended: why the run ended before its last step; None if it did not.
+        best: the members of the best epoch so far; None unless they are kept.
         waiting: passes the batches on; a watchdog sees here how long a batch takes.
     """
 
@@ -79,6 +82,8 @@ class Trainer(Mover):
         self.tracker = Tracker(self.moving.members, ensemble.device)
         self.initial: Tensor | None = None
         self.diverged: dict[int, int] = {}
+        self.ended: str | None = None
+        self.best: BestMembers | None = None
         self.captured = self._capture()
         self.waiting: Callable[[Iterable[Any]], Iterator[Any]] = iter
 
@@ -94,8 +99,8 @@ class Trainer(Mover):
 
     @property
     def done(self) -> bool:
-        """Whether all steps are done."""
-        return self.step >= self.steps
+        """Whether all steps are done, or the run was ended before."""
+        return self.step >= self.steps or self.ended is not None
 
     @property
     def at_epoch_end(self) -> bool:
@@ -210,8 +215,15 @@ class Trainer(Mover):
         annealed = self.settings.annealing is not None
         return CapturedSteps(self.move, self.batches, pace, rate, annealed, self)
 
-    def close_epoch(self, started: float) -> dict[str, Any]:
-        """Add the history row of the epoch that began at `started`."""
+    def close_epoch(
+        self, started: float, validate: Callable[[], dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Add the history row of the epoch that began at `started`.
+
+        Args:
+            started: when the epoch began.
+            validate: measures the ensemble on validation data; None without any.
+        """
         if self.done:
             self._mark_diverged()
         if self.ensemble.offload is not None:  # snapshots and callbacks read the members
@@ -220,11 +232,26 @@ class Trainer(Mover):
         found = self.history
         self.diverged = found.diverged(self.step)
         row = {"epoch": len(self.rows) + 1, "step": self.step, **found.row(self.step)}
-        row |= self._initial()
+        row |= self._initial() | ({} if validate is None else {"validation": validate()})
         # Stop the clock after the row: reading the row waits for the device.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
+        if self.best is not None and best_epoch(self.rows) == row["epoch"]:
+            self.best.keep(row["epoch"], self.ensemble, self.posterior.likelihood)
         return self.rows[-1]
+
+    def return_to_best(self) -> None:
+        """Give members and likelihood the state of the best epoch, if there is one."""
+        if self.best is not None and self.best.epoch is not None:
+            self.ensemble.load_state(self.best.ensemble)
+            learned = {n: t.to(self.ensemble.device) for n, t in self.best.likelihood.items()}
+            likelihood = self.settings.likelihood.restored(learned)
+            self.posterior = replace(self.posterior, likelihood=likelihood)
+
+    def measures(self) -> dict[str, Any]:
+        """Measures of the last step, as in a history row; waits for the device."""
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        return self.tracker.last_row(self.step) | {"lr": rate}
 
     def _initial(self) -> dict[str, float]:
         """The loss before the first step, until the first history row holds it."""
@@ -249,7 +276,8 @@ class Trainer(Mover):
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """All tensors of a checkpoint."""
-        return {**self.tensors(), "tracker": self.tracker.state}
+        best = {} if self.best is None else self.best.parts
+        return {**self.tensors(), **best, "tracker": self.tracker.state}
 
     def state(self) -> dict[str, Any]:
         """All plain values of a checkpoint."""
@@ -260,6 +288,8 @@ class Trainer(Mover):
             "optimizer": flat_state(self.optimizer)[1],
             "mapping": asdict(self.mapping),
             **({"data": found} if found else {}),
+            **({} if self.ended is None else {"ended": self.ended}),
+            **({} if self.best is None else self.best.state),
             **self._initial(),
         }
 
@@ -270,6 +300,9 @@ class Trainer(Mover):
         self.tracker.load_state(parts["tracker"])
         self.step, self.rows = state["step"], state["history"]
         self.mapping = MemberRunner(**state["mapping"])
+        self.ended = state.get("ended")
+        if self.best is not None:
+            self.best.restore(checkpoint)
         initial = state.get("initial_loss")
         self.initial = None if initial is None else torch.tensor(initial)
         if isinstance(self.batches, LoaderBatches):

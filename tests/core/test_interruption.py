@@ -83,8 +83,8 @@ def test_the_second_signal_does_not_wait_for_the_step(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_after_the_last_step_is_not_lost(number, tmp_path):
-    def late(run):
-        if len(run.history) == 2:
+    def late(event):
+        if event.epoch == 2:
             signal.raise_signal(number)
 
     with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -94,7 +94,7 @@ def test_a_signal_after_the_last_step_is_not_lost(number, tmp_path):
 
 def test_without_a_folder_nothing_is_installed():
     before, seen = handlers(), []
-    quick(callbacks=[lambda run: seen.append(handlers())], epochs=1)
+    quick(callbacks=[lambda event: seen.append(handlers())], epochs=1)
     assert seen == [before]
     with pytest.raises(KeyboardInterrupt):
         quick(schedule=Alarm(1, signal.SIGINT))
@@ -102,7 +102,7 @@ def test_without_a_folder_nothing_is_installed():
 
 def test_with_a_folder_handlers_are_there_only_while_it_trains(tmp_path):
     before, seen = handlers(), []
-    quick(callbacks=[lambda run: seen.append(handlers())], epochs=1, out=tmp_path)
+    quick(callbacks=[lambda event: seen.append(handlers())], epochs=1, out=tmp_path)
     assert all(now != then for now, then in zip(seen[0], before, strict=True))
     assert handlers() == before
 
@@ -119,7 +119,7 @@ def test_in_another_thread_signals_are_left_alone(tmp_path):
     seen = []
 
     def train():
-        quick(out=tmp_path, epochs=1, callbacks=[lambda run: seen.append(handlers())])
+        quick(out=tmp_path, epochs=1, callbacks=[lambda event: seen.append(handlers())])
 
     before = handlers()
     thread = threading.Thread(target=train)

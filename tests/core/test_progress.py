@@ -106,7 +106,7 @@ class TestBar:
         assert "12/12" in terminal.text and terminal.whole_again
 
     def test_it_is_taken_down_after_an_error_too(self, terminal):
-        def stop(run):
+        def stop(event):
             raise RuntimeError
 
         with terminal, pytest.raises(RuntimeError):
@@ -147,9 +147,9 @@ class TestNothingIsLeftBehind:
     def test_three_hundred_steps_keep_no_tensor(self, method):
         counts = {}
 
-        def count(run):
-            if len(run.history) in (5, 75):
-                counts[len(run.history)] = self.tensors()
+        def count(event):
+            if event.epoch in (5, 75):
+                counts[event.epoch] = self.tensors()
 
         quick(both, method=method, steps=300, callbacks=[count])
         assert counts[75] == counts[5] > 0
@@ -171,7 +171,7 @@ class TestNothingIsLeftBehind:
         assert self.descriptors() == before
 
     def test_a_stopped_run_lets_go_of_everything(self, tmp_path):
-        def stop(run):
+        def stop(event):
             raise RuntimeError
 
         ensemble = shoal_of(plain)

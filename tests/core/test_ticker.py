@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.core import progress as module
+from shoal.core.bars import TerminalBar
 from shoal.core.progress import Ticker
 
 
@@ -48,9 +49,10 @@ def test_a_note_is_for_the_bar_alone(capsys):
 
 
 def test_a_note_stands_beside_the_bar(monkeypatch):
-    drawn = []
+    pytest.importorskip("rich")
+    shown = []
     monkeypatch.setattr(module.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(TerminalBar, "show", lambda bar, words: shown.append(words))
     with Ticker(total=2) as progress:
         progress.note("first: 10 networks")
-        drawn.append(progress._bar.tasks[0].description)
-    assert drawn == ["first: 10 networks"]
+    assert shown == ["first: 10 networks"]

@@ -39,6 +39,7 @@ epochs = 2
 def test_the_keys_are_the_arguments_of_fit_and_what_is_trained():
     arguments = set(inspect.signature(fit).parameters)
     not_for_files = {"ensemble", "sample_weight", "resume", "callbacks", "progress"}
+    not_for_files |= {"loggers"}
     assert set(KEYS) == arguments - not_for_files | {"model", "members", "init_seed"}
 
 

@@ -244,7 +244,7 @@ def test_save_load_resume_and_grow(tmp_path, method):
         return shoal.Ensemble.init(Shared, 3)
 
     whole = shoal.fit(fresh(), (x, y), epochs=4, out=tmp_path / "whole", **given)
-    stop = [lambda run: (_ for _ in ()).throw(KeyboardInterrupt) if len(run.history) == 2 else None]
+    stop = [lambda event: (_ for _ in ()).throw(KeyboardInterrupt) if event.epoch == 2 else None]
     with pytest.raises(KeyboardInterrupt):
         shoal.fit(
             fresh(), (x, y), epochs=4, out=tmp_path / "cut", save_every=0, callbacks=stop, **given

@@ -284,7 +284,7 @@ def test_a_comparison_that_cannot_begin_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("function", [grow, shoal.compare])
 def test_settings_are_those_of_fit_by_name_and_type(function):
     own = {"ensemble", "data", "sample_weight", "frozen", "resume", "out", "callbacks"}
-    own |= {"progress", "method"}
+    own |= {"loggers", "progress", "method"}
     wanted = {n: p for n, p in inspect.signature(shoal.fit).parameters.items() if n not in own}
     found = inspect.signature(function).parameters
     assert not any(p.kind is p.VAR_KEYWORD for p in found.values())

@@ -420,13 +420,13 @@ class TestSameness:
 class TestCallbacks:
     def test_they_see_the_run_after_every_epoch(self):
         seen = []
-        run = quick(epochs=3, callbacks=[lambda run: seen.append(len(run.history))])
+        run = quick(epochs=3, callbacks=[lambda event: seen.append(len(event.run.history))])
         assert seen == [1, 2, 3]
         assert run.history[-1]["epoch"] == 3
 
     def test_looking_does_not_change_the_run(self):
-        def look(run):
-            shoal.predict(run, points()[0])
+        def look(event):
+            shoal.predict(event.run, points()[0])
             torch.rand(5)
 
         assert_equal_trees(
@@ -434,7 +434,7 @@ class TestCallbacks:
         )
 
     def test_what_they_raise_comes_out_and_the_members_are_left_in_evaluation_mode(self):
-        def stop(run):
+        def stop(event):
             raise RuntimeError("enough")
 
         ensemble = shoal_of(both)

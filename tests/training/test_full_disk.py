@@ -100,7 +100,7 @@ class TestFullDisk:
                 raise OSError(errno.EROFS, "Read-only file system")
             return genuine(path, *args, **options)
 
-        def turn(run):
+        def turn(event):
             monkeypatch.setattr(Path, "mkdir", refused)
 
         clock = Clock()
@@ -127,9 +127,9 @@ class TestFullDisk:
             subprocess.run(["umount", str(tmp_path)], check=True)
 
     def fill(self, disk):
-        def grow(run):
+        def grow(event):
             with contextlib.suppress(OSError), open(disk / "ballast", "ab", buffering=0) as file:
-                while len(run.history) == 2:
+                while event.epoch == 2:
                     file.write(b"0" * 4096)
 
         options = {"out": disk / "run", "epochs": 3, "save_every": 0}

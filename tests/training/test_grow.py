@@ -137,7 +137,7 @@ class Stop(Exception):
     pass
 
 
-def stop(run):
+def stop(event):
     raise Stop
 
 

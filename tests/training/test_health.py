@@ -28,10 +28,10 @@ SICK = ("explodes", "collapsed", "predicts the same", "stalls", "diverged at ste
 def after(epoch, action):
     """A callback that harms the ensemble once."""
 
-    def callback(run):
-        if len(run.history) == epoch:
+    def callback(event):
+        if event.epoch == epoch:
             with torch.no_grad():
-                action(run.ensemble)
+                action(event.run.ensemble)
 
     return callback
 

@@ -256,7 +256,7 @@ class TestCounting:
             data=Stream(1),
             steps=40,
             method="ensemble",
-            callbacks=[lambda run: seen.append(run.provenance["data"]["points"])],
+            callbacks=[lambda event: seen.append(event.run.provenance["data"]["points"])],
         )
         assert seen == [400, 400, *([POINTS] * 18)]
         assert "400 data points" in run.notes[0] and "counted 40 data points" in run.notes[1]

@@ -41,9 +41,9 @@ def mask(ensemble, member=DEAD):
 def after_epoch(number, action):
     """A callback that does something to the ensemble once."""
 
-    def callback(run):
-        if len(run.history) == number:
-            action(run.ensemble)
+    def callback(event):
+        if event.epoch == number:
+            action(event.run.ensemble)
 
     return callback
 
@@ -197,8 +197,8 @@ def test_it_stays_dead_through_a_resume(tmp_path):
     class Enough(Exception):
         pass
 
-    def stop(run):
-        if len(run.history) == 2:
+    def stop(event):
+        if event.epoch == 2:
             raise Enough
 
     with pytest.warns(ShoalWarning, match="Member 1"):

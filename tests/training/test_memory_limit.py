@@ -180,8 +180,8 @@ def test_a_limited_run_resumes_with_the_same_numbers(tmp_path, method):
 
     whole = start(tmp_path / "whole")
 
-    def stop(run):
-        if len(run.history) == 1:
+    def stop(event):
+        if event.epoch == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

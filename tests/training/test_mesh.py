@@ -139,6 +139,13 @@ def test_two_processes_go_on_with_a_run_of_one(two, alone, name):
     check_same(two, f"from one {name}", alone(name), 2)
 
 
+@pytest.mark.parametrize("where", ["here", "from one"])
+def test_the_first_process_logs_every_epoch_once(two, alone, where):
+    _, rows = alone("learned noise")
+    lines = (two / f"{where} learned noise" / "logs" / "history.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step", *(str(row["step"]) for row in rows)]
+
+
 def test_a_folder_of_several_processes_loads_like_any_other(two, alone):
     name = "learned noise"
     run = shoal.load(two / f"here {name}", build=mesh_cases._regressor)

@@ -221,7 +221,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, method, offload):
     class Stop(Exception):
         pass
 
-    def stop(run):
+    def stop(event):
         raise Stop
 
     with pytest.raises(Stop):
@@ -237,7 +237,7 @@ def test_runs_change_between_blocks_and_the_device(tmp_path):
     for number, (first, then) in enumerate([(None, RESIDENT), (RESIDENT, None)]):
         folder, options = tmp_path / str(number), {"steps": 6, "save_every": 0}
 
-        def stop(run):
+        def stop(event):
             raise KeyError
 
         with pytest.raises(KeyError):
@@ -306,8 +306,8 @@ def status(key):
 def build():
     return nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 512), nn.Linear(512, 4))
 
-def measure_from_now(run):
-    if len(run.history) == 1:
+def measure_from_now(event):
+    if event.epoch == 1:
         open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
 
 torch.set_num_threads(1)
@@ -321,9 +321,9 @@ weights = sum(t.numel() * 4 for t in ensemble.weights.values())
 class Done(Exception):
     pass
 
-def end(run):
-    measure_from_now(run)
-    if len(run.history) == 2:
+def end(event):
+    measure_from_now(event)
+    if event.epoch == 2:
         print(weights, status("VmHWM") - before)
         raise Done  # before the checkpoint, which reads everything
 

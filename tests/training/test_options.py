@@ -23,7 +23,8 @@ from shoal.training.options import DEFAULTS, KEPT, NAMES, Options
 from shoal.training.run import RunFolder
 from shoal.training.settings import REGISTRIES, Settings
 
-OF_ONE_CALL = {"ensemble", "data", "sample_weight", "resume", "out", "callbacks", "progress"}
+OF_ONE_CALL = {"ensemble", "data", "sample_weight", "resume", "out", "loggers", "callbacks"}
+OF_ONE_CALL |= {"progress"}
 """What `fit` is told besides: members, data, and where this call leaves what it does."""
 
 FIELDS = {entry.name: entry for entry in dataclasses.fields(Options)}

@@ -139,7 +139,7 @@ class TestBitForBit:
         assert_same_run(one, resumed(tmp_path, Noisy, engine=engine))
 
     def test_an_exception_of_a_callback_is_a_stop_like_any_other(self, tmp_path):
-        def enough(run):
+        def enough(event):
             raise Fuse.Blown
 
         with pytest.raises(Fuse.Blown):
@@ -176,8 +176,8 @@ def test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now(
 @pytest.mark.parametrize("build", [normed, dropped, Noisy], ids=["batchnorm", "dropout", "noise"])
 @pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "f-ssge"])
 def test_on_a_gpu(method, build, tmp_path):
-    def enough(run):
-        if len(run.history) == 2:
+    def enough(event):
+        if event.epoch == 2:
             raise Fuse.Blown
 
     options = {"method": method, "epochs": EPOCHS, "device": "cuda", "optimizer": "adamw"}
@@ -365,7 +365,7 @@ class TestRefusals:
             except StorageError as error:
                 refused.append(error)
 
-        def look(run):
+        def look(event):
             thread = threading.Thread(target=second)
             thread.start()
             thread.join()

@@ -99,7 +99,7 @@ def test_a_checkpoint_holds_the_step_it_was_taken_at(tmp_path, monkeypatch):
     assert_same_run(again, quick(both, schedule=Clock()))
 
 
-def blow(run):
+def blow(event):
     raise Fuse.Blown
 
 

@@ -35,7 +35,7 @@ def test_a_snapshot_is_the_ensemble_after_its_epoch(tmp_path):
         epochs=4,
         keep_every=2,
         out=tmp_path / "run",
-        callbacks=[lambda run: seen.append(frozen(run.ensemble))],
+        callbacks=[lambda event: seen.append(frozen(event.run.ensemble))],
     )
     found = Trajectory(tmp_path / "run")
     assert found.epochs() == [0, 2, 4]

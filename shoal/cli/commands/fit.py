@@ -44,7 +44,13 @@ def run(options: Namespace) -> Outcome:
         set_threads(options.threads, ensemble.weights, config.batch_size)
 
     trained = train(
-        config, data, folder, resume=resume, progress=not options.quiet, prepare=prepare
+        config,
+        data,
+        folder,
+        resume=resume,
+        progress=not options.quiet,
+        loggers=options.loggers,
+        prepare=prepare,
     )
     scores = None
     if data.test is not None and ranks.speaks():

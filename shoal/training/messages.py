@@ -1,0 +1,86 @@
+"""What a run says while it trains: notes for its folder, warnings, and lines of progress."""
+
+import warnings
+
+from shoal.core.errors import DataError, ShoalWarning
+from shoal.core.progress import Progress
+from shoal.training.health import findings, is_new
+from shoal.training.history import LESS, balance_sentence, divergence_sentence, held_out_loss
+from shoal.training.settings import Settings
+from shoal.training.several_processes import Processes
+from shoal.training.trainer import Trainer
+from shoal.training.validation import has_waited
+
+__all__ = ["Messages"]
+
+_BEST = "The members are those of epoch "
+
+
+class Messages:
+    """The messages of one session.
+
+    Attributes:
+        notes: all sentences so far, which the run stores.
+    """
+
+    def __init__(self, notes: list[str], processes: Processes, settings: Settings) -> None:
+        self.notes, self.processes, self.settings = notes, processes, settings
+
+    def say(self, progress: Progress, sentence: str | None) -> None:
+        """Store a sentence in the notes and show it, once per run."""
+        if sentence is not None and sentence not in self.notes:
+            self.notes.append(sentence)
+            progress.say(sentence)
+
+    def warn_of_divergence(self, trainer: Trainer) -> None:
+        """Warn of members that diverged in this epoch; raises `DataError` if all have."""
+        diverged = trainer.diverged
+        for member, step in diverged.items():
+            member += self.settings.options.frozen
+            note = f"Member {member} diverged at step {step} and is left out; {LESS}."
+            if is_new(f"Member {member} diverged (", self.notes):
+                self.notes.append(note)
+                if self.processes.first:
+                    warnings.warn(note, ShoalWarning, stacklevel=6)
+        if len(diverged) == self.processes.trained(trainer):
+            raise DataError(f"all members diverged by step {max(diverged.values())}; {LESS}")
+
+    def warn_of_sickness(self, trainer: Trainer) -> None:
+        """Warn of what the health checks found in this epoch."""
+        for sentence in self.processes.united(findings(trainer)):
+            if is_new(sentence, self.notes):
+                self.notes.append(sentence)
+                if self.processes.first:
+                    warnings.warn(sentence, ShoalWarning, stacklevel=6)
+
+    def end_if_waited(self, progress: Progress, trainer: Trainer) -> None:
+        """End the run if the validation loss has not fallen for too long."""
+        patience = self.settings.options.patience
+        if trainer.ended is None and has_waited(trainer.rows, patience):
+            trainer.ended = (
+                f"The validation loss did not fall for {patience} epochs, "
+                f"so the run ended after epoch {len(trainer.rows)}."
+            )
+            self.say(progress, trainer.ended)
+
+    def conclude(self, progress: Progress, trainer: Trainer) -> None:
+        """Say which members the run ends with, and whether training diverged."""
+        self._tell_best(progress, trainer)
+        diverged = divergence_sentence(trainer.rows)
+        if diverged is not None:
+            self.say(progress, diverged)
+            return
+        repulsion = trainer.settings.method.repulsion
+        cold = trainer.settings.options.temperature == 0
+        if repulsion is None or cold or self.processes.ensemble.members == 1:
+            return
+        self.say(progress, balance_sentence(trainer.rows))
+
+    def _tell_best(self, progress: Progress, trainer: Trainer) -> None:
+        if trainer.best is None or trainer.best.epoch is None:
+            return
+        epoch = trainer.best.epoch
+        loss = held_out_loss(trainer.rows[epoch - 1])
+        sentence = f"{_BEST}{epoch}, which has the lowest validation loss ({loss:.4g})."
+        self.notes[:] = [n for n in self.notes if n == sentence or not n.startswith(_BEST)]
+        self.say(progress, sentence)
