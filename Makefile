@@ -4,6 +4,7 @@
 # make gpu     every test that needs a GPU, with the installed python3 (nothing is set up)
 # make check   formatting, lint and types
 # make docs    build the documentation site into build/site; its tutorials run
+# make oldest  the demo with the lowest allowed version of each library, in .venv-oldest
 # make rooms   files, lines, circles, and small files with one importer
 # make clean   remove what the others made
 
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test gpu check docs rooms clean
+.PHONY: demo quick test gpu check docs oldest rooms clean
 
 # Tests of one file go to one worker, so that what they share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -47,8 +48,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+oldest:
+	$(PYTHON) -m venv --clear $(VENV)-oldest
+	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check --only-binary :all: \
+	  -c constraints-oldest.txt '.[report,frames,evidence,cluster]'
+	$(VENV)-oldest/bin/shoal doctor --try
+	$(VENV)-oldest/bin/shoal demo --seeds 1 --out $(VENV)-oldest/demo
+
 rooms: $(READY)
 	$(BIN)/python tests/import_graph.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build runs
+	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis build runs

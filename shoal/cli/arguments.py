@@ -8,6 +8,7 @@ __all__ = [
     "compare",
     "data",
     "demo",
+    "doctor",
     "fidelity",
     "fit",
     "list",
@@ -205,6 +206,16 @@ def list(parser: argparse.ArgumentParser) -> None:
     """Arguments of `shoal list`."""
     parser.add_argument(
         "kind", nargs="?", metavar="KIND", help="what to list, such as methods or kernels"
+    )
+
+
+def doctor(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal doctor`."""
+    parser.add_argument(
+        "--try",
+        dest="thorough",
+        action="store_true",
+        help="also import every optional library, and compile a small function",
     )
 
 

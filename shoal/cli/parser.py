@@ -173,6 +173,12 @@ COMMANDS = {
         "shoal list\nshoal list methods",
         arguments.list,
     ),
+    "doctor": Command(
+        "print versions, devices and memory, and what is missing with the command to get it",
+        "shoal doctor\nshoal doctor --try\nshoal doctor --json",
+        arguments.doctor,
+        "\n\nThe exit status is 2 if Shoal cannot work as installed. Missing extras do not count.",
+    ),
     "bench": Command(
         "time training on this machine, and compare with a plain loop over modules",
         "shoal bench --quick\n"

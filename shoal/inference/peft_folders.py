@@ -79,7 +79,7 @@ def write_folder(folder: Path, member: nn.Module, trained: Iterable[str]) -> Non
 def _of_peft(member: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a peft model, as the library itself stores them."""
     name, config = active_config(member)
-    library = require("peft", extra="dev")
+    library = require("peft", extra="adapters")
     tensors = library.get_peft_model_state_dict(
         member, adapter_name=name, save_embedding_layers=False
     )

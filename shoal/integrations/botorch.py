@@ -19,6 +19,7 @@ from shoal.core.optional import require
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.training.run import Run
+from shoal.training.stepper import Stepper
 
 __all__ = ["EnsembleSurrogate"]
 
@@ -37,7 +38,7 @@ class EnsembleSurrogate(_Base):
     Balandat et al. (2020), arXiv 1910.06403.
 
     Args:
-        source: a run, or an ensemble with `likelihood`.
+        source: a run, a stepper after its first step, or an ensemble with `likelihood`.
         likelihood: likelihood of an ensemble's outputs; a run has its own.
         weights: weights of the members [M]; None for equal weights.
         outputs: number of target columns.
@@ -45,7 +46,7 @@ class EnsembleSurrogate(_Base):
 
     def __init__(
         self,
-        source: Run | Ensemble,
+        source: Run | Stepper | Ensemble,
         *,
         likelihood: Likelihood | None = None,
         weights: Tensor | None = None,

@@ -78,6 +78,44 @@ def test_an_acquisition_function_has_gradients_and_is_optimised(ensemble):
     assert found.shape == (1, 2) and float(best) >= float(others.max()) - 0.05
 
 
+def test_a_stepper_is_a_surrogate_that_later_steps_leave_alone():
+    x = torch.rand(12, 2)
+    stepper = shoal.Stepper(
+        shoal.Ensemble.init(build, members=M, seed=0), n=12, likelihood=Gaussian(0.1), lr=0.01
+    )
+    with pytest.raises(ConfigError, match="likelihood="):
+        EnsembleSurrogate(stepper)
+    stepper((x, x.sum(1)))
+    model = EnsembleSurrogate(stepper)
+    wanted = shoal.predict(stepper.ensemble, x, likelihood=Gaussian(0.1)).mean
+    stepper((x, x.sum(1)))
+    assert torch.allclose(model.posterior(x).mean, wanted, atol=1e-6)
+    moved = shoal.predict(stepper.ensemble, x, likelihood=Gaussian(0.1)).mean
+    assert not torch.allclose(moved, wanted, atol=1e-6)
+
+
+def test_uniform_points_raise_the_disagreement_between_the_data():
+    """What optimisation needs: members agree on the data and differ elsewhere."""
+    x = torch.rand(10, 2, generator=torch.Generator().manual_seed(0))
+    y = (6 * x).sin().sum(1)
+    points = {"name": "f-kde", "points": {"name": "uniform", "margin": 0.0, "count": 16}}
+    elsewhere = torch.rand(200, 2, generator=torch.Generator().manual_seed(1))
+
+    def deviations(**chosen):
+        members = shoal.Ensemble.init(build, members=M, seed=0)
+        stepper = shoal.Stepper(members, n=10, likelihood=Gaussian(0.05), lr=0.02, **chosen)
+        for _ in range(150):
+            stepper((x, y))
+        model = EnsembleSurrogate(stepper)
+        both = model.posterior(elsewhere), model.posterior(x)
+        return [float(each.variance.sqrt().mean().detach()) for each in both]
+
+    plain = deviations(method="ensemble")
+    repelled = deviations(method=points, strength=30.0, inputs=torch.tensor([[0.0, 0], [1, 1]]))
+    assert repelled[0] > 2 * plain[0]
+    assert repelled[0] > 2 * repelled[1]
+
+
 def test_what_cannot_be_optimised_is_refused(ensemble):
     with pytest.raises(ConfigError, match="likelihood="):
         EnsembleSurrogate(ensemble)
