@@ -214,6 +214,10 @@ CASES = {
         lambda: members(_norm), vectors, batch_size=9,
         method=shoal.Repulsion(shoal.spaces.InputGradients(fraction=0.5), strength=30.0),
     ),
+    "validation": _case(
+        lambda: members([(Perceptron, 4), (_wide, 5)]), vectors, method="f-kde", frozen=2, lr=0.2,
+        steps=None, epochs=6, validation=0.3, patience=2,
+    ),
     "points": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.Outputs(), points="noise")
     ),
@@ -303,7 +307,7 @@ def stop_once(event):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise")
+RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise", "validation")
 
 
 def stopped(name, folder, mesh=None, stops=True):

@@ -150,6 +150,13 @@ def fit(parser: argparse.ArgumentParser) -> None:
         help="folder of the run (default: runs/NAME-METHOD-mMEMBERS-sSEED)",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
+    shown = {
+        "--validation": ("SHARE", "share of the training data to hold out, such as 0.1"),
+        "--patience": ("N", "end after N epochs without a lower validation NLL"),
+        "--keep": ("best|last", "which members the run ends with (default: best with --patience)"),
+    }
+    for name, (metavar, words) in shown.items():
+        parser.add_argument(name, metavar=metavar, help=words)
     parser.add_argument(
         "--memory",
         metavar="SIZE",

@@ -112,7 +112,8 @@ def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -
         return load_data(parse_value(asked, "--data"))
     call = f", or type in Python: {what_to_type(command, run.config, folder)}"
     call = "" if is_adopted(run.config) else call
-    return own_data(run, folder, f"name the data with --data{call}")
+    advice = f"name the data with --data{call}"
+    return own_data(run, folder, advice, whole=command == "grow")  # which divides them itself
 
 
 def _call(command: str, config: Mapping[str, Any], folder: str) -> str:

@@ -249,9 +249,9 @@ def fit(
         schedule: learning rate schedule, such as "cosine".
         steps: number of batches to train on.
         batch_size: data points per batch; all members share a batch.
-        validation: share of the training data to hold out, such as 0.1, drawn by the seed; or a
-            pair (x, y), a `Dataset` with a validation split, or a loader. The ensemble is measured
-            on these data after every epoch; they never train.
+        validation: share of the training data to hold out, such as 0.1, drawn by the seed; in
+            Python also a pair (x, y), a `Dataset` with a validation split, or a loader. The
+            ensemble is measured on these data after every epoch; they never train.
         patience: epochs without a lower validation NLL after which the run ends.
         keep: "best" for the members of the epoch with the lowest validation NLL, or "last"; by
             default "best" with `patience`.
@@ -304,6 +304,7 @@ def fit(
         if out is not None:
             checked_path(out, "out")
         listeners = Listeners(checked_callbacks(callbacks), checked_loggers(loggers))
+        best = keeps_best(options)
         recall(ensemble)
         batches = batches_of(
             data,
@@ -315,7 +316,6 @@ def fit(
             whole=ensemble.takes_whole,
             weight=sample_weight,
         )
-        best = keeps_best(options)
         batches, held = validation_batches(options, batches, ensemble, where, dtype)
         ensemble.use_output(options.outputs)
         if options.likelihood is None:

@@ -110,7 +110,7 @@ def grow(
     whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
     return fit(
         whole,
-        own_data(run, "this run", "pass data=(x, y)") if data is None else data,
+        own_data(run, "this run", "pass data=(x, y)", whole=True) if data is None else data,
         **{"likelihood": run.likelihood, **given},
         frozen=run.ensemble.members,
         out=out,

@@ -58,7 +58,7 @@ class Messages:
         patience = self.settings.options.patience
         if trainer.ended is None and has_waited(trainer.rows, patience):
             trainer.ended = (
-                f"The validation loss did not fall for {patience} epochs, "
+                f"The validation {_measure(trainer)} did not fall for {patience} epochs, "
                 f"so the run ended after epoch {len(trainer.rows)}."
             )
             self.say(progress, trainer.ended)
@@ -81,6 +81,12 @@ class Messages:
             return
         epoch = trainer.best.epoch
         loss = held_out_loss(trainer.rows[epoch - 1])
-        sentence = f"{_BEST}{epoch}, which has the lowest validation loss ({loss:.4g})."
+        sentence = f"{_BEST}{epoch}, which has the lowest "
+        sentence += f"validation {_measure(trainer)} ({loss:.4g})."
         self.notes[:] = [n for n in self.notes if n == sentence or not n.startswith(_BEST)]
         self.say(progress, sentence)
+
+
+def _measure(trainer: Trainer) -> str:
+    """The name of the measure that decides: a likelihood of the user's own has no NLL."""
+    return "NLL" if "nll" in trainer.rows[-1]["validation"] else "loss"

@@ -149,19 +149,26 @@ def place(name: str, value: Any) -> str:
 
 def share_or_data(name: str, value: Any) -> Any:
     """A share of the training data between 0 and 1, or data."""
-    found = value
-    if not isinstance(value, str | bytes) and not _is_truth(value):
-        try:
-            found = float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            if not (isinstance(value, Mapping) and "custom" in value):
-                return value
-    if isinstance(found, float) and 0 < found < 1:
-        return found
+    if _is_data(value):
+        return value
+    with suppress(ConfigError):
+        if 0 < (found := number(name, value)) < 1:
+            return found
     raise ConfigError(
         f"{name} must be a share of the data such as 0.1, a pair (x, y), a Dataset or a loader, "
         f"not {came(value)}"
     )
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value may be data; `fit` finds out whether it is."""
+    if isinstance(value, Mapping):
+        return bool(value) and "custom" not in value
+    if isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
+        return False
+    if isinstance(value, list | tuple):
+        return not all(isinstance(each, int | float) for each in value)
+    return any(hasattr(value, sign) for sign in ("__iter__", "__getitem__", "__len__", "train"))
 
 
 def which_kept(name: str, value: Any) -> str:

@@ -109,9 +109,9 @@ class Options:
     batch_size: int = option(128, "data points per batch; all members share a batch.", whole)
     validation: float | None = option(
         None,
-        "share of the training data to hold out, such as 0.1; in Python also a pair (x, y), a "
-        "`Dataset` with a validation split, or a loader. The ensemble is measured on these data "
-        "after every epoch.",
+        "share of the training data to hold out, such as 0.1, drawn by the seed; in Python also a "
+        "pair (x, y), a `Dataset` with a validation split, or a loader. The ensemble is measured "
+        "on these data after every epoch; they never train.",
         share_or_data,
     )
     patience: int | None = option(

@@ -13,6 +13,7 @@ from shoal.core.errors import ConfigError, StorageError
 from shoal.data.dataset import Dataset, registry
 from shoal.data.load import load as load_data
 from shoal.training.run import Run, RunFolder, is_adopted
+from shoal.training.validation import training_part
 
 __all__ = [
     "OWN_DATA",
@@ -112,19 +113,24 @@ def again(verb: str, folder: Path | str) -> str:
         return f"shoal {verb} {shlex.quote(str(folder))}"
 
 
-def own_data(run: Run, name: str, advice: str) -> Dataset:
-    """The data set named in the config.
+def own_data(run: Run, name: str, advice: str, whole: bool = False) -> Dataset:
+    """The data set named in the config, without the training data that the run held out.
 
     Args:
         run: the run.
         name: name of the run in the error message.
         advice: what the error message suggests.
+        whole: with all training data, also those that were held out.
     """
     if is_adopted(run.config) and "data" not in run.config:
         raise ConfigError(f"{name} was adopted without data, so its data are not known; {advice}")
     if has_own_data(run.config):
         raise ConfigError(f"{name} was trained on your own data, which cannot be loaded; {advice}")
     try:
-        return load_data(run.config.get("data", ""))
+        found = load_data(run.config.get("data", ""))
     except ConfigError as error:
         raise ConfigError(f"the data of {name} cannot be loaded: {error}; {advice}") from error
+    share = run.config.get("validation")
+    if whole or not isinstance(share, float):
+        return found
+    return training_part(found, share, run.config["seed"])

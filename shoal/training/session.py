@@ -82,13 +82,13 @@ class Session:
     def watch(self, held: ArrayBatches | LoaderBatches | None, best: bool) -> None:
         """Measure the ensemble on held-out data, and end with its best members if `best`."""
         self.held, self.keeps_best = held, best
+        self.held_data = {} if held is None else {"validation": about_data(held)["data"]}
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
         processes = self.processes
         self.provenance: dict[str, Any] = provenance(self.batches, device) | self.pixels
-        if self.held is not None:
-            self.provenance["validation"] = about_data(self.held)["data"]
+        self.provenance |= self.held_data
         processes.check_same(self.config, self.provenance)
         self.begun = False
         with ExitStack() as stack:
@@ -107,9 +107,8 @@ class Session:
             if self.settings.options.cache:
                 trained, batches = cached(ensemble, self.batches, self.settings)
             given = trained, self.settings, batches, repulsion, self.sites, processes.mesh
-            trainer = self.trainer = Trainer(*given)
-            trainer.best = BestMembers() if self.keeps_best else None
-            self.part = ensemble
+            trainer, self.part = Trainer(*given), ensemble
+            self.trainer, trainer.best = trainer, BestMembers() if self.keeps_best else None
             stack.enter_context(_own_random(trainer))
             if folder is not None and steps(folder.checkpoints):
                 self._restore(folder, ensemble)

@@ -35,7 +35,7 @@ DIVIDED = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", 
            "batch norm, forde", "batch norm, forde, loop", "dropout", "dropout, f-svgd",
            "dropout, forde", "normalised images", "normalised images, forde", "learned noise",
            "shared trunk, svgd", "function-space prior", "diverged", "frozen", "frozen, forde",
-           "mixed architectures", "fraction")  # fmt: skip
+           "mixed architectures", "fraction", "validation")  # fmt: skip
 REPEATED = ("sequence first", "own buffer", "mixed rows", "adversarial", "points", "chunks",
             "augmentation by member", "batch norm, fraction")  # fmt: skip
 
@@ -62,7 +62,8 @@ def alone():
 def flat(row):
     """A history row without lists."""
     losses = {f"member {i}": loss for i, loss in enumerate(row["member_loss"])}
-    row = {key: value for key, value in row.items() if key != "member_loss"} | losses
+    losses |= {f"validation {name}": value for name, value in row.get("validation", {}).items()}
+    row = {k: v for k, v in row.items() if k not in ("member_loss", "validation")} | losses
     return {key: math.nan if value is None else value for key, value in row.items()}
 
 

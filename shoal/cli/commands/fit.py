@@ -30,8 +30,9 @@ def run(options: Namespace) -> Outcome:
     device = ranks.own_device(options.device or config.device)
     if device is not None:
         config = replace(config, device=device)
-    if options.memory is not None:
-        config = replace(config, memory=parse_value(options.memory, "memory"))
+    for key in ("memory", "validation", "patience", "keep"):
+        if (typed := getattr(options, key)) is not None:
+            config = replace(config, **{key: parse_value(typed, key)})
     folder = Path(options.out or config.out or default_folder(config))
     if RunFolder(folder).holds_run and not resume:
         raise ConfigError(
