@@ -110,15 +110,22 @@ def fitted(preprocessing: Any, X: Any, y: Any, weight: np.ndarray | None) -> np.
     Weights reach those parts that ask for them by scikit-learn's metadata routing.
     """
     weighted = weight is not None and isinstance(preprocessing, ColumnTransformer)
-    with config_context(enable_metadata_routing=weighted):
-        given = {"sample_weight": weight} if weighted else {}
+    given = {"sample_weight": weight} if weighted else {}
+    # a column without any number has no mean; its values become 0
+    with _arrays(enable_metadata_routing=weighted), np.errstate(invalid="ignore"):
         found = preprocessing.fit_transform(X, y, **given)
     return _dense(found)
 
 
 def transformed(preprocessing: Any, X: Any) -> np.ndarray:
     """X as the networks take it."""
-    return _dense(preprocessing.transform(X))
+    with _arrays():
+        return _dense(preprocessing.transform(X))
+
+
+def _arrays(**settings: bool) -> Any:
+    """Transformers return arrays, whatever the caller has set for their output."""
+    return config_context(transform_output="default", **settings)
 
 
 def as_numbers(X: Any) -> np.ndarray:

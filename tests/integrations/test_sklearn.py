@@ -1,0 +1,248 @@
+"""Ensembles in scikit-learn: tables, targets, weights, model selection, pickles, and the run."""
+
+import copy
+import importlib
+import pickle
+import sys
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_classification
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+
+import shoal
+from shoal.core.errors import ConfigError, DataError
+from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
+
+FEW = {"epochs": 30, "members": 3, "hidden": (16,), "random_state": 0}
+pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
+
+
+def table(n=120, seed=0):
+    """A table with texts, gaps of every kind, nullable and constant columns, and its targets."""
+    random = np.random.default_rng(seed)
+    rooms = random.integers(1, 6, n).astype(float)
+    city = random.choice(["Bonn", "Jena", "Ulm"], n).astype(object)
+    price = 50_000 * rooms + 80_000.0 * (city == "Bonn") + 10_000 * random.normal(size=n)
+    rooms[::7], city[::11] = np.nan, None
+    columns = {
+        "rooms": rooms,
+        "city": city,
+        "garden": pd.array(random.choice([True, False], n), dtype="boolean"),
+        "kind": pd.Categorical(random.choice(["flat", "house"], n)),
+        "floor": pd.array(np.where(np.arange(n) % 5 == 0, None, 2), dtype="Int64"),
+        "empty": np.full(n, np.nan),
+    }
+    return pd.DataFrame(columns), pd.Series(price, name="price")
+
+
+@pytest.fixture(scope="module")
+def houses():
+    X, y = table()
+    model = EnsembleRegressor(**FEW | {"epochs": 150}).fit(X, y)
+    return model, *table(60, seed=1)
+
+
+def test_a_table_with_texts_and_gaps_needs_no_preparation(houses):
+    model, X, y = houses
+    assert list(model.feature_names_in_) == list(X.columns)
+    assert model.score(X, y) > 0.5
+    X = X.assign(city="Rom")  # a city that training did not have
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_intervals_have_the_units_of_the_targets(houses):
+    model, X, y = houses
+    low, high = model.predict_interval(X, level=0.8)
+    assert low.shape == high.shape == (60,) and ((low <= y) & (y <= high)).mean() > 0.5
+    pred = model.predictive(X)
+    mean, std = model.predict(X, return_std=True)
+    assert np.array_equal(std, model.predict_std(X))
+    assert np.allclose(mean, pred.mean[:, 0]) and np.allclose(std, pred.stddev[:, 0])
+    quantiles = model.predict_quantile(X, [0.1, 0.9])
+    assert np.allclose(quantiles, np.stack([low, high], -1))
+    assert np.array_equal(model.predict_quantile(X, 0.9), quantiles[:, 1])
+
+
+def test_the_run_has_a_page_an_evidence_and_a_landscape(houses, tmp_path):
+    model, X, y = houses
+    data = model.dataset(X, y, train=table())
+    path = shoal.report(model.run_, tmp_path / "page.html", data=data)
+    assert "RMSE" in path.read_text()
+    rmse = np.sqrt(np.mean((model.predict(X) - y) ** 2))
+    scores = shoal.evaluate(model.run_, data).scores["test"]
+    assert scores["rmse"] == pytest.approx(rmse, rel=1e-5)
+    found = shoal.evidence(model.run_, data, priors=False, points=50)
+    assert np.isfinite(found.log_evidence).all()
+    assert shoal.landscape(model.run_, data, parts=["line"], quick=True)["line"].scores
+
+
+def test_conformal_intervals_take_the_prediction(houses):
+    model, X, y = houses
+    rule = shoal.decisions.conformal_intervals(model.predictive(X), y.to_numpy(), level=0.9)
+    low, high = rule(model.predictive(X))
+    assert ((low[:, 0].numpy() <= y) & (y <= high[:, 0].numpy())).mean() >= 0.9
+
+
+def test_class_names_reach_the_evaluation():
+    X, y = make_classification(60, random_state=0)
+    names = np.array(["no", "yes"])[y]
+    model = EnsembleClassifier(**FEW).fit(X, names)
+    assert model.dataset(X, names).classes == ("no", "yes")
+    assert list(model.classes_) == ["no", "yes"] and set(model.predict(X)) <= {"no", "yes"}
+    assert np.allclose(model.predict_proba(X).sum(1), 1)
+    assert np.array_equal(model.decision_function(X) > 0, model.predict(X) == "yes")
+    with pytest.raises(DataError, match="no class of the training data"):
+        model.dataset(X, np.full(len(X), "perhaps"))
+
+
+def test_several_labels_at_once_are_independent_columns():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(150, 4))
+    y = (X[:, :3] > 0).astype(int)
+    model = EnsembleClassifier(**FEW | {"epochs": 100}).fit(X, y)
+    assert model.predict_proba(X).shape == (150, 3)
+    assert (model.predict(X) == y).mean() > 0.9 and model.score(X, y) > 0.8
+    assert shoal.evaluate(model.run_, model.dataset(X, y)).scores["test"]["accuracy"] > 0.9
+
+
+def test_several_target_columns_keep_their_units():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(100, 3))
+    y = np.stack([X[:, 0], 1000 + 500 * X[:, 1]], 1)
+    model = EnsembleRegressor(**FEW | {"epochs": 150}).fit(X, y)
+    low, high = model.predict_interval(X)
+    assert model.predict(X).shape == low.shape == high.shape == (100, 2)
+    assert model.score(X, y) > 0.8
+
+
+def test_another_unit_of_the_targets_changes_nothing_else():
+    X, y = np.random.default_rng(0).normal(size=(2, 40, 2))
+    model, other = (EnsembleRegressor(**FEW | {"epochs": 5}) for _ in range(2))
+    plain = model.fit(X, y[:, 0]).predict(X)
+    assert np.allclose(other.fit(X, 7 + 1e6 * y[:, 0]).predict(X), 7 + 1e6 * plain)
+
+
+@pytest.mark.parametrize("batch_size", ["auto", 8])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_weights_equal_repetition_to_the_bit(batch_size, gaps):
+    X, y = table(40)
+    X = X if gaps else X[["rooms"]].fillna(0).to_numpy()
+    weight = np.random.default_rng(0).integers(0, 4, 40)
+    rows = np.random.default_rng(1).permutation(np.arange(40).repeat(weight))
+    repeated = X.iloc[rows] if gaps else X[rows]
+    settings = FEW | {"batch_size": batch_size, "likelihood": "heteroscedastic"}
+    one = EnsembleRegressor(**settings).fit(repeated, y.iloc[rows])
+    two = EnsembleRegressor(**settings).fit(X, y, sample_weight=weight)
+    assert np.array_equal(one.predict(X), two.predict(X))
+
+
+def test_balanced_classes_count_alike():
+    X, y = make_classification(60, weights=[0.8], random_state=0)
+    weight = len(y) / (2 * np.bincount(y))[y]
+    by_hand = EnsembleClassifier(**FEW).fit(X, y, sample_weight=weight)
+    for class_weight in ("balanced", {0: weight[y == 0][0], 1: weight[y == 1][0]}):
+        model = EnsembleClassifier(**FEW, class_weight=class_weight).fit(X, y)
+        assert np.allclose(model.predict_proba(X), by_hand.predict_proba(X))
+    with pytest.raises(ConfigError, match="class_weight"):
+        EnsembleClassifier(**FEW, class_weight="balance").fit(X, y)
+
+
+def test_model_selection_in_parallel_processes():
+    X, y = make_classification(80, random_state=0)
+    model = make_pipeline(MinMaxScaler(), EnsembleClassifier(**FEW | {"epochs": 5}))
+    alone = cross_val_score(model, X, y, cv=2)
+    grid = {"ensembleclassifier__hidden": [(16,), (8,)]}
+    search = GridSearchCV(model, grid, cv=2, n_jobs=2).fit(X, y)
+    assert search.best_score_ >= alone.mean()
+    assert search.best_estimator_.predict(X).shape == y.shape
+
+
+def test_copies_predict_the_same(tmp_path, houses):
+    model, X, _ = houses
+    expected = model.predict(X)
+    joblib.dump(model, tmp_path / "model.joblib")
+    copies = [
+        pickle.loads(pickle.dumps(model)),
+        copy.deepcopy(model),
+        joblib.load(tmp_path / "model.joblib"),
+    ]
+    assert all(np.array_equal(each.predict(X), expected) for each in copies)
+    assert clone(model).get_params() == model.get_params()
+    assert not hasattr(clone(model), "run_")
+
+
+def test_random_states():
+    X, y = make_classification(40, random_state=0)
+
+    def fitted(state):
+        model = EnsembleClassifier(**FEW | {"random_state": state, "epochs": 2})
+        return model.fit(X, y).predict_proba(X)
+
+    state = np.random.RandomState(3)
+    assert np.array_equal(fitted(np.random.RandomState(3)), fitted(state))
+    assert not np.array_equal(fitted(state), fitted(state))
+    assert not np.array_equal(fitted(None), fitted(None))
+
+
+def test_tables_as_output_of_transformers_change_nothing(houses):
+    model, X, _ = houses
+    with config_context(transform_output="pandas"):
+        assert np.array_equal(model.predict(X), clone(model).fit(*table()).predict(X))
+
+
+def convolution(input_shape, outputs):
+    channels, *_ = input_shape
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(channels, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(),
+        torch.nn.Linear(4 * 36, outputs),
+    )  # fmt: skip
+
+
+def test_networks_of_ones_own_take_images():
+    X, y = load_digits(n_class=3, return_X_y=True)
+    X = X[:150].reshape(-1, 1, 8, 8) / 16
+    for own in (convolution, shoal.models.SmallCNN(channels=(8, 8))):
+        model = EnsembleClassifier(**FEW, network=own, preprocess=None).fit(X, y[:150])
+        assert model.score(X, y[:150]) > 0.9
+        assert np.array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
+
+
+def test_a_run_in_a_folder_can_be_loaded(tmp_path):
+    X, y = make_classification(40, random_state=0)
+    model = EnsembleClassifier(**FEW, out=tmp_path / "run").fit(X, y)
+    test = model.dataset(X, y).test
+    loaded = shoal.predict(shoal.load(tmp_path / "run"), test.x)
+    assert np.allclose(loaded.probs, model.predict_proba(X))
+    with pytest.raises(ConfigError, match="already holds a run"):
+        model.fit(X, y)
+
+
+def test_unsuitable_tables_are_refused_by_the_name_of_the_column(houses):
+    model, X, y = houses
+    with pytest.raises(DataError, match="'when' holds dates"):
+        EnsembleRegressor(**FEW).fit(X.assign(when=pd.Timestamp("2020-01-01")), y)
+    with pytest.raises(DataError, match="'rooms' was a column of numbers"):
+        model.predict(X.assign(rooms="three"))
+    with pytest.raises(DataError, match="'rooms' holds infinity"):
+        model.predict(X.assign(rooms=np.inf))
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(X.rename(columns={"rooms": "chambers"}))
+    with pytest.raises(ValueError, match="NaN"):
+        EnsembleRegressor(**FEW, preprocess=None).fit([[np.nan], [1.0]], [1.0, 2.0])
+    with pytest.raises(DataError, match="more than two classes"):
+        EnsembleClassifier(**FEW).fit([[0.0], [1.0], [2.0]], [[0, 1], [1, 2], [2, 0]])
+
+
+def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.utils.validation", None)
+    monkeypatch.delitem(sys.modules, "shoal.sklearn")
+    with pytest.raises(ConfigError, match=r"shoal\[sklearn\]"):
+        importlib.import_module("shoal.sklearn")
