@@ -36,6 +36,7 @@ def executed(page):
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(HOME), os.environ.get("PYTHONPATH", "")]),
             "MPLBACKEND": "agg",
+            "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, __file__, str(page), str(folder)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -61,7 +62,7 @@ def with_results(text, folder):
     text = BLOCK.sub(lambda block: block[0] + shown(next(found)), text)
     return (
         f"{text}\n---\n\n*The code of this page was run when the site was built. "
-        f"It took {results['seconds']:.0f} seconds.*\n"
+        f"It took {results['seconds']:.0f} seconds of one CPU core.*\n"
     )
 
 
@@ -77,10 +78,10 @@ def shown(result):
 def run(page, folder):
     """Run every block of a page in `folder`, and write results.json there."""
     os.chdir(folder)
-    names, blocks, start = {"__name__": "__main__"}, [], time.perf_counter()
+    names, blocks, start = {"__name__": "__main__"}, [], time.process_time()
     for number, block in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
         blocks.append(run_block(block[1], names, f"{page.stem}-{number}"))
-    results = {"seconds": time.perf_counter() - start, "blocks": blocks}
+    results = {"seconds": time.process_time() - start, "blocks": blocks}
     Path("results.json").write_text(json.dumps(results), encoding="utf-8")
 
 
