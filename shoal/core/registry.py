@@ -132,9 +132,10 @@ def nested_field(registry: Registry, default: Callable[[], Any], later: bool = F
     return dataclasses.field(default_factory=default, metadata=told)
 
 
-def unstored_field() -> Any:
+def unstored_field(default: Any = None) -> Any:
     """A dataclass field with arrays or functions: no spec, comparison or repr includes it."""
-    return dataclasses.field(default=None, repr=False, compare=False, metadata={"unstored": True})
+    told = {"unstored": True}
+    return dataclasses.field(default=default, repr=False, compare=False, metadata=told)
 
 
 def later_field(default: Any) -> Any:

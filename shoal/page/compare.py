@@ -1,5 +1,6 @@
 """`shoal.compare`: a grid of methods, ensemble sizes and seeds, trained, evaluated and compared."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -27,9 +28,11 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.page.compare_grid import Comparison, compare_grid
 from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
-from shoal.training.optim import optimizer_table, schedules
+from shoal.training.optim import optimizer_table
+from shoal.training.options import DEFAULTS
 from shoal.training.own_data import OWN_DATA
 from shoal.training.provenance import inputs_digest
+from shoal.training.torch_schedules import as_schedule, schedules
 
 __all__ = ["Comparison", "compare"]
 
@@ -73,6 +76,9 @@ def compare(
     epochs: int | None = UNSET,
     steps: int | None = UNSET,
     batch_size: int = UNSET,
+    validation: Any = UNSET,
+    patience: int | None = UNSET,
+    keep: str | None = UNSET,
     outputs: str | int | None = UNSET,
     temperature: float = UNSET,
     strength: float | None = UNSET,
@@ -179,6 +185,8 @@ def _plain(key: str, value: Any) -> Any:
     """A setting as a config stores it: objects by their names and settings."""
     if key == "optimizer":
         return optimizer_table(value)
+    if key == "schedule" and isinstance(value, type | functools.partial):
+        value = as_schedule(value, DEFAULTS["lr"])
     if isinstance(value, Adversarial):
         return asdict(value)
     if isinstance(value, torch.device):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from shoal.prediction.statistics import linear_change
-from shoal.training.history import divergence_sentence
+from shoal.training.history import best_epoch, divergence_sentence
 
 __all__ = ["Trend", "loss_sentence", "loss_trend"]
 
@@ -73,9 +73,11 @@ def loss_sentence(history: Sequence[Mapping[str, Any]]) -> str:
     losses = [math.nan if row.get("loss") is None else float(row["loss"]) for row in history]
     kind, change = loss_trend(losses, history[0].get("initial_loss") if history else None)
     size = f"by {abs(change):.2g} nats in the last third of training"
+    # A longer training helps only if the validation NLL falls too.
+    longer = "" if best_epoch(history) not in (None, len(history)) else ": train longer"
     return {
         "converged": "The training loss converged.",
-        "falling": f"The training loss was still falling, {size}: train longer.",
+        "falling": f"The training loss was still falling, {size}{longer}.",
         "rising": f"The training loss was rising, {size}: lower the learning rate.",
         "unclear": "The training loss has no significant trend in the last third of training.",
         "short": "",

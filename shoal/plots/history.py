@@ -46,10 +46,10 @@ def _log(axes: Any) -> None:
 
 @plot("loss")
 def loss(history: History, method: str = "", title: str = "") -> Any:
-    """Training loss of every member and the mean, against the epochs.
+    """Training loss of every member and the mean, and the ensemble's validation NLL.
 
     Args:
-        history: rows of a run with "epoch", "loss" and "member_loss".
+        history: rows of a run with "epoch", "loss" and "member_loss", maybe with "validation".
         method: method that gives the colour.
         title: written above.
     """
@@ -60,10 +60,23 @@ def loss(history: History, method: str = "", title: str = "") -> Any:
         axes.plot(epochs, members, color=colour, alpha=0.45, linewidth=1)
         axes.plot([], [], color=colour, alpha=0.45, linewidth=1, label="each member")
     axes.plot(epochs, _column(history, "loss"), color=INK, label="mean")
+    _validation(axes, history)
     _log(axes)
     axes.set(xlabel="epoch", ylabel="loss (nats per data point)", title=title)
     legend(figure, axes)
     return figure
+
+
+def _validation(axes: Any, history: History) -> None:
+    """The ensemble's NLL on validation data, with a dot at the best epoch."""
+    held = [row.get("validation") or {} for row in history]
+    values = _column([{"nll": row.get("nll", row.get("loss"))} for row in held], "nll")
+    if not np.isfinite(values).any():
+        return
+    best, epochs = int(np.nanargmin(values)), _column(history, "epoch")
+    words = "ensemble, validation"
+    axes.plot(epochs, values, color=INK, linestyle="--", label=words)
+    axes.plot(epochs[best], values[best], color=INK, marker="o", linestyle="", label="best epoch")
 
 
 @plot("forces")

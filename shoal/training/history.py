@@ -148,7 +148,7 @@ def best_epoch(rows: Sequence[Mapping[str, Any]]) -> int | None:
     >>> best_epoch([{"epoch": e, "validation": {"nll": v}} for e, v in ((1, 2.0), (2, 1.0))])
     2
     """
-    known = [(held_out_loss(row), row["epoch"]) for row in rows]
+    known = [(held_out_loss(row), row["epoch"]) for row in rows if row.get("validation")]
     return min((pair for pair in known if math.isfinite(pair[0])), default=(0.0, None))[1]
 
 

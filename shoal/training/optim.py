@@ -1,33 +1,24 @@
-"""Optimisers, velocity clipping, learning rate schedules, and the optimiser state to save.
+"""Optimisers, velocity clipping, and the optimiser state to save.
 
 Every elementwise optimiser of torch treats each member alone.
 """
 
 import functools
 import inspect
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.core.registry import Registry, nearest
+from shoal.core.registry import nearest
 from shoal.core.tree import member_norms, per_member
 from shoal.core.types import Tree
 from shoal.core.values import came
 from shoal.training.torch_optimizers import uncompiled
 
 __all__ = [
-    "Cosine",
-    "Exponential",
-    "FlatThenLinear",
-    "LinearDecay",
-    "Schedule",
-    "Stairs",
-    "Steps",
     "check_optimizer",
     "clip_members",
     "flat_state",
@@ -35,7 +26,6 @@ __all__ = [
     "make_optimizer",
     "optimizer_table",
     "optimizers",
-    "schedules",
     "set_learning_rate",
 ]
 
@@ -155,137 +145,6 @@ def clip_members(
         name: t * per_member(scale[span], t)
         for (name, t), span in zip(velocity.items(), spans, strict=True)
     }
-
-
-schedules = Registry("schedule")
-
-
-class Schedule(Protocol):
-    """A factor of the learning rate for each step."""
-
-    def __call__(self, step: int, steps: int) -> float:
-        """Factor at `step` of `steps`."""
-        ...
-
-
-@schedules.register("cosine")
-@dataclass(frozen=True)
-class Cosine:
-    """Half a cosine from 1 to `floor`, after a linear warm-up.
-
-    Attributes:
-        floor: factor at the end.
-        warmup: share of the steps for the warm-up.
-    """
-
-    floor: float = 0.0
-    warmup: float = 0.0
-
-    def __call__(self, step: int, steps: int) -> float:
-        """(1 + cos πt) / 2."""
-        t = step / max(steps, 1)
-        if t < self.warmup:
-            return (step + 1) / (self.warmup * steps + 1)
-        t = (t - self.warmup) / max(1 - self.warmup, 1e-12)
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * t))
-
-
-@schedules.register("linear")
-@dataclass(frozen=True)
-class LinearDecay:
-    """Falls linearly from 1 to `floor`.
-
-    Attributes:
-        floor: factor at the end.
-    """
-
-    floor: float = 0.0
-
-    def __call__(self, step: int, steps: int) -> float:
-        """1 - t."""
-        return 1 - (1 - self.floor) * step / max(steps, 1)
-
-
-@schedules.register("steps")
-@dataclass(frozen=True)
-class Steps:
-    """Falls by `factor` at each of the given shares of training.
-
-    Attributes:
-        at: shares of training, in (0, 1).
-        factor: factor of each fall.
-    """
-
-    at: tuple[float, ...] = (0.5, 0.75)
-    factor: float = 0.1
-
-    def __call__(self, step: int, steps: int) -> float:
-        """factor ** (falls so far)."""
-        return self.factor ** sum(step >= share * steps for share in self.at)
-
-
-@schedules.register("stairs")
-@dataclass(frozen=True)
-class Stairs:
-    """Falls by `factor` at equal intervals, such as every epoch.
-
-    Attributes:
-        flights: number of intervals.
-        factor: factor of each fall.
-    """
-
-    flights: int = 10
-    factor: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.flights < 1 or not self.factor > 0:
-            raise ConfigError(
-                f"stairs need at least 1 flight and a positive factor, not {self.flights} and "
-                f"{self.factor}"
-            )
-
-    def __call__(self, step: int, steps: int) -> float:
-        """factor ** (flight, from 0)."""
-        return self.factor ** (self.flights * step // max(steps, 1))
-
-
-@schedules.register("exponential")
-@dataclass(frozen=True)
-class Exponential:
-    """Falls to `floor` by the same factor at every step.
-
-    Attributes:
-        floor: factor at the end.
-    """
-
-    floor: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not self.floor > 0:
-            raise ConfigError(
-                f"the floor of an exponential schedule must be positive, not {self.floor}"
-            )
-
-    def __call__(self, step: int, steps: int) -> float:
-        """floor ** t."""
-        return self.floor ** (step / max(steps, 1))
-
-
-@schedules.register("flat-then-linear")
-@dataclass(frozen=True)
-class FlatThenLinear:
-    """1 until half of training, then linear to `floor` at nine tenths, then constant.
-
-    Attributes:
-        floor: factor at the end.
-    """
-
-    floor: float = 0.01
-
-    def __call__(self, step: int, steps: int) -> float:
-        """Piecewise linear."""
-        t = (step / max(steps, 1) - 0.5) / 0.4
-        return 1 - (1 - self.floor) * min(max(t, 0.0), 1.0)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

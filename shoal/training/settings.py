@@ -29,9 +29,11 @@ from shoal.training import annealing as annealings
 from shoal.training.adversarial import Adversarial
 from shoal.training.annealing import Annealing
 from shoal.training.noise import check_noise
-from shoal.training.optim import Schedule, check_optimizer, optimizer_table, schedules
+from shoal.training.optim import check_optimizer, optimizer_table
 from shoal.training.option_checks import number
 from shoal.training.options import KEPT, Options
+from shoal.training.schedules import Schedule, schedules
+from shoal.training.torch_schedules import Plateau, as_schedule
 
 __all__ = ["REGISTRIES", "Settings", "spec_of"]
 
@@ -76,7 +78,10 @@ class Settings:
         """Settings from options; raises `ConfigError` for options that do not fit together."""
         method = _method(options.method, options.legacy, options.calibrated)
         method = method.with_strength(options.strength)
-        made = {name: _made(name, getattr(options, name)) for name in REGISTRIES}
+        given = {name: getattr(options, name) for name in REGISTRIES}
+        given["schedule"] = as_schedule(given["schedule"], options.lr)
+        made = {name: _made(name, value) for name, value in given.items()}
+        made["schedule"] = as_schedule(made["schedule"], options.lr)
         if method.functional_prior and not isinstance(made["prior"], FunctionalPrior):
             made["prior"] = _functional(made["prior"], method)
         table = optimizer_table(options.optimizer)
@@ -92,6 +97,11 @@ class Settings:
         parse_engine(self.options.engine)
         check_optimizer(self.optimizer, self.options.lr)
         check_noise(self.options.noise, self.optimizer, self.options.temperature)
+        if isinstance(self.schedule, Plateau) and self.options.validation is None:
+            raise ConfigError(
+                "a plateau schedule follows the validation NLL; give validation=0.1, which holds "
+                "out a tenth of the training data"
+            )
         if augmentations.is_per_member(self.augment):
             self._check_own_inputs()
         if self.options.frozen:

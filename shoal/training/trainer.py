@@ -29,12 +29,14 @@ from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import begun, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.context import StepContext
-from shoal.training.history import Tracker, best_epoch
+from shoal.training.history import Tracker, best_epoch, held_out_loss
 from shoal.training.memory import MemoryChoice
 from shoal.training.mover import Mover
 from shoal.training.optim import flat_state, set_learning_rate
+from shoal.training.schedules import factor_of
 from shoal.training.settings import Settings
 from shoal.training.step import StepInfo, forces_in
+from shoal.training.torch_schedules import Plateau
 from shoal.training.validation import BestMembers
 
 __all__ = ["Trainer"]
@@ -84,6 +86,7 @@ class Trainer(Mover):
         self.diverged: dict[int, int] = {}
         self.ended: str | None = None
         self.best: BestMembers | None = None
+        self._followed = 1.0
         self.captured = self._capture()
         self.waiting: Callable[[Iterable[Any]], Iterator[Any]] = iter
 
@@ -200,10 +203,12 @@ class Trainer(Mover):
         return threads
 
     def _rate(self, step: int) -> float:
-        return self.settings.options.lr * _at(self.settings.schedule, step, self.steps)
+        factor = factor_of(self.settings.schedule, step, self.steps)
+        return self.settings.options.lr * factor * self._followed
 
     def _factor(self, step: int) -> float:
-        return _at(self.settings.annealing, step, self.steps)
+        annealing = self.settings.annealing
+        return 1.0 if annealing is None else float(annealing(step, self.steps))
 
     def _capture(self) -> CapturedSteps | None:
         rate = self.optimizer.param_groups[0]["lr"]
@@ -236,9 +241,18 @@ class Trainer(Mover):
         # Stop the clock after the row: reading the row waits for the device.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
+        self._follow()
         if self.best is not None and best_epoch(self.rows) == row["epoch"]:
             self.best.keep(row["epoch"], self.ensemble, self.posterior.likelihood)
         return self.rows[-1]
+
+    def _follow(self) -> None:
+        """Let a schedule that follows the validation loss set the learning rate from now on."""
+        schedule = self.settings.schedule
+        if isinstance(schedule, Plateau):
+            self._followed = schedule.follow([held_out_loss(row) for row in self.rows])
+            if self.captured is not None and not self.done:
+                self.captured.pace[self.step :, 0] = self._rate(self.step)
 
     def return_to_best(self) -> None:
         """Give members and likelihood the state of the best epoch, if there is one."""
@@ -300,6 +314,7 @@ class Trainer(Mover):
         self.tracker.load_state(parts["tracker"])
         self.step, self.rows = state["step"], state["history"]
         self.mapping = MemberRunner(**state["mapping"])
+        self._follow()
         self.ended = state.get("ended")
         if self.best is not None:
             self.best.restore(checkpoint)
@@ -308,7 +323,3 @@ class Trainer(Mover):
         if isinstance(self.batches, LoaderBatches):
             self.batches.found = state.get("data", {})
             self._recount()
-
-
-def _at(schedule: Any, step: int, steps: int) -> float:
-    return 1.0 if schedule is None else float(schedule(step, steps))

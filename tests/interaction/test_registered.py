@@ -7,7 +7,7 @@ import pytest
 import shoal
 from shoal.core.bibliography import BIBLIOGRAPHY
 from shoal.interaction import bandwidths
-from shoal.training import annealing, optim
+from shoal.training import annealing, torch_schedules
 
 REGISTRIES = {
     "kernels": shoal.kernels.registry,
@@ -19,7 +19,7 @@ REGISTRIES = {
     "likelihoods": shoal.likelihoods.registry,
     "priors": shoal.priors.registry,
     "annealing": annealing.registry,
-    "schedules": optim.schedules,
+    "schedules": torch_schedules.schedules,
 }
 EVERY = [
     pytest.param(registry, name, id=f"{kind} {name}")

@@ -154,6 +154,15 @@ def test_losses_are_drawn_on_a_logarithmic_axis_where_they_are_positive():
     np.testing.assert_allclose(drawn, [row["loss"] for row in negative])
 
 
+def test_the_validation_nll_is_drawn_beside_the_loss_with_its_best_epoch():
+    values = [2.0, 1.0, 0.5, None, 0.7, 0.9]
+    held = [row | {"validation": {"nll": v}} for row, v in zip(HISTORY, values, strict=True)]
+    *_, curve, dot = plots.loss(held).axes[0].get_lines()
+    found = [None if math.isnan(value) else value for value in curve.get_ydata()]
+    assert found == values
+    assert (list(dot.get_xdata()), list(dot.get_ydata())) == ([3], [0.5])
+
+
 def test_forces_of_a_plain_ensemble_are_drawn_without_push():
     quiet = [row | {"push": 0.0, "ratio": 0.0} for row in HISTORY]
     assert plots.svg(plots.forces(quiet), "f")

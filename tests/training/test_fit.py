@@ -38,7 +38,8 @@ from shoal.inference.likelihoods import (
 )
 from shoal.inference.priors import Flat
 from shoal.models import MLP, Blueprint, SmallCNN
-from shoal.training.optim import optimizers, schedules
+from shoal.training.optim import optimizers
+from shoal.training.schedules import schedules
 
 WASSERSTEIN = ["kde", "sge", "ssge", "f-kde", "f-sge", "f-ssge"]
 
@@ -217,7 +218,8 @@ class TestTheUpdate:
 
     def test_every_schedule_can_be_typed(self):
         for name in schedules.names():
-            assert quick(schedule=name, epochs=1).config["schedule"]["name"] == name
+            run = quick(schedule=name, epochs=1, validation=0.2)
+            assert run.config["schedule"]["name"] == name
 
     def test_a_schedule_of_zero_stands_still(self):
         ensemble = shoal_of()

@@ -9,23 +9,25 @@ from small_runs import assert_one_sentence
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.training.optim import (
+    clip_members,
+    make_optimizer,
+    optimizer_table,
+    optimizers,
+    set_learning_rate,
+)
+from shoal.training.schedules import (
     Cosine,
     Exponential,
     FlatThenLinear,
     LinearDecay,
     Stairs,
     Steps,
-    clip_members,
-    make_optimizer,
-    optimizer_table,
-    optimizers,
     schedules,
-    set_learning_rate,
 )
 
 pytestmark = pytest.mark.usefixtures("double")
 
-EVERY = [schedules[name]() for name in schedules]
+EVERY = [schedules[name]() for name in schedules if name not in ("constant", "torch", "plateau")]
 EVERY += [Cosine(floor=0.1, warmup=0.2), LinearDecay(floor=0.3), Steps(at=(0.2,), factor=0.5)]
 SHAPES = {"weight": (3, 4, 2), "bias": (3, 4), "scale": (3,)}
 

@@ -73,7 +73,7 @@ def entries(kind: str) -> list[ListedName]:
 
         return [ListedName(method.name, method.summary, method.cite) for method in METHODS.values()]
     if kind == "schedules":
-        from shoal.training.optim import schedules
+        from shoal.training.torch_schedules import schedules
 
         return _registered(schedules)
     if kind == "optimizers":

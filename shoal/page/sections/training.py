@@ -20,7 +20,7 @@ from shoal.page.convergence import loss_sentence
 from shoal.page.measures import SIGNS, diverged
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sentences import ADOPTED
-from shoal.training.history import NEGLIGIBLE
+from shoal.training.history import NEGLIGIBLE, best_epoch, held_out_loss
 
 __all__ = ["training_section"]
 
@@ -72,7 +72,26 @@ def answer(record: RunRecord) -> str:
     if not last:
         return course or "The history of this run is too short for a trend."
     span = f"After {epochs} epochs, member losses are {min(last):.3g} to {max(last):.3g} nats."
-    return f"{course} {span}".strip()
+    return f"{course} {span} {_best(record)}".strip()
+
+
+def _best(record: RunRecord) -> str:
+    """The epoch with the lowest validation NLL, in words; empty without validation data."""
+    epoch = best_epoch(record.history)
+    if epoch is None:
+        return ""
+    row = next(row for row in record.history if row.get("epoch") == epoch)
+    name = "NLL" if "nll" in row["validation"] else "loss"
+    return f"The validation {name} is lowest after epoch {epoch} ({held_out_loss(row):.3g} nats)."
+
+
+def _about_validation(record: RunRecord) -> str:
+    if best_epoch(record.history) is None:
+        return ""
+    return (
+        " The dashed line is the NLL of the ensemble on validation data. Members overfit where it "
+        "rises while the training loss falls."
+    )
 
 
 def _finite(value: float | None) -> bool:
@@ -128,7 +147,7 @@ def _figures(record: RunRecord) -> Iterator[Block]:
         plots.loss(record.history, record.method),
         "Training loss of each member",
         "All lines should fall and level out; a line that stays high is a member that did not "
-        "converge.",
+        f"converge.{_about_validation(record)}",
     )
     if not any((row.get("push") or 0) > 0 for row in record.history):
         return
