@@ -29,6 +29,8 @@ SLOW_FILES = {
     "test_members_that_die",
     "test_mesh",
     "test_report",
+    "test_sklearn",
+    "test_sklearn_checks",
 }
 
 SLOW = {

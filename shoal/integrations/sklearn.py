@@ -18,7 +18,12 @@ from shoal.integrations.sklearn_estimator import EnsembleEstimator, Network
 
 __all__ = ["EnsembleClassifier", "EnsembleRegressor"]
 
-_PARAMETERS = """
+
+class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
+    """An ensemble of networks that classifies, as an estimator of scikit-learn.
+
+    Labels may be numbers or texts, of two or more classes. A matrix of 0 and 1 [N, K] holds
+    several labels at once; its columns then are independent (`shoal.likelihoods.Bernoulli`).
 
     Parameters:
         members: ensemble size.
@@ -42,15 +47,7 @@ _PARAMETERS = """
         out: folder that stores the run; it must not hold a run already.
         options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
         random_state: seed, generator or None, as in scikit-learn.
-        verbose: show progress."""
-
-
-class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
-    __doc__ = f"""An ensemble of networks that classifies, as an estimator of scikit-learn.
-
-    Labels may be numbers or texts, of two or more classes. A matrix of 0 and 1 [N, K] holds
-    several labels at once; its columns then are independent (`shoal.likelihoods.Bernoulli`).
-    {_PARAMETERS}
+        verbose: show progress.
         class_weight: weights of the classes, by label, or "balanced", as in scikit-learn.
 
     Attributes:
@@ -187,11 +184,34 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
 
 
 class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
-    __doc__ = f"""An ensemble of networks that predicts numbers, as an estimator of scikit-learn.
+    """An ensemble of networks that predicts numbers, as an estimator of scikit-learn.
 
     Targets are standardised inside; predictions and intervals are in the units of y. One or
     several target columns are allowed.
-    {_PARAMETERS}
+
+    Parameters:
+        members: ensemble size.
+        hidden: widths of the hidden layers of each member.
+        method: a name from `shoal list methods`, or a `shoal.Repulsion`.
+        strength: factor of the repulsive force; None for the default of the method.
+        epochs: number of passes over the data.
+        batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
+        learning_rate: learning rate of Adam.
+        prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
+            smoother functions.
+        early_stopping: hold out a part of the training data, stop when its NLL does not improve,
+            and keep the members of the best epoch.
+        validation_fraction: share of the training data to hold out.
+        n_iter_no_change: epochs without improvement before training stops.
+        network: networks of your own: a function of (input_shape, outputs), or an object with such
+            a method `build`, as in `shoal.models`. None for a perceptron.
+        preprocess: "auto" standardises numbers, fills gaps and encodes categories. A transformer
+            of your own replaces this; None gives X to the networks as it is.
+        device: device to train on; None for the CPU.
+        out: folder that stores the run; it must not hold a run already.
+        options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
+        random_state: seed, generator or None, as in scikit-learn.
+        verbose: show progress.
         likelihood: distribution of the targets. None for Gaussian noise of one learned size;
             "heteroscedastic" for noise that depends on X; or another one of `shoal.likelihoods`.
 

@@ -1,12 +1,14 @@
 """The base of the estimators for scikit-learn: preprocessing, training, predictions."""
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import torch
 from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
@@ -49,6 +51,9 @@ Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
 LARGEST_BATCH = 200
 """Data points per batch for batch_size="auto", as in scikit-learn's networks."""
 
+_ONE_FIT = threading.RLock()
+"""Threads of joblib train in turn: torch's random generators belong to the whole process."""
+
 
 @dataclass(frozen=True)
 class _OwnNetwork:
@@ -65,6 +70,18 @@ class _OwnNetwork:
 
     def __call__(self) -> nn.Module:
         return self.network(self.input_shape, self.outputs)
+
+
+class _Points(NamedTuple):
+    """Data points with their weights, None for equal weights."""
+
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray | None
+
+    def rows(self, rows: np.ndarray) -> "_Points":
+        weight = None if self.weight is None else self.weight[rows]
+        return _Points(rows_of(self.X, rows), self.y[rows], weight)
 
 
 class EnsembleEstimator(BaseEstimator):
@@ -112,7 +129,7 @@ class EnsembleEstimator(BaseEstimator):
             X, y, weight = rows_of(X, kept), y[kept], weight[kept]
         X, targets, weight = merged(X, self._encoded(y, learn=True), weight)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self._train(X, targets, self._weighted(targets, weight), seed)
+        self._train(_Points(X, targets, self._weighted(targets, weight)), seed)
         return self
 
     def predictive(self, X: Any) -> Predictive:
@@ -177,57 +194,62 @@ class EnsembleEstimator(BaseEstimator):
         x = self._prepared(self._checked_inputs(X, reset=False))
         return as_split((x, self._encoded(self._checked_targets(y))), self.run_.ensemble.dtype)
 
-    def _fit_preprocessing(self, X: Any, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    def _fit_preprocessing(self, points: "_Points") -> np.ndarray:
         if self.preprocess is None:
             self.preprocessing_ = None
-            return self._prepared(X)
+            return self._prepared(points.X)
         automatic = isinstance(self.preprocess, str) and self.preprocess == "auto"
-        self.preprocessing_ = preprocessing_for(X) if automatic else clone(self.preprocess)
-        return fitted(self.preprocessing_, X, y, weight)
+        self.preprocessing_ = preprocessing_for(points.X) if automatic else clone(self.preprocess)
+        return fitted(self.preprocessing_, *points)
 
-    def _train(self, X: Any, y: np.ndarray, weight: np.ndarray | None, seed: int) -> None:
+    def _train(self, points: "_Points", seed: int) -> None:
         held_out = {}
         if self.early_stopping:
-            rows, others = self._held_out(y, seed)
-            x_others, y_others = rows_of(X, others), y[others]
-            X, y = rows_of(X, rows), y[rows]
-            weight = None if weight is None else weight[rows]
-        x = self._fit_preprocessing(X, y, weight)
+            points, others = self._divided(points, seed)
+        x = self._fit_preprocessing(points)
         if self.early_stopping:
-            validation = self._prepared(x_others), y_others
+            weight = () if others.weight is None else (others.weight,)
+            validation = (self._prepared(others.X), others.y, *weight)
             patience = self.n_iter_no_change
             held_out = {"validation": validation, "patience": patience, "keep": "best"}
-        size = min(LARGEST_BATCH, len(x)) if self.batch_size == "auto" else self.batch_size
-        likelihood, split = self._likelihood(y), as_split((x, y))
-        outputs = likelihood.width_for(split.y, len(getattr(self, "classes_", ())))
+        likelihood = self._likelihood(points.y)
+        targets = as_split((x, points.y)).y
+        outputs = likelihood.width_for(targets, len(getattr(self, "classes_", ())))
         build = self._build(x.shape[1:], outputs)
-        options = {
+        options = self._options(points, seed) | {"likelihood": likelihood} | held_out
+        data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names())
+        with _ONE_FIT:
+            ensemble = Ensemble.init(build, self.members, seed)
+            self.run_ = fit(ensemble, data, **options | dict(self.options or {}))
+        self.n_iter_ = len(self.run_.history)
+
+    def _divided(self, points: "_Points", seed: int) -> "tuple[_Points, _Points]":
+        """Training and validation data; every class has its share of both."""
+        y = points.y
+        labels = y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
+        rows, share = np.arange(len(y)), self.validation_fraction
+        found = train_test_split(rows, test_size=share, random_state=seed, stratify=labels)
+        return points.rows(found[0]), points.rows(found[1])
+
+    def _options(self, points: "_Points", seed: int) -> dict[str, Any]:
+        """The arguments of `shoal.fit` that the parameters say."""
+        batch = min(LARGEST_BATCH, len(points.y)) if self.batch_size == "auto" else self.batch_size
+        # In double precision predictions do not depend on the other rows of X.
+        on_cpu = self.device is None or torch.device(self.device).type == "cpu"
+        return {
             "method": self.method,
-            "likelihood": likelihood,
             "strength": self.strength,
             "epochs": self.epochs,
-            "batch_size": size,
+            "batch_size": batch,
             "lr": self.learning_rate,
             "prior": Gaussian(self.prior_std),
-            "sample_weight": weight,
+            "sample_weight": points.weight,
             "seed": seed,
             "device": self.device,
-            "precision": "float64" if self.device in (None, "cpu") else None,
+            "precision": "float64" if on_cpu else None,
             "out": self.out,
             "progress": bool(self.verbose),
         }
-        options |= held_out | dict(self.options or {})
-        ensemble = Ensemble.init(build, members=self.members, seed=seed)
-        data = Dataset(OWN_DATA, Split(x, y), classes=self._class_names())
-        self.run_ = fit(ensemble, data, **options)
-        self.n_iter_ = len(self.run_.history)
-
-    def _held_out(self, y: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers of the training and of the validation data, by class for labels."""
-        by_class = y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
-        rows, share = np.arange(len(y)), self.validation_fraction
-        found = train_test_split(rows, test_size=share, random_state=seed, stratify=by_class)
-        return found[0], found[1]
 
     def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
         if self.network is None:

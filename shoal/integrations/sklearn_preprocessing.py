@@ -73,7 +73,7 @@ def _codes(X: Any) -> np.ndarray:
 
 
 def preprocessing_for(X: Any) -> ColumnTransformer:
-    """The preprocessing of a table by the kinds of its columns; all columns of an array are numbers.
+    """The preprocessing of a table by the kinds of its columns; an array has numbers only.
 
     >>> preprocessing_for(np.zeros((3, 2))).transformers[0][2]
     [0, 1]

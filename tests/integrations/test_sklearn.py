@@ -155,6 +155,32 @@ def test_balanced_classes_count_alike():
         EnsembleClassifier(**FEW, class_weight="balance").fit(X, y)
 
 
+def noisy(n=150):
+    random = np.random.default_rng(0)
+    X = random.normal(size=(n, 5))
+    return X, X[:, 0] + random.normal(size=n)
+
+
+def test_early_stopping_keeps_the_best_epoch():
+    settings = FEW | {"epochs": 200, "hidden": (64, 64)}
+    X, y = noisy()
+    model = EnsembleRegressor(**settings, early_stopping=True, n_iter_no_change=5).fit(X, y)
+    history = [row["validation"]["nll"] for row in model.run_.history]
+    assert model.run_.best_epoch == 1 + int(np.argmin(history))
+    assert model.n_iter_ == len(history) == model.run_.best_epoch + 5 < 200
+    assert 0.7 < model.run_.likelihood.noise_std[0] < 1.4
+
+
+def test_validation_data_have_every_class_and_no_part_in_the_preprocessing():
+    X, y = make_classification(100, weights=[0.9], random_state=0)
+    model = EnsembleClassifier(**FEW | {"epochs": 2}, early_stopping=True)
+    model.fit(X, y, sample_weight=np.full(100, 2.0))
+    scaler = model.preprocessing_.named_transformers_["numbers"][1]
+    assert scaler.n_samples_seen_ == 180 and model.run_.history[0]["validation"]["nll"] > 0
+    with pytest.raises(ValueError, match="The test_size = 1"):
+        clone(model).set_params(validation_fraction=0.01).fit(X, y)
+
+
 def test_model_selection_in_parallel_processes():
     X, y = make_classification(80, random_state=0)
     model = make_pipeline(MinMaxScaler(), EnsembleClassifier(**FEW | {"epochs": 5}))
@@ -163,6 +189,27 @@ def test_model_selection_in_parallel_processes():
     search = GridSearchCV(model, grid, cv=2, n_jobs=2).fit(X, y)
     assert search.best_score_ >= alone.mean()
     assert search.best_estimator_.predict(X).shape == y.shape
+
+
+def test_fits_in_threads_do_not_disturb_each_other():
+    X, y = noisy(40)
+
+    def predicted(seed):
+        model = EnsembleRegressor(**FEW | {"random_state": seed, "epochs": 5})
+        return model.fit(X, y).predict(X)
+
+    work = (joblib.delayed(predicted)(seed) for seed in range(3))
+    together = joblib.Parallel(n_jobs=3, backend="threading")(work)
+    assert all(np.array_equal(predicted(seed), together[seed]) for seed in range(3))
+
+
+@pytest.mark.parametrize("likelihood", ["student-t", "poisson", {"name": "gaussian"}])
+def test_other_likelihoods_of_numbers(likelihood):
+    X, _ = noisy(40)
+    y = np.random.default_rng(0).poisson(3, 40)
+    model = EnsembleRegressor(**FEW, likelihood=likelihood).fit(X, y)
+    low, high = model.predict_interval(X)
+    assert (low <= high).all() and abs(model.predict(X).mean() - y.mean()) < 1
 
 
 def test_copies_predict_the_same(tmp_path, houses):
@@ -242,7 +289,7 @@ def test_unsuitable_tables_are_refused_by_the_name_of_the_column(houses):
 
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.utils.validation", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.delitem(sys.modules, "shoal.sklearn")
     with pytest.raises(ConfigError, match=r"shoal\[sklearn\]"):
         importlib.import_module("shoal.sklearn")
