@@ -52,7 +52,7 @@ def calls_of_require():
     """Every `require("module", extra="name")` with its place."""
     for path in files():
         for node in ast.walk(tree(path)):
-            named = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("require")
+            named = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "require"
             given = [*node.args, *(k.value for k in node.keywords)] if named else []
             words = [each.value for each in given if isinstance(each, ast.Constant)]
             if len(words) == 2 and all(isinstance(word, str) for word in words):

@@ -176,7 +176,12 @@ class TestHuggingFace:
 
     def test_the_best_checkpoint_has_the_members(self, library, sentences, tmp_path):
         """A learning rate that ruins the members later: the best ones come back."""
-        each = {"save_steps": 2, "eval_steps": 2, "eval_strategy": "steps", "save_strategy": "steps"}
+        each = {
+            "save_steps": 2,
+            "eval_steps": 2,
+            "eval_strategy": "steps",
+            "save_strategy": "steps",
+        }
         each |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
         trainer = self.trainer(library, sentences, tmp_path, 8, **each)
         trainer.stepper = _Ruined(trainer.stepper)
