@@ -1,6 +1,7 @@
 """Numbers of the guide, from the raw files of docs/results and docs/benchmarks."""
 
 import csv
+import functools
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ RESULTS, BENCHMARKS = DOCS / "results", DOCS / "benchmarks"
 PERCENT = {"scale": 100, "digits": 2, "unit": " points"}
 
 
+@functools.cache
 def rows(path):
     """The rows of a CSV file."""
     with (RESULTS / path).open(encoding="utf-8") as file:
