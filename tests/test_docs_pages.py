@@ -83,6 +83,7 @@ def test_the_gallery_shows_the_figures_that_its_command_draws():
     assert drawn == set(gallery.FIGURES)
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_name():
     reference = script(DOCS / "site" / "reference.py")
     pages = reference.pages()
@@ -98,6 +99,7 @@ def test_the_reference_has_every_public_name():
     assert "usage: shoal fit" in text
 
 
+@pytest.mark.slow
 def test_blocks_of_a_page_run_and_show_what_they_print_and_draw(tutorials, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text(
