@@ -3,6 +3,7 @@
 # make test    set everything up and run all tests
 # make gpu     every test that needs a GPU, with the installed python3 (nothing is set up)
 # make check   formatting, lint and types
+# make docs    build the documentation site into build/site; its tutorials run
 # make oldest  the demo with the lowest allowed version of each library, in .venv-oldest
 # make rooms   files, lines, circles, and small files with one importer
 # make clean   remove what the others made
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo quick test gpu check oldest rooms clean
+.PHONY: demo quick test gpu check docs oldest rooms clean
 
 # Tests of one file go to one worker, so that what they share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -36,6 +37,10 @@ check: $(READY)
 	$(BIN)/ruff check shoal tests
 	$(BIN)/pyright
 
+docs: $(READY)
+	rm -rf build/tutorials
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # torch is installed first and pinned, so that no looser requirement can pull another build.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -55,4 +60,4 @@ rooms: $(READY)
 	$(BIN)/python tests/import_graph.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis runs
+	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis build runs

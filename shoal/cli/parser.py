@@ -5,6 +5,7 @@ This module imports no torch, so that help appears at once.
 
 import argparse
 import difflib
+import functools
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from shoal.core.progress import printable
 from shoal.core.registry import nearest
 from shoal.experiment.config import keys
 
-__all__ = ["COMMANDS", "Command", "overview", "parse"]
+__all__ = ["COMMANDS", "Command", "command_help", "overview", "parse"]
 
 Add = Callable[[argparse.ArgumentParser], None]
 
@@ -215,6 +216,13 @@ def overview() -> str:
         f"{commands}\n\n"
         "Start with 'shoal demo'. 'shoal COMMAND --help' shows the options and an example.\n"
     )
+
+
+def command_help(name: str, width: int) -> str:
+    """The text of `shoal NAME --help`, for a page of this width."""
+    parser = _parser(name)
+    parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, width=width)
+    return parser.format_help().strip()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,108 @@
+"""Numbers of the guide, from the raw files of docs/results and docs/benchmarks."""
+
+import csv
+import functools
+import json
+import re
+from pathlib import Path
+
+from shoal.prediction.statistics import mean_and_error, paired_difference
+
+DOCS = Path(__file__).parents[1]
+RESULTS, BENCHMARKS = DOCS / "results", DOCS / "benchmarks"
+PERCENT = {"scale": 100, "digits": 2, "unit": " points"}
+
+
+@functools.cache
+def rows(path):
+    """The rows of a CSV file."""
+    with (RESULTS / path).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def by_seed(path, metric, **where):
+    """Values of a metric by seed, for the rows that agree with `where`; fails if there are none.
+
+    A file has a column per metric, or the columns metric and value. `path` may be several files.
+    """
+    found = {}
+    for row in (
+        rows(path) if isinstance(path, str) else [row for each in path for row in rows(each)]
+    ):
+        if all(row[key] == str(value) for key, value in where.items()):
+            if metric in row:
+                found[int(row["seed"])] = float(row[metric])
+            elif metric in (row.get("metric"), row.get("distance")):
+                found[int(row["seed"])] = float(row["value"])
+    if not found:
+        raise KeyError(f"{path} has no {metric} for {where}")
+    return found
+
+
+def difference(first, second):
+    """Mean difference of two methods with its 95 % interval, over the seeds that both have."""
+    seeds = sorted(first.keys() & second.keys())
+    return paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
+
+
+def interval(found, scale=1.0, digits=3, unit=""):
+    """A difference in words: `+3.38 points (+2.72 to +4.04)`, with a remark if it may be 0."""
+    mean, low, high = (scale * value for value in found)
+    doubt = ", not significant" if low <= 0 <= high else ""
+    return f"{mean:+.{digits}f}{unit} ({low:+.{digits}f} to {high:+.{digits}f}{doubt})"
+
+
+def mean(values, scale=1.0, digits=3):
+    """Mean and standard error over seeds."""
+    value, error = mean_and_error(list(values.values()))
+    return f"{scale * value:.{digits}f} ± {scale * error:.{digits}f}"
+
+
+def seeds(*values):
+    """The number of seeds that all of these have."""
+    return len(set.intersection(*(set(each) for each in values)))
+
+
+def compared(path, metric, method, plain="ensemble", **where):
+    """The paired difference of a method to the plain ensemble."""
+    return difference(
+        by_seed(path, metric, method=method, **where), by_seed(path, metric, method=plain, **where)
+    )
+
+
+def significant(path, metric, methods, **where):
+    """How many of these methods differ significantly from the plain ensemble."""
+    found = [compared(path, metric, method, **where) for method in methods]
+    return sum(not each.low <= 0 <= each.high for each in found)
+
+
+def largest(path, metric, methods, **where):
+    """The largest absolute difference of these methods to the plain ensemble."""
+    return max(abs(compared(path, metric, method, **where).difference) for method in methods)
+
+
+def times_plain(file, method, model, engine="auto"):
+    """Time of a step, as a multiple of the plain ensemble's in the same measurement."""
+    return step_ms(file, method, model, engine) / step_ms(file, "ensemble", model, engine)
+
+
+def step_ms(file, method, model, engine="auto"):
+    """Milliseconds per step in a file of `shoal bench`."""
+    steps = json.loads((BENCHMARKS / file).read_text(encoding="utf-8"))["steps"]
+    found = [
+        row["ms"]
+        for row in steps
+        if (row["model"], row["method"], row["engine"]) == (model, method, engine)
+        and row["what"] == "shoal"
+    ]
+    if not found:
+        raise KeyError(f"{file} has no {method} of {model} with {engine}")
+    return found[0]
+
+
+def strength_row(label, members):
+    """One row of the strength sweep on MNIST: accuracy, NLL, ECE and two AUROCs, as printed."""
+    for line in (RESULTS / "mnist/strength.txt").read_text(encoding="utf-8").splitlines():
+        if match := re.match(rf"{re.escape(label)}\s+{members}\s+(.*)", line):
+            return [cell.strip() for cell in re.findall(r"[\d.]+ ± [\d.]+", match[1])]
+    raise KeyError(f"strength.txt has no {label} with {members} members")

@@ -1,0 +1,135 @@
+"""The pages of docs/: their links, the guide, the menu, the reference and code that runs."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+HOME = Path(__file__).parents[1]
+DOCS = HOME / "docs"
+PAGES = [*DOCS.rglob("*.md"), *(HOME / name for name in ("README.md", "CONTRIBUTING.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def script(path):
+    """A script of docs/ as a module; it finds the files beside it."""
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+@pytest.fixture(scope="module")
+def tutorials():
+    return script(DOCS / "site" / "tutorials.py")
+
+
+def anchors(path):
+    """The anchors of a page, as mkdocs and GitHub make them of its headings."""
+    text = FENCED.sub("", path.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", title.lower()).strip() for title in titles]
+    return {re.sub(r"\s+", "-", title) for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(HOME).as_posix())
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    made = ("reference/", "first-ensemble/", "tables/")  # made with the site, which checks them
+    missing = []
+    for link in LINK.findall(text):
+        if re.match(r"[a-z]+:", link) or link.startswith(made):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if target in (DOCS / "contributing.md", DOCS / "changelog.md"):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            missing.append(link)
+    assert not missing
+
+
+def test_the_guide_and_the_table_of_results_are_what_the_raw_files_give():
+    pages = script(DOCS / "guide" / "make.py").pages()
+    assert {path.name for path in pages} == {"guide.md", "README.md"}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, "run python docs/guide/make.py"
+
+
+def test_an_interval_of_the_guide_says_when_it_may_be_nothing():
+    evidence = script(DOCS / "guide" / "evidence.py")
+    apart = evidence.difference({0: 2.0, 1: 2.1, 2: 9.9}, {0: 1.0, 1: 1.1, 3: 7.0})
+    assert apart.difference == pytest.approx(1.0)  # seed 2 and 3 have no partner
+    assert evidence.interval(apart, digits=1) == "+1.0 (+1.0 to +1.0)"
+    near = evidence.difference({0: 1.0, 1: -1.0}, {0: 0.0, 1: 0.0})
+    assert "not significant" in evidence.interval(near)
+    with pytest.raises(KeyError, match="forde"):
+        evidence.by_seed("mnist/results.csv", "test.nll", method="forde")
+
+
+def test_the_gallery_shows_the_figures_that_its_command_draws():
+    gallery = script(DOCS / "gallery" / "make.py")
+    assert (DOCS / "gallery" / "README.md").read_text(encoding="utf-8") == gallery.page()
+    drawn = {path.stem for path in (DOCS / "gallery").glob("*.svg")}
+    assert drawn == set(gallery.FIGURES)
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_public_name():
+    reference = script(DOCS / "site" / "reference.py")
+    pages = reference.pages()
+    grouped = [name for names in reference.groups().values() for name in names]
+    assert sorted(grouped) == sorted(shoal.__all__)
+    text = "\n".join(text for _, _, text in pages)
+    for name in grouped:
+        value = getattr(shoal, name)
+        path = reference.home_of(value, f"shoal.{name}")
+        assert f"::: {path}\n" in text or f"({name}.md)" in text, name
+    entries = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    assert len(entries) == len(set(entries)) > 100
+    assert "usage: shoal fit" in text
+
+
+@pytest.mark.slow
+def test_blocks_of_a_page_run_and_show_what_they_print_and_draw(tutorials, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A page\n\n```python\na = 2\nprint('<a> is', a)\na + 1\n```\n\nNext.\n\n"
+        "```py\nraise RuntimeError('not run')\n```\n\n"
+        "```python\nimport torch\nfrom shoal import plots\n"
+        "x = torch.arange(3.0)\nplots.band(x, a * x, x)\n```\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)  # run() changes the folder
+    tutorials.run(page, tmp_path)
+    shown = tutorials.with_results(page.read_text(encoding="utf-8"), tmp_path)
+    assert "&lt;a&gt; is 2\n3</pre>" in shown
+    assert shown.index("is 2") < shown.index("Next.") < shown.index("<svg")
+    assert "\n\n" not in shown[shown.index("<svg") : shown.index("</svg>")]
+
+
+def test_a_block_that_fails_stops_the_build(tutorials, tmp_path, monkeypatch):
+    page = tmp_path / "broken.md"
+    page.write_text("```python\n1 / 0\n```\n", encoding="utf-8")
+    monkeypatch.setattr(tutorials, "KEPT", tmp_path / "kept")
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        tutorials.executed(page)
+    assert not list((tmp_path / "kept").rglob("results.json"))
+
+
+def test_results_are_kept_until_the_page_changes(tutorials, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("one", encoding="utf-8")
+    first = tutorials.digest(page)
+    assert tutorials.digest(page) == first
+    page.write_text("two", encoding="utf-8")
+    assert tutorials.digest(page) != first
