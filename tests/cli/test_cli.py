@@ -24,6 +24,7 @@ from shoal.cli.outcome import Outcome
 from shoal.core.errors import ShoalWarning
 from shoal.core.progress import notice
 from shoal.models import MLP, Blueprint
+from shoal.training.run import RunFolder
 
 TINY = ["toy-classification", "model.hidden=[8]", "members=2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -98,6 +99,15 @@ def test_fit_calls_a_method_as_it_is_typed_elsewhere(here, capsys):
     told = ['method={name="forde", fraction=0.5}', "strength=4", "-o", "runs/part", "-q"]
     assert main(["fit", *TINY, "steps=3", *told]) == 0
     assert "toy-classification, forde+fraction=0.5:4, 2 members" in capsys.readouterr().out
+
+
+def test_fit_holds_out_data_and_ends_early(here, capsys):
+    told = ["--validation", "0.2", "--patience", "2", "--keep", "last", "-o", "runs/held", "-q"]
+    assert main(["fit", *TINY, "steps=6", *told]) == 0
+    config = RunFolder(here / "runs" / "held").config()
+    assert (config["validation"], config["patience"], config["keep"]) == (0.2, 2, "last")
+    assert main(["fit", *TINY, "steps=6", "--validation", "2", "-o", "runs/no", "-q"]) == 2
+    assert "validation must be a share" in capsys.readouterr().err
 
 
 def test_a_second_fit_does_not_overwrite_the_first(here, capsys):
