@@ -154,7 +154,8 @@ class LoggerCallback(Callback):
     """
 
     def __init__(self, logger: Any, name: str, figures: Figures, own: bool = False) -> None:
-        self.logger, self.name, self.figures, self.own = logger, name, figures, own
+        self.logger: Any = logger
+        self.name, self.figures, self.own = name, figures, own
         self.last = -1
         self._begun_at = -1
 
