@@ -154,7 +154,8 @@ class LoggerCallback(Callback):
     """
 
     def __init__(self, logger: Any, name: str, figures: Figures, own: bool = False) -> None:
-        self.logger, self.name, self.figures, self.own = logger, name, figures, own
+        self.logger: Any = logger
+        self.name, self.figures, self.own = name, figures, own
         self.last = -1
         self._begun_at = -1
 
@@ -168,7 +169,13 @@ class LoggerCallback(Callback):
 
     def run_end(self, event: RunEnd) -> None:
         """Log the last row and the figures, and close the log."""
-        self._guarded(self._end, event.run, event.finished)
+        run, drawn = event.run, []
+        self._guarded(self._catch_up, run)
+        # A finished run that is resumed without new steps has its figures in the log.
+        new = event.finished and self.last > self._begun_at
+        if new and hasattr(self.logger, "log_image"):
+            drawn = self.figures.of(run)  # outside of the guard: they warn for themselves
+        self._guarded(self._end, drawn, event.finished)
 
     def _guarded(self, act: Callable[..., None], *given: Any) -> None:
         if self.logger is None:
@@ -203,12 +210,9 @@ class LoggerCallback(Callback):
                 self.logger.log(numbers(row), row["step"])
                 self.last = row["step"]
 
-    def _end(self, run: Run, finished: bool) -> None:
-        self._catch_up(run)
-        # A finished run that is resumed without new steps has its figures in the log.
-        if finished and self.last > self._begun_at and hasattr(self.logger, "log_image"):
-            for name, png in self.figures.of(run):
-                self.logger.log_image(name, png, self.last)
+    def _end(self, drawn: Sequence[tuple[str, bytes]], finished: bool) -> None:
+        for name, png in drawn:
+            self.logger.log_image(name, png, self.last)
         if self.own:
             self.logger.close(finished)
 

@@ -186,7 +186,8 @@ class Listeners:
 
     def __init__(self, callbacks: Sequence[Callback], loggers: Sequence[Any] = ()) -> None:
         self.callbacks, self.request = list(callbacks), StopRequest()
-        self._loggers, self.held = loggers, None
+        self._loggers = loggers
+        self.held: Any = None
 
     def __bool__(self) -> bool:
         return bool(self.callbacks) or bool(self._loggers)

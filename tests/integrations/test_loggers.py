@@ -184,7 +184,9 @@ def test_a_failing_logger_warns_once_and_training_goes_on(when):
     assert len(caught) == 1 and len(run.history) == 3 and other.steps == STEPS
 
 
-def test_a_figure_that_cannot_be_drawn_costs_neither_the_run_nor_the_log(monkeypatch):
+def test_a_figure_that_cannot_be_drawn_costs_neither_the_run_nor_the_log(
+    tensorboard, monkeypatch, tmp_path
+):
     def fail(*_):
         raise ValueError("no ink")
 
@@ -192,8 +194,9 @@ def test_a_figure_that_cannot_be_drawn_costs_neither_the_run_nor_the_log(monkeyp
     monkeypatch.setattr(log_figures.plots, "forces", fail)
     kept, other = Whole(), Whole()
     with pytest.warns(ShoalWarning, match="figures.*no ink") as caught:
-        quick(loggers=[kept, other], **OPTIONS)
+        quick(out=tmp_path, loggers=["tensorboard", kept, other], **OPTIONS)
     assert len(caught) == 1 and kept.steps == other.steps == STEPS
+    assert events(tmp_path).Tags()["images"] == ["figures/loss"]
     assert kept.images.keys() == other.images.keys() == {"loss"}
 
 
