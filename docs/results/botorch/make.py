@@ -264,7 +264,8 @@ optimiser. Regret is the distance of the best value found from the maximum. Inte
   noise.
 - f-kde compares members at 32 uniform points of the cube at every step, with strength {strength:g}.
 - The strength was chosen on two other functions, with 12 evaluations after the first {start}
-  ([choice.csv](choice.csv), `make.py --choose`). Mean regret at the end over two seeds each, "–" where one of them is missing:
+  ([choice.csv](choice.csv), `make.py --choose`). Mean regret at the end over two seeds
+  each, "–" where one of them is missing:
 
 {choice}
 
