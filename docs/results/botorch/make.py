@@ -178,11 +178,14 @@ def differences(rows: list[dict]) -> str:
 
 
 def verdict(rows: list[dict]) -> str:
-    """Which surrogate ended nearest to the maximum, in a sentence per function."""
+    """Which surrogate ended nearest to the maximum, over the seeds that all of them have."""
     told = []
     for name in FUNCTIONS:
-        final = {m: [run[-1] for run in regrets(rows, name, m).values()] for m in METHODS}
-        means = {m: sum(each) / len(each) for m, each in final.items() if each}
+        final = {m: regrets(rows, name, m) for m in METHODS}
+        same = set.intersection(*(set(runs) for runs in final.values()))
+        if not same:
+            continue
+        means = {m: sum(runs[s][-1] for s in same) / len(same) for m, runs in final.items()}
         best = min(means, key=lambda m: means[m])
         others = ", ".join(f"{METHODS[m][0]} {means[m]:.2f}" for m in means if m != best)
         told.append(
