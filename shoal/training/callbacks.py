@@ -155,14 +155,14 @@ class _AtEpochs(Callback):
 
 def checked_callbacks(given: Any) -> list[Callback]:
     """All callbacks as objects; raises `ConfigError` for what cannot be called."""
-    fits = isinstance(given, Sequence) and not isinstance(given, str)
-    if not fits or not all(isinstance(each, Callback) or callable(each) for each in given):
+    listed: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else None
+    if listed is None or not all(isinstance(each, Callback) or callable(each) for each in listed):
         raise ConfigError(
             "callbacks must be a list of functions or Callback objects; type callbacks=[mine]"
         )
-    if any(isinstance(each, type) and issubclass(each, Callback) for each in given):
+    if any(isinstance(each, type) and issubclass(each, Callback) for each in listed):
         raise ConfigError("callbacks has a class of callbacks; give an object, such as [Mine()]")
-    return [each if isinstance(each, Callback) else _AtEpochs(each) for each in given]
+    return [each if isinstance(each, Callback) else _AtEpochs(each) for each in listed]
 
 
 def checked_loggers(given: Any) -> list[Any]:

@@ -110,8 +110,8 @@ class Session:
             trainer, self.part = Trainer(*given), ensemble
             self.trainer, trainer.best = trainer, BestMembers() if self.keeps_best else None
             stack.enter_context(_own_random(trainer))
-            if folder is not None and steps(folder.checkpoints):
-                self._restore(folder, ensemble)
+            if folder is not None and self.begun:
+                self._go_on(folder, ensemble)
             processes.check_step(trainer.step)
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = processes.copied(ensemble)
@@ -178,12 +178,13 @@ class Session:
         self.provenance["seconds"] = before.get("seconds", 0.0)
         self.notes[:] = before.get("notes", [])
 
-    def _restore(self, folder: RunFolder, part: Ensemble) -> None:
-        """Continue from the last checkpoint, maybe for longer than was planned."""
+    def _go_on(self, folder: RunFolder, part: Ensemble) -> None:
+        """Continue from the last checkpoint, if any, maybe for longer than was planned."""
         trainer, processes = self.trainer, self.processes
-        expected = processes.layouts(part, trainer)
-        with continuing(folder.checkpoints):
-            trainer.restore(self.saver.checkpoint(expected))
+        if steps(folder.checkpoints):
+            expected = processes.layouts(part, trainer)
+            with continuing(folder.checkpoints):
+                trainer.restore(self.saver.checkpoint(expected))
         check_length(trainer, folder)
         if processes.any(processes.first and has_new_length(folder, self.config)):
             self.notes[:] = [note for note in self.notes if note != trainer.ended]

@@ -159,7 +159,9 @@ class Settings:
 
     def config(self) -> dict[str, Any]:
         """Plain values that repeat the run."""
-        made = {name: spec_of(entry, getattr(self, name)) for name, entry in REGISTRIES.items()}
+        made: dict[str, Any] = {
+            name: spec_of(entry, getattr(self, name)) for name, entry in REGISTRIES.items()
+        }
         made |= {"optimizer": dict(self.optimizer), **_told(self.method)}
         made["validation"] = _told_data(self.options.validation)
         options = self.options

@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.optim import lr_scheduler
@@ -246,7 +246,7 @@ def as_schedule(spec: Any, lr: float) -> Any:
     return replace(spec, lr=lr) if isinstance(spec, TorchScheduler | Plateau) else spec
 
 
-def _is_scheduler(kind: Any) -> bool:
+def _is_scheduler(kind: Any) -> TypeGuard[type]:
     return isinstance(kind, type) and issubclass(kind, LRScheduler | ReduceLROnPlateau)
 
 

@@ -286,7 +286,7 @@ class TestRefusals:
         "optimizer": "adamw",
         "lr": 0.5,
         "schedule": "cosine",
-        "epochs": 7,
+        "validation": 0.2,
         "batch_size": 5,
         "temperature": 0.5,
         "annealing": "linear",
@@ -318,11 +318,6 @@ class TestRefusals:
         if key == "legacy":
             with pytest.raises(ConfigError, match="has legacy = False, this call has True"):
                 quick(out=folder, resume=True, legacy=True)
-
-    def test_steps_for_epochs_is_another_setting(self, folder):
-        with pytest.raises(ConfigError) as caught:
-            quick(out=folder, resume=True, steps=99)
-        assert_one_sentence(caught.value, "resume with the same settings")
 
     @pytest.mark.parametrize("members, build", [(4, plain), (3, both)])
     def test_another_ensemble_is_refused(self, members, build, folder):
