@@ -91,7 +91,8 @@ class WandbLogger:
 
     def __init__(self, run: Run) -> None:
         self.wandb: Any = require("wandb", extra="loggers")
-        self.run, self._theirs = None, False
+        self.run: Any = None
+        self._theirs = False
         self._id = log_id(run)
         self._folder = None if run.folder is None else logs_folder(run)
         self._name = None if run.folder is None else run.folder.name

@@ -16,13 +16,14 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal import plots
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.files import write_text
 from shoal.core.optional import require
+from shoal.integrations.log_figures import Figures
 from shoal.training.callbacks import Callback, EpochEnd, RunBegin, RunEnd
 from shoal.training.run import Run
 
@@ -31,7 +32,6 @@ __all__ = [
     "CsvLogger",
     "Logger",
     "LoggerCallback",
-    "figures",
     "log_id",
     "logs_folder",
     "make_loggers",
@@ -110,17 +110,19 @@ NAMES = (*_LIBRARIES, "csv")
 """The loggers that have a name."""
 
 
-def make_loggers(loggers: Sequence[str | Logger], run: Run) -> list[Callback]:
+def make_loggers(loggers: Sequence[str | Logger], run: Run, held: Any = None) -> list[Callback]:
     """Callbacks that log a run: one per name or object.
 
     Args:
         loggers: names from `NAMES`, and objects with `log(dict, step)`.
         run: the run at its beginning.
+        held: batches of validation data, for the figure of calibration.
     """
     named = dict.fromkeys(each for each in loggers if isinstance(each, str))
     theirs = [each for each in loggers if not isinstance(each, str)]
-    found: list[Callback] = [LoggerCallback(_named(name, run), name, True) for name in named]
-    return found + [LoggerCallback(each, type(each).__name__) for each in theirs]
+    drawn = Figures(held)
+    own = [LoggerCallback(_named(name, run), name, drawn, True) for name in named]
+    return [*own, *(LoggerCallback(each, type(each).__name__, drawn) for each in theirs)]
 
 
 def _named(name: str, run: Run) -> Any:
@@ -146,12 +148,15 @@ class LoggerCallback(Callback):
     Attributes:
         logger: the logger; None after it has failed.
         name: its name in the warning.
+        figures: the figures of the run.
         own: one of our loggers, which can be opened again and closed; a user's is left as it is.
         last: the last step that the logger has.
     """
 
-    def __init__(self, logger: Any, name: str, own: bool = False) -> None:
-        self.logger, self.name, self.own, self.last = logger, name, own, -1
+    def __init__(self, logger: Any, name: str, figures: Figures, own: bool = False) -> None:
+        self.logger: Any = logger
+        self.name, self.figures, self.own = name, figures, own
+        self.last = -1
         self._begun_at = -1
 
     def run_begin(self, event: RunBegin) -> None:
@@ -164,7 +169,13 @@ class LoggerCallback(Callback):
 
     def run_end(self, event: RunEnd) -> None:
         """Log the last row and the figures, and close the log."""
-        self._guarded(self._end, event.run, event.finished)
+        run, drawn = event.run, []
+        self._guarded(self._catch_up, run)
+        # A finished run that is resumed without new steps has its figures in the log.
+        new = event.finished and self.last > self._begun_at
+        if new and hasattr(self.logger, "log_image"):
+            drawn = self.figures.of(run)  # outside of the guard: they warn for themselves
+        self._guarded(self._end, drawn, event.finished)
 
     def _guarded(self, act: Callable[..., None], *given: Any) -> None:
         if self.logger is None:
@@ -175,6 +186,9 @@ class LoggerCallback(Callback):
                     warnings.simplefilter("ignore")
                 act(*given)
         except Exception as error:
+            if self.own:
+                with suppress(Exception):  # nothing may be open
+                    self.logger.close(False)
             self.logger = None
             told = " ".join(str(error).split())[:300]
             note = f"The logger '{self.name}' failed and is left out: {type(error).__name__}"
@@ -196,12 +210,9 @@ class LoggerCallback(Callback):
                 self.logger.log(numbers(row), row["step"])
                 self.last = row["step"]
 
-    def _end(self, run: Run, finished: bool) -> None:
-        self._catch_up(run)
-        # A finished run that is resumed without new steps has its figures in the log.
-        if finished and self.last > self._begun_at and hasattr(self.logger, "log_image"):
-            for name, png in figures(run):
-                self.logger.log_image(name, png, self.last)
+    def _end(self, drawn: Sequence[tuple[str, bytes]], finished: bool) -> None:
+        for name, png in drawn:
+            self.logger.log_image(name, png, self.last)
         if self.own:
             self.logger.close(finished)
 
@@ -265,21 +276,6 @@ def settings(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
 
     add(config, "")
     return found
-
-
-def figures(run: Run, dpi: int = 110) -> Iterator[tuple[str, bytes]]:
-    """The figures of a run's history, as PNG; none without matplotlib."""
-    method = run.config.get("method")
-    method = method.get("name", "custom") if isinstance(method, Mapping) else str(method)
-    try:
-        require("matplotlib", extra="report")
-    except ConfigError:
-        return
-    if run.history:
-        yield "loss", plots.png(plots.loss(run.history, method), dpi)
-    if any(row.get("push") for row in run.history):
-        yield "forces", plots.png(plots.forces(run.history, method), dpi)
-        yield "bandwidth", plots.png(plots.bandwidth(run.history, method), dpi)
 
 
 def safe_name(name: str) -> str:

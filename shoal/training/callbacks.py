@@ -181,11 +181,13 @@ class Listeners:
     Attributes:
         callbacks: the callbacks, in the order of their calls.
         request: the wish to end the run.
+        held: batches of validation data, for the loggers' figures; None for none.
     """
 
     def __init__(self, callbacks: Sequence[Callback], loggers: Sequence[Any] = ()) -> None:
         self.callbacks, self.request = list(callbacks), StopRequest()
         self._loggers = loggers
+        self.held: Any = None
 
     def __bool__(self) -> bool:
         return bool(self.callbacks) or bool(self._loggers)
@@ -200,7 +202,7 @@ class Listeners:
         if self._loggers and first:
             # By name: optional libraries belong to a layer above, which few runs need.
             loggers = importlib.import_module("shoal.integrations.loggers")
-            self.callbacks += loggers.make_loggers(self._loggers, run)
+            self.callbacks += loggers.make_loggers(self._loggers, run, self.held)
         for callback in self.callbacks:
             callback.run_begin(RunBegin(run))
 

@@ -81,7 +81,7 @@ class Session:
 
     def watch(self, held: ArrayBatches | LoaderBatches | None, best: bool) -> None:
         """Measure the ensemble on held-out data, and end with its best members if `best`."""
-        self.held, self.keeps_best = held, best
+        self.held, self.keeps_best, self.listeners.held = held, best, held
         self.held_data = {} if held is None else {"validation": about_data(held)["data"]}
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:

@@ -35,6 +35,7 @@ from shoal.training.run_folder import BEST
 __all__ = [
     "BestMembers",
     "Validation",
+    "evaluating",
     "has_waited",
     "held_out",
     "keeps_best",
@@ -127,15 +128,16 @@ class Validation:
             likelihood: with its learned numbers.
             runner: how members run; None for the default.
         """
-        with torch.no_grad(), _evaluating(ensemble):
-            found = mean_scores(self._predictions(ensemble, likelihood, runner))
+        with torch.no_grad(), evaluating(ensemble):
+            found = mean_scores(self.predictions(ensemble, likelihood, runner))
         if self.mesh is not None:  # rounding must not let processes disagree about the best epoch
             found = json.loads(self.mesh.from_first(json.dumps(found)))
         return {name: v if math.isfinite(v) else None for name, v in found.items()}
 
-    def _predictions(
-        self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None
+    def predictions(
+        self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None = None
     ) -> Iterator[tuple[Predictive, Any, Any]]:
+        """Prediction of the finite members, targets and weights of each batch."""
         for x, y in self._batches():
             outputs, sound = self._outputs(ensemble, x, runner)
             if bool(sound.any()):
@@ -165,7 +167,7 @@ class Validation:
 
 
 @contextmanager
-def _evaluating(ensemble: Ensemble) -> Iterator[None]:
+def evaluating(ensemble: Ensemble) -> Iterator[None]:
     """A block in which members are in evaluation mode and draw from generators of their own."""
     training = ensemble.training
     ensemble.train(False)

@@ -10,10 +10,13 @@ import warnings
 from pathlib import Path
 
 import pytest
-from small_runs import Fuse, quick
+from small_runs import Fuse, points, quick
+from torch import nn
 
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, ShoalWarning
+from shoal.inference.ensemble import Ensemble
+from shoal.integrations import log_figures
 from shoal.integrations.loggers import make_loggers, numbers, settings
 
 STEPS = [4, 8, 12]
@@ -139,6 +142,20 @@ def test_an_object_gets_numbers_settings_and_figures():
         assert png.startswith(b"\x89PNG") and step == STEPS[-1]
 
 
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_validation_data_are_logged_with_a_figure_of_calibration(task):
+    pytest.importorskip("matplotlib")
+    kept, (x, y) = Whole(), points()
+    y = y if task == "classes" else x[:, :1] + x[:, 1:2]
+    ensemble = Ensemble.init(lambda: nn.Linear(3, 4 if task == "classes" else 1), 3)
+    run = quick(ensemble, (x, y), loggers=[kept], validation=0.25, epochs=2)
+    for (_, values), row in zip(kept.rows, run.history, strict=True):
+        found = {name: v for name, v in values.items() if name.startswith("validation/")}
+        assert found == {f"validation/{name}": v for name, v in row["validation"].items()}
+        assert "validation/nll" in found
+    assert kept.images["calibration"][0].startswith(b"\x89PNG")
+
+
 def test_an_object_with_log_alone_is_enough_and_a_resume_doubles_nothing(tmp_path):
     kept = Kept()
     stopped_then_resumed(tmp_path, kept)
@@ -165,6 +182,22 @@ def test_a_failing_logger_warns_once_and_training_goes_on(when):
     with pytest.warns(ShoalWarning, match="Failing.*OSError: the disk is full") as caught:
         run = quick(loggers=[Failing(), other], **OPTIONS)
     assert len(caught) == 1 and len(run.history) == 3 and other.steps == STEPS
+
+
+def test_a_figure_that_cannot_be_drawn_costs_neither_the_run_nor_the_log(
+    tensorboard, monkeypatch, tmp_path
+):
+    def fail(*_):
+        raise ValueError("no ink")
+
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(log_figures.plots, "forces", fail)
+    kept, other = Whole(), Whole()
+    with pytest.warns(ShoalWarning, match="figures.*no ink") as caught:
+        quick(out=tmp_path, loggers=["tensorboard", kept, other], **OPTIONS)
+    assert len(caught) == 1 and kept.steps == other.steps == STEPS
+    assert events(tmp_path).Tags()["images"] == ["figures/loss"]
+    assert kept.images.keys() == other.images.keys() == {"loss"}
 
 
 @pytest.mark.parametrize(
@@ -316,8 +349,9 @@ def wandb_records(path):
 BLOCK, WHOLE, LAST = 32768, 1, 4
 
 
-def read_wandb(folder):
+def read_wandb(wandb, folder):
     """All records of the offline runs in a folder, and a function from a name to its numbers."""
+    wandb.teardown()  # waits for the process that writes: `finish` may return before it has
     paths = sorted((folder / "logs" / "wandb").glob("offline-run-*/*.wandb"))
     records = [record for path in paths for record in wandb_records(path)]
     rows = []
@@ -335,7 +369,7 @@ def read_wandb(folder):
 def test_wandb_offline(wandb, tmp_path):
     pytest.importorskip("matplotlib")
     run = quick(out=tmp_path, loggers=["wandb"], **OPTIONS)
-    records, read = read_wandb(tmp_path)
+    records, read = read_wandb(wandb, tmp_path)
     assert_logged(run, read)
     assert read("figures/loss/_type") == [(STEPS[-1], "image-file")]
     (began,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
@@ -348,7 +382,7 @@ def test_wandb_offline(wandb, tmp_path):
 @pytest.mark.slow
 def test_wandb_goes_on_after_a_resume(wandb, tmp_path):
     run = stopped_then_resumed(tmp_path, "wandb")
-    records, read = read_wandb(tmp_path)
+    records, read = read_wandb(wandb, tmp_path)
     assert_logged(run, read)
     names = {r.run.run_id for r in records if r.WhichOneof("record_type") == "run"}
     assert names == {run.provenance["run_id"]}
@@ -360,7 +394,7 @@ def test_an_active_run_of_wandb_is_used_and_stays_open(wandb, tmp_path):
     with wandb.init(project="mine", dir=str(tmp_path / "logs")) as own:
         run = quick(loggers=["wandb"], **OPTIONS)
         assert wandb.run is own and own.config["method"] == "f-kde"
-    assert_logged(run, read_wandb(tmp_path)[1])
+    assert_logged(run, read_wandb(wandb, tmp_path)[1])
 
 
 # --- MLflow ---
