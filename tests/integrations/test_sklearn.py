@@ -23,7 +23,7 @@ import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
-FEW = {"epochs": 30, "members": 3, "hidden": (16,), "random_state": 0}
+FEW = {"epochs": 30, "members": 3, "hidden": (16,), "random_state": 0, "early_stopping": False}
 pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
 
 
@@ -178,18 +178,27 @@ def noisy(n=150):
 
 
 def test_early_stopping_keeps_the_best_epoch():
-    settings = FEW | {"epochs": 200, "hidden": (64, 64)}
+    settings = FEW | {"epochs": 200, "hidden": (64, 64), "early_stopping": "auto"}
     X, y = noisy()
-    model = EnsembleRegressor(**settings, early_stopping=True, n_iter_no_change=5).fit(X, y)
+    model = EnsembleRegressor(**settings, n_iter_no_change=5).fit(X, y)
     history = [row["validation"]["nll"] for row in model.run_.history]
     assert model.run_.best_epoch == 1 + int(np.argmin(history))
     assert model.n_iter_ == len(history) == model.run_.best_epoch + 5 < 200
     assert 0.7 < model.run_.likelihood.noise_std[0] < 1.4
 
 
+@pytest.mark.parametrize("rare, stops", [(9, False), (10, True)])
+def test_rare_classes_are_not_held_out_by_default(rare, stops):
+    X, y = np.random.default_rng(0).normal(size=(100, 2)), np.arange(100) < rare
+    model = EnsembleClassifier(**FEW | {"epochs": 1, "early_stopping": "auto"}).fit(X, y)
+    assert ("validation" in model.run_.history[0]) == stops
+    with pytest.raises(ConfigError, match="early_stopping"):
+        clone(model).set_params(early_stopping="yes").fit(X, y)
+
+
 def test_validation_data_have_every_class_and_no_part_in_the_preprocessing():
     X, y = make_classification(100, weights=[0.9], random_state=0)
-    model = EnsembleClassifier(**FEW | {"epochs": 2}, early_stopping=True)
+    model = EnsembleClassifier(**FEW | {"epochs": 2, "early_stopping": True})
     model.fit(X, y, sample_weight=np.full(100, 2.0))
     scaler = model.preprocessing_.named_transformers_["numbers"][1]
     assert scaler.n_samples_seen_ == 180 and model.run_.history[0]["validation"]["nll"] > 0
