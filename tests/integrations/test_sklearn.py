@@ -60,6 +60,21 @@ def test_a_table_with_texts_and_gaps_needs_no_preparation(houses):
     assert np.isfinite(model.predict(X)).all()
 
 
+def test_the_kind_of_a_column_is_that_of_its_values():
+    columns = {
+        "numbers": pd.Series([1, None, 2.5] * 10, dtype=object),
+        "nothing": pd.Series([None] * 30, dtype=object),
+        "texts": pd.Series(["a", pd.NA, "b"] * 10, dtype="string"),
+        "classes": pd.Series(pd.Categorical([3, 1, None] * 10)),
+    }
+    model = EnsembleRegressor(**FEW | {"epochs": 1}).fit(pd.DataFrame(columns), np.arange(30.0))
+    names = {name: parts for name, _, parts in model.preprocessing_.transformers_}
+    assert names["numbers"] == [0, 1] and names["categories"] == [2, 3]
+    gaps = model.preprocessing_.transform(pd.DataFrame(columns))[1]
+    # the standardised numbers, their gaps, and one place for each of "a", "b", gap; 1, 3, gap
+    assert gaps.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
+
+
 def test_intervals_have_the_units_of_the_targets(houses):
     model, X, y = houses
     low, high = model.predict_interval(X, level=0.8)
@@ -301,7 +316,7 @@ def test_unsuitable_tables_are_refused_by_the_name_of_the_column(houses):
     model, X, y = houses
     with pytest.raises(DataError, match="'when' holds dates"):
         EnsembleRegressor(**FEW).fit(X.assign(when=pd.Timestamp("2020-01-01")), y)
-    with pytest.raises(DataError, match="'rooms' was a column of numbers"):
+    with pytest.raises(DataError, match="'rooms' must hold numbers"):
         model.predict(X.assign(rooms="three"))
     with pytest.raises(DataError, match="'rooms' holds infinity"):
         model.predict(X.assign(rooms=np.inf))
