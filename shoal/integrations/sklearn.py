@@ -36,7 +36,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
             smoother functions.
         early_stopping: hold out a part of the training data, stop when its NLL does not improve,
-            and keep the members of the best epoch.
+            and keep the members of the best epoch. "auto" does so for 100 data points or more, if
+            every class has at least 10.
         validation_fraction: share of the training data to hold out.
         n_iter_no_change: epochs without improvement before training stops.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
@@ -69,7 +70,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         batch_size: int | str = "auto",
         learning_rate: float = 0.01,
         prior_std: float = 0.5,
-        early_stopping: bool = False,
+        early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
         class_weight: Mapping[Any, float] | str | None = None,
@@ -200,7 +201,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
             smoother functions.
         early_stopping: hold out a part of the training data, stop when its NLL does not improve,
-            and keep the members of the best epoch.
+            and keep the members of the best epoch. "auto" does so for 100 data points or more, if
+            every class has at least 10.
         validation_fraction: share of the training data to hold out.
         n_iter_no_change: epochs without improvement before training stops.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
@@ -234,7 +236,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         batch_size: int | str = "auto",
         learning_rate: float = 0.01,
         prior_std: float = 0.5,
-        early_stopping: bool = False,
+        early_stopping: bool | str = "auto",
         validation_fraction: float = 0.1,
         n_iter_no_change: int = 10,
         network: Network | None = None,
@@ -291,7 +293,12 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         return found if self._columns else found[:, 0]
 
     def _checked_targets(self, y: Any) -> np.ndarray:
-        targets = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        targets = check_array(
+            y,
+            ensure_2d=False,
+            dtype=np.float64,  # pyright: ignore[reportArgumentType]
+            input_name="y",
+        )
         return column_or_1d(targets, warn=True) if targets.shape[1:] == (1,) else targets
 
     def _encoded(self, y: np.ndarray, learn: bool = False) -> np.ndarray:

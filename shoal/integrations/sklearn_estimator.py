@@ -20,7 +20,7 @@ from sklearn.utils.validation import (
 )
 from torch import nn
 
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Dataset, Split
 from shoal.data.sources import as_split
 from shoal.evaluation.predict import predict
@@ -50,6 +50,9 @@ Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
 
 LARGEST_BATCH = 200
 """Data points per batch for batch_size="auto", as in scikit-learn's networks."""
+
+ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 100, 10
+"""Data points, and data points of each class, from which early_stopping="auto" holds out some."""
 
 _ONE_FIT = threading.RLock()
 """Threads of joblib train in turn: torch's random generators belong to the whole process."""
@@ -95,7 +98,7 @@ class EnsembleEstimator(BaseEstimator):
     batch_size: int | str
     learning_rate: float
     prior_std: float
-    early_stopping: bool
+    early_stopping: bool | str
     validation_fraction: float
     n_iter_no_change: int
     network: Network | None
@@ -203,11 +206,11 @@ class EnsembleEstimator(BaseEstimator):
         return fitted(self.preprocessing_, *points)
 
     def _train(self, points: "_Points", seed: int) -> None:
-        held_out = {}
-        if self.early_stopping:
+        held_out, stops_early = {}, self._stops_early(points.y)
+        if stops_early:
             points, others = self._divided(points, seed)
         x = self._fit_preprocessing(points)
-        if self.early_stopping:
+        if stops_early:
             weight = () if others.weight is None else (others.weight,)
             validation = (self._prepared(others.X), others.y, *weight)
             patience = self.n_iter_no_change
@@ -216,20 +219,30 @@ class EnsembleEstimator(BaseEstimator):
         targets = as_split((x, points.y)).y
         outputs = likelihood.width_for(targets, len(getattr(self, "classes_", ())))
         build = self._build(x.shape[1:], outputs)
-        options = self._options(points, seed) | {"likelihood": likelihood} | held_out
+        options: dict[str, Any] = self._options(points, seed) | {"likelihood": likelihood}
+        options |= held_out | dict(self.options or {})
         data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names())
         with _ONE_FIT:
             ensemble = Ensemble.init(build, self.members, seed)
-            self.run_ = fit(ensemble, data, **options | dict(self.options or {}))
+            self.run_ = fit(ensemble, data, **options)
         self.n_iter_ = len(self.run_.history)
+
+    def _stops_early(self, y: np.ndarray) -> bool:
+        if isinstance(self.early_stopping, str):
+            if self.early_stopping != "auto":
+                raise ConfigError(
+                    f'early_stopping must be True, False or "auto", not {self.early_stopping!r}'
+                )
+            labels = _labels(y)
+            rarest = len(y) if labels is None else int(np.bincount(labels).min())
+            return len(y) >= ENOUGH_POINTS and rarest >= ENOUGH_OF_A_CLASS
+        return bool(self.early_stopping)
 
     def _divided(self, points: "_Points", seed: int) -> "tuple[_Points, _Points]":
         """Training and validation data; every class has its share of both."""
-        y = points.y
-        labels = y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
-        rows, share = np.arange(len(y)), self.validation_fraction
+        rows, share, labels = np.arange(len(points.y)), self.validation_fraction, _labels(points.y)
         found = train_test_split(rows, test_size=share, random_state=seed, stratify=labels)
-        return points.rows(found[0]), points.rows(found[1])
+        return points.rows(np.asarray(found[0])), points.rows(np.asarray(found[1]))
 
     def _options(self, points: "_Points", seed: int) -> dict[str, Any]:
         """The arguments of `shoal.fit` that the parameters say."""
@@ -264,8 +277,18 @@ class EnsembleEstimator(BaseEstimator):
         return tags
 
 
+def _labels(y: np.ndarray) -> np.ndarray | None:
+    """The classes of encoded targets; None for numbers, and for several labels at once."""
+    return y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
+
+
 def _checked_weights(weight: Any, n: int) -> np.ndarray:
-    found = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    found = check_array(
+        weight,
+        ensure_2d=False,
+        dtype=np.float64,  # pyright: ignore[reportArgumentType]
+        input_name="sample_weight",
+    )
     if found.shape != (n,):
         raise DataError(
             f"sample_weight has shape {found.shape}; wanted one number per point, ({n},)"

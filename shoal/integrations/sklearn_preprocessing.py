@@ -164,8 +164,7 @@ def _numbers(column: Any, name: object) -> np.ndarray:
         found = column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"column {name!r} was a column of numbers in training, but {error}; "
-            f"give it numbers, or train with texts as well"
+            f"column {name!r} must hold numbers, but {error}; give numbers, or gaps as NaN"
         ) from None
     if np.isinf(found).any():
         raise DataError(f"column {name!r} holds infinity; replace it by a number or by NaN")

@@ -23,7 +23,7 @@ import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
-FEW = {"epochs": 30, "members": 3, "hidden": (16,), "random_state": 0}
+FEW = {"epochs": 30, "members": 3, "hidden": (16,), "random_state": 0, "early_stopping": False}
 pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
 
 
@@ -58,6 +58,21 @@ def test_a_table_with_texts_and_gaps_needs_no_preparation(houses):
     assert model.score(X, y) > 0.5
     X = X.assign(city="Rom")  # a city that training did not have
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_the_kind_of_a_column_is_that_of_its_values():
+    columns = {
+        "numbers": pd.Series([1, None, 2.5] * 10, dtype=object),
+        "nothing": pd.Series([None] * 30, dtype=object),
+        "texts": pd.Series(["a", pd.NA, "b"] * 10, dtype="string"),
+        "classes": pd.Series(pd.Categorical([3, 1, None] * 10)),
+    }
+    model = EnsembleRegressor(**FEW | {"epochs": 1}).fit(pd.DataFrame(columns), np.arange(30.0))
+    names = {name: parts for name, _, parts in model.preprocessing_.transformers_}
+    assert names["numbers"] == [0, 1] and names["categories"] == [2, 3]
+    gaps = model.preprocessing_.transform(pd.DataFrame(columns))[1]
+    # the standardised numbers, their gaps, and one place for each of "a", "b", gap; 1, 3, gap
+    assert gaps.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
 
 
 def test_intervals_have_the_units_of_the_targets(houses):
@@ -178,18 +193,27 @@ def noisy(n=150):
 
 
 def test_early_stopping_keeps_the_best_epoch():
-    settings = FEW | {"epochs": 200, "hidden": (64, 64)}
+    settings = FEW | {"epochs": 200, "hidden": (64, 64), "early_stopping": "auto"}
     X, y = noisy()
-    model = EnsembleRegressor(**settings, early_stopping=True, n_iter_no_change=5).fit(X, y)
+    model = EnsembleRegressor(**settings, n_iter_no_change=5).fit(X, y)
     history = [row["validation"]["nll"] for row in model.run_.history]
     assert model.run_.best_epoch == 1 + int(np.argmin(history))
     assert model.n_iter_ == len(history) == model.run_.best_epoch + 5 < 200
     assert 0.7 < model.run_.likelihood.noise_std[0] < 1.4
 
 
+@pytest.mark.parametrize("rare, stops", [(9, False), (10, True)])
+def test_rare_classes_are_not_held_out_by_default(rare, stops):
+    X, y = np.random.default_rng(0).normal(size=(100, 2)), np.arange(100) < rare
+    model = EnsembleClassifier(**FEW | {"epochs": 1, "early_stopping": "auto"}).fit(X, y)
+    assert ("validation" in model.run_.history[0]) == stops
+    with pytest.raises(ConfigError, match="early_stopping"):
+        clone(model).set_params(early_stopping="yes").fit(X, y)
+
+
 def test_validation_data_have_every_class_and_no_part_in_the_preprocessing():
     X, y = make_classification(100, weights=[0.9], random_state=0)
-    model = EnsembleClassifier(**FEW | {"epochs": 2}, early_stopping=True)
+    model = EnsembleClassifier(**FEW | {"epochs": 2, "early_stopping": True})
     model.fit(X, y, sample_weight=np.full(100, 2.0))
     scaler = model.preprocessing_.named_transformers_["numbers"][1]
     assert scaler.n_samples_seen_ == 180 and model.run_.history[0]["validation"]["nll"] > 0
@@ -292,7 +316,7 @@ def test_unsuitable_tables_are_refused_by_the_name_of_the_column(houses):
     model, X, y = houses
     with pytest.raises(DataError, match="'when' holds dates"):
         EnsembleRegressor(**FEW).fit(X.assign(when=pd.Timestamp("2020-01-01")), y)
-    with pytest.raises(DataError, match="'rooms' was a column of numbers"):
+    with pytest.raises(DataError, match="'rooms' must hold numbers"):
         model.predict(X.assign(rooms="three"))
     with pytest.raises(DataError, match="'rooms' holds infinity"):
         model.predict(X.assign(rooms=np.inf))

@@ -39,8 +39,8 @@ def regressors(seed):
     network = make_pipeline(StandardScaler(), MLPRegressor(random_state=seed))
     return {
         "EnsembleRegressor": EnsembleRegressor(random_state=seed),
-        "EnsembleRegressor, early stopping": EnsembleRegressor(
-            random_state=seed, early_stopping=True
+        "EnsembleRegressor, early_stopping=False": EnsembleRegressor(
+            random_state=seed, early_stopping=False
         ),
         "MLPRegressor": TransformedTargetRegressor(network, transformer=StandardScaler()),
         "RandomForestRegressor": RandomForestRegressor(random_state=seed),
@@ -50,8 +50,8 @@ def regressors(seed):
 def classifiers(seed):
     return {
         "EnsembleClassifier": EnsembleClassifier(random_state=seed),
-        "EnsembleClassifier, early stopping": EnsembleClassifier(
-            random_state=seed, early_stopping=True
+        "EnsembleClassifier, early_stopping=False": EnsembleClassifier(
+            random_state=seed, early_stopping=False
         ),
         "MLPClassifier": make_pipeline(StandardScaler(), MLPClassifier(random_state=seed)),
         "RandomForestClassifier": RandomForestClassifier(random_state=seed),
