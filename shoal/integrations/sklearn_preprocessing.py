@@ -135,7 +135,7 @@ def _arrays(**settings: bool) -> Any:
 def as_numbers(X: Any) -> np.ndarray:
     """Columns as floats [N, K]; gaps are NaN."""
     if not is_table(X):
-        return np.asarray(X, dtype=np.float64)
+        return np.ascontiguousarray(X, dtype=np.float64)  # sums depend on the layout
     columns = [_numbers(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])]
     return np.stack(columns, axis=1)
 
