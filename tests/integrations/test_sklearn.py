@@ -175,6 +175,15 @@ def test_weights_equal_repetition_to_the_bit(batch_size, gaps):
     assert np.array_equal(one.predict(X), two.predict(X))
 
 
+def test_a_table_of_numbers_equals_an_array_to_the_bit():
+    X, y = noisy(120)
+    X[::9, 1] = np.nan
+    settings = FEW | {"epochs": 3, "early_stopping": "auto", "batch_size": 16}
+    array, frame = (EnsembleRegressor(**settings) for _ in range(2))
+    named = pd.DataFrame(X, columns=list("abcde"))
+    assert np.array_equal(array.fit(X, y).predict(X), frame.fit(named, y).predict(named))
+
+
 def test_balanced_classes_count_alike():
     X, y = make_classification(60, weights=[0.8], random_state=0)
     weight = len(y) / (2 * np.bincount(y))[y]
