@@ -109,6 +109,7 @@ _FREE = (
     "resident",
     "offload",
     "mesh",
+    "trunk",
     "peer_timeout",
     "stall_after",
 )

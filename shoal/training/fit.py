@@ -83,9 +83,11 @@ def check_targets(
         ensemble.keep_written(_as_taken(x[:2], ensemble))
         _check_last_batch(ensemble, batches, x)
 
+    shape = outputs.shape  # a loader keeps the check, which must not keep the graph of the outputs
+
     def check(targets: Any) -> None:
-        sites = outputs.shape[2:-1]
-        likelihood.check(targets, outputs.shape[-1], *site_axes(sites))
+        sites = shape[2:-1]
+        likelihood.check(targets, shape[-1], *site_axes(sites))
         if "any" in likelihood.about.kinds:
             _check_sites(targets, sites)
 

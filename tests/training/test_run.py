@@ -34,7 +34,7 @@ BLUEPRINT = Blueprint(MLP((8,), "tanh", norm="batch", dropout=0.2), (3,), CLASSE
 IMAGES = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
 NOT_SETTINGS = {"ensemble", "data", "device", "out", "resume", "save_every", "callbacks", "cache"}
 NOT_SETTINGS |= {"memory", "mesh", "offload", "peer_timeout", "progress", "resident", "loggers"}
-NOT_SETTINGS |= {"sample_weight", "stall_after"}
+NOT_SETTINGS |= {"sample_weight", "stall_after", "trunk"}
 FULL = {
     "method": "f-sge",
     "legacy": True,
