@@ -12,6 +12,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# To compile all libraries takes minutes, and most of their files are never imported.
+PIP := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo quick test gpu check docs oldest rooms clean
 
@@ -44,14 +46,14 @@ docs: $(READY)
 # torch is installed first and pinned, so that no looser requirement can pull another build.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install $(PIP) -c constraints.txt torch
+	$(BIN)/pip install $(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
 oldest:
 	$(PYTHON) -m venv --clear $(VENV)-oldest
-	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check --only-binary :all: \
+	$(VENV)-oldest/bin/pip install $(PIP) -c constraints.txt torch
+	$(VENV)-oldest/bin/pip install $(PIP) --only-binary :all: \
 	  -c constraints-oldest.txt '.[report,frames,evidence,cluster]'
 	$(VENV)-oldest/bin/shoal doctor --try
 	$(VENV)-oldest/bin/shoal demo --seeds 1 --out $(VENV)-oldest/demo
