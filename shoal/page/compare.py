@@ -96,6 +96,7 @@ def compare(
     offload: str = UNSET,
     cache: bool = UNSET,
     mesh: str | None = UNSET,
+    trunk: str = UNSET,
     peer_timeout: float = UNSET,
     save_every: float = UNSET,
     stall_after: float = UNSET,

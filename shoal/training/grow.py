@@ -65,6 +65,7 @@ def grow(
     offload: str = UNSET,
     cache: bool = UNSET,
     mesh: str | None = UNSET,
+    trunk: str = UNSET,
     peer_timeout: float = UNSET,
     resume: bool = False,
     out: str | Path | None = None,
