@@ -174,12 +174,9 @@ class Mesh:
 
     def gather_shards(self, own: Tensor, total: int, kind: str = "trunk") -> Arrival:
         """Begin to gather a tensor [total, ...] from the rows of each replica (`shard_rows`)."""
-        shape = (-(-total // self.grid[1]), *own.shape[1:])
-        padded = own.detach().contiguous()
-        if len(own) < shape[0]:
-            padded = own.new_zeros(shape)
-            padded[: len(own)] = own.detach()
-        buffer = own.new_empty(self.grid[1] * shape[0], *shape[1:], requires_grad=False)
+        longest = -(-total // self.grid[1])
+        padded = _padded(own.detach(), longest).contiguous()
+        buffer = own.new_empty(self.grid[1] * longest, *own.shape[1:], requires_grad=False)
         with peers_watched():
             work = _gather_single(buffer, padded, group=self.groups[1], async_op=True)
         self.received[kind] += (self.grid[1] - 1) * padded.numel() * padded.element_size()
@@ -187,12 +184,8 @@ class Mesh:
 
     def sum_shards(self, whole: Tensor, kind: str = "trunk gradients") -> Tensor:
         """Own rows (`shard_rows`) of the sum of a tensor [total, ...] over the replicas."""
-        rows, total = self.shard_rows(len(whole)), len(whole)
-        longest = -(-total // self.grid[1])
-        padded = whole.detach().contiguous()
-        if total < longest * self.grid[1]:
-            padded = whole.new_zeros(longest * self.grid[1], *whole.shape[1:])
-            padded[:total] = whole.detach()
+        rows, longest = self.shard_rows(len(whole)), -(-len(whole) // self.grid[1])
+        padded = _padded(whole.detach(), longest * self.grid[1]).contiguous()
         found = whole.new_empty(longest, *whole.shape[1:])
         with self._exchange():
             _sum_single(found, padded, group=self.groups[1])
@@ -326,11 +319,7 @@ class Mesh:
         """Matrices [size, D] of all processes of a group; shorter ones travel padded."""
         if len(sizes) == 1:
             return [own]
-        longest = max(sizes)
-        padded = own
-        if len(own) < longest:
-            padded = own.new_zeros(longest, own.shape[1])
-            padded[: len(own)] = own
+        padded = _padded(own, max(sizes))
         found = [torch.empty_like(padded, memory_format=torch.contiguous_format) for _ in sizes]
         with self._exchange():
             dist.all_gather(found, padded.contiguous(), group=group)
@@ -347,3 +336,12 @@ class Mesh:
         others = sum(taken) - taken[self.place[0]]
         self.received[kind] += others * flat.element_size()
         return Arrival(self, work, found, len(found))
+
+
+def _padded(tensor: Tensor, rows: int) -> Tensor:
+    """The tensor with rows of zeros at its end, so that it has this number of rows."""
+    if len(tensor) == rows:
+        return tensor
+    found = tensor.new_zeros(rows, *tensor.shape[1:])
+    found[: len(tensor)] = tensor
+    return found

@@ -9,7 +9,6 @@ steps that it does not have. So a resumed run goes on in the same log and double
 """
 
 import csv
-import difflib
 import hashlib
 import io
 import math
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.files import write_text
 from shoal.core.optional import require
+from shoal.core.registry import nearest
 from shoal.integrations.log_figures import Figures
 from shoal.training.callbacks import Callback, EpochEnd, RunBegin, RunEnd
 from shoal.training.run import Run
@@ -130,9 +130,7 @@ def _named(name: str, run: Run) -> Any:
     if name == "csv":
         return CsvLogger(run)
     if name not in _LIBRARIES:
-        near = difflib.get_close_matches(name, NAMES, 1, 0.4)
-        hint = f"did you mean '{near[0]}'?" if near else f"choose from {', '.join(NAMES)}"
-        raise ConfigError(f"there is no logger '{name}'; {hint}")
+        raise ConfigError(f"there is no logger '{name}'; {nearest(name, NAMES)}")
     library, kind = _LIBRARIES[name]
     require(library, extra="loggers")
     from shoal.integrations import log_services

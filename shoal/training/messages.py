@@ -37,11 +37,8 @@ class Messages:
         diverged = trainer.diverged
         for member, step in diverged.items():
             member += self.settings.options.frozen
-            note = f"Member {member} diverged at step {step} and is left out; {LESS}."
             if is_new(f"Member {member} diverged (", self.notes):
-                self.notes.append(note)
-                if self.processes.first:
-                    warnings.warn(note, ShoalWarning, stacklevel=6)
+                self._warn(f"Member {member} diverged at step {step} and is left out; {LESS}.")
         if len(diverged) == self.processes.trained(trainer):
             raise DataError(f"all members diverged by step {max(diverged.values())}; {LESS}")
 
@@ -49,9 +46,13 @@ class Messages:
         """Warn of what the health checks found in this epoch."""
         for sentence in self.processes.united(findings(trainer)):
             if is_new(sentence, self.notes):
-                self.notes.append(sentence)
-                if self.processes.first:
-                    warnings.warn(sentence, ShoalWarning, stacklevel=6)
+                self._warn(sentence)
+
+    def _warn(self, sentence: str) -> None:
+        """Store a sentence in the notes; the first process warns of it, at the call of `fit`."""
+        self.notes.append(sentence)
+        if self.processes.first:
+            warnings.warn(sentence, ShoalWarning, stacklevel=7)
 
     def end_if_waited(self, progress: Progress, trainer: Trainer) -> None:
         """End the run if the validation loss has not fallen for too long."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.core.errors import first_line
 from shoal.core.text import counted, size
 
 __all__ = ["EXTRAS", "Diagnosis", "Requirement", "diagnose", "requirements", "run"]
@@ -184,7 +185,7 @@ def _library(needed: Requirement, imported: bool) -> dict[str, Any]:
         try:
             importlib.import_module(needed.module)
         except Exception as error:
-            problem = f"cannot be imported ({_first_line(error)})"
+            problem = f"cannot be imported ({first_line(error)})"
     about = {"library": needed.library, "version": found, "lowest": needed.lowest}
     return {**about, "problem": problem}
 
@@ -204,11 +205,6 @@ def _numbers(version: str) -> list[int]:
     """
     release = re.match(r"\d+(\.\d+)*", version)
     return [int(part) for part in release[0].split(".")] if release else []
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _devices() -> tuple[list[dict[str, Any]], list[str]]:
@@ -272,7 +268,7 @@ def _compiler(thorough: bool) -> tuple[str | None, list[str]]:
 
             torch.compile(lambda x: x.sin() + 1)(torch.ones(3))
         except Exception as error:
-            return found, [f"torch.compile fails with {found}: {_first_line(error)}"]
+            return found, [f"torch.compile fails with {found}: {first_line(error)}"]
     return found, []
 
 
