@@ -1,6 +1,7 @@
 # make demo    train three ensembles on real digits and write one page about them
 # make quick   the laws and the fast tests, in under two minutes
-# make test    set everything up and run all tests
+# make test    set everything up, check lint and types, and run the tests
+# make nightly the same with the tests that take longest
 # make gpu     every test that needs a GPU, with the installed python3 (nothing is set up)
 # make check   formatting, lint and types
 # make docs    build the documentation site into build/site; its tutorials run
@@ -15,7 +16,7 @@ READY := $(VENV)/.ready
 # To compile all libraries takes minutes, and most of their files are never imported.
 PIP := --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo quick test gpu check docs oldest rooms clean
+.PHONY: demo quick test nightly gpu check docs oldest rooms clean
 
 # Tests of one file go to one worker, so that what they share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -24,9 +25,14 @@ demo: $(READY)
 	$(BIN)/shoal demo
 
 quick: $(READY)
-	$(PYTEST) -m "not slow and not kill and not browser and not full"
+	$(PYTEST) -m "not slow and not kill and not browser and not full and not nightly"
 
 test: $(READY)
+	$(BIN)/ruff check shoal tests
+	$(BIN)/pyright
+	$(PYTEST) -m "not nightly"
+
+nightly: $(READY)
 	$(BIN)/ruff check shoal tests
 	$(BIN)/pyright
 	$(PYTEST)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from browser import browser  # noqa: F401
 from page_runs import arrays, line_runs, picture_runs, readme, undrawn  # noqa: F401
-from slow_tests import SLOW, SLOW_FILES
+from slow_tests import NIGHTLY, NIGHTLY_FILES, SLOW, SLOW_FILES
 
 from shoal.engine.precision import full_precision
 
@@ -18,13 +18,16 @@ torch.set_num_threads(1)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark what `make quick` leaves out and `make gpu` runs, before pytest chooses by marks."""
+    """Mark what `make quick`, `make test` and `make gpu` choose by, before pytest chooses."""
     for item in items:
         reasons = [str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skipif")]
         if any("GPU" in reason for reason in reasons):
             item.add_marker(pytest.mark.gpu)
         if getattr(item, "originalname", None) in SLOW or item.path.stem in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
+        names = {item.name, getattr(item, "originalname", None)}
+        if names & NIGHTLY or item.path.stem in NIGHTLY_FILES:
+            item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,12 +1,37 @@
-"""Tests that `make quick` leaves out: all cases together take more than about a second of a core.
+"""Tests that `make quick` leaves out, and tests that `make test` leaves to `make nightly`.
 
+All cases of a slow test together take more than about a second of a core.
 Measured by `pytest --durations=0`, and named without their folders, so that files can move. A test
 that drives a browser or kills processes has a mark of its own.
 """
 
+# `make test` leaves these to `make nightly`: variants with other processes of what it tests, and
+# tests that mostly wait for a compiler, for a site or for processes that end.
+NIGHTLY = {
+    "test_a_compiled_package_equals_predict",
+    "test_a_damaged_folder_is_resumed_to_the_right_end_or_not_at_all",
+    "test_a_grid_killed_twice_ends_with_the_numbers_of_one_left_alone[two jobs]",
+    "test_a_killed_job_is_tried_again_and_a_failed_run_is_named",
+    "test_a_process_holds_its_shards_and_two_layers[4-row]",
+    "test_a_run_goes_on_with_another_number_of_processes[frozen-(3, 2)]",
+    "test_a_run_goes_on_with_another_number_of_processes[mixed-(2, 3)]",
+    "test_a_run_goes_on_with_another_number_of_processes[plain-(1, 2)]",
+    "test_a_run_goes_on_with_another_number_of_processes[plain-(2, 1)]",
+    "test_a_signal_stops_every_worker_and_loses_nothing[15-143]",
+    "test_four_processes_train_as_one",
+    "test_four_replicas_train_as_one_process",
+    "test_members_and_replicas_train_as_one_process",
+    "test_memory_of_members_on_disk_is_that_of_the_resident_ones",
+    "test_the_others_end_when_a_process_hangs[first]",
+    "test_torchrun_picks_a_run_up_whichever_process_is_killed[1]",
+}
+
+NIGHTLY_FILES = {"test_decisions_coverage", "test_docs_site"}
+
 # Whole files, mostly because of what their tests share: a report, a study, a fitted flow.
 SLOW_FILES = {
     "test_adapters_page",
+    "test_choice",
     "test_compress",
     "test_corrupted",
     "test_decide_command",
@@ -35,6 +60,7 @@ SLOW_FILES = {
 
 SLOW = {
     "test_a_checkpoint_does_not_grow_with_it",
+    "test_a_chosen_run_equals_one_with_these_settings_and_a_folder_keeps_the_choice",
     "test_a_closed_pipe_is_quiet",
     "test_a_config_that_lost_a_key_of_the_model",
     "test_a_custom_loss_is_minimised_however_it_is_returned",
@@ -42,20 +68,24 @@ SLOW = {
     "test_a_damaged_folder_gives_an_error_or_the_right_prediction",
     "test_a_damaged_folder_is_resumed_to_the_right_end_or_not_at_all",
     "test_a_factory_that_seeds_itself_makes_members_that_differ_all_the_same",
+    "test_a_failure_at_one_call_costs_one_checkpoint",
     "test_a_few_steps_are_enough_for_the_largest",
     "test_a_fit_finds_the_truth",
     "test_a_fraction_compares_members_on_a_part_of_the_batch",
     "test_a_grid_grows",
     "test_a_grid_older_than_a_setting_has_its_default",
     "test_a_grown_run_that_was_stopped_goes_on_as_any_other",
+    "test_a_killed_run_goes_on_without_a_second_search",
     "test_a_large_block_comes_from_what_the_process_keeps",
     "test_a_masked_member_is_as_if_absent",
     "test_a_mistake_in_a_real_process",
     "test_a_page_without_evidence_has_no_such_section",
     "test_a_poisoned_member_is_a_masked_member",
     "test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now",
+    "test_a_run_goes_on_with_another_number_of_processes",
     "test_a_run_is_what_the_velocities_say",
     "test_a_run_that_always_fails_is_given_up",
+    "test_a_search_leaves_the_members_as_they_were_and_depends_on_the_seed_alone",
     "test_a_single_one_is_not_repelled_by_anybody",
     "test_a_small_run_imports_no_compiler",
     "test_a_stream_goes_on_where_it_was",
@@ -66,7 +96,9 @@ SLOW = {
     "test_also_where_a_trial_finds_the_fastest_way",
     "test_an_archive_that_explodes_is_refused_without_unpacking",
     "test_an_image_depends_on_its_index_and_not_on_its_company",
+    "test_any_changed_byte_sends_all_processes_to_the_step_before",
     "test_any_override_gives_one_documented_error",
+    "test_any_split_is_read_whole_and_for_any_other_split",
     "test_any_value_of_any_key_gives_one_documented_error",
     "test_at_every_step",
     "test_both_derivatives_against_finite_differences",
@@ -79,6 +111,7 @@ SLOW = {
     "test_crps_and_pit_agree_with_numerical_integration",
     "test_damage_is_an_error_with_a_sentence_or_does_no_harm",
     "test_damage_is_never_taken_for_content",
+    "test_damaged_files_give_content_or_one_documented_error",
     "test_diagonal_gaussian",
     "test_digits_with_nothing_but_defaults_are_known_and_photographs_are_not",
     "test_does_not_depend_on_the_unit",
@@ -104,7 +137,6 @@ SLOW = {
     "test_every_precision_and_engine",
     "test_evidence_of_a_linear_model_is_its_marginal_likelihood",
     "test_few_members_form_a_regular_simplex",
-    "test_damaged_files_give_content_or_one_documented_error",
     "test_fit_resumes_a_grown_run_from_its_folder_alone",
     "test_fit_with_json_prints_nothing_else",
     "test_growing_makes_a_run_of_all_members",
@@ -147,6 +179,7 @@ SLOW = {
     "test_repulsion_of_directions_makes_them_differ",
     "test_running_statistics_follow_the_batch_once",
     "test_shape_type_and_range_stay",
+    "test_short_trainings_of_a_loader_do_not_change_the_run",
     "test_simplices_of_stein_estimates_with_a_wide_kernel",
     "test_single_precision_loses_no_more_than_plain_double_backward",
     "test_stein_estimates_by_their_own_papers_and_as_published",
@@ -156,12 +189,14 @@ SLOW = {
     "test_tabm_learns_a_small_table",
     "test_ten_steps_in_single_precision_follow_the_double_loop",
     "test_the_checkpoint_before_is_used_and_the_end_is_the_same",
+    "test_the_chosen_settings_continue_a_chosen_run",
     "test_the_closed_form_is_where_the_density_is_flat_and_as_curved",
     "test_the_command_from_end_to_end",
     "test_the_core_needs_torch_numpy_and_safetensors_alone",
     "test_the_demo_is_a_grid_on_digits",
     "test_the_diagonal_is_exact_where_inputs_do_not_overlap",
     "test_the_host_is_asked_nothing",
+    "test_the_last_save_fails_in_one_sentence_and_what_was_saved_is_sound",
     "test_the_mean_of_the_members_is_the_posterior_mean",
     "test_the_nll_of_the_truth_is_its_entropy",
     "test_the_page_has_the_section_before_the_training",
@@ -170,11 +205,6 @@ SLOW = {
     "test_the_push_of_a_part_is_the_same_beside_worst_cases",
     "test_the_released_update_and_ours_do_the_same",
     "test_the_result_has_every_figure",
-    "test_the_last_save_fails_in_one_sentence_and_what_was_saved_is_sound",
-    "test_a_failure_at_one_call_costs_one_checkpoint",
-    "test_any_split_is_read_whole_and_for_any_other_split",
-    "test_any_changed_byte_sends_all_processes_to_the_step_before",
-    "test_a_run_goes_on_with_another_number_of_processes",
     "test_the_step_is_finished_and_saved_first",
     "test_the_table_names_everything",
     "test_the_update_is_the_literal_definition",
