@@ -43,7 +43,9 @@ def namespaces(count: int, megabits: float) -> Iterator[list[str]]:
             _connect(index, name, megabits)
         yield names
     finally:
-        for name in names:
+        for index, name in enumerate(names):
+            # The kernel removes the cards of a namespace later, and their names are used again.
+            subprocess.run(["ip", "link", "del", f"{OWN}-v{index}"], stderr=subprocess.DEVNULL)
             subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "link", "del", BRIDGE], stderr=subprocess.DEVNULL)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         StorageError,
     )
     from shoal.data.dataset import Dataset, Split
-    from shoal.evaluation.analyse import evidence, landscape
+    from shoal.evaluation.analyse import evidence, fidelity, landscape
     from shoal.evaluation.compress import Compressed, compress
     from shoal.evaluation.evaluate import Evaluation, evaluate
     from shoal.evaluation.predict import predict
@@ -73,6 +73,7 @@ _HOMES = {
     "report": "page.report",
     "landscape": "evaluation.analyse",
     "evidence": "evaluation.analyse",
+    "fidelity": "evaluation.analyse",
     "compare": "page.compare",
     "Comparison": "page.compare_grid",
     # Use elsewhere
@@ -135,6 +136,7 @@ __all__ = [  # noqa: RUF022
     "report",
     "landscape",
     "evidence",
+    "fidelity",
     "compare",
     "Comparison",
     "compress",

@@ -40,6 +40,7 @@ from shoal.inference.peft_folders import read_folder, write_folder
 from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
 from shoal.prediction.predictive import Predictive
+from shoal.training.choice import ArmResult, Choice, Trial, write_choice
 from shoal.training.fit import fit
 from shoal.training.history_file import read_history
 
@@ -205,6 +206,17 @@ def _ensemble(folder):
     return [folder / "a.safetensors"]
 
 
+CHOSEN = Choice(
+    {"method": "auto"}, "forde:4", "It is better.",
+    (
+        ArmResult("ensemble", "ensemble", None, (Trial(2, 0.1, 1.0, 1.5),)),
+        ArmResult("forde:4", "forde", 4.0, (Trial(2, 0.1, 0.9, 1.2, (-0.1, 0.02), (-0.3, 0.1)),)),
+        ArmResult("kde:9", "kde", 9.0, failed="all members diverged"),
+    ),
+    "held-out training data", 8, ("noise",), 1.5, 4, 0.2,
+)  # fmt: skip
+
+
 def finished_run(folder: Path, seed: int = 0) -> Path:
     """A run with every file that training, evaluation and evidence write."""
     x, y = points(seed=seed)
@@ -215,6 +227,7 @@ def finished_run(folder: Path, seed: int = 0) -> Path:
     )  # fmt: skip
     evaluate_run(run, data)
     save_evidence(evidence(run, data, priors=False), folder)
+    write_choice(folder, CHOSEN)
     return folder
 
 
@@ -231,7 +244,12 @@ def _read_run(folder):
 
 def _forged(folder):
     finished_run(folder)
-    return [folder / "provenance.json", folder / "scores.json", folder / "evidence.json"]
+    return [
+        folder / "provenance.json",
+        folder / "scores.json",
+        folder / "evidence.json",
+        folder / "choice.json",
+    ]
 
 
 def _read_forged(folder):

@@ -9,7 +9,6 @@ __all__ = [
     "data",
     "demo",
     "doctor",
-    "fidelity",
     "fit",
     "list",
     "machine",
@@ -263,30 +262,3 @@ def bench(parser: argparse.ArgumentParser) -> None:
     add("--train-mnist-like", action="store_true", help="also time 15 epochs of 60,000 points")
     add("-o", "--out", type=path, metavar="FILE", help="write all results to this file as JSON")
     machine(parser)
-
-
-def fidelity(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shoal fidelity`."""
-    add = parser.add_argument
-    add(
-        "--problems",
-        metavar="A,B",
-        help="linear, regression, classification, digits (default: all)",
-    )
-    add(
-        "--methods",
-        metavar="A,B",
-        help="each as NAME, NAME:legacy or NAME:calibrated (default: all)",
-    )
-    add("--seeds", type=int, metavar="N", help="number of seeds (default: 5; with --quick: 1)")
-    add("--quick", action="store_true", help="two problems, few methods, few steps")
-    add("--reference", action="store_true", help="sample the true posteriors again (needs numpyro)")
-    add("--no-figures", action="store_true", help="write no figures")
-    add(
-        "-o",
-        "--out",
-        type=path,
-        metavar="FOLDER",
-        help="folder of the results (default: runs/fidelity)",
-    )
-    machine(parser, device=False)

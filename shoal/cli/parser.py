@@ -153,13 +153,15 @@ COMMANDS = {
         "that differs from 'shoal predict' is not written.",
     ),
     "fidelity": Command(
-        "measure the distance of each method from the true posterior",
+        "measure the distance of a run, or of each method, from the true posterior",
+        "shoal fidelity runs/first\n"
         "shoal fidelity --quick\n"
         "shoal fidelity --methods ensemble,f-kde:legacy,f-kde:calibrated --seeds 3 -o runs/mine\n"
         "shoal fidelity --reference",
-        arguments.fidelity,
-        "\n\nThe problems are small. Their posterior is known, in closed form or from long Markov\n"
-        "chains. The same command can be typed again at any time: it skips finished rows.",
+        run_arguments.fidelity,
+        "\n\nWith RUN, the posterior is that of the last layer of the run, given its trunk.\n"
+        "Without RUN, the problems are small. Their posterior is known, in closed form or from\n"
+        "long Markov chains. The same command can be typed again: it skips finished rows.",
     ),
     "data": Command(
         "list data sets, download them, or print the paths of their files",

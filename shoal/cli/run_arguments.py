@@ -9,6 +9,7 @@ __all__ = [
     "decide",
     "evaluate",
     "evidence",
+    "fidelity",
     "grow",
     "landscape",
     "network",
@@ -183,6 +184,50 @@ def evidence(parser: argparse.ArgumentParser) -> None:
         help="number of steps to fit the flow prior (default: 200)",
     )
     network(parser)
+    machine(parser, device=False)
+
+
+def fidelity(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shoal fidelity`."""
+    add = parser.add_argument
+    add(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="folder of a run: sample the posterior of its last layer (needs numpyro)",
+    )
+    add("--data", metavar="SPEC", help="training data, if the run cannot load its own")
+    add("--points", type=int, metavar="N", help="training points of the run (default: all)")
+    add("--draws", type=int, default=1000, metavar="N", help="draws per chain (default: 1000)")
+    add(
+        "--within",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="longest expected time of sampling (default: 600)",
+    )
+    network(parser)
+    add(
+        "--problems",
+        metavar="A,B",
+        help="linear, regression, classification, digits (default: all)",
+    )
+    add(
+        "--methods",
+        metavar="A,B",
+        help="each as NAME, NAME:legacy or NAME:calibrated (default: all)",
+    )
+    add("--seeds", type=int, metavar="N", help="number of seeds (default: 5; with --quick: 1)")
+    add("--quick", action="store_true", help="two problems, few methods, few steps")
+    add("--reference", action="store_true", help="sample the true posteriors again (needs numpyro)")
+    add("--no-figures", action="store_true", help="write no figures")
+    add(
+        "-o",
+        "--out",
+        type=path,
+        metavar="FOLDER",
+        help="folder of the results (default: runs/fidelity)",
+    )
     machine(parser, device=False)
 
 

@@ -1,4 +1,4 @@
-"""`shoal.landscape` and `shoal.evidence`: the analysis commands as functions."""
+"""`shoal.landscape`, `shoal.evidence` and `shoal.fidelity`: analysis commands as functions."""
 
 import os
 from collections import Counter
@@ -11,6 +11,8 @@ import torch
 from shoal.analysis.evidence.compute_evidence import Evidence
 from shoal.analysis.evidence.compute_evidence import evidence as compute_evidence
 from shoal.analysis.evidence.store import keep_evidence
+from shoal.analysis.fidelity.certificate import METHODS, Certificate, certify
+from shoal.analysis.fidelity.certificate_store import keep_certificate
 from shoal.analysis.landscape.scene import AnalysisResult, Effort
 from shoal.analysis.landscape.scene import registry as landscape_analyses
 from shoal.analysis.landscape.study import study
@@ -21,7 +23,7 @@ from shoal.evaluation.given_data import Labelled, opened, placed, training_data
 from shoal.training.own_data import what_to_type
 from shoal.training.run import Run
 
-__all__ = ["evidence", "landscape"]
+__all__ = ["evidence", "fidelity", "landscape"]
 
 
 def landscape(
@@ -119,6 +121,59 @@ def evidence(
         how = {"points": points, "flow_steps": flow_steps}
         found = compute_evidence(run, known, priors=priors, tell=ticker.tick, **how)
     keep_evidence(run, found)
+    return found
+
+
+def fidelity(
+    run: Run | str | os.PathLike[str],
+    data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
+    *,
+    test: Labelled | None = None,
+    methods: Sequence[str] = METHODS,
+    points: int | None = None,
+    draws: int = 1000,
+    chains: int = 4,
+    within: float = 600.0,
+    seed: int = 0,
+    progress: bool = False,
+) -> Certificate:
+    """Measure how close the members of a run are to the posterior of its last layer.
+
+    Given the trunk, NUTS samples the posterior of the last layer (`shoal[fidelity]`); for real
+    targets with one noise it is known in closed form. The distances of three kinds of predictions
+    are measured: of this run, of last layers that other methods train on the same features, and of
+    last-layer Laplace. The trunk is that of member 0 if members have trunks of their own.
+
+    The result stays in the folder of the run, or in memory for a run without a folder, and
+    `shoal.report` shows it. The command `shoal fidelity RUN` does the same.
+
+    Args:
+        run: a run, or its folder.
+        data: training data of the run: a `Dataset`, a pair (x, y) or a loader; by default the data
+            set of the run, if it can be loaded by name.
+        test: test set, a pair (x, y) or a loader, if `data` has none.
+        methods: methods that train the same last layers, as NAME, NAME:legacy or NAME:calibrated.
+        points: number of training points of the posterior; all by default.
+        draws: draws per chain.
+        chains: number of chains.
+        within: longest expected time of sampling in seconds; a longer one is refused.
+        seed: fixes all randomness.
+        progress: show progress.
+    """
+    for name, value, least in (("draws", draws, 10), ("chains", chains, 2), ("points", points, 2)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} must be {least} or more, not {value}")
+    if isinstance(methods, str):
+        raise ConfigError(
+            f"methods is a list of names, not {methods!r}; type methods=[{methods!r}]"
+        )
+    run = placed(opened(run), "cpu")
+    advice = f"type: {what_to_type('fidelity', run.config)}"
+    known = training_data(run, data, test, advice, run.ensemble.dtype)
+    how = {"methods": methods, "points": points, "draws": draws, "chains": chains}
+    with Ticker(1 + len(methods), show=progress) as ticker:
+        found = certify(run, known, **how, within=within, seed=seed, tell=ticker.tick)
+    keep_certificate(run, found)
     return found
 
 

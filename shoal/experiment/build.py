@@ -23,7 +23,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.models import Blueprint
 from shoal.models import registry as models
 from shoal.training.fit import fit
-from shoal.training.options import NAMES
+from shoal.training.options import AUTO, NAMES
 from shoal.training.run import Run, RunFolder
 from shoal.training.settings import REGISTRIES
 
@@ -115,7 +115,7 @@ def check_names(config: Config) -> None:
     method = _method(config)
     if isinstance(method, Mapping) and not methods.known(method.get("name")):
         check_spec("method", {"name": "repulsion", **method}, repulsions.registry)
-    elif isinstance(method, str):
+    elif isinstance(method, str) and method != AUTO:
         methods.get(method, config.legacy, config.calibrated)
     if isinstance(config.optimizer, Mapping):
         check_value("optimizer.name", config.optimizer.get("name", "adam"), str)
@@ -130,7 +130,7 @@ def check_device(device: str | None) -> None:
 def default_folder(config: Config) -> Path:
     """The default folder of a run."""
     method = config.method if isinstance(config.method, str) else config.method.get("name")
-    method = method if methods.known(method) else "custom"
+    method = method if methods.known(method) or method == AUTO else "custom"
     return Path("runs") / f"{config.name}-{method}-m{config.members}-s{config.seed}"
 
 

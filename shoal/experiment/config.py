@@ -171,6 +171,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     table = parse_toml(text, str(source))
     if {"init_seed", "legacy", "calibrated", "method"} <= table.keys():  # the config of a run
         table["method"] = stored_method(table["method"])
+        table.pop("asked", None)  # method and strength are what a search chose
     for override in overrides:
         table = apply_override(table, override, DEFAULTS)
     config = make_config(table, name)

@@ -25,6 +25,7 @@ from shoal.inference.initialise import Build
 from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import METHODS
+from shoal.training.option_checks import AUTO
 
 __all__ = [
     "ROOM",
@@ -182,6 +183,8 @@ class Grid:
             changed["method"] = point.variant.spec
         if point.variant.strength is not None:
             changed["strength"] = point.variant.strength
+        elif point.variant.method == AUTO:
+            changed["strength"] = AUTO  # the search chooses it, whatever the config says
         return make_config(self.config.table | changed, self.config.name)
 
 

@@ -9,6 +9,7 @@ from shoal.core.registry import nearest
 from shoal.interaction import methods, points
 from shoal.interaction.methods import METHODS, Method, changed, known
 from shoal.interaction.spaces import InputGradients
+from shoal.training.option_checks import AUTO
 
 __all__ = [
     "PUBLISHED",
@@ -93,20 +94,22 @@ class Variant:
     """A method with optional strength and settings.
 
     Attributes:
-        method: name; "custom" for the repulsion that the config defines.
-        strength: repulsion factor; None takes that of the config.
+        method: name; "custom" for the repulsion that the config defines, "auto" for a search.
+        strength: repulsion factor, or "auto"; None takes that of the config.
         settings: changed settings of its space, by name.
     """
 
     method: str
-    strength: float | None = None
+    strength: float | str | None = None
     settings: tuple[tuple[str, Setting], ...] = ()
 
     @property
     def label(self) -> str:
         """The word to type for the variant."""
         word = word_of(self.method, dict(self.settings))
-        return word if self.strength is None else f"{word}:{self.strength:g}"
+        if self.strength is None or self.method == AUTO:
+            return word
+        return f"{word}:{_typed(self.strength)}"
 
     @property
     def spec(self) -> str | dict[str, Any]:
@@ -116,7 +119,13 @@ class Variant:
     @property
     def repels(self) -> bool:
         """Whether the method has a repulsion."""
-        return self.method == "custom" or METHODS[self.method].repulsion is not None
+        known = METHODS.get(self.method)
+        return known is None or known.repulsion is not None
+
+    @property
+    def swept(self) -> bool:
+        """Whether `--strengths` apply: the method repels, and its strength is open."""
+        return self.repels and self.strength is None and self.method != AUTO
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
@@ -124,6 +133,8 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
     >>> [(v.method, v.strength, v.settings) for v in parse_variants("kde:300,forde+fraction=0.5")]
     [('kde', 300.0, ()), ('forde', None, (('fraction', 0.5),))]
+    >>> [(v.method, v.strength) for v in parse_variants("auto,kde:auto")]
+    [('auto', None), ('kde', 'auto')]
     """
     if text == "all":
         return tuple(map(Variant, PUBLISHED))
@@ -133,7 +144,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def variant_of(method: Any, strength: float | None = None) -> Variant:
+def variant_of(method: Any, strength: float | str | None = None) -> Variant:
     """The variant of a config's method; "custom" if no word describes it.
 
     >>> variant_of({"name": "forde", "fraction": 0.25}).label
@@ -172,6 +183,10 @@ def _usual(spec: Any) -> Any:
 def _variant(word: str) -> Variant:
     method, colon, strength = word.partition(":")
     name, settings = parse_word(method)
+    if name == AUTO:
+        if settings or colon:
+            raise ConfigError(f"'auto' takes no settings and no strength, and {word!r} came")
+        return Variant(AUTO)
     if name not in METHODS and name != "custom":
         raise ConfigError(f"there is no method called {name!r}; {nearest(name, METHODS)}")
     if settings and name == "custom":
@@ -181,10 +196,14 @@ def _variant(word: str) -> Variant:
     variant = Variant(name, settings=tuple(sorted(settings.items())))
     if not colon:
         return variant
+    if strength == AUTO:
+        return replace(variant, strength=AUTO)
     try:
         return replace(variant, strength=float(strength))
     except ValueError:
-        raise ConfigError(f"a strength is a number, such as {name}:300, not {strength!r}") from None
+        raise ConfigError(
+            f"a strength is a number, such as {name}:300, or 'auto', not {strength!r}"
+        ) from None
 
 
 def parse_strengths(text: str) -> tuple[float, ...]:
@@ -212,6 +231,6 @@ def swept(variants: tuple[Variant, ...], strengths: tuple[float, ...]) -> tuple[
     """
     found: list[Variant] = []
     for variant in variants:
-        fixed = variant.strength is not None or not variant.repels
-        found += [variant] if fixed else [replace(variant, strength=each) for each in strengths]
+        each = [replace(variant, strength=strength) for strength in strengths]
+        found += each if variant.swept else [variant]
     return tuple(dict.fromkeys(found))

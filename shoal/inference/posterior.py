@@ -208,8 +208,12 @@ def functional_score(
     x: Inputs,
     seed: int,
     step: int | Tensor,
+    probabilities: bool = False,
 ) -> Tensor | None:
-    """Gradient of log p(f) / N at the outputs [M, B, C]; None for a prior on the weights."""
+    """Gradient of log p(f) / N at the outputs [M, B, C]; None for a prior on the weights.
+
+    With `probabilities`, of the density of softmax(f), at these.
+    """
     prior = posterior.prior
     if not isinstance(prior, FunctionalPrior):
         return None
@@ -217,6 +221,8 @@ def functional_score(
     seen = _places(ensemble, prior, outputs, start)
     draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x[seen], start)
     here = outputs[:, seen]
+    if probabilities:
+        here, draws = here.softmax(-1), draws.softmax(-1)
     flat = here.flatten(2), draws.flatten(2)  # all tokens or places of a data point
     score = prior.score_outputs(*flat, ensemble.alive).view_as(here) / posterior.n
     if isinstance(seen, slice):

@@ -29,7 +29,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         members: ensemble size.
         hidden: widths of the hidden layers of each member.
         method: a name from `shoal list methods`, or a `shoal.Repulsion`.
-        strength: factor of the repulsive force; None for the default of the method.
+        strength: factor of the repulsive force; None for the default of the method, "auto" to
+            choose it on held-out data.
         epochs: number of passes over the data.
         batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
         learning_rate: learning rate of Adam.
@@ -65,7 +66,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         members: int = 5,
         hidden: Sequence[int] = (64, 64),
         method: Any = "f-kde",
-        strength: float | None = None,
+        strength: float | str | None = None,
         epochs: int = 100,
         batch_size: int | str = "auto",
         learning_rate: float = 0.01,
@@ -194,7 +195,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         members: ensemble size.
         hidden: widths of the hidden layers of each member.
         method: a name from `shoal list methods`, or a `shoal.Repulsion`.
-        strength: factor of the repulsive force; None for the default of the method.
+        strength: factor of the repulsive force; None for the default of the method, "auto" to
+            choose it on held-out data.
         epochs: number of passes over the data.
         batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
         learning_rate: learning rate of Adam.
@@ -230,7 +232,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         members: int = 5,
         hidden: Sequence[int] = (64, 64),
         method: Any = "f-kde",
-        strength: float | None = None,
+        strength: float | str | None = None,
         likelihood: Any = None,
         epochs: int = 100,
         batch_size: int | str = "auto",

@@ -93,7 +93,7 @@ class EnsembleEstimator(BaseEstimator):
     members: int
     hidden: Sequence[int]
     method: Any
-    strength: float | None
+    strength: float | str | None
     epochs: int
     batch_size: int | str
     learning_rate: float

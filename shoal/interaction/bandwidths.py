@@ -81,17 +81,19 @@ class Median:
 @registry.register("member-median", cite=("trinh2024input",))
 @dataclass(frozen=True)
 class MemberMedian:
-    """A median per member, h_j² = median_i(d_ij²) / (2 ln M), including its own distance 0.
+    """A median per member, 2 h_j² = median_i(d_ij²) / ln M + 1e-12, including its own distance 0.
 
     The released code of Trinh et al. (2024), arXiv 2306.02775, does the same. The kernel matrix is
-    then not symmetric; the force on a member is still the gradient of its row.
+    then not symmetric; the force on a member is still the gradient of its row. If half of the
+    members coincide, their median is 0. The constant then makes the kernel so narrow that only
+    members at the same place count.
     """
 
     def __call__(self, d2: Tensor, alive: Tensor) -> Tensor:
-        """One median per site and member [S, 1, M]; the mean distance if the median is 0."""
-        columns = d2.mT
-        middle = masked_median(columns, alive) / (2 * alive.sum().clamp(min=2).to(d2.dtype).log())
-        return _positive(middle, columns, alive).detach().unsqueeze(-2)
+        """One median per site and member [S, 1, M]."""
+        logarithm = alive.sum().clamp(min=2).to(d2.dtype).log()
+        h2 = (masked_median(d2.mT, alive) / logarithm + 1e-12) / 2
+        return h2.detach().unsqueeze(-2)
 
 
 def _pairs(members: int, every: bool, device: torch.device) -> tuple[Tensor, Tensor]:

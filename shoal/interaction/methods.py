@@ -6,14 +6,17 @@ Every name has three forms:
   the spectrum of the spectral estimator as its paper does, and uses the prior on the weights.
 - `legacy=True` follows the released code of D'Angelo & Fortuin (2021): the median includes the
   zeros of the diagonal, and all eigenpairs are kept. In function space a functional prior,
-  estimated from M draws, replaces the weight prior.
+  estimated from M draws, replaces the weight prior. With `probabilities=True` prior, drives and
+  push all act on the probabilities. Adversarial neighbours join the batch, so members are compared
+  there too.
 - `calibrated=True` compares whitened members and rescales the push to the size that the posterior
   requires (`shoal.interaction.calibration`). The Stein estimators are as in their own papers. In
   function space the prior is the Gaussian process with the moments of the weight prior's functions.
 
 Repulsion of input gradients (`forde` and its variants) is scaled by the B points of a batch, as in
 its paper. `legacy=True` follows the authors' released code: a bandwidth per member, which includes
-the zero on the diagonal, and components of the data's second moments instead of the covariance.
+the zero on the diagonal and has no fallback, and components of the data's second moments instead of
+the covariance.
 
 The papers of the Stein estimators use a wider kernel (`Median(scale="unit")`). The wider kernel
 estimates the score of a given sample better. As a flow it lets particles form clusters that a
@@ -250,8 +253,10 @@ def _form(method: Method, legacy: bool, calibrated: bool) -> Method:
     if isinstance(flow, Wasserstein):
         whole = SSGE(share=1.0, eta=0.01)
         flow = Wasserstein(whole if isinstance(flow.estimator, SSGE) else flow.estimator)
-    repulsion = replace(method.repulsion, bandwidth=Median(legacy=True), flow=flow)
-    functional = method.repulsion.space.base == "outputs"
+    space = method.repulsion.space
+    space = replace(space, published=True) if isinstance(space, Outputs) else space
+    repulsion = replace(method.repulsion, space=space, bandwidth=Median(legacy=True), flow=flow)
+    functional = space.base == "outputs"
     return replace(method, repulsion=repulsion, functional_prior=functional, legacy=True)
 
 

@@ -25,7 +25,7 @@ from shoal.core.types import Leaves, Tree
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import serves
 from shoal.interaction import bandwidths, flows, kernels, points, spaces
-from shoal.interaction.bandwidths import Bandwidth, Fixed, Median
+from shoal.interaction.bandwidths import Bandwidth, Fixed, Median, MemberMedian
 from shoal.interaction.calibration import Whitening, stein_factor
 from shoal.interaction.cloud import Cloud
 from shoal.interaction.estimators import KDE
@@ -192,10 +192,12 @@ def interact_in(repulsion: Repulsion, cloud: Cloud, weight: Tensor | None = None
         L, h2 = torch.where(pair, L, 0.0), torch.ones_like(K[:, :1, :1])
     else:
         whitening = Whitening.of(gram, alive) if repulsion.calibrated else None
-        d2 = _squared_distances(gram if whitening is None else whitening.gram)
+        unbounded = isinstance(repulsion.bandwidth, MemberMedian)  # 1 / h2 can be 1e12
+        compared = gram if whitening is None else whitening.gram
+        d2 = _squared_distances(compared, rounding=8.0 if unbounded else 0.0)
         h2 = repulsion.bandwidth(d2, alive)
-        u = d2 / h2
-        K, L = kernel.value(u), _laplacian(kernel.slope(u), h2, pair)
+        u, apart = d2 / h2, pair & (d2 > 0) if unbounded else pair
+        K, L = kernel.value(u), _laplacian(kernel.slope(u), h2, apart)
     K = torch.where(pair, K, 0.0)
     if weight is None:
         K = K.mean(0)
@@ -327,12 +329,13 @@ class Push:
         return moved, driven, abs(scale) * squares.clamp(min=0).sqrt()
 
 
-def _squared_distances(gram: Tensor) -> Tensor:
+def _squared_distances(gram: Tensor, rounding: float = 0.0) -> Tensor:
+    """d2 [S, M, M]; zero for members that agree up to `rounding` times the type's precision."""
     squares = gram.diagonal(dim1=-2, dim2=-1)
     sums = squares.unsqueeze(-1) + squares.unsqueeze(-2)
     d2 = sums.sub(gram, alpha=2).clamp(min=0)
     d2.diagonal(dim1=-2, dim2=-1).zero_()  # remove rounding errors
-    return d2
+    return torch.where(d2 < rounding * torch.finfo(d2.dtype).eps * sums, 0, d2) if rounding else d2
 
 
 def _laplacian(slope: Tensor, h2: Tensor, pair: Tensor) -> Tensor:

@@ -106,9 +106,12 @@ class Outputs:
 
     Attributes:
         probabilities: softmax of the outputs instead of the outputs.
+        published: with probabilities, the driving forces and a functional prior act on them too, as
+            in released code (`shoal.training.probabilities`). Not for points of your own.
     """
 
     probabilities: bool = False
+    published: bool = False
     base: Base = field(default="outputs", init=False, repr=False)
 
     @property

@@ -81,7 +81,7 @@ def compare(
     keep: str | None = UNSET,
     outputs: str | int | None = UNSET,
     temperature: float = UNSET,
-    strength: float | None = UNSET,
+    strength: float | str | None = UNSET,
     noise: float | None = UNSET,
     annealing: Any = UNSET,
     adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,

@@ -13,7 +13,8 @@ from shoal.analysis.landscape.study import kept_study, load_study
 from shoal.core.errors import ConfigError
 from shoal.core.text import flat, plain
 from shoal.evaluation.evaluation import Evaluation, kept_evaluation, load_evaluation
-from shoal.experiment.variants import word_of
+from shoal.experiment.variants import Variant, variant_of, word_of
+from shoal.training.choice import Choice
 from shoal.training.history_file import read_history
 from shoal.training.own_data import OWN_DATA, data_name, what_to_type
 from shoal.training.run import RunFolder, is_adopted
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 _OWN = {"method", "legacy", "calibrated", "strength", "members", "seed", "init_seed", "engine"}
+_ASKED = "asked"
 _FORMS = ("legacy", "calibrated")
 
 
@@ -47,6 +49,7 @@ class RunRecord:
         evidence: the result of `shoal evidence`, or None.
         shared: the form that all runs of a page share; labels do not repeat it.
         landscape: results of `shoal landscape`, by the name of the analysis.
+        choice: how method or strength was chosen, None where the user named both.
     """
 
     name: str
@@ -59,22 +62,39 @@ class RunRecord:
     evidence: Evidence | None = None
     shared: str | None = None
     landscape: Mapping[str, AnalysisResult] = field(default_factory=dict)
+    choice: Choice | None = None
 
     @property
     def method(self) -> str:
-        """The method's label: name, strength where it is not 1, and form."""
+        """The method's label: name, strength where it is not 1, and form.
+
+        Runs whose method or strength was chosen keep the word that asked for it, such as
+        "kde:auto": seeds of one search may choose differently.
+        """
+        if self.asked:
+            return self._labelled("", self.asked_for.label)
         strength = 1.0 if self.plain else float(self.config.get("strength") or 1.0)
         return self._labelled("" if strength == 1.0 else f":{strength:g}")
 
     @property
     def family(self) -> str:
         """The method's label without the strength."""
-        return self._labelled("")
+        return self.method if self.asked else self._labelled("")
+
+    @property
+    def asked_for(self) -> Variant:
+        """The variant of a search, such as "kde:auto"."""
+        return variant_of(self.asked.get("method"), self.asked.get("strength"))
+
+    @property
+    def asked(self) -> Mapping[str, Any]:
+        """What a search was asked for: method, and strength; empty without a search."""
+        return self.config.get(_ASKED) or {}
 
     @property
     def plain(self) -> bool:
-        """Whether the run is a plain ensemble."""
-        return self.config.get("method") == "ensemble"
+        """Whether the user asked for a plain ensemble."""
+        return self.config.get("method") == "ensemble" and not self.asked
 
     @property
     def adopted(self) -> bool:
@@ -86,9 +106,9 @@ class RunRecord:
         """The variant of the method: "legacy", "calibrated" or None."""
         return next((form for form in _FORMS if self.config.get(form)), None)
 
-    def _labelled(self, strength: str) -> str:
+    def _labelled(self, strength: str, name: str | None = None) -> str:
         method = self.config.get("method", "custom")
-        name = method if isinstance(method, str) else _typed(method)
+        name = name or (method if isinstance(method, str) else _typed(method))
         form = f" ({self.form})" if self.form not in (None, self.shared) else ""
         return f"{name}{strength}{form}"
 
@@ -240,7 +260,8 @@ def _record(run: Any) -> RunRecord:
     notes = list(getattr(run, "notes", []))
     where = None if folder is None else Path(folder)
     own = name, config, list(run.history), notes, dict(run.provenance), given, where
-    return RunRecord(*own, evidence=kept_evidence(run), landscape=kept_study(run))
+    choice = getattr(run, "choice", None)
+    return RunRecord(*own, kept_evidence(run), landscape=kept_study(run), choice=choice)
 
 
 def _opened(folder: Path) -> RunRecord:
@@ -252,7 +273,7 @@ def _opened(folder: Path) -> RunRecord:
     name = folder.resolve().name
     found = load_evaluation(folder), folder, load_evidence(folder)
     own = name, config, history, notes, provenance, *found
-    return RunRecord(*own, landscape=load_study(folder))
+    return RunRecord(*own, landscape=load_study(folder), choice=files.choice())
 
 
 def shown_path(folder: Path) -> Path:
@@ -265,8 +286,7 @@ def shown_path(folder: Path) -> Path:
 def _groups(records: list[RunRecord]) -> list[SeedGroup]:
     """Runs with equal settings except the seed; other differences enter the label."""
     settings = [
-        {key: word for key, word in flat(plain(record.config)).items() if key not in _OWN}
-        for record in records
+        {key: word for key, word in _words(record).items() if key not in _OWN} for record in records
     ]
     varying = _varying(records, settings)
     several = sum(record.adopted for record in records) > 1
@@ -281,6 +301,11 @@ def _groups(records: list[RunRecord]) -> list[SeedGroup]:
     order = list(dict.fromkeys(label for label, _ in found))
     groups = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
     return [SeedGroup(label, found[label, members]) for label, members in groups]
+
+
+def _words(record: RunRecord) -> dict[str, str]:
+    """The settings as text, without what a search was asked for, which the label says."""
+    return flat(plain({k: v for k, v in record.config.items() if k != _ASKED}))
 
 
 def _varying(records: list[RunRecord], settings: list[dict[str, str]]) -> dict[str, list[str]]:

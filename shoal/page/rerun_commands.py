@@ -200,6 +200,8 @@ def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
 
 def _variant(record: RunRecord, usual: float) -> Variant:
     """The method as it is typed; a strength that all runs share is in grid.toml."""
+    if record.asked:
+        return record.asked_for
     strength = record.config.get("strength")
     own = None if record.plain or strength in (None, usual) else float(strength)
     return variant_of(record.config.get("method"), own)

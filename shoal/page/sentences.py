@@ -181,8 +181,8 @@ def repulsion_sentence(method: str, ratio: float) -> str:
         Repulsion.NONE: "Members were trained independently, without repulsion.",
         Repulsion.UNKNOWN: "The run did not record the force ratio.",
         Repulsion.NEGLIGIBLE: f"{share}: negligible, a plain ensemble in effect.",
-        Repulsion.LIGHT: f"{share}: weak, expect little difference from a plain ensemble.",
-        Repulsion.ACTIVE: f"{share}: enough to separate the members.",
+        Repulsion.LIGHT: f"{share}: weak.",
+        Repulsion.ACTIVE: f"{share}.",
     }[found]
 
 

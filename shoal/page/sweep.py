@@ -59,7 +59,7 @@ def sweeps(groups: Sequence[SeedGroup]) -> list[Sweep]:
     found: dict[tuple[str, int, str], dict[float, SeedGroup]] = {}
     for group in groups:
         first, strength = group.first, group.first.config.get("strength")
-        if strength is None:
+        if strength is None or first.asked:
             continue
         words = {k: v for k, v in flat(plain(first.config)).items() if k not in _OWN}
         key = first.family, group.members, repr(sorted(words.items()))

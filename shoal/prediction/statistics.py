@@ -10,9 +10,11 @@ from shoal.core.errors import ConfigError, DataError
 
 __all__ = [
     "Difference",
+    "holm",
     "linear_change",
     "mean_and_error",
     "paired_difference",
+    "paired_p_value",
     "standard_error",
     "t_quantile",
 ]
@@ -72,6 +74,39 @@ def paired_difference(
     return Difference(mean, mean - reach, mean + reach)
 
 
+def paired_p_value(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
+    """Two-sided p value of the paired t test of a and b; 1 for a single pair.
+
+    >>> round(paired_p_value([2.0, 4.0], [1.0, 1.0]), 4)
+    0.2952
+    """
+    mean, low, high = paired_difference(a, b)
+    if mean == 0 or math.isinf(high):
+        return 1.0
+    degrees = len(a) - 1
+    error = (high - low) / 2 / t_quantile(0.975, degrees)
+    if error == 0:
+        return 0.0
+    theta = math.atan2(abs(mean) / error, math.sqrt(degrees))
+    return max(0.0, 1 - _central_probability(theta, degrees, _coefficients(degrees)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P values adjusted for their number: m - k + 1 times the k-th smallest of m, made monotone.
+
+    The chance that any true null hypothesis has an adjusted p value below 0.05 is at most 0.05
+    (Holm, 1979, A simple sequentially rejective multiple test procedure).
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
 def linear_change(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Difference:
     r"""Change of the least-squares line from the first value to the last.
 
@@ -111,15 +146,20 @@ def t_quantile(p: float, degrees: int) -> float:
         raise ConfigError(f"there is no t quantile for p = {p} with {degrees} degrees of freedom")
     if p < 0.5:
         return -t_quantile(1 - p, degrees)
-    k = np.arange(1, degrees // 2)
-    steps = 2 * k / (2 * k + 1) if degrees % 2 else (2 * k - 1) / (2 * k)
-    coefficients = np.concatenate([[1.0], np.cumprod(steps)])
+    coefficients = _coefficients(degrees)
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
         inside = _central_probability(middle, degrees, coefficients)
         low, high = (middle, high) if inside < 2 * p - 1 else (low, middle)
     return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _coefficients(degrees: int) -> np.ndarray:
+    """Coefficients of the powers of the squared cosine."""
+    k = np.arange(1, degrees // 2)
+    steps = 2 * k / (2 * k + 1) if degrees % 2 else (2 * k - 1) / (2 * k)
+    return np.concatenate([[1.0], np.cumprod(steps)])
 
 
 def _central_probability(theta: float, degrees: int, coefficients: np.ndarray) -> float:

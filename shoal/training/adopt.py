@@ -32,12 +32,12 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.real_targets import RealTargets
-from shoal.training.fit import check_targets, default_likelihood
 from shoal.training.own_data import OWN_DATA
 from shoal.training.prepare import SHARED, keep
 from shoal.training.provenance import about_data, environment
 from shoal.training.run import ADOPTED, Run, RunFolder, is_adopted, model_config
 from shoal.training.settings import spec_of
+from shoal.training.target_checks import check_targets, default_likelihood
 
 __all__ = ["adopt"]
 

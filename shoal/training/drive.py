@@ -35,6 +35,7 @@ from shoal.interaction.points import Drawn
 from shoal.training.context import StepContext
 from shoal.training.mesh_cloud import gathered_drives
 from shoal.training.parts import Chunks, Parts
+from shoal.training.probabilities import act_on_probabilities, at_outputs, probability_gradient
 from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
 
 __all__ = ["Drive"]
@@ -146,6 +147,11 @@ class Drive:
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
         return result._replace(head=head), parts.tree()
 
+    @property
+    def _squashed(self) -> bool:
+        """Whether all forces act on the probabilities."""
+        return act_on_probabilities(self.context.posterior, self.context.repulsion)
+
     def _forward(self, ensemble: Ensemble, x: Inputs, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
         context, repulsion = self.context, self.context.repulsion
@@ -197,7 +203,8 @@ class Drive:
         """The cotangents at the outputs, and at the input gradients if there are any."""
         context, outputs = self.context, passed.outputs
         posterior, repulsion = context.posterior, context.repulsion
-        prior = functional_score(ensemble, posterior, outputs, x, context.seed, context.step)
+        how = context.seed, context.step, self._squashed
+        prior = functional_score(ensemble, posterior, outputs, x, *how)
         prior = None if prior is None else context.annealing * prior
         here = repulsion if passed.at_points is None else None
         result = context.stages.output_stage(
@@ -247,11 +254,14 @@ class Drive:
         passed = PassResult.joined(looks)
         compared = [passed.gradients, passed.at_points, passed.outputs]
         repelled = next(tensor for tensor in compared if tensor is not None)
+        squashed = self._squashed
+        repelled = repelled.softmax(-1) if squashed else repelled
         if not context.shares_drives:
             return FrozenState({base: repelled}, frozen.alive, None)
-        _, alive, gradient = likelihood_gradient(
-            context.posterior, passed.outputs, self.y, frozen.alive
-        )
+        gradient_of, outputs = likelihood_gradient, passed.outputs
+        if squashed:
+            gradient_of, outputs = probability_gradient, repelled
+        _, alive, gradient = gradient_of(context.posterior, outputs, self.y, frozen.alive)
         return FrozenState({base: repelled}, alive, {"outputs": context.weight * gradient})
 
     def _back(
@@ -283,10 +293,14 @@ class Drive:
         worst = adversarial.neighbours(x, at_inputs, result.alive, context.mesh)
         own = not adversarial.shared
         again = ensemble(worst, context.mapping, own, context.seed, context.step)
-        gradient = likelihood_gradient(context.posterior, again.detach(), self.y, result.alive)[2]
+        at, gradient_of = again.detach(), likelihood_gradient
+        if self._squashed:
+            at, gradient_of = at.softmax(-1), probability_gradient
+        gradient = gradient_of(context.posterior, at, self.y, result.alive)[2]
         if context.mesh is not None and result.mix is not None:
             gradient = gathered_drives(context.mesh, {"": gradient})[""]
         gradient = mixed(result.mix, {"": gradient})[""]
+        gradient = at_outputs(at, gradient) if self._squashed else gradient
         more = pull_back(again, self._weighed(gradient), weights)
         head = None if head is None else add_scaled(head, more, context.weight)
         return self._unweighed(add_scaled(velocity, more, context.weight), ensemble), head

@@ -2,34 +2,26 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from shoal.core.disk import checked_path
-from shoal.core.errors import ConfigError, DataError
-from shoal.core.opaque import Opaque
-from shoal.core.structure import Inputs, parted
-from shoal.data.arrays import check_columns
-from shoal.data.batch import Targets
 from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.mesh import Mesh
-from shoal.engine.network_call import member_call
 from shoal.engine.precision import full_precision
 from shoal.engine.processes import restarted
-from shoal.inference.custom_loss import Custom
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Likelihood, default_for
+from shoal.inference.likelihoods import Likelihood
 from shoal.inference.offloaded import recall
-from shoal.inference.posterior import site_axes
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.adversarial import Adversarial
+from shoal.training.auto import Search, decide
+from shoal.training.auto_plan import is_open, without_auto
 from shoal.training.callbacks import (
     Callback,
     EpochEnd,
@@ -38,152 +30,24 @@ from shoal.training.callbacks import (
     checked_loggers,
 )
 from shoal.training.mesh_state import check_mesh
-from shoal.training.options import Options
+from shoal.training.options import DEFAULT_METHOD, Options
 from shoal.training.points import resolved
 from shoal.training.prepare import check_count, destination
 from shoal.training.run import Run
 from shoal.training.session import Session
 from shoal.training.settings import Settings
 from shoal.training.sharded_state import check_trunk
+from shoal.training.target_checks import check_targets, default_likelihood
 from shoal.training.validation import keeps_best, validation_batches
 
-__all__ = [
-    "check_targets",
-    "default_likelihood",
-    "fit",
-]
-
-
-def default_likelihood(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches) -> Likelihood:
-    """The default likelihood for these targets and network outputs."""
-    outputs, y, _ = _outputs(ensemble, batches)
-    targets, _ = parted(batches.y if isinstance(batches, ArrayBatches) else y)
-    if not isinstance(targets, torch.Tensor):
-        raise ConfigError(
-            "targets in a structure have no default likelihood; "
-            "type likelihood=shoal.likelihoods.Custom(loss)"
-        )
-    check_columns(targets)
-    return default_for(targets, outputs.shape[-1])
-
-
-def check_targets(
-    ensemble: Ensemble,
-    likelihood: Likelihood,
-    batches: ArrayBatches | LoaderBatches,
-    to_train: bool = True,
-) -> torch.Size:
-    """Refuse targets that do not fit the networks; returns the shape of one point's targets.
-
-    The shape is empty for one target per data point, (T,) for tokens, (H, W) for places. Batches
-    to train on must also have a size that the networks can train on.
-    """
-    outputs, y, x = _outputs(ensemble, batches)
-    if to_train:
-        ensemble.keep_written(_as_taken(x[:2], ensemble))
-        _check_last_batch(ensemble, batches, x)
-
-    shape = outputs.shape  # a loader keeps the check, which must not keep the graph of the outputs
-
-    def check(targets: Any) -> None:
-        sites = shape[2:-1]
-        likelihood.check(targets, shape[-1], *site_axes(sites))
-        if "any" in likelihood.about.kinds:
-            _check_sites(targets, sites)
-
-    if isinstance(batches, ArrayBatches):
-        check(parted(batches.y)[0])
-    else:
-        batches.check = check  # from here on every batch is checked when it is read
-        batches.first()
-    few, weight = parted(y[: outputs.shape[1]])
-    few = few.to(outputs.device)
-    if weight is not None and isinstance(likelihood, Custom):
-        likelihood.check_weighable(outputs.detach(), few)
-    return likelihood.objective(outputs.detach(), few).shape[2:]
-
-
-def _check_sites(y: torch.Tensor, sites: torch.Size) -> None:
-    """Refuse targets without one value per place; sequences may differ in length by batch."""
-    if len(sites) > 1 and y.shape[1 : 1 + len(sites)] != sites:
-        wanted = ", ".join(map(str, ("N", *sites)))
-        raise DataError(
-            f"y has shape {tuple(y.shape)}, but the network gives outputs for ({wanted}) targets"
-        )
-
-
-def _outputs(
-    ensemble: Ensemble, batches: ArrayBatches | LoaderBatches
-) -> tuple[torch.Tensor, Targets, Inputs]:
-    """Outputs of the networks for the first points, and targets and inputs of the first batch."""
-    x, y = batches.first()
-    few = _as_taken(x[:2], ensemble)
-    training = ensemble.training
-    try:
-        outputs = ensemble.train(False)(few)
-        if not outputs.requires_grad or not _all_depend(ensemble, few):
-            raise ConfigError(
-                "the outputs of the network do not depend on its weights, so nothing can be "
-                "trained; look for detach(), .data or no_grad() in its forward or around fit"
-            )
-    finally:
-        ensemble.train(training)
-    if outputs.shape[1] != len(few):
-        raise DataError(
-            f"the network returns {outputs.shape[1]} outputs for {len(few)} data points; "
-            f"the first axis of its outputs must be the batch"
-        )
-    return outputs, y, x
-
-
-def _as_taken(x: Inputs, ensemble: Ensemble) -> Inputs:
-    """Inputs on the device of the members, real ones in the type of the members."""
-    if isinstance(x, torch.Tensor) and not x.is_floating_point():
-        return x.to(ensemble.device)
-    return x.to(ensemble.device).to(ensemble.dtype)
-
-
-def _all_depend(ensemble: Ensemble, few: Inputs) -> bool:
-    """Whether the outputs of every architecture depend on its weights."""
-    ends = list(accumulate(group.members for group in ensemble.groups))
-    spans = zip([0, *ends], ends, strict=False)
-    return len(ends) == 1 or all(ensemble.slice_members(*span)(few).requires_grad for span in spans)
-
-
-def _single_point_batch(batches: ArrayBatches | LoaderBatches) -> int | None:
-    """The batch size if it leaves a last batch of one data point; None otherwise."""
-    size: Any = batches.batch_size if isinstance(batches, ArrayBatches) else None
-    if isinstance(batches, LoaderBatches) and isinstance(batches.loader, DataLoader):
-        size = None if batches.loader.drop_last else batches.loader.batch_size
-    return size if size is not None and (batches.n - 1) % size == 0 else None
-
-
-def _check_last_batch(ensemble: Ensemble, batches: ArrayBatches | LoaderBatches, x: Inputs) -> None:
-    """Refuse a last batch of one data point if the network normalises over the batch."""
-    size = _single_point_batch(batches)
-    if size is None or isinstance(x, Opaque):
-        return
-    device = ensemble.device
-    one = _as_taken(x[:1], ensemble)
-    generators = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=generators):
-        for group in ensemble.groups:
-            try:
-                member = group.member(0).train()
-                member_call(member, group.taken(one))
-            except ValueError as error:
-                loader = " or drop_last=True" if isinstance(batches, LoaderBatches) else ""
-                raise DataError(
-                    f"with batch_size={size} the last batch of an epoch has one data point, "
-                    f"on which this network cannot train; choose another batch_size{loader}"
-                ) from error
+__all__ = ["fit"]
 
 
 def fit(
     ensemble: Ensemble,
     data: Any,
     *,
-    method: str | Method | Repulsion | Mapping[str, Any] = "f-kde",
+    method: str | Method | Repulsion | Mapping[str, Any] = DEFAULT_METHOD,
     legacy: bool = False,
     calibrated: bool = False,
     likelihood: Likelihood | str | Mapping[str, Any] | None = None,
@@ -200,7 +64,7 @@ def fit(
     sample_weight: Any = None,
     outputs: str | int | None = None,
     temperature: float = 1.0,
-    strength: float | None = None,
+    strength: float | str | None = None,
     noise: float | None = None,
     annealing: Any = None,
     adversarial: Adversarial | float | Mapping[str, Any] | None = None,
@@ -236,7 +100,8 @@ def fit(
             dicts, tuples or batch objects, as the network takes them; a batch may be a dict with
             its targets under "labels", or (x, y, weight). Byte inputs (uint8) are divided by 255.
             Integer inputs stay integers only for an embedding.
-        method: a name from `shoal list methods`, or a `Repulsion` of your own.
+        method: a name from `shoal list methods`, or a `Repulsion` of your own; "auto" chooses
+            method and strength on held-out data.
         epochs: number of passes over the data (20); `steps` replaces it.
         out: the folder that stores the run.
 
@@ -263,7 +128,7 @@ def fit(
         outputs: name or position of the output to train, for a network that returns several; by
             default the logits, or the first.
         temperature: T; 0 gives the plain ensemble, 1 the posterior.
-        strength: factor of the repulsive force.
+        strength: factor of the repulsive force; "auto" chooses it on held-out data.
         noise: factor of the variance of Langevin noise, for the optimizer sgd; 1 samples the
             posterior, 0 or None adds no noise.
         annealing: schedule of the driving force, such as "linear".
@@ -326,9 +191,7 @@ def fit(
         ensemble.use_output(options.outputs)
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
-        settings = Settings.resolve(options)
-        method = resolved(settings.method, ensemble, lambda: batches.first()[0], data)
-        settings = replace(settings, method=method)
+        settings = _resolved(without_auto(options), ensemble, batches, data)
         check_count(options.frozen, ensemble.members)
         sites = check_targets(ensemble, settings.likelihood, batches)
         if held is not None:
@@ -337,6 +200,22 @@ def fit(
         processes = Mesh.current(moving, options.mesh, options.peer_timeout, where)
         check_mesh(processes, ensemble, settings)
         check_trunk(processes, ensemble, options)
+        resume, choice = resume or restarted(), None
+        if is_open(options):
+            given = batches, held, sites, where, dtype, progress, processes is not None
+            choice = decide(Search(ensemble, data, options, settings, *given), out, resume)
+            settings = _resolved(choice.applied(options), ensemble, batches, data)
         session = Session(ensemble, data, settings, batches, out, listeners, sites, processes)
         session.watch(held, best)
-        return session.run(where, dtype, resume or restarted(), progress)
+        if choice is not None:
+            session.tell_choice(choice)
+        return session.run(where, dtype, resume, progress)
+
+
+def _resolved(
+    options: Options, ensemble: Ensemble, batches: ArrayBatches | LoaderBatches, data: Any
+) -> Settings:
+    """The settings, with inputs for the points of the method."""
+    settings = Settings.resolve(options)
+    method = resolved(settings.method, ensemble, lambda: batches.first()[0], data)
+    return replace(settings, method=method)

@@ -31,12 +31,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or _is_whole(value)
 
 
+def _is_spec(value: Any) -> bool:
+    return isinstance(value, str | dict)
+
+
 _WHOLE: Check = "a whole number", _is_whole
 _NUMBER: Check = "a number", _is_number
 _FLAG: Check = "true or false", lambda value: isinstance(value, bool)
 _TEXT: Check = "text", lambda value: isinstance(value, str)
 _TABLE: Check = "a table", lambda value: isinstance(value, dict)
-_SPEC: Check = "a name or a table", lambda value: isinstance(value, str | dict)
+_SPEC: Check = "a name or a table", _is_spec
 _TABLES: Check = (
     "a list of tables",
     lambda value: isinstance(value, list) and all(isinstance(each, dict) for each in value),
@@ -60,6 +64,7 @@ _CONFIG: dict[str, Check] = {
     **dict.fromkeys(("precision", "engine", "keep"), _TEXT),
     "validation": ("a share or a table", lambda v: _is_number(v) or isinstance(v, dict)),
     "adversarial": _TABLE,
+    "asked": ("a table with a method", lambda v: isinstance(v, dict) and _is_spec(v.get("method"))),
     "outputs": ("a name or a position", lambda value: isinstance(value, str) or _is_whole(value)),
     "model": _TABLES,
 }

@@ -50,7 +50,7 @@ def grow(
     keep: str | None = UNSET,
     outputs: str | int | None = UNSET,
     temperature: float = UNSET,
-    strength: float | None = UNSET,
+    strength: float | str | None = UNSET,
     noise: float | None = UNSET,
     annealing: Any = UNSET,
     adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,

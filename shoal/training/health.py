@@ -104,7 +104,8 @@ def push_sentence(rows: Sequence[Row]) -> str | None:
     now = "is not finite" if loss is None else f"rose from {min(known):.3g} to {loss:.3g} nats"
     return (
         f"The repulsive force explodes (epoch {len(rows)}): it is {ratio:.3g} times the driving "
-        f"force, and the loss {now}; lower strength or temperature, or set clip."
+        f"force, and the loss {now}; lower strength (strength='auto' chooses it) or temperature, "
+        f"or set clip."
     )
 
 
@@ -128,8 +129,8 @@ def bandwidth_sentence(rows: Sequence[Row]) -> str | None:
     elif effective is not None and effective < SAME:
         what = f"the effective number of members is {effective:.3g}"
     return what and (
-        f"The bandwidth collapsed (epoch {len(rows)}): {what}, so members are one function; raise "
-        f"strength, lower the learning rate, or start members from different seeds."
+        f"The bandwidth collapsed (epoch {len(rows)}): {what}, so members are one function; "
+        f"type strength='auto', lower the learning rate, or start members from different seeds."
     )
 
 

@@ -10,12 +10,17 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.values import LARGEST, came
 
+AUTO = "auto"
+"""The value of an option that a search chooses."""
+
 __all__ = [
+    "AUTO",
     "factor_or_none",
     "flag",
     "memory_size",
     "not_negative",
     "number",
+    "number_or_auto",
     "output_name",
     "place",
     "placing",
@@ -48,6 +53,15 @@ def number(name: str, value: Any) -> float:
     if abs(found) > LARGEST:
         raise ConfigError(f"{name} must be a number up to {LARGEST:g} in size, not {found:g}")
     return found
+
+
+def number_or_auto(name: str, value: Any) -> float | str:
+    """A finite float, or "auto"."""
+    if isinstance(value, str):
+        if value == AUTO:
+            return value
+        raise ConfigError(f"{name} must be a finite number or 'auto', not {came(value)}")
+    return number(name, value)
 
 
 def positive(name: str, value: Any) -> float:

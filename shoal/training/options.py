@@ -13,11 +13,12 @@ from typing import Any
 
 from shoal.core.errors import ConfigError
 from shoal.training.option_checks import (
+    AUTO,
     factor_or_none,
     flag,
     memory_size,
     not_negative,
-    number,
+    number_or_auto,
     output_name,
     place,
     placing,
@@ -33,7 +34,9 @@ from shoal.training.option_checks import (
 )
 
 __all__ = [
+    "AUTO",
     "DEFAULTS",
+    "DEFAULT_METHOD",
     "EXCLUDES",
     "KEPT",
     "NAMES",
@@ -42,6 +45,9 @@ __all__ = [
     "option",
     "stored_method",
 ]
+
+DEFAULT_METHOD = "f-kde"
+"""The method of `fit` if none is given."""
 
 Spec = str | dict[str, Any]
 """How a file describes an object: its name, or a table with its name and settings."""
@@ -83,13 +89,19 @@ class Options:
     """
 
     method: Spec = option(
-        "f-kde", "a name from `shoal list methods`, or a `Repulsion` of your own."
+        DEFAULT_METHOD,
+        "a name from `shoal list methods`, or a `Repulsion` of your own; "
+        '"auto" chooses method and strength on held-out data.',
     )
     legacy: bool = option(False, "the method as published, with its known faults.", flag)
     calibrated: bool = option(
         False, "rescale the repulsive force to the size that the posterior requires.", flag
     )
-    strength: float | None = option(None, "factor of the repulsive force.", number)
+    strength: float | str | None = option(
+        None,
+        'factor of the repulsive force; "auto" chooses it on held-out data.',
+        number_or_auto,
+    )
     likelihood: Spec | None = option(
         None,
         "by default Categorical for integer targets. For real targets, a Gaussian that "

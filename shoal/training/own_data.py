@@ -35,6 +35,7 @@ _TAKES = {
     "evaluate": ("(x_test, y_test)", ""),
     "landscape": ("(x, y)", "test=(x_test, y_test)"),
     "evidence": ("(x, y)", "test=(x_test, y_test)"),
+    "fidelity": ("(x, y)", "test=(x_test, y_test)"),
     "grow": ("", "data=(x, y)"),
     "predict": ("x", ""),
     "export": ("'model.onnx'", "x=x"),

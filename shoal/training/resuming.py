@@ -20,7 +20,8 @@ def check_same_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:
     """Refuse settings that differ from those of the run in a folder."""
     known, wanted = _settings(folder.config()), _settings(config)
     # The initial members do not matter: the checkpoint replaces them.
-    free = {"init_seed", *CHANGEABLE}
+    # What a search was asked for does not matter either: method and strength are its result.
+    free = {"init_seed", "asked", *CHANGEABLE}
     for key in {**wanted, **known}:
         if key in free or (key == "data" and has_own_data(known) and has_own_data(wanted)):
             continue

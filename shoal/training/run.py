@@ -16,6 +16,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
 from shoal.inference.likelihoods import Likelihood
 from shoal.models.blueprint import Blueprint
+from shoal.training.choice import Choice
 from shoal.training.history import best_epoch
 from shoal.training.run_folder import RunFolder
 from shoal.training.run_html import run_html
@@ -48,6 +49,7 @@ class Run:
         folder: the folder of the run; None for a run in memory.
         results: results of `shoal.evaluate`, `shoal.landscape` and `shoal.evidence`, by name, for a
             run in memory. A run with a folder stores them in files.
+        choice: what a search chose, with `method="auto"` or `strength="auto"`; None otherwise.
     """
 
     ensemble: Ensemble
@@ -58,6 +60,7 @@ class Run:
     provenance: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     results: dict[str, Any] = field(default_factory=dict, compare=False)
+    choice: Choice | None = None
 
     @property
     def best_epoch(self) -> int | None:
@@ -125,6 +128,7 @@ def load(
         provenance.pop("notes", []),
         provenance,
         files.path,
+        choice=files.choice(),
     )
 
 

@@ -25,6 +25,7 @@ from shoal.core.files import (
 from shoal.core.formats import MAX_BYTES, parse_toml, to_json, to_toml
 from shoal.core.shards import Rows
 from shoal.core.types import Tree
+from shoal.training.choice import Choice, read_choice
 from shoal.training.folder_checks import checked_config, checked_provenance, checked_state
 from shoal.training.history_file import HistoryFile, is_row
 from shoal.training.prepare import AXES, SHARED
@@ -65,6 +66,13 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether a run has begun in this folder."""
         return (self.path / _CONFIG).exists()
+
+    def is_taken(self) -> ConfigError:
+        """The error of a new run in this folder, which holds one."""
+        return ConfigError(
+            f"{self.path} already holds a run; type resume=True to continue it, "
+            f"or choose another folder"
+        )
 
     def refuse_links(self) -> None:
         """Refuse symbolic links before files are written or removed."""
@@ -156,6 +164,10 @@ class RunFolder:
         """Versions, device and data of the run."""
         path = self.path / "provenance.json"
         return checked_provenance(read_sealed(path, since="run_id"), path)
+
+    def choice(self) -> Choice | None:
+        """What a search chose for the run; None if there was none."""
+        return read_choice(self.path)
 
     def config(self) -> dict[str, Any]:
         """Every setting of the run."""

@@ -26,9 +26,11 @@ from shoal.engine.precision import calculating_in
 from shoal.inference.ensemble import Ensemble
 from shoal.training.cached_features import cached
 from shoal.training.callbacks import Listeners
+from shoal.training.choice import Choice, write_choice
 from shoal.training.folder_checks import continuing
 from shoal.training.health import watching
 from shoal.training.messages import Messages
+from shoal.training.options import Options
 from shoal.training.own_data import OWN_DATA
 from shoal.training.placement import place
 from shoal.training.prepare import keep, prepared
@@ -47,7 +49,7 @@ from shoal.training.trainer import Trainer
 from shoal.training.trajectory import Trajectory
 from shoal.training.validation import BestMembers, Validation
 
-__all__ = ["Session"]
+__all__ = ["Session", "check_snapshots"]
 
 
 class Session:
@@ -78,14 +80,19 @@ class Session:
         self.notes: list[str] = []
         self.messages = Messages(self.notes, self.processes, settings)
         self.watch(None, False)
+        self.choice: Choice | None = None
         self.interruption = Interruption()
-        if settings.options.keep_every is not None and self.folder is None:
-            raise ConfigError("keep_every stores snapshots in the run's folder; type out='FOLDER'")
+        check_snapshots(settings.options, out)
 
     def watch(self, held: ArrayBatches | LoaderBatches | None, best: bool) -> None:
         """Measure the ensemble on held-out data, and end with its best members if `best`."""
         self.held, self.keeps_best, self.listeners.held = held, best, held
         self.held_data = {} if held is None else {"validation": about_data(held)["data"]}
+
+    def tell_choice(self, choice: Choice) -> None:
+        """Store what a search chose for this run."""
+        self.choice = choice
+        self.config["asked"] = choice.asked
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
         folder = self.folder
@@ -127,8 +134,8 @@ class Session:
             show = show and processes.first
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
-            self.messages.say(progress, self._guess)
-            self.messages.say(progress, choice.sentence)
+            for sentence in (self._guess, self._why, choice.sentence):
+                self.messages.say(progress, sentence)
             stall = self.settings.options.stall_after
             stack.enter_context(watching(trainer, stall, self.notes, progress.say))
             stack.callback(ensemble.train, False)
@@ -166,16 +173,15 @@ class Session:
         if not self.begun:
             return
         if not resume:
-            raise ConfigError(
-                f"{folder.path} already holds a run; type resume=True to continue it, "
-                f"or choose another folder"
-            )
+            raise folder.is_taken()
         self._take_over(folder)
 
     def _take_over(self, folder: RunFolder) -> None:
         """Continue the run of a folder, if it has these settings and data."""
         check_same_settings(folder, self.config)
         check_same_data(folder, self.provenance, self._guess is None)
+        if self.choice is None and (known := folder.choice()) is not None:
+            self.tell_choice(known)  # the settings that were chosen have been typed
         before = folder.provenance()
         self.provenance["run_id"] = before.get("run_id")  # None for older runs
         self.provenance["seconds"] = before.get("seconds", 0.0)
@@ -193,6 +199,11 @@ class Session:
             self.notes[:] = [note for note in self.notes if note != trainer.ended]
             trainer.ended = None
             processes.on_first(lambda: folder.change_length(self.config))
+
+    @property
+    def _why(self) -> str | None:
+        """Why a search chose the settings of this run; None if there was none."""
+        return None if self.choice is None else self.choice.why
 
     @property
     def _guess(self) -> str | None:
@@ -234,6 +245,8 @@ class Session:
         """Write the run's folder, after the first step has succeeded."""
         if self.folder is not None:
             keep(self.folder.path, self.axes, frozen)
+            if self.choice is not None:
+                write_choice(self.folder.path, self.choice)
             if self.settings.options.keep_every is not None:
                 # Before the config: every folder with a run has its first snapshot.
                 Trajectory(self.folder.path).keep(
@@ -304,7 +317,14 @@ class Session:
             list(self.notes),
             dict(self.provenance),
             None if self.folder is None else self.folder.path,
+            choice=self.choice,
         )
+
+
+def check_snapshots(options: Options, out: str | Path | None) -> None:
+    """Refuse snapshots of a run without a folder."""
+    if options.keep_every is not None and out is None:
+        raise ConfigError("keep_every stores snapshots in the run's folder; type out='FOLDER'")
 
 
 @contextmanager

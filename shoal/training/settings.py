@@ -1,7 +1,7 @@
 """Settings: the options of a run, and the objects that the options describe."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -31,7 +31,7 @@ from shoal.training.annealing import Annealing
 from shoal.training.noise import check_noise
 from shoal.training.optim import check_optimizer, optimizer_table
 from shoal.training.option_checks import number
-from shoal.training.options import KEPT, Options
+from shoal.training.options import AUTO, KEPT, Options
 from shoal.training.schedules import Schedule, schedules
 from shoal.training.torch_schedules import Plateau, as_schedule
 
@@ -76,14 +76,21 @@ class Settings:
     @classmethod
     def resolve(cls, options: Options) -> "Settings":
         """Settings from options; raises `ConfigError` for options that do not fit together."""
+        strength = options.strength
+        if options.method == AUTO or isinstance(strength, str):
+            raise ConfigError(
+                "'auto' needs data to choose on, which only fit has; name a method and a strength"
+            )
         method = _method(options.method, options.legacy, options.calibrated)
-        method = method.with_strength(options.strength)
+        method = method.with_strength(strength)
         given = {name: getattr(options, name) for name in REGISTRIES}
         given["schedule"] = as_schedule(given["schedule"], options.lr)
         made = {name: _made(name, value) for name, value in given.items()}
         made["schedule"] = as_schedule(made["schedule"], options.lr)
         if method.functional_prior and not isinstance(made["prior"], FunctionalPrior):
             made["prior"] = _functional(made["prior"], method)
+        if method.legacy and method.functional_prior and made["adversarial"] is not None:
+            made["adversarial"] = replace(made["adversarial"], shared=True, joined=True)
         table = optimizer_table(options.optimizer)
         optimizer = dict(_fitting("optimizer", table, "items"))
         settings = cls(options=options, method=method, optimizer=optimizer, **made)

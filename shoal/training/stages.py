@@ -8,6 +8,7 @@ they are those of other points than the batch; on input gradients in `gradient_s
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,9 @@ from shoal.engine.kernels.fused import serves
 from shoal.engine.mesh import Mesh
 from shoal.inference.posterior import Posterior, target_weights
 from shoal.interaction.repulsion import Repulsion
+from shoal.interaction.spaces import Outputs
 from shoal.training.all_members import FrozenState, mixed_drives, pushed_members
+from shoal.training.probabilities import act_on_probabilities, at_outputs, probability_gradient
 from shoal.training.stage_kernels import in_columns, reads_weights_once, takes_outputs
 
 __all__ = [
@@ -119,10 +122,18 @@ def output_stage(
     frozen: FrozenState | None = None,
     mesh: Mesh | None = None,
 ) -> OutputResult:
-    """Gradients of the likelihood (times `weight`) and a functional prior; push on outputs."""
-    if isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
-        compared = repulsion is not None and repulsion.space.base == "outputs"
-        found = fused.likelihood_kernels.categorical(outputs, y, alive, weight, apart=compared)
+    """Gradients of the likelihood (times `weight`) and a functional prior; push on outputs.
+
+    Prior and frozen members are those of the probabilities if all forces act on these.
+    """
+    compared, squashed = outputs, act_on_probabilities(posterior, repulsion)
+    if squashed and repulsion is not None:
+        compared, repulsion = outputs.softmax(-1), replace(repulsion, space=Outputs())
+        loss, alive, gradient = probability_gradient(posterior, compared, y, alive)
+        drive, lengths = weight * gradient, None
+    elif isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
+        apart = repulsion is not None and repulsion.space.base == "outputs"
+        found = fused.likelihood_kernels.categorical(outputs, y, alive, weight, apart=apart)
         loss, alive, gradient, drive, lengths = found
     else:
         loss, alive, gradient = likelihood_gradient(posterior, outputs, y, alive)
@@ -132,14 +143,17 @@ def output_stage(
     rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])
     if rows is not None and rows.ndim == outputs.ndim - 1:
         rows = rows.mean(0)  # members with weights of their own are compared where any counts
-    here = {"outputs": drive}, {"outputs": outputs}
+    here = {"outputs": drive}, {"outputs": compared}
     velocity, alive, mix, measures = _act(
         posterior, repulsion, "outputs", *here, alive, frozen, rows, mesh=mesh
     )
     if repulsion is None:
         measures = measured(member_norms(here[0]) if lengths is None else lengths, None, alive)
     statistics = posterior.likelihood.statistics(outputs, parted(y)[0], alive, rows)
-    found = loss, alive, gradient, velocity["outputs"], mix, measures
+    cotangent = velocity["outputs"]
+    if squashed:
+        gradient, cotangent = at_outputs(compared, gradient), at_outputs(compared, cotangent)
+    found = loss, alive, gradient, cotangent, mix, measures
     return OutputResult(*found, statistics=statistics)
 
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shoal.core.differentiate import pull_back
 from shoal.core.errors import ConfigError
 from shoal.core.random import key
 from shoal.core.structure import Inputs
@@ -58,6 +59,7 @@ from shoal.training.stages import (
     Stages,
     WeightResult,
     has_weight_forces,
+    likelihood_gradient,
     measured,
 )
 
@@ -228,6 +230,7 @@ def forces(
 
 def forces_in(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple[Tree, StepInfo]:
     """`forces` with a ready context, as a trainer has one."""
+    context, batch = _with_neighbours(context, ensemble, batch)
     posterior, repulsion, annealing = context.posterior, context.repulsion, context.annealing
     shares = shares_of_drives(context, ensemble)
     begin_columns(context.mesh, repulsion, ensemble.weights)
@@ -277,6 +280,23 @@ def passes(
     drive = Drive(context, y, shares=shares, points=_points(context, x), parts=parts)
     partial = repulsion is not None and share_of(repulsion) < 1
     return forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
+
+
+def _with_neighbours(
+    context: StepContext, ensemble: Ensemble, batch: Batch
+) -> tuple[StepContext, Batch]:
+    """Adversarial neighbours that join the batch make one batch of 2 B points, without others."""
+    adversarial, (x, y) = context.adversarial, batch
+    if adversarial is None or not adversarial.joined:
+        return context, batch
+    shown = adversarial.watch(x, ensemble.members)
+    how = context.mapping, True, context.seed, context.step
+    outputs = ensemble.aside()(shown, *how)
+    found = likelihood_gradient(context.posterior, outputs.detach(), y, ensemble.alive)
+    at_inputs = pull_back(outputs, found[2], {"": shown})[""]
+    worst = adversarial.neighbours(shown, at_inputs, found[1], context.mesh)
+    twice = torch.arange(len(worst), device=worst.device).repeat(2)
+    return replace(context, adversarial=None), (torch.cat([shown[0].detach(), worst]), y[twice])
 
 
 def _points(context: StepContext, x: Inputs) -> Drawn | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.checkpoints import Checkpoint
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import tensors_in
 from shoal.core.structure import Inputs
 from shoal.core.tree import rows
@@ -77,6 +77,7 @@ class Trainer(Mover):
         if isinstance(batches, ArrayBatches):
             likelihood = begun(likelihood, batches.y.to(ensemble.device), sites)
         targets = self._targets(likelihood)
+        settings = _fitted(settings, batches)
         given = repulsion, likelihood, targets, batches.n, self.steps, mesh
         super().__init__(ensemble, settings, *given)
         self.step = 0
@@ -325,3 +326,16 @@ class Trainer(Mover):
         if isinstance(self.batches, LoaderBatches):
             self.batches.found = state.get("data", {})
             self._recount()
+
+
+def _fitted(settings: Settings, batches: ArrayBatches | LoaderBatches) -> Settings:
+    """Settings whose adversarial neighbours know the range of the training inputs."""
+    adversarial = settings.adversarial
+    if adversarial is None or not adversarial.relative or adversarial.ranges is not None:
+        return settings
+    if isinstance(batches, LoaderBatches):
+        raise ConfigError(
+            "a relative adversarial epsilon needs the range of the inputs, which a loader does not "
+            "tell; give arrays, or adversarial=0.01 in units of the inputs"
+        )
+    return replace(settings, adversarial=adversarial.fitted(batches.x))

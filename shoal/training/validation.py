@@ -34,6 +34,7 @@ from shoal.training.run_folder import BEST
 
 __all__ = [
     "BestMembers",
+    "Data",
     "Validation",
     "evaluating",
     "has_waited",
@@ -46,7 +47,9 @@ __all__ = [
 Data = ArrayBatches | LoaderBatches
 
 
-def held_out(points: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
+def held_out(
+    points: int, share: float, seed: int, purpose: str = "validation"
+) -> tuple[Tensor, Tensor]:
     """Data points that train and that are held out, both in increasing order.
 
     >>> [len(rows) for rows in held_out(10, 0.25, seed=0)]
@@ -55,7 +58,7 @@ def held_out(points: int, share: float, seed: int) -> tuple[Tensor, Tensor]:
     count = min(max(round(share * points), 1), points - 1)
     if count < 1:
         raise DataError(f"{points} data point cannot be divided; give validation=(x, y)")
-    order = torch.randperm(points, generator=generator(seed, "validation"))
+    order = torch.randperm(points, generator=generator(seed, purpose))
     return order[count:].sort().values, order[:count].sort().values
 
 

@@ -6,9 +6,11 @@ from scipy import stats
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.prediction.statistics import (
+    holm,
     linear_change,
     mean_and_error,
     paired_difference,
+    paired_p_value,
     standard_error,
     t_quantile,
 )
@@ -101,3 +103,35 @@ def test_values_that_err_alike_widen_the_interval_of_a_change():
 def test_two_values_have_no_trend():
     with pytest.raises(DataError, match="three values"):
         linear_change([1.0, 2.0])
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4, 5, 20])
+def test_the_p_value_is_that_of_a_paired_t_test(pairs):
+    generator = np.random.default_rng(pairs)
+    a, b = generator.normal(size=pairs), generator.normal(0.7, size=pairs)
+    assert paired_p_value(a, b) == pytest.approx(stats.ttest_rel(a, b).pvalue, rel=1e-6)
+    assert paired_p_value(b, a) == paired_p_value(a, b)
+
+
+def test_p_values_of_pairs_without_noise():
+    assert paired_p_value([1.0], [0.0]) == 1.0  # one pair shows nothing
+    assert paired_p_value([1.0, 2.0], [1.0, 2.0]) == 1.0
+    assert paired_p_value([1.0, 2.0], [0.5, 1.5]) == 0.0
+
+
+def test_holm_multiplies_the_smallest_p_value_by_the_number_of_tests():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_rejects_what_the_stepwise_procedure_rejects():
+    """Holm's own form: reject in order until p > 0.05 / (m - k)."""
+    values = np.random.default_rng(0).beta(0.3, 3, size=40)
+    rejected = set()
+    for k, index in enumerate(np.argsort(values)):
+        if values[index] > 0.05 / (len(values) - k):
+            break
+        rejected.add(int(index))
+    assert 0 < len(rejected) < 40
+    assert {i for i, p in enumerate(holm(list(values))) if p <= 0.05} == rejected

@@ -164,3 +164,44 @@ def test_integers_have_no_neighbours():
     data = torch.zeros(4, 1, dtype=torch.long), torch.zeros(4, dtype=torch.long)
     with pytest.raises(DataError, match="needs real inputs, not integers"):
         shoal.forces(ensemble, posterior(), None, data, adversarial=shoal.Adversarial())
+
+
+class TestRelative:
+    """x' = x + eps r sign(grad loss), r the range of each coordinate in the training data."""
+
+    def test_every_coordinate_has_a_size_of_its_own(self):
+        x = torch.tensor([[0.0, -1.0, 7.0], [4.0, 1.0, 7.0], [2.0, 0.0, 7.0]])
+        adversarial = shoal.Adversarial(0.5, relative=True).fitted(x)
+        at_inputs = torch.tensor([[[1.0, -2.0, 3.0]]])
+        worst = adversarial.neighbours(torch.zeros(1, 1, 3), at_inputs, torch.tensor([True]))
+        torch.testing.assert_close(worst, torch.tensor([[[-2.0, 1.0, 0.0]]]))
+
+    def test_fit_takes_the_range_of_all_training_inputs(self):
+        """One step of a linear member on one batch: the closed form with the ranges of x."""
+        x = torch.tensor([[0.0, 2.0], [3.0, -2.0], [1.0, 0.0]])
+        y = torch.tensor([1.0, -1.0, 0.5])
+        start = shoal.Ensemble.init(lambda: nn.Linear(2, 1, bias=False), 2, seed=1)
+        before = start.weights["weight"].detach().clone()[:, 0]
+        run = shoal.fit(
+            start, (x, y), method="ensemble", likelihood={"name": "gaussian", "noise_std": 0.5},
+            prior="flat", adversarial={"epsilon": 0.1, "relative": True}, optimizer="sgd",
+            lr=0.01, steps=1, batch_size=3, progress=False,
+        )  # fmt: skip
+        for w, moved in zip(before, run.ensemble.weights["weight"][:, 0], strict=True):
+            error = x @ w - y
+            worst = x + 0.1 * torch.tensor([3.0, 4.0]) * torch.outer(error.sign(), w.sign())
+            drive = -(error @ x + (worst @ w - y) @ worst) / 2 / len(x) / 0.25
+            torch.testing.assert_close(moved.detach(), w + 0.01 * drive)
+
+    def test_forces_need_the_ranges(self):
+        ensemble = shoal.Ensemble.init(network, MEMBERS, seed=3)
+        adversarial = shoal.Adversarial(relative=True)
+        with pytest.raises(ConfigError, match=r"fitted\(x\)"):
+            shoal.forces(ensemble, posterior(), None, batch(), adversarial=adversarial)
+
+    def test_a_loader_does_not_tell_the_range(self):
+        loader = [batch()]
+        with pytest.raises(ConfigError, match="give arrays"):
+            shoal.fit(
+                shoal.Ensemble.init(network, 2), loader, adversarial={"relative": True}, steps=1
+            )

@@ -126,6 +126,28 @@ def test_the_update_is_the_literal_definition(network, name, legacy, engine):
     assert info.push > 1e-3 * info.drive
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_published_repulsion_of_members_that_coincide(dtype):
+    """Three of five are equal: their median is 0, and 1e-12 alone is left of the bandwidth."""
+    build, shape = NETWORKS["mlp"]
+    x, y = training_data(shape)
+    ensemble, _ = ensemble_and_members(build, 5)
+    with torch.no_grad():
+        for tensor in ensemble.weights.values():
+            tensor[1:3] = tensor[0]
+    modules = [ensemble.member(i).train() for i in range(5)]
+    repulsion = shoal.methods.get("forde-identity", legacy=True).with_strength(STRENGTH).repulsion
+    book = textbook(modules, (x[:BATCH], y[:BATCH]))
+    target = book.gradient_space(True) / N
+    corrected = book.gradient_space(False) / N
+    batch = x[:BATCH].to(dtype), y[:BATCH]
+    velocity, _ = shoal.forces(ensemble.to(dtype), posterior(), repulsion, batch, annealing=GAMMA)
+    flat = reference.flat_velocity(velocity, modules).double()
+    close = TOLERANCE if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(flat, target, **close)
+    assert (target - corrected)[:3].norm() > 1e-2 * target[:3].norm()
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"fraction": 0.5}, {"fraction": 0.5, "own_statistics": True},

@@ -101,6 +101,7 @@ class TestBitForBit:
             {"annealing": "linear"},
             {"adversarial": 0.1},
             {"adversarial": {"epsilon": 0.1, "shared": True}},
+            {"adversarial": {"epsilon": 0.1, "relative": True}},
             {"clip": 0.1},
             {"noise": 1.0, "optimizer": MOMENTUM},
             {"engine": "loop"},

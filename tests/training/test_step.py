@@ -5,11 +5,11 @@ import math
 import pytest
 import reference
 import torch
+from published_priors import drawn_outputs, published_prior
 from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.core.random import hashed, key
 from shoal.engine.member_runner import MemberRunner
 from shoal.interaction.bandwidths import Fixed, Median
 
@@ -57,29 +57,6 @@ def expected(book, name, legacy, **options):
     return space(name.removeprefix("f-"), legacy, **options) / N
 
 
-def published_prior():
-    return shoal.priors.FunctionSpace(
-        weights=shoal.priors.Gaussian(PRIOR_STD),
-        estimator=shoal.estimators.SSGE(share=1.0, eta=0.01),
-        bandwidth=Median(legacy=True),
-        legacy=True,
-    )
-
-
-def drawn_outputs(module, x, count, seed, step):
-    """Outputs of networks whose weights are drawn from the prior with the key of the step."""
-    like = {name: p.detach().unsqueeze(0) for name, p in module.named_parameters()}
-    start = hashed(key(seed, "prior", step))  # of the first and only group
-    draws = shoal.priors.Gaussian(PRIOR_STD).draw(like, count, start)
-    rows = []
-    for i in range(count):
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(draws[name][i])
-            rows.append(module(x))
-    return torch.stack(rows)
-
-
 @pytest.mark.parametrize("legacy", [False, True], ids=["corrected", "published"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_is_its_literal_update(name, legacy):
@@ -99,10 +76,10 @@ def test_published_function_space_methods_have_their_functional_prior(name):
     method = shoal.methods.get(name, legacy=True).with_strength(STRENGTH)
     assert method.functional_prior
     velocity, _ = shoal.forces(
-        ensemble, posterior(prior=published_prior()), method.repulsion, batch,
+        ensemble, posterior(prior=published_prior(PRIOR_STD)), method.repulsion, batch,
         annealing=GAMMA, seed=11, step=5,
     )  # fmt: skip
-    draws = drawn_outputs(ensemble.member(0), batch[0], MEMBERS, seed=11, step=5)
+    draws = drawn_outputs(ensemble.member(0), batch[0], MEMBERS, PRIOR_STD, seed=11, step=5)
     book = textbook(modules, batch, prior_std=None)
     target = expected(book, name, True, prior_draws=draws)
     without = expected(book, name, True)
@@ -115,7 +92,7 @@ def test_prior_draws_are_new_at_each_step_and_seed():
     method = shoal.methods.get("f-kde", legacy=True)
 
     def velocity(seed, step):
-        target = posterior(prior=published_prior())
+        target = posterior(prior=published_prior(PRIOR_STD))
         return shoal.forces(ensemble, target, method.repulsion, classes(), seed=seed, step=step)[0]
 
     first, again = velocity(0, 0)["0.weight"], velocity(0, 0)["0.weight"]
@@ -374,7 +351,7 @@ def test_a_step_changes_nothing():
     ensemble, _ = ensemble_and_members()
     before = {name: tensor.detach().clone() for name, tensor in ensemble.weights.items()}
     method = shoal.methods.get("f-kde", legacy=True)
-    shoal.forces(ensemble, posterior(prior=published_prior()), method.repulsion, classes())
+    shoal.forces(ensemble, posterior(prior=published_prior(PRIOR_STD)), method.repulsion, classes())
     for name, tensor in ensemble.weights.items():
         assert torch.equal(tensor, before[name])
         assert tensor.grad is None

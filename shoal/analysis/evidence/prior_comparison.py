@@ -1,8 +1,10 @@
 """Prior comparison: log evidence and NLL of learned priors, from point masses to Gaussians at zero.
 
-Point masses are the most flexible prior and have the largest evidence. The other priors are
-Gaussians at the members, whose best width shows whether point masses are too narrow; a flow on the
-last layer; and Gaussians at zero, the usual prior. The evidence chooses one scale per layer.
+Point masses at the maximum of the likelihood have the largest evidence of all priors. Members are
+only near this maximum, so other priors can have more evidence than point masses at the members. The
+other priors are Gaussians at the members, whose best width shows whether point masses are too
+narrow; a flow on the last layer; and Gaussians at zero, the usual prior. The evidence chooses one
+scale per layer. Laplace's method extrapolates a quadratic: far from the maximum it is no bound.
 """
 
 import math

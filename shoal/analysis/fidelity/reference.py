@@ -19,12 +19,15 @@ from shoal.analysis.fidelity.problems import Problem
 from shoal.core.errors import DataError, StorageError
 from shoal.core.files import read_json, read_tensors, write_json, write_tensors
 from shoal.core.optional import require
-from shoal.inference.likelihoods import Gaussian
+from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian
 from shoal.inference.priors import FanIn
+from shoal.inference.priors import Gaussian as GaussianPrior
+from shoal.inference.real_targets import LEAST
 
 __all__ = [
     "Chains",
     "Reference",
+    "Whitening",
     "closed_form",
     "effective_draws",
     "home",
@@ -34,8 +37,10 @@ __all__ = [
     "potential",
     "read",
     "sample_chains",
+    "sampled",
     "save",
     "split_rhat",
+    "widths",
 ]
 
 
@@ -64,7 +69,11 @@ def effective_draws(draws: Tensor) -> Tensor:
 
 def _normal_scores(draws: Tensor) -> Tensor:
     flat = draws.flatten(0, 1)
-    ranks = flat.argsort(0).argsort(0) + 1.0
+    columns = flat.reshape(len(flat), -1).mT.contiguous()
+    ordered = columns.sort(1).values
+    # Equal draws, such as probabilities of exactly 1, share the mean of their ranks.
+    ends = [torch.searchsorted(ordered, columns, right=right) for right in (False, True)]
+    ranks = ((ends[0] + ends[1] + 1) / 2.0).to(flat.dtype).mT.reshape(flat.shape)
     return torch.special.ndtri((ranks - 0.375) / (len(flat) + 0.25)).reshape(draws.shape)
 
 
@@ -72,7 +81,8 @@ def _rhat(values: Tensor) -> Tensor:
     half = values.shape[1] // 2
     halves = torch.cat([values[:, :half], values[:, -half:]])
     within, between = halves.var(1).mean(0), halves.mean(1).var(0)
-    return (((half - 1) / half * within + between) / within).sqrt()
+    found = (((half - 1) / half * within + between) / within).sqrt()
+    return torch.where((within == 0) & (between == 0), 1.0, found)  # a constant
 
 
 @dataclass(frozen=True)
@@ -90,22 +100,49 @@ class Chains:
     sampler: str
 
 
-def sample_chains(problem: Problem, warmup: int, draws: int, chains: int, seed: int = 0) -> Chains:
-    """Run the chains from overdispersed initial weights, drawn from the prior."""
+Whitening = tuple[Tensor, Tensor]
+"""A mean m [D] and a root A [D, D] of a covariance; the sampler moves z in θ = m + A z."""
+
+
+def sample_chains(
+    problem: Problem,
+    warmup: int,
+    draws: int,
+    chains: int,
+    seed: int = 0,
+    around: Whitening | None = None,
+) -> Chains:
+    """Run the chains from overdispersed initial weights.
+
+    They are drawn from the prior, or with twice the standard deviations of a whitening. A good
+    whitening makes trajectories short, and changes no density: θ is linear in z.
+    """
     jax, numpyro = require("jax", "fidelity"), require("numpyro", "fidelity")
     infer = require("numpyro.infer", "fidelity")
     with jax.enable_x64(True):
-        widths = _widths(problem)
+        each = widths(problem)
         random = np.random.default_rng(seed)
-        start = jax.numpy.asarray(random.normal(size=(chains, len(widths))) * widths)
-        kernel = infer.NUTS(potential_fn=potential(problem), max_tree_depth=8)
+        start = random.normal(size=(chains, len(each))) * (each if around is None else 2.0)
+        density = potential(problem) if around is None else _whitened(problem, around)
+        kernel = infer.NUTS(potential_fn=density, max_tree_depth=8)
         settings = {"num_chains": chains, "chain_method": "vectorized", "progress_bar": False}
         run = infer.MCMC(kernel, num_warmup=warmup, num_samples=draws, **settings)
+        start = jax.numpy.asarray(start)
         run.run(jax.random.PRNGKey(seed), init_params=start, extra_fields=("diverging",))
         found = np.array(run.get_samples(group_by_chain=True))
         divergences = int(run.get_extra_fields()["diverging"].sum())
+    if around is not None:
+        mean, root = (tensor.double().numpy() for tensor in around)
+        found = mean + found @ root.T
     sampler = f"NUTS, numpyro {numpyro.__version__}"
     return Chains(torch.from_numpy(found).float(), divergences, sampler)
+
+
+def _whitened(problem: Problem, around: Whitening) -> Callable[[Any], Any]:
+    jnp = require("jax", "fidelity").numpy
+    mean, root = (jnp.asarray(tensor.double().numpy()) for tensor in around)
+    density = potential(problem)
+    return lambda z: density(mean + root @ z)
 
 
 def potential(problem: Problem) -> Callable[[Any], Any]:
@@ -113,7 +150,7 @@ def potential(problem: Problem) -> Callable[[Any], Any]:
     jax = require("jax", "fidelity")
     jnp = jax.numpy
     x, y = jnp.asarray(problem.x.double().numpy()), jnp.asarray(problem.y.numpy())
-    shapes, widths = problem.shapes, jnp.asarray(_widths(problem))
+    shapes, stds = problem.shapes, jnp.asarray(widths(problem))
     cuts = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     likelihood = problem.likelihood
 
@@ -127,17 +164,20 @@ def potential(problem: Problem) -> Callable[[Any], Any]:
         return h
 
     def log_likelihood(f: Any) -> Any:
+        if isinstance(likelihood, HeteroscedasticGaussian):
+            variance = jax.nn.softplus(f[:, 1]) + LEAST
+            return -0.5 * ((y - f[:, 0]) ** 2 / variance + jnp.log(variance)).sum()
         if isinstance(likelihood, Gaussian):
             return -0.5 * (((y - f[:, 0]) / likelihood.noise_std) ** 2).sum()
         return jnp.take_along_axis(jax.nn.log_softmax(f, -1), y[:, None], 1).sum()
 
-    return lambda theta: 0.5 * ((theta / widths) ** 2).sum() - log_likelihood(outputs(theta))
+    return lambda theta: 0.5 * ((theta / stds) ** 2).sum() - log_likelihood(outputs(theta))
 
 
-def _widths(problem: Problem) -> np.ndarray:
+def widths(problem: Problem) -> np.ndarray:
     """Standard deviation of every weight under the prior [D]."""
     prior = problem.prior
-    assert isinstance(prior, FanIn)
+    assert isinstance(prior, FanIn | GaussianPrior)
     return np.concatenate(
         [np.full(math.prod(shape), prior.width(torch.empty(1, *shape))) for shape in problem.shapes]
     )
@@ -174,11 +214,11 @@ def moments(problem: Problem) -> tuple[Tensor, Tensor]:
     S = (ΦᵀΦ / σ² + P)^-1 and m = S Φᵀ y / σ², with the prior's precisions P on the diagonal.
     """
     likelihood, prior = problem.likelihood, problem.prior
-    assert isinstance(likelihood, Gaussian) and isinstance(prior, FanIn)
+    assert isinstance(likelihood, Gaussian) and isinstance(prior, FanIn | GaussianPrior)
     ones = torch.ones(len(problem.x), 1)
     design = torch.cat([problem.x, ones], 1).double()
-    widths = [prior.width(torch.empty(1, *shape)) for shape in problem.shapes]
-    precision = torch.tensor([*[widths[0] ** -2] * problem.x.shape[1], widths[1] ** -2])
+    stds = [prior.width(torch.empty(1, *shape)) for shape in problem.shapes]
+    precision = torch.tensor([*[stds[0] ** -2] * problem.x.shape[1], stds[1] ** -2])
     noise = likelihood.noise_std**2
     covariance = torch.linalg.inv(design.mT @ design / noise + precision.double().diag())
     return covariance @ design.mT @ problem.y.double() / noise, covariance
@@ -199,15 +239,29 @@ def make(
     """The posterior in closed form if there is one, otherwise from Markov chains that agree."""
     if not problem.network.hidden:
         return closed_form(problem)
-    found = sample_chains(problem, warmup, draws, chains, seed)
-    values = _values(problem, found.draws.flatten(0, 1)).flatten(1)
-    grouped = values.reshape(chains, draws, -1)
-    rhat, effective = float(split_rhat(grouped).max()), float(effective_draws(grouped).min())
+    reference = sampled(problem, warmup, draws, chains, seed)
+    rhat = reference.diagnostics["rhat"]
     if not rhat < LIMIT:
         raise DataError(
             f"the chains on '{problem.name}' disagree: R-hat is {rhat:.3f} and must be below "
             f"{LIMIT}; use more than {draws} draws in each of the {chains} chains"
         )
+    return reference
+
+
+def sampled(
+    problem: Problem,
+    warmup: int,
+    draws: int,
+    chains: int,
+    seed: int = 0,
+    around: Whitening | None = None,
+) -> Reference:
+    """The posterior from Markov chains; `diagnostics` say how well the chains agree."""
+    found = sample_chains(problem, warmup, draws, chains, seed, around)
+    values = _values(problem, found.draws.flatten(0, 1)).flatten(1)
+    grouped = values.reshape(chains, draws, -1)
+    rhat, effective = float(split_rhat(grouped).max()), float(effective_draws(grouped).min())
     diagnostics = {
         "method": found.sampler, "chains": chains, "warmup": warmup, "draws": draws,
         "rhat": rhat, "effective": effective, "divergences": found.divergences, "seed": seed,

@@ -1,21 +1,26 @@
-"""`shoal fidelity`: distance of each method from the true posterior of small problems."""
+"""`shoal fidelity`: distance of a run from its posterior, or of each method on small problems."""
 
 import sys
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from shoal.analysis.fidelity import problems as known
 from shoal.analysis.fidelity import reference as references
+from shoal.analysis.fidelity.certificate import METHODS
+from shoal.analysis.fidelity.certificate_store import FILE
 from shoal.analysis.fidelity.contestants import EVERY, QUICK, Budget, contestant
 from shoal.analysis.fidelity.study import Row, Study
-from shoal.cli.outcome import Outcome
+from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
 from shoal.core.errors import ConfigError
-from shoal.core.files import write_text
+from shoal.core.files import write_bytes, write_text
 from shoal.core.optional import require
 from shoal.core.progress import Ticker, printable
 from shoal.core.text import counted, table
+from shoal.evaluation.analyse import fidelity
+from shoal.page.certificate_words import certificate_figure, certificate_text
 from shoal.page.fidelity_words import (
     closest,
     read_rows,
@@ -24,6 +29,7 @@ from shoal.page.fidelity_words import (
     write_figures,
     write_rows,
 )
+from shoal.plots import png
 
 __all__ = ["run"]
 
@@ -31,8 +37,10 @@ _QUICK = ("linear", "regression")
 
 
 def run(options: Namespace) -> Outcome:
-    """Recompute the references, or run the study and draw its figures."""
+    """Certify a run, recompute the references, or run the study and draw its figures."""
     torch.set_num_threads(options.threads or 1)
+    if options.run is not None:
+        return _of_run(options)
     names = _names(options.problems, tuple(known.registry), _QUICK if options.quick else ())
     if options.reference:
         return _references(names, Path(options.out) if options.out else references.home(), options)
@@ -48,6 +56,29 @@ def run(options: Namespace) -> Outcome:
     budget = Budget(10, 150, 0.1) if options.quick else Budget()
     folder = Path(options.out or "runs/fidelity")
     return _study(Study(names, methods, seeds, budget), folder, options)
+
+
+def _of_run(options: Namespace) -> Outcome:
+    found = opened_for("fidelity", options.run, options.model)
+    data = evaluation_dataset(found, options.run, options.data, "fidelity")
+    if not options.no_figures:
+        require("matplotlib", extra="report")
+    result = fidelity(
+        found,
+        data,
+        methods=tuple(options.methods.split(",")) if options.methods else METHODS,
+        points=options.points,
+        draws=options.draws,
+        within=options.within,
+        progress=not options.quiet,
+    )
+    folder = Path(options.out or options.run)
+    text = [certificate_text(result), f"Kept in {Path(options.run) / FILE}"]
+    if not options.no_figures:
+        figure = folder / "certificate.png"
+        write_bytes(figure, png(certificate_figure(result), 130))
+        text[-1] += f"; figure {figure}"
+    return Outcome("\n\n".join(text), asdict(result) | {"converged": result.converged})
 
 
 def _names(typed: str | None, every: tuple[str, ...], usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """`shoal fit`: train one ensemble and evaluate it."""
 
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
 
@@ -68,6 +68,7 @@ def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
     table = scores_text(scores) if scores else "No scores: the data set has no test set."
     text = [
         f"{title}: {counted(epochs, 'epoch')} in {seconds(spent)}",
+        *([] if run.choice is None else [run.choice.why]),
         table,
         f"Kept in {run.folder}; for a report type: shoal report {quote(str(run.folder))}",
     ]
@@ -77,5 +78,6 @@ def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
         "scores": scores,
         "notes": run.notes,
         "seconds": spent,
+        **({} if run.choice is None else {"choice": asdict(run.choice)}),
     }
     return Outcome("\n\n".join(text), value)

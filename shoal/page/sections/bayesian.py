@@ -1,17 +1,25 @@
 """In what sense is it Bayesian? Log evidence, and the distance to true posteriors."""
 
+import math
 from collections.abc import Iterator
 
 from shoal import plots
 from shoal.analysis.evidence.compute_evidence import Evidence
+from shoal.analysis.fidelity.certificate_store import load_certificate
 from shoal.analysis.fidelity.study import Row, summarise
 from shoal.core.text import number
 from shoal.page.blocks import Block, Figure, Remark, Section, Table, TableCell, section
+from shoal.page.certificate_words import (
+    COLUMNS,
+    certificate_figure,
+    certificate_sentences,
+    shown,
+)
 from shoal.page.fidelity_words import FILE, closest, heat_map, read_rows
 from shoal.page.findings import answers, tied
 from shoal.page.report_data import ReportData
 
-__all__ = ["evidence_section", "fidelity_section"]
+__all__ = ["certificate_section", "evidence_section", "fidelity_section"]
 
 
 @section("evidence", order=60, evaluated=False)
@@ -88,6 +96,42 @@ def _priors(evidence: Evidence) -> Table:
         "evidence weighs the members by their evidence under the prior."
     )
     return Table("Learned priors", columns, rows, reading)
+
+
+@section("certificate", order=61, evaluated=False)
+def certificate_section(report_data: ReportData) -> Section | None:
+    """The certificate of the first run that has one."""
+    folders = [record.folder for record in report_data.entries if record.folder is not None]
+    found = next(filter(None, map(load_certificate, folders)), None)
+    if found is None:
+        return None
+    sampled, quality, closeness, *caveats = certificate_sentences(found)
+    names = shown(found)
+    rows = [
+        [TableCell(label, label), *(_distance(row.get(name)) for name in names)]
+        for label, row in found.distances.items()
+    ]
+    blocks: list[Block] = [
+        *map(Remark, [sampled, quality, *caveats]),
+        Figure(
+            certificate_figure(found),
+            "Distance to the posterior of the last layer",
+            "0 is the posterior itself. Dark is close; shades compare the rows of a column. "
+            "Posterior draws: M exact draws, the best that M members do on average.",
+        ),
+        Table(
+            "Distances to the posterior of the last layer",
+            ["method", *(COLUMNS[name] for name in names)],
+            rows,
+            "Fréchet distances are in posterior standard deviations of the predictions.",
+        ),
+    ]
+    return Section("How close is this run to its own posterior?", closeness, blocks)
+
+
+def _distance(value: float | None) -> TableCell:
+    value = math.nan if value is None else value
+    return TableCell(number(value, 0.0005), value)
 
 
 _COLUMNS = (

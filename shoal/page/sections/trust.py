@@ -152,8 +152,13 @@ def _training(report_data: ReportData) -> Statement:
 
 def _repulsion(report_data: ReportData) -> Statement:
     record = report_data.lead.first
-    sentence = sentences.repulsion_sentence(record.method, record.ratio)
-    plain = record.plain or math.isnan(record.ratio)
+    trained = record.config.get("method")  # after a search, the method that it chose
+    alone = trained == "ensemble"
+    name = "ensemble" if alone else record.method
+    sentence = sentences.repulsion_sentence(name, record.ratio)
+    plain = alone or math.isnan(record.ratio)
     share = "none" if plain else percent(record.ratio / (1 + record.ratio))
-    negligible = repulsion(record.plain, record.ratio) is Repulsion.NEGLIGIBLE
+    negligible = repulsion(alone, record.ratio) is Repulsion.NEGLIGIBLE
+    if negligible and record.choice is None:
+        sentence += " To try larger strengths on held-out data, type `strength=auto`."
     return Statement("repulsion", share, sentence, "mind" if negligible else "plain")

@@ -20,6 +20,13 @@ def test_chains_that_agree_have_an_rhat_of_one():
     assert (split_rhat(noise(4, 500, 5)) < 1.01).all()
 
 
+def test_equal_draws_do_not_look_like_chains_that_disagree():
+    """Probabilities that round to 1 are ties; a constant has an R-hat of 1."""
+    saturated = noise(4, 500, 5).clamp(max=-0.5)
+    assert (split_rhat(saturated) < 1.02).all()
+    assert (split_rhat(torch.ones(4, 100, 2)) == 1).all()
+
+
 @pytest.mark.parametrize(
     "spoilt",
     [

@@ -1,0 +1,210 @@
+"""Distances of a run, of the same last layers trained otherwise, and of Laplace, to the posterior.
+
+The posterior of the last layer given the trunk comes from the no-U-turn sampler, or in closed form
+for known normal noise. The sampler works in coordinates that Laplace's covariance whitens.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.analysis.evidence.compute_evidence import step_of
+from shoal.analysis.evidence.curvature import last_layer
+from shoal.analysis.fidelity import reference as references
+from shoal.analysis.fidelity.contestants import Budget, contestant, train
+from shoal.analysis.fidelity.distances import (
+    function_distances,
+    mmd,
+    output_distances,
+    sliced_wasserstein,
+)
+from shoal.analysis.fidelity.last_layer_problem import LastLayer, last_layer_problem
+from shoal.analysis.fidelity.problems import Problem
+from shoal.analysis.fidelity.reference import LIMIT, Reference, Whitening
+from shoal.analysis.fidelity.study import ALWAYS, discrepancy
+from shoal.core.errors import ConfigError
+from shoal.core.optional import require
+from shoal.core.text import seconds
+from shoal.data.dataset import Dataset, Split
+from shoal.inference.likelihoods import Gaussian
+
+__all__ = ["METHODS", "RUN", "Certificate", "certify", "laplace", "price"]
+
+METHODS = ("ensemble", "kde", "f-kde", "f-svgd", "kde:calibrated", "f-kde:calibrated",
+           "f-svgd:calibrated")  # fmt: skip
+"""Methods that train the same last layers for comparison."""
+
+RUN, LAPLACE = "this run", "last-layer Laplace"
+LAPLACE_DRAWS, WARMUP = 1000, 300
+_LARGEST = 4000
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How close the members of a run are to the posterior of its last layer.
+
+    Attributes:
+        members: number of finite members.
+        layer: name of the last layer.
+        features: number of inputs of the last layer.
+        outputs: number of its outputs.
+        points: training points of the posterior.
+        all_points: training points of the run; more than `points` for a subset.
+        shared_trunk: whether all members have the same features. Otherwise the trunk is member 0's.
+        off: name of the OOD set; empty without any.
+        reference: method and quality of the posterior: R-hat, effective draws, divergences.
+        distances: by method, then by name; `NAME/on` at test inputs, `NAME/off` at OOD inputs.
+        step: training step of the run.
+    """
+
+    members: int
+    layer: str
+    features: int
+    outputs: int
+    points: int
+    all_points: int
+    shared_trunk: bool
+    off: str
+    reference: dict[str, Any]
+    distances: dict[str, dict[str, float]]
+    step: int
+
+    @property
+    def converged(self) -> bool:
+        """Whether the posterior can be trusted: exact, or chains that agree."""
+        return self.reference.get("rhat", 1.0) < LIMIT
+
+
+def price(points: int, weights: int, chains: int, draws: int) -> float:
+    """Seconds of sampling on one core, roughly.
+
+    A gradient takes about 6 N D operations for the likelihood and 4 D² for the whitening, and a
+    draw about fifteen gradients.
+    """
+    gradients = 15 * chains * (WARMUP + draws)
+    return 5 + gradients * (6 * points * weights + 4 * weights**2) / 3e9
+
+
+def certify(
+    run: Any,
+    data: Dataset,
+    *,
+    methods: Sequence[str] = METHODS,
+    points: int | None = None,
+    draws: int = 500,
+    chains: int = 4,
+    within: float = 600.0,
+    seed: int = 0,
+    budget: Budget | None = None,
+    tell: Callable[[str], None] = lambda what: None,
+) -> Certificate:
+    """Sample the posterior of the last layer and measure all distances; see `shoal.fidelity`."""
+    for label in methods:
+        contestant(label)
+    found = last_layer_problem(run, data, points, seed=seed)
+    _check_size(found, chains, draws, within)
+    problem = found.problem
+    gaussian = isinstance(problem.likelihood, Gaussian)
+    if not gaussian:
+        require("numpyro", extra="fidelity")  # before any work
+    whitening = laplace(problem)
+    if gaussian:
+        reference = references.closed_form(problem, 4000)
+    else:
+        reference = references.sampled(problem, WARMUP, draws, chains, seed, whitening)
+    tell(f"posterior: {reference.diagnostics['method']}")
+    members = len(found.outputs["on"])
+    distances = {RUN: _of_run(found, reference)}
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(reference.draws), generator=random)[:members]
+    distances[ALWAYS] = _of_weights(problem, reference, reference.draws[order])
+    distances[LAPLACE] = _of_weights(problem, reference, _drawn(whitening, random))
+    plan = budget or Budget()
+    plan = Budget(members, plan.steps, plan.lr)
+    for label in methods:
+        distances[label] = _of_weights(problem, reference, train(problem, label, plan, seed))
+        tell(label)
+    return Certificate(
+        members, found.layer, problem.x.shape[1], problem.outputs, found.points, found.all_points,
+        found.flat is not None, found.off, reference.diagnostics, distances, step_of(run),
+    )  # fmt: skip
+
+
+def _check_size(found: LastLayer, chains: int, draws: int, within: float) -> None:
+    """Refuse a posterior that is too large, with its price."""
+    weights = found.weights
+    if weights > _LARGEST:
+        raise ConfigError(
+            f"the last layer has {weights:,} weights, and its posterior can be sampled up to "
+            f"{_LARGEST:,}; put a narrower layer before the last one"
+        )
+    cost = price(found.points, weights, chains, draws)
+    exact = isinstance(found.problem.likelihood, Gaussian)
+    if cost > within and not exact:
+        fewer = max(100, int(found.points * within / cost) // 100 * 100)
+        raise ConfigError(
+            f"sampling {weights:,} weights on {found.points:,} points takes about {seconds(cost)}; "
+            f"allow it with within={cost:.0f}, or take a subset with points={fewer}"
+        )
+
+
+def laplace(problem: Problem) -> Whitening:
+    """Mean and root of the covariance of Laplace's approximation of a last layer.
+
+    The mean maximises the posterior. The covariance is the inverse of H + P, with the generalised
+    Gauss-Newton matrix H of the likelihood and the prior's precisions P.
+    """
+    module = problem.build().double()
+    sizes = sum(math.prod(shape) for shape in problem.shapes)
+    flat = torch.zeros(1, sizes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [flat], max_iter=500, tolerance_grad=1e-8, tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = -problem.log_density(flat).sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    mean = flat.detach()[0]
+    with torch.no_grad():
+        parts = mean.split([math.prod(shape) for shape in problem.shapes])
+        for parameter, part in zip(module.parameters(), parts, strict=True):
+            parameter.copy_(part.reshape(parameter.shape))
+    y = problem.y.double() if problem.y.is_floating_point() else problem.y
+    expansion = last_layer(module, problem.likelihood, Split(problem.x.double(), y), 0.0)
+    assert expansion.basis is not None
+    widths = torch.from_numpy(references.widths(problem))
+    precision = expansion.basis * expansion.curvature @ expansion.basis.mT + widths.pow(-2).diag()
+    eigenvalues, vectors = torch.linalg.eigh(precision)
+    return mean, vectors * eigenvalues.rsqrt()
+
+
+def _drawn(whitening: Whitening, random: torch.Generator) -> Tensor:
+    mean, root = whitening
+    noise = torch.randn(LAPLACE_DRAWS, len(mean), generator=random, dtype=mean.dtype)
+    return (mean + noise @ root.mT).float()
+
+
+def _of_weights(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
+    """Distances in predictions and in weights, which the prior identifies."""
+    found = function_distances(problem, reference, flat)
+    found["weights/sliced"] = sliced_wasserstein(flat, reference.draws)
+    found["weights/mmd"] = mmd(flat, reference.draws)
+    if len(flat) > 1:
+        found["ksd2"] = discrepancy(problem, flat[:100], unbiased=True)
+    return found
+
+
+def _of_run(found: LastLayer, reference: Reference) -> dict[str, float]:
+    if found.flat is not None:
+        return _of_weights(found.problem, reference, found.flat)
+    outputs = {place: outputs.float().cpu() for place, outputs in found.outputs.items()}
+    return output_distances(found.problem, reference, outputs)

@@ -1,0 +1,176 @@
+"""The last layer of a trained run as a problem with a posterior that can be sampled.
+
+Given the trunk, the network is linear in the weights of its last layer: inputs are the features,
+and the posterior of the weights is log-concave for classes and for known noise. Members with
+adapters or trunks of their own have no common features. The trunk of member 0 then gives them, and
+only predictions of the run can be compared with the posterior, not its weights.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.analysis.evidence.curvature import features_of, last_linear
+from shoal.analysis.evidence.members import prior_of
+from shoal.analysis.fidelity.problems import Problem
+from shoal.core.errors import ConfigError
+from shoal.core.opaque import Opaque
+from shoal.core.random import generator
+from shoal.core.structure import Inputs, parted
+from shoal.data.dataset import Dataset, Split
+from shoal.inference.likelihoods import (
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    HomoscedasticGaussian,
+    Likelihood,
+)
+from shoal.inference.priors import FanIn, FunctionalPrior
+from shoal.inference.priors import Gaussian as GaussianPrior
+from shoal.models.mlp import MLP
+from shoal.prediction.predict import member_outputs
+
+__all__ = ["LastLayer", "last_layer_problem"]
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """The problem, and what the run says about it.
+
+    Attributes:
+        problem: features and targets, with prior and likelihood of the run.
+        outputs: outputs of the run's finite members at the inputs on and off the data [M, B, C].
+        flat: weights of their last layers [M, D]; None if the members have trunks of their own.
+        layer: name of the last layer.
+        points: number of training points; fewer than `all_points` if a subset was asked for.
+        all_points: number of training points of the run.
+        off: name of the OOD set; empty without any.
+    """
+
+    problem: Problem
+    outputs: dict[str, Tensor]
+    flat: Tensor | None
+    layer: str
+    points: int
+    all_points: int
+    off: str
+
+    @property
+    def weights(self) -> int:
+        """D, number of weights and biases of the last layer."""
+        return self.problem.outputs * (self.problem.x.shape[1] + 1)
+
+
+def last_layer_problem(
+    run: Any, data: Dataset, points: int | None = None, inputs: int = 200, seed: int = 0
+) -> LastLayer:
+    """The last layer of a run on its training data.
+
+    Args:
+        run: a run.
+        data: training data, a test set, and optionally OOD sets, of which the first is used.
+        points: number of training points; all by default.
+        inputs: number of test and of OOD inputs at which predictions are compared.
+        seed: fixes the chosen points.
+    """
+    train, test = _subset(data.train, points, seed), data.test
+    if test is None or test.y is None:
+        raise ConfigError("fidelity compares predictions on test data; pass test=(x_test, y_test)")
+    if isinstance(train.x, Opaque) or train.y is None:
+        raise ConfigError("fidelity needs inputs and targets as arrays; pass data=(x, y)")
+    finite = run.ensemble.alive.cpu().nonzero().flatten().tolist()
+    if not finite:
+        raise ConfigError("all members of the run diverged; train again")
+    module = run.ensemble.member(finite[0]).cpu().eval()
+    name, layer = last_linear(module, train.x[:1])
+    if layer.bias is None:
+        raise ConfigError(f"fidelity needs a last layer with a bias, and '{name}' has none")
+    places = {"on": test.x[:inputs]}
+    off = next(iter(data.ood), "")
+    if off:
+        places["off"] = data.ood[off].x[:inputs]
+    phi = {place: _features(module, x) for place, x in places.items()}
+    likelihood, y, truth = _standard(run.likelihood, train.y, test.y[:inputs], layer)
+    x = _features(module, train.x)
+    empty = x[:0] if "off" not in phi else phi["off"]
+    width = layer.out_features
+    problem = Problem(
+        "last layer", x, y, phi["on"], empty, MLP(()), likelihood, _prior(run), width, truth
+    )  # fmt: skip
+    outputs = {place: member_outputs(run.ensemble, x)[finite] for place, x in places.items()}
+    flat = _common_weights(run, finite, places["on"][:8])
+    return LastLayer(problem, outputs, flat, name, len(x), len(data.train), off)
+
+
+def _subset(train: Split, points: int | None, seed: int) -> Split:
+    if points is None or points >= len(train) or train.y is None:
+        return train
+    chosen = torch.randperm(len(train), generator=generator(seed, "fidelity"))[:points]
+    return Split(train.x[chosen], train.y[chosen])
+
+
+def _features(module: nn.Module, x: Inputs) -> Tensor:
+    if isinstance(x, Tensor) and x.is_floating_point():
+        x = x.to(next(module.parameters()).dtype)
+    phi, _ = features_of(module, x)
+    if phi.ndim != 2:
+        raise ConfigError("fidelity needs one target per data point, not tokens or places")
+    return phi.float()
+
+
+def _standard(
+    likelihood: Likelihood, y: Any, truth: Any, layer: nn.Linear
+) -> tuple[Likelihood, Tensor, Tensor]:
+    """Likelihood and targets in the unit of the outputs, with the noise that the run learned."""
+    y, weight = parted(y)
+    truth, _ = parted(truth)
+    real = isinstance(likelihood, Gaussian | HomoscedasticGaussian | HeteroscedasticGaussian)
+    assert y is not None and truth is not None, "both splits have targets"
+    columns = 1 if y.ndim == 1 else y.shape[-1]
+    if weight is not None or columns > 1 or not (real or type(likelihood) is Categorical):
+        raise ConfigError(
+            f"fidelity needs classes, or one column of real targets with normal noise, all of "
+            f"weight 1, not {type(likelihood).__name__} with {columns} columns"
+        )
+    if not real:
+        return likelihood, y, truth
+    y, truth = y.flatten().double(), truth.flatten().double()
+    if isinstance(likelihood, Gaussian):
+        return likelihood, y.float(), truth.float()
+    known = likelihood.learned
+    if known is None:
+        raise ConfigError("the run has not learned its noise yet; train it first")
+    location, scale = known.location.cpu(), known.scale.cpu()
+    y, truth = ((t - location) / scale for t in (y, truth))
+    if isinstance(likelihood, HomoscedasticGaussian):
+        assert known.variance is not None
+        return Gaussian(float(known.variance.sqrt())), y.float(), truth.float()
+    unit = {"location": torch.zeros(1).double(), "scale": torch.ones(1).double()}
+    return HeteroscedasticGaussian().restored(unit), y.float(), truth.float()
+
+
+def _prior(run: Any) -> FanIn | GaussianPrior:
+    found = prior_of(run.config)
+    found = found.weights if isinstance(found, FunctionalPrior) else found
+    if not isinstance(found, FanIn | GaussianPrior):
+        raise ConfigError(
+            "fidelity needs a posterior, and the weight prior of this run is not known to be "
+            "normal; train with prior='gaussian' or 'fan-in'"
+        )
+    return found
+
+
+def _common_weights(run: Any, finite: list[int], x: Inputs) -> Tensor | None:
+    """Weights of all last layers [M, D] if all members compute the same features."""
+    flat, first = [], None
+    for index in finite:
+        module = run.ensemble.member(index).cpu().eval()
+        phi = _features(module, x)
+        first = phi if first is None else first
+        if phi.shape != first.shape or not torch.allclose(phi, first, rtol=1e-4, atol=1e-5):
+            return None
+        _, layer = last_linear(module, x[:1])
+        flat.append(torch.cat([layer.weight.detach().flatten(), layer.bias.detach()]))
+    return torch.stack(flat).float()

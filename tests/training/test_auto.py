@@ -1,0 +1,466 @@
+"""`method="auto"` and `strength="auto"`: the rule, the rounds, and what a search leaves behind."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from small_runs import (
+    assert_equal_trees,
+    assert_one_sentence,
+    assert_same_run,
+    both,
+    frozen,
+    plain,
+    points,
+    quick,
+    shoal_of,
+)
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import shoal
+from shoal.core.errors import ConfigError, DataError, StorageError
+from shoal.inference.likelihoods import Categorical
+from shoal.interaction.methods import METHODS
+from shoal.prediction.predictive import Predictive
+from shoal.training import auto
+from shoal.training.auto_judge import judge_on, point_losses
+from shoal.training.auto_plan import (
+    BUDGET,
+    PLAIN,
+    RUNGS,
+    STRENGTHS,
+    PointScores,
+    Rule,
+    Rung,
+    method_arms,
+    paired,
+    share_of,
+    strength_arms,
+)
+from shoal.training.choice import CHOICE
+from shoal.training.folder_checks import checked_config
+from shoal.training.run import RunFolder
+
+DATA = points(100)
+NOISE = torch.randn(50, generator=torch.Generator().manual_seed(0))
+
+
+def scores(clean=0.0, shifted=0.0, scale=0.1):
+    """NLLs whose paired differences from `scores()` have these means, and a known error."""
+    base = torch.linspace(0.5, 1.5, 50)
+    wave = scale * (NOISE - NOISE.mean())
+    return PointScores(base + clean + wave, base + 1 + shifted + wave)
+
+
+class Scripted:
+    """Arms that train nothing: each has the scores, or the error, that a test gives it."""
+
+    def __init__(self, monkeypatch, **given):
+        self.given, self.calls = given, []
+
+        def trained(search, arm, steps, trains, judge):
+            return self.scored(arm, steps)
+
+        monkeypatch.setattr(auto.Search, "_trained", trained)
+
+    def scored(self, arm, steps):
+        self.calls.append((arm.label, steps))
+        usual = scores(scale=0.0) if arm is PLAIN else scores()
+        found = self.given.get(arm.label.replace(":", "_"), usual)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def search_of(monkeypatch, build=plain, data=DATA, **options):
+    """The search of a call of `fit`, before it begins."""
+    kept = []
+
+    def stop(search, out, resume):
+        kept.append(search)
+        raise InterruptedError
+
+    with monkeypatch.context() as changed, pytest.raises(InterruptedError):
+        changed.setattr("shoal.training.fit.decide", stop)
+        quick(build, data, **options)
+    return kept[0]
+
+
+# The rule
+
+
+def test_the_paired_difference_and_its_error_are_those_of_the_textbook():
+    a, b = torch.tensor([1.0, 4.0, 4.0]), torch.tensor([0.0, 1.0, 2.0])
+    change, error = paired(a, b)
+    assert change == 2
+    assert error == pytest.approx(1 / math.sqrt(3))
+    weighted = paired(a, b, torch.tensor([2.0, 1.0, 0.0]))[0]
+    assert weighted == pytest.approx((2 * 1 + 3) / 3)
+    assert paired(a[:1], b[:1])[1] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("clean", "shifted", "wins"),
+    [(0, -1, True), (-1, -1, True), (-1, 0, True), (-2, 1, True), (1, -2, False), (0, 0, False),
+     (0, 1, False)],
+)  # fmt: skip
+def test_an_arm_wins_if_its_mean_nll_is_lower_and_clean_points_lose_nothing(clean, shifted, wins):
+    found = Rule().winner({"arm": scores(clean, shifted)}, scores(scale=0.0))
+    assert found == ("arm" if wins else None)
+
+
+def test_clean_points_may_lose_one_standard_error():
+    error = paired(scores().clean, scores(scale=0.0).clean)[1]
+    assert error > 0
+    plain_scores = scores(scale=0.0)
+    assert Rule().winner({"a": scores(0.9 * error, -2 * error)}, plain_scores) == "a"
+    assert Rule().winner({"a": scores(1.1 * error, -2 * error)}, plain_scores) is None
+    assert Rule().winner({"a": scores(0.9 * error, -0.8 * error)}, plain_scores) is None
+
+
+def test_the_lowest_mean_of_clean_and_shifted_nll_wins_among_those_that_may():
+    given = {"a": scores(0, -0.3), "b": scores(0, -0.5), "c": scores(1, -1.9)}
+    assert Rule().winner(given, scores(scale=0.0)) == "b"
+    assert Rule().ranked(given) == ["c", "b", "a"]
+
+
+def test_without_shifted_copies_the_clean_points_decide():
+    one = PointScores(scores(-1).clean)
+    assert Rule().winner({"a": one}, PointScores(scores(scale=0.0).clean)) == "a"
+
+
+# The rounds
+
+
+def test_every_space_has_strengths_and_the_plain_ensemble_is_always_an_arm():
+    for method in METHODS.values():
+        arms = strength_arms(method)
+        assert arms[0] is PLAIN
+        assert len(arms) == (1 if method.repulsion is None else len(arms))
+        if method.repulsion is not None:
+            assert [arm.strength for arm in arms[1:]] == list(
+                STRENGTHS[method.repulsion.space.base]
+            )
+    assert method_arms()[0] is PLAIN
+
+
+def test_a_round_is_shorter_if_its_arms_cost_more_than_is_left():
+    arms = method_arms()
+    price = sum(arm.price for arm in arms)
+    assert share_of(Rung(0.1, None), arms, left=price) == 0.1
+    assert share_of(Rung(0.5, None), arms, left=price / 4) == 0.25
+
+
+@pytest.mark.parametrize("asked", [{"method": "auto"}] + [
+    {"method": name, "strength": "auto"} for name in ("kde", "f-kde", "forde")
+])  # fmt: skip
+def test_a_search_costs_at_most_its_budget_and_ends_with_the_best(monkeypatch, asked):
+    script = Scripted(monkeypatch)
+    found = search_of(monkeypatch, steps=800, **asked).run()
+    arms = method_arms() if asked["method"] == "auto" else strength_arms(METHODS[asked["method"]])
+    price = {arm.label: arm.price for arm in arms}
+    unit = 1.0 if asked["method"] == "auto" else max(price.values())
+    spent = sum(steps * price[label] for label, steps in script.calls) / 800 / unit
+    assert found.cost == pytest.approx(spent)
+    assert spent <= BUDGET
+    first = [label for label, steps in script.calls if steps == 800 * RUNGS[0].share]
+    assert first == [arm.label for arm in arms]
+    last = [label for label, steps in script.calls[len(first) :]]
+    assert last[0] == PLAIN.label
+    assert len(last) == 1 + RUNGS[1].keep
+    assert len({steps for _, steps in script.calls[len(first) :]}) == 1
+
+
+def test_failing_arms_lose_and_do_not_stop_the_search(monkeypatch):
+    lost = {"kde_1000": DataError("all members diverged"), "forde_4": scores(-1, math.nan)}
+    script = Scripted(monkeypatch, **lost, forde_16=scores(0, -1))
+    choice = search_of(monkeypatch, method="auto").run()
+    assert choice.chosen == "forde:16"
+    failed = {arm.label: arm.failed for arm in choice.arms if arm.failed}
+    assert failed.keys() == {"kde:1000", "forde:4"}
+    assert "diverged" in failed["kde:1000"]
+    assert [label for label, _ in script.calls[4:]] in ([], ["ensemble", "forde:16"])
+
+
+@pytest.mark.parametrize("error", [ConfigError("no real inputs"), RuntimeError("no derivative")])
+def test_an_arm_that_cannot_train_this_network_loses(monkeypatch, error):
+    Scripted(monkeypatch, forde_4=error, forde_16=error, kde_1000=scores(0, -1))
+    choice = search_of(monkeypatch, method="auto").run()
+    assert choice.chosen == "kde:1000"
+    assert {arm.label for arm in choice.arms if arm.failed} == {"forde:4", "forde:16"}
+
+
+def test_if_all_others_fail_the_plain_ensemble_is_chosen_at_once(monkeypatch):
+    lost = {f"kde_{strength:g}": DataError("diverged") for strength in STRENGTHS["weights"]}
+    script = Scripted(monkeypatch, **lost)
+    choice = search_of(monkeypatch, method="kde", strength="auto", steps=100).run()
+    assert choice.chosen == PLAIN.label
+    assert len(script.calls) == 1 + len(STRENGTHS["weights"])
+
+
+def test_errors_of_the_plain_ensemble_and_of_a_named_method_are_raised(monkeypatch):
+    Scripted(monkeypatch, ensemble=DataError("no data"))
+    with pytest.raises(DataError, match="no data"):
+        search_of(monkeypatch, method="auto").run()
+    Scripted(monkeypatch, kde_1000=ConfigError("not for this network"))
+    with pytest.raises(ConfigError, match="not for this network"):
+        search_of(monkeypatch, method="kde", strength="auto").run()
+
+
+def test_a_diverged_member_makes_an_arm_lose(monkeypatch):
+    best = scores(-1, -1)
+
+    def trained(search, arm, steps, trains, judge):
+        search.ensemble.alive[0] = arm.strength != 1000.0
+        return scores(scale=0.0) if arm is PLAIN else best
+
+    monkeypatch.setattr(auto.Search, "_trained", trained)
+    choice = search_of(monkeypatch, method="kde", strength="auto").run()
+    assert [arm.label for arm in choice.arms if arm.failed] == ["kde:1000"]
+    assert choice.chosen != PLAIN.label
+
+
+# The judge
+
+
+def test_losses_of_points_average_to_the_nll():
+    pred = Predictive(torch.randn(3, 10, 4), Categorical())
+    y = torch.randint(4, (10,))
+    found, counts = point_losses(pred, y)
+    assert counts.all()
+    assert float(found.mean()) == pytest.approx(shoal.evaluate(pred, y)["nll"], rel=1e-6)
+
+
+def test_a_sequence_is_one_point_and_ignored_targets_do_not_count():
+    pred = Predictive(torch.randn(3, 2, 5, 4), Categorical(ignore_index=-100))
+    y = torch.randint(4, (2, 5))
+    y[0, 1:] = -100
+    found, _ = point_losses(pred, y)
+    alone = Predictive(pred.members[:, :1, 0], Categorical())
+    assert found.shape == (2,)
+    assert float(found[0]) == pytest.approx(shoal.evaluate(alone, y[0, :1])["nll"], rel=1e-6)
+    y[0] = -100
+    found, counts = point_losses(pred, y)
+    assert found.shape == (1,)
+    assert counts.tolist() == [False, True]
+
+
+def test_a_loader_of_tensors_judges_with_shifted_copies(monkeypatch):
+    loader = DataLoader(TensorDataset(*points(30)), 10)
+    search = search_of(monkeypatch, method="auto", validation=loader)
+    judge = judge_on(search.held, 0, "validation data")
+    assert list(judge.copies) == ["noise"]
+    found = judge.scores(search.ensemble, Categorical())
+    assert len(found.clean) == len(found.shifted) == 30
+    nll = shoal.evaluate(shoal.predict(search.ensemble, points(30)[0]), points(30)[1])["nll"]
+    assert found.mean(found.clean) == pytest.approx(nll, rel=1e-5)
+
+
+# A run that was chosen
+
+
+SHORT = {"method": "kde", "strength": "auto", "epochs": 6}
+
+
+@pytest.fixture
+def wins(monkeypatch):
+    """The arm at strength 1000 wins every search."""
+    return Scripted(monkeypatch, kde_1000=scores(0, -1))
+
+
+@pytest.mark.parametrize("asked", [{"method": "auto"}, {"method": "kde", "strength": "auto"}])
+def test_a_chosen_run_equals_one_with_these_settings_and_a_folder_keeps_the_choice(
+    wins, tmp_path, asked
+):
+    run = quick(both, DATA, out=tmp_path / "run", **asked)
+    assert run.choice.chosen == "kde:1000"
+    assert (run.config["method"], run.config["strength"]) == ("kde", 1000.0)
+    assert run.config["asked"] == asked
+    assert run.choice.why in run.notes
+    assert_same_run(run, quick(both, DATA, method="kde", strength=1000.0))
+    again = shoal.load(tmp_path / "run", both)
+    assert again.choice == run.choice
+    assert again.config == RunFolder(tmp_path / "run").config()
+
+
+def test_a_search_leaves_the_members_as_they_were_and_depends_on_the_seed_alone(monkeypatch):
+    choices = []
+    for _ in range(2):
+        search = search_of(monkeypatch, both, **SHORT)
+        before = frozen(search.ensemble)
+        choices.append(search.run())
+        assert_equal_trees(before, frozen(search.ensemble))
+    one, other = (replace(choice, seconds=0, arms=timeless(choice)) for choice in choices)
+    assert one == other
+    trials = [trial for arm in one.arms for trial in arm.trials]
+    assert len({trial.nll for trial in trials}) == len(trials)
+
+
+def timeless(choice):
+    return tuple(
+        replace(arm, trials=tuple(replace(trial, seconds=0) for trial in arm.trials))
+        for arm in choice.arms
+    )
+
+
+def test_the_members_are_restored_if_a_search_is_interrupted(monkeypatch):
+    search = search_of(monkeypatch, both, **SHORT)
+    before = frozen(search.ensemble)
+
+    def broken(self, ensemble, likelihood):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.training.auto_judge.Judge.scores", broken)
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    assert_equal_trees(before, frozen(search.ensemble))
+
+
+def test_a_killed_run_goes_on_without_a_second_search(wins, tmp_path, monkeypatch):
+    def stop(end):
+        raise KeyboardInterrupt
+
+    how = {"save_every": 0, **SHORT, "epochs": 2}
+    with pytest.raises(KeyboardInterrupt):
+        quick(both, DATA, out=tmp_path / "a", callbacks=[stop], **how)
+    searches = len(wins.calls)
+    run = quick(both, DATA, out=tmp_path / "a", resume=True, **how)
+    assert len(wins.calls) == searches
+    assert run.choice.chosen == "kde:1000"
+    assert_same_run(run, quick(both, DATA, method="kde", strength=1000.0, epochs=2))
+    longer = quick(both, DATA, out=tmp_path / "a", resume=True, **(how | {"epochs": 3}))
+    assert len(wins.calls) == searches
+    assert len(longer.history) == 3
+
+
+def test_the_chosen_settings_continue_a_chosen_run(wins, tmp_path):
+    quick(both, DATA, out=tmp_path / "a", **SHORT)
+    given = {"method": "kde", "strength": 1000.0, "epochs": 7}
+    run = quick(both, DATA, out=tmp_path / "a", resume=True, **given)
+    assert run.choice.chosen == "kde:1000"
+    assert shoal.load(tmp_path / "a", both).choice == run.choice
+
+
+def test_a_folder_with_another_run_is_refused_before_the_search(wins, tmp_path):
+    quick(both, DATA, out=tmp_path / "a", method="kde")
+    for options, words in (({}, "already holds"), ({"resume": True}, "no such search")):
+        with pytest.raises(ConfigError, match=words) as error:
+            quick(both, DATA, out=tmp_path / "a", **options, **SHORT)
+        assert_one_sentence(error.value)
+    assert wins.calls == []
+
+
+def test_a_damaged_choice_is_reported(wins, tmp_path):
+    quick(both, DATA, out=tmp_path / "a", **SHORT)
+    path = tmp_path / "a" / CHOICE
+    table = json.loads(path.read_text())
+    for changed in ({"chosen": "none"}, {"arms": 3}, {"points": "many"}, {"new": 1}):
+        path.write_text(json.dumps({**table, **changed}))
+        with pytest.raises(StorageError):
+            shoal.load(tmp_path / "a", both)
+
+
+@pytest.mark.parametrize("asked", [3, {}, {"method": 3}])
+def test_a_config_with_another_question_is_refused(asked, tmp_path):
+    with pytest.raises(StorageError, match="asked"):
+        checked_config({"asked": asked}, tmp_path)
+
+
+def test_members_are_added_to_a_chosen_run(wins, tmp_path):
+    run = quick(plain, DATA, **SHORT)
+    grown = shoal.grow(run, more=1, data=DATA, epochs=1, progress=False)
+    assert grown.config["strength"] == 1000.0
+    assert grown.choice is None
+    again = shoal.grow(run, more=1, data=DATA, epochs=1, strength="auto", progress=False)
+    assert again.choice.chosen == "kde:1000"
+
+
+# What cannot be searched
+
+
+def test_one_member_or_no_temperature_needs_no_search(monkeypatch):
+    script = Scripted(monkeypatch)
+    assert quick(shoal_of(members=1), DATA, method="auto").choice.chosen == PLAIN.label
+    assert quick(data=DATA, temperature=0, **SHORT).choice.chosen == PLAIN.label
+    assert script.calls == []
+
+
+def test_the_plain_ensemble_has_no_strength_to_choose():
+    run = quick(data=DATA, method="ensemble", strength="auto")
+    assert run.choice is None
+    assert_same_run(run, quick(data=DATA, method="ensemble"))
+
+
+def test_a_loader_needs_validation_data(wins):
+    loader = DataLoader(TensorDataset(*DATA), 20)
+    with pytest.raises(ConfigError, match="validation") as error:
+        quick(plain, loader, **SHORT)
+    assert_one_sentence(error.value)
+    run = quick(plain, loader, method="auto")
+    assert run.config["method"] == "ensemble"
+    assert "validation" in run.choice.why
+    assert wins.calls == []
+    assert quick(plain, loader, validation=points(30), **SHORT).choice.chosen == "kde:1000"
+
+
+def test_short_trainings_of_a_loader_do_not_change_the_run():
+    loader = DataLoader(TensorDataset(*DATA), 20, shuffle=True)
+    run = quick(plain, loader, validation=points(30), **SHORT)
+    chosen = {name: run.config[name] for name in ("method", "strength")}
+    assert_same_run(run, quick(plain, loader, validation=points(30), epochs=6, **chosen))
+
+
+def test_data_that_can_be_read_only_once_cannot_be_searched(monkeypatch):
+    batches = [(DATA[0][:20], DATA[1][:20])] * 4
+    with pytest.raises(ConfigError, match="once"):
+        quick(plain, iter(batches), steps=4, validation=points(30), method="kde", strength="auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "auto", "strength": 3.0}, "leave strength out"),
+        ({"method": "kde", "strength": "auto", "calibrated": True}, "calibrated"),
+        ({"method": "auto", "calibrated": True}, "calibrated"),
+        ({"strength": "strong"}, "auto"),
+        ({"method": "auto", "keep_every": 1}, "keep_every"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        quick(data=DATA, **options)
+    assert_one_sentence(error.value)
+
+
+def test_few_points_cannot_judge():
+    with pytest.raises(ConfigError, match="points"):
+        quick(data=points(8), **SHORT)
+    assert quick(data=points(8), method="auto").config["method"] == "ensemble"
+
+
+def test_own_loops_name_their_strength():
+    with pytest.raises(ConfigError, match="auto"):
+        shoal.Stepper(shoal_of(), n=100, method="kde", strength="auto")(DATA)
+
+
+def test_weights_of_data_points_count_in_the_scores(monkeypatch):
+    weight = torch.ones(100)
+    weight[:50] = 3.0
+    search = search_of(monkeypatch, sample_weight=weight, **SHORT)
+    _, judge = search._judge()
+    found = judge.scores(search.ensemble, Categorical())
+    assert set(found.weight.tolist()) == {1.0, 3.0}
+    assert search.run().points == 20
+
+
+def test_images_and_regression_are_searched(monkeypatch):
+    x, y = torch.rand(40, 1, 6, 6), torch.rand(40, 1)
+    choice = quick(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), (x, y), method="f-kde",
+        strength="auto",
+    ).choice  # fmt: skip
+    assert choice.shifts == ("noise", "translation", "contrast", "blur")
+    assert choice.points == 8
