@@ -1,4 +1,4 @@
-"""The tables of the pre-trained study: pairs by seed, Holm's correction, missing rows."""
+"""The tables of the pre-trained study: pairs by seed, significance, missing rows."""
 
 import importlib.util
 from pathlib import Path
@@ -21,19 +21,6 @@ def tables():
 def cells(table: str) -> list[list[str]]:
     """Cells of the rows below the header."""
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-
-
-def test_holm_multiplies_the_smallest_p_by_the_number_of_tests(tables):
-    assert tables.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert tables.holm([0.5, 0.9]) == [1.0, 1.0]
-    assert tables.holm([]) == []
-
-
-def test_the_p_value_is_that_of_a_paired_t_test(tables):
-    from scipy.stats import ttest_rel
-
-    a, b = [0.9, 0.8, 0.95, 0.7], [0.85, 0.81, 0.9, 0.6]
-    assert tables.p_value(a, b) == pytest.approx(ttest_rel(a, b).pvalue)
 
 
 def test_a_difference_takes_only_the_seeds_that_both_methods_have(tables):

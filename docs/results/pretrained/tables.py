@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoal.core.text import markdown_table
-from shoal.prediction.statistics import mean_and_error, paired_difference, t_quantile
+from shoal.prediction.statistics import (
+    holm,
+    mean_and_error,
+    paired_difference,
+    paired_p_value,
+    t_quantile,
+)
 
-__all__ = ["COLUMNS", "Column", "Rows", "differences", "draw", "holm", "read", "write"]
+__all__ = ["COLUMNS", "Column", "Rows", "differences", "draw", "read", "write"]
 
 Rows = dict[tuple[str, int, str], dict[int, float]]
 """Values by method, training images (0 is all) and metric; then by seed."""
@@ -151,7 +157,7 @@ def differences(rows: Rows, columns: Sequence[Column]) -> str:
             if common := sorted(a.keys() & b.keys()):
                 found[i] = [a[s] for s in common], [b[s] for s in common]
                 seeds[i] = max(seeds.get(i, 0), len(common))
-        tested = {i: p_value(*values) for i, values in found.items() if len(values[0]) > 1}
+        tested = {i: paired_p_value(*values) for i, values in found.items() if len(values[0]) > 1}
         sure = dict(zip(tested, holm([*tested.values()]), strict=True))
         for i, values in found.items():
             text = _difference(values[0], values[1], column)
@@ -169,29 +175,6 @@ def _difference(a: list[float], b: list[float], column: Column) -> str:
     mean, low, high = (column.scale * x for x in paired_difference(a, b))
     beside = f" ({low:+.{column.digits}f} to {high:+.{column.digits}f})" if len(a) > 1 else ""
     return f"{mean:+.{column.digits}f}{beside}"
-
-
-def p_value(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p of the paired t test; it needs two pairs."""
-    from scipy.stats import t
-
-    mean, error = mean_and_error([x - y for x, y in zip(a, b, strict=True)])
-    if mean == 0:
-        return 1.0
-    return float(2 * t.sf(abs(mean) / error, len(a) - 1)) if error > 0 else 0.0
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p values: the k-th smallest of m times m - k + 1, made monotone (Holm, 1979).
-
-    >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
-    """
-    made, largest = [0.0] * len(p), 0.0
-    for rank, index in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
-        made[index] = largest
-    return made
 
 
 def _cost(rows: Rows, devices: dict[tuple[str, int], str]) -> str:

@@ -1,62 +1,74 @@
-"""Every method of the paper on repulsive ensembles, on a part of CIFAR-10 with ResNet32.
+"""Every method of two papers on repulsive ensembles, on a part of CIFAR-10 with ResNet32.
 
     python docs/results/cifar10/methods/make.py --device cuda
+    python docs/results/cifar10/methods/make.py --tables
 
-Seed after seed, one run per method, until the time is over. `validation_nll` is that of images that
-neither train nor judge: a strength is chosen by it.
-The corruptions are all nineteen, at severities 1, 3 and 5, scored as one set. SVHN is the OOD set.
-Writes raw.csv after every run, and tables.md at the end. The same command goes on where it ended.
+Group after group and seed after seed, one run per arm, until the time is over. `arms.py` explains
+the words of the arms. `validation_nll` is that of images that neither train nor judge: a strength
+is chosen by it. The corruptions are all nineteen, at severities 1, 3 and 5, scored as one set. SVHN
+is the OOD set. Writes raw.csv after every run, and tables.md and figures at the end. The same
+command goes on where it ended.
 """
 
 import argparse
 import csv
-import itertools
 import math
+import tempfile
 import time
+import traceback
 import warnings
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tables
 import torch
+from arms import Arm, parsed, settings
+from torch import Tensor
 
 import shoal
+from shoal.analysis.landscape.averaging import multiswag
+from shoal.analysis.landscape.scene import Scene
 from shoal.core.errors import DataError
-from shoal.core.text import markdown_table
 from shoal.data.corruptions import with_corruptions
 from shoal.data.image_sets import OBJECTS, image_dataset
 from shoal.data.raw import RAW
+from shoal.evaluation.inspection import attention_maps, gradient_similarity
 from shoal.models import Blueprint, registry
 from shoal.prediction.detection import auroc
-from shoal.prediction.statistics import paired_difference
+from shoal.prediction.predictive import Predictive
+from shoal.prediction.similarity import pairwise_disagreement
 
 HERE = Path(__file__).resolve().parent
-PUBLISHED = (
-    "ensemble",
-    "kde",
-    "f-kde",
-    "svgd",
-    "f-svgd",
-    "sge",
-    "ssge",
-    "f-sge",
-    "f-ssge",
-    "forde",
-)
-STRONGER = ("forde:16", "kde:1000", "f-kde:30")
-SCORES = ("accuracy", "nll", "ece", "corrupted_accuracy", "corrupted_nll", "corrupted_ece",
-          "auroc_entropy", "auroc_mutual_information")  # fmt: skip
+GROUPS = (
+    ("ensemble", "kde", "f-kde", "svgd", "f-svgd", "sge", "ssge", "f-sge", "f-ssge", "forde",
+     "forde:16", "kde:1000", "f-kde:30"),
+    ("ensemble+members=11", "forde-identity:16", "kde+laplace:1000", "ensemble+adversarial"),
+    ("forde-tuned:16", "forde-dct:16", "ensemble+swag", "ensemble+empcov", "kde+hyperbolic:1000"),
+    ("kde+calibrated", "lit:128"),
+)  # fmt: skip
+"""Arms by importance: all seeds of a group come before the next group."""
+COMPARED = 128
+"""Test images on which input gradients and class-activation maps are compared."""
+FIELDS = (
+    "method", "seed", "accuracy", "nll", "ece", "corrupted_accuracy", "corrupted_nll",
+    "corrupted_ece", "auroc_entropy", "auroc_mutual_information", "validation_nll", "ratio",
+    "seconds", "noise_accuracy", "other_accuracy", "disagreement", "gradient_cosine", "cam_32",
+    "cam_16", "cam_8", "h2_first", "h2_last", "h2_least", "h2_most", "jobs",
+)  # fmt: skip
 
 
 def options() -> argparse.Namespace:
     """The command-line options."""
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument(
-        "--data",
-        help="arrays of images; by default CIFAR-10 and SVHN",
-    )
+    made.add_argument("--data", help="arrays of images; by default CIFAR-10 and SVHN")
     made.add_argument("--out", type=Path, default=HERE, help="the folder of the numbers")
     made.add_argument("--within", type=float, default=1e9, help="start no run that would end later")
+    made.add_argument("--jobs", type=int, default=1, help="processes; times are fair with one")
+    made.add_argument("--arms", help="such as ensemble,forde:16 (default: all)")
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--epochs", type=int, default=20)
     made.add_argument("--members", type=int, default=5)
@@ -66,6 +78,7 @@ def options() -> argparse.Namespace:
     made.add_argument("--corrupted", type=int, default=500)
     made.add_argument("--model", default="resnet32")
     made.add_argument("--device", default="cuda")
+    made.add_argument("--tables", action="store_true", help="only tables and figures")
     return made.parse_args()
 
 
@@ -85,8 +98,10 @@ class Study:
         self.data = self._set(train, slice(0, first), test, slice(0, asked.tested))
         self.validation = self._set(train, slice(0, first), train, slice(first, last)).test
         few = self._set(train, slice(0, first), test, slice(0, asked.corrupted))
-        splits = list(with_corruptions(few, severities=(1, 3, 5)).shifts.values())
-        self.shifts = shoal.Split(*(torch.cat([getattr(s, n).cpu() for s in splits]) for n in "xy"))
+        splits = with_corruptions(few, severities=(1, 3, 5)).shifts
+        parts = [(name, split.x.cpu(), split.y.cpu()) for name, split in splits.items()]
+        self.shifts = shoal.Split(*(torch.cat([part[i] for part in parts]) for i in (1, 2)))
+        self.noisy = torch.cat([torch.full((len(y),), "noise" in name) for name, _, y in parts])
         labels = np.zeros(len(others), dtype=np.int64)
         whole = slice(0, asked.tested)
         self.others = self._set(train, slice(0, first), (others, labels), whole).test
@@ -96,100 +111,145 @@ class Study:
         parts = [(x[at], y[at].astype(np.int64)) for (x, y), at in ((train, some), (test, tested))]
         return image_dataset("cifar10", OBJECTS, *parts, {}, None, 0, "standard", ())
 
-    def row(self, name: str, seed: int) -> dict[str, Any]:
+    def row(self, word: str, seed: int) -> dict[str, Any]:
         """Train an ensemble and score it."""
-        started, found = time.monotonic(), {"method": name, "seed": seed}
-        try:
-            run = self._trained(name, seed)
-        except DataError:  # all members diverged
-            names = (*SCORES, "validation_nll", "ratio", "seconds")
-            return found | dict.fromkeys(names, math.nan)
-        seconds = time.monotonic() - started
-        test = shoal.predict(run, self.data.test.x)
-        found |= _scores(test, self.data.test.y)
-        shifted = _scores(shoal.predict(run, self.shifts.x), self.shifts.y)
-        found |= {f"corrupted_{key}": value for key, value in shifted.items()}
-        other = shoal.predict(run, self.others.x)
-        for key in ("entropy", "mutual_information"):
-            found[f"auroc_{key}"] = auroc(*(getattr(each, key)() for each in (test, other)))
-        held = _scores(shoal.predict(run, self.validation.x), self.validation.y)
-        last = run.history[-1]
-        return found | {"validation_nll": held["nll"], "ratio": last["ratio"], "seconds": seconds}
+        started, arm = time.monotonic(), parsed(word)
+        found: dict[str, Any] = {"method": word, "seed": seed, "jobs": self.asked.jobs}
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                run = self._trained(arm, seed, Path(folder))
+            except DataError:  # all members diverged
+                return dict.fromkeys(FIELDS, math.nan) | found
+            found["seconds"] = time.monotonic() - started
+            predict = self._predictor(run, arm)
+        return found | self._scores(predict) | _force(run) | self._diversity(run)
 
-    def _trained(self, name: str, seed: int) -> shoal.Run:
+    def _trained(self, arm: Arm, seed: int, folder: Path) -> shoal.Run:
         asked = self.asked
         build = Blueprint(registry.make(asked.model), self.data.input_shape, self.data.outputs)
-        ensemble = shoal.Ensemble.init(build, asked.members, seed=seed)
-        method, _, strength = name.partition(":")
+        members = int(arm.changes.get("members", asked.members))
+        sampled = "swag" in arm.changes
         return shoal.fit(
-            ensemble, self.data, method=method, strength=float(strength) if strength else None,
+            shoal.Ensemble.init(build, members, seed=seed), self.data,
             seed=seed, progress=False, epochs=asked.epochs, batch_size=128, lr=1e-3, clip=5.0,
             schedule="flat-then-linear", augment="crop-flip", device=asked.device,
             precision="bfloat16" if asked.device == "cuda" else "float32",
+            out=folder / "run" if sampled else None, keep_every=1 if sampled else None,
+            **settings(arm, self.data, asked.device),
         )  # fmt: skip
 
+    def _predictor(self, run: shoal.Run, arm: Arm) -> Callable[[Tensor], Predictive]:
+        if "swag" not in arm.changes:
+            return lambda x: shoal.predict(run, x)
+        modes = Scene(run, self.data).modes
+        return lambda x: multiswag(modes, x, 5)
 
-def _scores(predictive: Any, y: torch.Tensor) -> dict[str, float]:
+    def _scores(self, predict: Callable[[Tensor], Predictive]) -> dict[str, float]:
+        test, shifted = predict(self.data.test.x), predict(self.shifts.x)
+        found = _scores(test, self.data.test.y)
+        under = _scores(shifted, self.shifts.y)
+        found |= {f"corrupted_{key}": value for key, value in under.items()}
+        right = (shifted.probs.argmax(-1).cpu() == self.shifts.y).double()
+        found["noise_accuracy"] = float(right[self.noisy].mean())
+        found["other_accuracy"] = float(right[~self.noisy].mean())
+        other = predict(self.others.x)
+        for key in ("entropy", "mutual_information"):
+            found[f"auroc_{key}"] = auroc(*(getattr(each, key)() for each in (test, other)))
+        held = _scores(predict(self.validation.x), self.validation.y)
+        apart = pairwise_disagreement(test)
+        return found | {"validation_nll": held["nll"], "disagreement": _between(apart)}
+
+    def _diversity(self, run: shoal.Run) -> dict[str, float]:
+        """Similarity of input gradients, and diversity of class-activation maps by depth."""
+        x, y = self.data.test.x[:COMPARED], self.data.test.y[:COMPARED]
+        maps = attention_maps(run.ensemble, x, y).diversity
+        cosine = gradient_similarity(run.ensemble, x, y, run.likelihood)
+        found = {f"cam_{size[0]}": value for size, value in maps.items()}
+        return found | {"gradient_cosine": _between(cosine)}
+
+
+def _scores(predictive: Any, y: Tensor) -> dict[str, float]:
     found = shoal.evaluate(predictive, y)
     return {name: float(found[name]) for name in ("accuracy", "nll", "ece")}
 
 
-def tables(rows: list[dict[str, Any]]) -> str:
-    """Means, and differences to the plain ensemble with 95 % intervals, paired by seed."""
-    names = list(dict.fromkeys(row["method"] for row in rows))
-    plain = {row["seed"]: row for row in rows if row["method"] == "ensemble"}
-    cells = []
-    for name in names:
-        mine = [row for row in rows if row["method"] == name and row["seed"] in plain]
-        if any(math.isnan(row["nll"]) for row in mine):
-            cells.append([f"`{name}`", "diverged", *("" for _ in SCORES)])
-            continue
-        cells.append([f"`{name}`", str(len(mine)), *(_cell(mine, plain, key) for key in SCORES)])
-    return markdown_table(["", "seeds", *(key.replace("_", " ") for key in SCORES)], cells)
+def _between(matrix: Tensor) -> float:
+    """Mean over pairs of different members."""
+    M = len(matrix)
+    return float((matrix.sum() - matrix.diagonal().sum()) / (M * (M - 1)))
 
 
-def _cell(mine: list[dict[str, Any]], plain: dict[int, dict[str, Any]], key: str) -> str:
-    factor, digits = (100, 2) if key.endswith("accuracy") else (1, 3)
-    values = [factor * row[key] for row in mine]
-    mean = f"{sum(values) / len(values):.{digits}f}"
-    if mine[0]["method"] == "ensemble" or len(mine) < 2:
-        return mean
-    found = paired_difference(values, [factor * plain[row["seed"]][key] for row in mine])
-    change, low, high = (f"{value:+.{digits}f}" for value in found)
-    return f"{mean} ({change}, {low} to {high})"
+def _force(run: shoal.Run) -> dict[str, float]:
+    """The last force ratio, and the squared bandwidth over training."""
+    widths = [row["h2"] for row in run.history if row["h2"] is not None] or [math.nan]
+    found = {"h2_first": widths[0], "h2_last": widths[-1]}
+    found |= {"h2_least": min(widths), "h2_most": max(widths)}
+    return found | {"ratio": run.history[-1]["ratio"]}
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of earlier calls."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        return [
-            {k: v if k == "method" else int(v) if k == "seed" else float(v) for k, v in r.items()}
-            for r in csv.DictReader(file)
-        ]
+_study: Study | None = None
+
+
+def _prepare(asked: argparse.Namespace) -> None:
+    """Load the data once per process."""
+    global _study
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    _study = Study(asked)
+
+
+def _run(word: str, seed: int) -> dict[str, Any]:
+    assert _study is not None, "_prepare ran first"
+    return _study.row(word, seed)
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write all rows."""
+    with open(folder / "raw.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def train(asked: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Train what is missing, and write the rows after every run."""
+    begun, longest = time.monotonic(), 0.0
+    done = {(row["method"], row["seed"]) for row in rows}
+    groups = (asked.arms.split(","),) if asked.arms else GROUPS
+    cells = [(w, s) for group in groups for s in range(asked.seeds) for w in group]
+    missing = [cell for cell in cells if cell not in done]
+    running: dict[Future, tuple[str, int, float]] = {}
+    with ProcessPoolExecutor(asked.jobs, get_context("spawn"), _prepare, (asked,)) as pool:
+        while missing or running:
+            while missing and len(running) < asked.jobs:
+                if time.monotonic() - begun + longest > asked.within:
+                    missing = []
+                    break
+                cell = missing.pop(0)
+                running[pool.submit(_run, *cell)] = (*cell, time.monotonic())
+            for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
+                word, seed, started = running.pop(future)
+                longest = max(longest, time.monotonic() - started)
+                try:
+                    rows.append(future.result())
+                except Exception:  # one arm must not stop the others; the same command retries it
+                    print(f"{word}, seed {seed} failed", flush=True)
+                    traceback.print_exc()
+                    continue
+                row = rows[-1]
+                print(f"{time.monotonic() - begun:.0f} s: {word} {seed}: NLL {row['nll']:.4f}, "
+                      f"corrupted {row['corrupted_nll']:.4f}", flush=True)  # fmt: skip
+                write(asked.out, rows)
 
 
 def main() -> None:
-    """Train what is missing, and write the rows after every run."""
-    warnings.simplefilter("ignore")
-    asked, begun = options(), time.monotonic()
-    study, rows = Study(asked), read(asked.out / "raw.csv")
-    done, longest = {(row["method"], row["seed"]) for row in rows}, 0.0
-    for seed, name in itertools.product(range(asked.seeds), (*PUBLISHED, *STRONGER)):
-        started = time.monotonic()
-        if (name, seed) in done or started - begun + longest > asked.within:
-            continue
-        rows.append(study.row(name, seed))
-        say = {k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}
-        print(say, flush=True)
-        with open(asked.out / "raw.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        longest = max(longest, time.monotonic() - started)
-    (asked.out / "tables.md").write_text(tables(rows))
-    print(tables(rows))
+    """Train, then write tables and figures."""
+    asked = options()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rows = tables.read(asked.out / "raw.csv")
+    if not asked.tables:
+        train(asked, rows)
+    tables.write(asked.out, rows)
 
 
 if __name__ == "__main__":

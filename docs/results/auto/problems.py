@@ -1,0 +1,222 @@
+"""The data sets of the study of `strength="auto"`: what trains, what chooses, what judges.
+
+A fifth of the training data is held out and chooses. The test data judge: clean, under shifts that
+the choice has not seen, and beside OOD inputs.
+
+| kind | network | shifts that judge | OOD inputs |
+| --- | --- | --- | --- |
+| digits, grey images | perceptron, 2 hidden layers | all corruptions, severity 3 | another set |
+| colour images | small CNN | all corruptions, severity 3 | another set |
+| tables (UCI) | perceptron, 1 layer of 50 | noise of half a standard deviation | columns permuted |
+| features of EfficientNet-lite0 | linear | features of corrupted images | features of SVHN |
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import shoal
+from shoal.core.random import generator
+from shoal.data.corruptions import with_corruptions
+from shoal.data.image_sets import OBJECTS, image_dataset
+from shoal.data.load import load
+from shoal.data.raw import RAW
+from shoal.models import Blueprint, registry
+
+TRAIN, TEST, CORRUPTED = 5_000, 1_500, 300
+OTHER = {
+    "mnist": "fashion-mnist",
+    "fashion-mnist": "mnist",
+    "kmnist": "mnist",
+    "notmnist": "fashion-mnist",
+    "cifar10": "svhn",
+    "svhn": "cifar10",
+}
+"""The OOD set of each set of images."""
+TABLES = ("boston", "concrete", "energy", "wine", "yacht")
+DESIGN = ("digits", "mnist", "fashion-mnist", "kmnist", "cifar10", "svhn", *TABLES, "features")
+"""The sets on which the rule was designed."""
+UNSEEN = ("notmnist", "kin8nm", "power", "breast-cancer")
+"""The sets that were opened after the rule was fixed."""
+SPLIT_IN_TEST = ("kmnist", "notmnist", "svhn")
+"""Sets of which the published test images are divided into training and test images."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data that train and judge, the network, and how it is trained.
+
+    Attributes:
+        x: training inputs.
+        y: training targets.
+        test: test inputs and targets.
+        shifted: test inputs and targets under shift.
+        ood: OOD inputs.
+        build: makes one network.
+        options: other arguments of `fit`.
+    """
+
+    x: Tensor
+    y: Tensor
+    test: tuple[Tensor, Tensor]
+    shifted: tuple[Tensor, Tensor]
+    ood: Tensor
+    build: Callable[[], Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def problem(name: str, seed: int, images: Any = None) -> Problem:
+    """The problem called `name`; the seed chooses the split where there are several.
+
+    Args:
+        name: one of `DESIGN` or `UNSEEN`.
+        seed: seed of the run.
+        images: arrays `NAME_x` and `NAME_y` of the images; None reads them from the data folder.
+    """
+    if name == "digits":
+        return _digits(seed)
+    if name in OTHER:
+        return _images(name, seed, images)
+    if name == "features":
+        return _features(seed)
+    if name == "breast-cancer":
+        return _cancer(seed)
+    return _table(name, seed)
+
+
+def read(name: str, images: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Training images and labels, test images and labels."""
+    if images is not None:
+        x, y = images[f"{name}_x"], images[f"{name}_y"]
+        return x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:]
+    if name in SPLIT_IN_TEST:
+        x, y = RAW[name]("test")
+        return x[:TRAIN], y[:TRAIN], x[-TEST:], y[-TEST:]
+    (x, y), (x_test, y_test) = (RAW[name](split) for split in ("train", "test"))
+    return x[:TRAIN], y[:TRAIN], x_test[:TEST], y_test[:TEST]
+
+
+def _images(name: str, seed: int, images: Any) -> Problem:
+    x, y, x_test, y_test = read(name, images)
+    other = read(OTHER[name], images)[2]
+    make = partial(_image_set, (x, y))
+    data = make((x_test, y_test))
+    few = make((x_test[:CORRUPTED], y_test[:CORRUPTED]))
+    ood = make((other, np.zeros(len(other)))).test.x
+    model = "mlp" if x.ndim == 3 or x.shape[1] == 1 else "small-cnn"
+    settings = {"hidden": [200, 200]} if model == "mlp" else {}
+    network = registry.make({"name": model, **settings})
+    return Problem(
+        data.train.x,
+        data.train.y,
+        (data.test.x, data.test.y),
+        _joined(with_corruptions(few, severities=(3,)).shifts.values()),
+        ood,
+        Blueprint(network, data.input_shape, 10),
+        {"epochs": 20, "batch_size": 128, "lr": 1e-3, "schedule": "cosine"},
+    )
+
+
+def _image_set(train: Any, test: Any) -> shoal.Dataset:
+    parts = [(x, y.astype(np.int64)) for x, y in (train, test)]
+    return image_dataset("images", OBJECTS, *parts, {}, None, 0, "standard", ())
+
+
+def _joined(splits: Any) -> tuple[Tensor, Tensor]:
+    found = [(split.x.cpu(), split.y.cpu()) for split in splits]
+    return torch.cat([x for x, _ in found]), torch.cat([y for _, y in found])
+
+
+def _digits(seed: int) -> Problem:
+    data = load({"name": "digits", "seed": seed})
+    network = registry.make({"name": "mlp", "hidden": [100, 100]})
+    corrupted = with_corruptions(data, severities=(3,)).shifts
+    keep = [s for name, s in corrupted.items() if not name.startswith("rotated")]
+    return Problem(
+        data.train.x,
+        data.train.y,
+        (data.test.x, data.test.y),
+        _joined(keep),
+        data.ood["photographs"].x,
+        Blueprint(network, data.input_shape, 10),
+        {"epochs": 40, "batch_size": 128, "lr": 1e-3, "schedule": "cosine"},
+    )
+
+
+def _table(name: str, seed: int) -> Problem:
+    data = load({"name": "uci", "problem": name, "split": seed})
+    network = registry.make({"name": "mlp", "hidden": [50]})
+    few = max(40, round(40 * 500 / max(len(data.train), 500)))
+    return Problem(
+        data.train.x,
+        data.train.y,
+        (data.test.x, data.test.y),
+        (_noisy(data.test.x, seed), data.test.y),
+        _permuted(data.test.x, seed),
+        Blueprint(network, data.input_shape, 2),
+        {
+            "epochs": few, "batch_size": 100, "lr": 1e-2, "schedule": "cosine",
+            "likelihood": "heteroscedastic",
+        },
+    )  # fmt: skip
+
+
+def _cancer(seed: int) -> Problem:
+    from sklearn.datasets import load_breast_cancer
+
+    x, y = load_breast_cancer(return_X_y=True)
+    order = torch.randperm(len(x), generator=generator(seed, "split"))
+    x, y = torch.from_numpy(x)[order].float(), torch.from_numpy(y)[order].long()
+    end = round(0.8 * len(x))
+    x = (x - x[:end].mean(0)) / x[:end].std(0)
+    network = registry.make({"name": "mlp", "hidden": [50]})
+    return Problem(
+        x[:end],
+        y[:end],
+        (x[end:], y[end:]),
+        (_noisy(x[end:], seed), y[end:]),
+        _permuted(x[end:], seed),
+        Blueprint(network, (x.shape[1],), 2),
+        {"epochs": 40, "batch_size": 100, "lr": 1e-2, "schedule": "cosine"},
+    )
+
+
+def _noisy(x: Tensor, seed: int) -> Tensor:
+    return x + 0.5 * torch.randn(x.shape, generator=generator(seed, "noise"))
+
+
+def _permuted(x: Tensor, seed: int) -> Tensor:
+    """Every column in an order of its own: the same values, not together."""
+    order = torch.rand(x.shape, generator=generator(seed, "columns")).argsort(0)
+    return x.gather(0, order)
+
+
+def _features(seed: int) -> Problem:
+    from safetensors.torch import load_file
+
+    home = Path(os.environ.get("SHOAL_PRETRAINED", Path.home() / ".cache/shoal-pretrained"))
+    names = ("train", "test", "svhn", "corrupted")
+    x = {n: load_file(home / f"features/{n}.safetensors")["x"].float() for n in names}
+    labels = torch.from_numpy(np.load(home / "pack/labels.npy")).long()
+    y, tested = labels[: len(x["train"])], labels[-len(x["test"]) :]
+    some = slice(1_000 * seed, 1_000 * (seed + 1))
+    mean, std = x["train"][some].mean(0), x["train"][some].std(0) + 1e-3
+    x = {name: (value - mean) / std for name, value in x.items()}
+    x["corrupted"] = x["corrupted"][::4]
+    network = registry.make({"name": "mlp", "hidden": []})
+    return Problem(
+        x["train"][some],
+        y[some],
+        (x["test"], tested),
+        (x["corrupted"], tested[:1_000].repeat(19)[::4]),
+        x["svhn"],
+        Blueprint(network, (x["train"].shape[1],), 10),
+        {"epochs": 40, "batch_size": 128, "lr": 1e-3, "schedule": "cosine"},
+    )

@@ -1,0 +1,236 @@
+"""Rules that choose an arm by short runs, computed from raw.csv.
+
+    python docs/results/auto/rules.py
+
+A rule has arms, rounds and a criterion. All arms train for an eighth of the steps. The best
+`keep` of them, and the plain ensemble, train for a third. Of these the rule takes the arm with the
+lowest mean of clean and shifted NLL among those that pass the guard. An arm passes if its clean NLL
+is higher than that of the plain ensemble by at most `errors` paired standard errors.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from problems import UNSEEN
+
+from shoal.core.text import markdown_table
+from shoal.prediction.statistics import holm, paired_difference, paired_p_value
+
+HERE = Path(__file__).resolve().parent
+PLAIN = "ensemble"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule.
+
+    Attributes:
+        arms: the arms, without the plain ensemble.
+        keep: number of arms in the second round; 0 decides after the first.
+        errors: standard errors by which the clean NLL may be higher; infinite for no guard.
+        by: "mixed" (clean and shifted NLL), "clean" or "shifted".
+    """
+
+    arms: tuple[str, ...]
+    keep: int = 1
+    errors: float = 1.0
+    by: str = "mixed"
+
+    def order(self, round_: pd.DataFrame) -> pd.Series:
+        """The criterion of every arm."""
+        clean, shifted = round_.held_nll, round_.held_shifted
+        return {"mixed": clean + shifted, "clean": clean, "shifted": shifted}[self.by]
+
+    def choose(self, first: pd.DataFrame, second: pd.DataFrame) -> str:
+        """The arm that is chosen, from the rows of both rounds by arm."""
+        arms = [arm for arm in self.arms if np.isfinite(first.held_shifted[arm])]
+        last = first
+        if self.keep:
+            arms = list(self.order(first.loc[arms]).sort_values().index[: self.keep])
+            last = second
+        taking = last.loc[[PLAIN, *arms]]
+        passes = (taking.clean_diff <= self.errors * taking.clean_se) | (taking.index == PLAIN)
+        return str(self.order(taking[passes]).idxmin())
+
+
+SHIPPED = Rule(("kde:1e3", "forde:4", "forde:16"))
+"""The rule of `method="auto"`, fixed on the sets of the design."""
+
+
+def read() -> pd.DataFrame:
+    """All rows."""
+    return pd.read_csv(HERE / "raw.csv").assign(stage=lambda d: d.stage.round(3))
+
+
+SCORES = {"nll": -1, "shifted_nll": -1, "auroc": 1, "auroc_mi": 1}
+"""Scores that judge, and the sign of a gain."""
+TITLES = ("NLL", "NLL under shift", "AUROC", "AUROC by disagreement")
+OTHERS = {
+    "three arms, second round for one (shipped)": SHIPPED,
+    "the same, no guard": Rule(SHIPPED.arms, errors=np.inf),
+    "the same, by clean NLL": Rule(SHIPPED.arms, by="clean"),
+    "the same, decided after the first round": Rule(SHIPPED.arms, keep=0),
+    "the same, second round for two": Rule(SHIPPED.arms, keep=2),
+    "also kde:1e4": Rule(("kde:1e3", "kde:1e4", "forde:4", "forde:16")),
+    "also kde:1e4, second round for two": Rule(("kde:1e3", "kde:1e4", "forde:4", "forde:16"), 2),
+    "strength of forde": Rule(("forde:4", "forde:16", "forde:64")),
+    "strength of kde": Rule(("kde:100", "kde:1e3", "kde:1e4")),
+    "strength of f-kde": Rule(("f-kde:10", "f-kde:100", "f-kde:1e3")),
+}
+"""Rules that were compared."""
+PRICES = {"forde": 2.2, "kde": 1.1, "f-kde": 1.1, PLAIN: 1.0}
+"""Time of a step in plain steps, on ten residual networks (docs/benchmarks)."""
+
+
+def outcomes(rows: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+    """What a rule chooses for every set and seed, and what it brings on the test data."""
+    found = []
+    for (name, seed), cell in rows.groupby(["set", "seed"], sort=False):
+        stages = {stage: part.set_index("arm") for stage, part in cell.groupby("stage")}
+        first, second, full = (stages[stage] for stage in (0.125, 0.333, 1.0))
+        if not {PLAIN, *rule.arms} <= set(full.index):
+            continue
+        arm = rule.choose(first, second)
+        arms = [PLAIN, *rule.arms]
+        taken = [PLAIN, *list(rule.order(first.loc[list(rule.arms)]).sort_values().index)]
+        spent = first.seconds[arms].sum() + second.seconds[taken[: rule.keep + 1]].sum()
+        spent = spent if rule.keep else first.seconds[arms].sum()
+        row = {"set": name, "seed": seed, "arm": arm, "times_plain": spent / full.seconds[PLAIN]}
+        row |= {key: full[key][arm] - full[key][PLAIN] for key in SCORES}
+        found.append(row)
+    return pd.DataFrame(found)
+
+
+def judged(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+    """Scores on the test data of the plain ensemble and of the chosen arm."""
+    full = rows[rows.stage == 1].set_index(["set", "seed", "arm"])
+    lines = []
+    for name, seed, arm in found[["set", "seed", "arm"]].itertuples(index=False):
+        for method, taken in (("ensemble", PLAIN), ("auto", arm)):
+            scores = full.loc[(name, seed, taken), list(SCORES)].to_dict()
+            lines.append({"set": name, "seed": seed, "method": method, "arm": taken, **scores})
+    return pd.DataFrame(lines)
+
+
+def verdicts(found: pd.DataFrame) -> pd.DataFrame:
+    """Mean differences to the plain ensemble by set, with Holm-corrected verdicts by score."""
+    lines = {}
+    for name, part in found.groupby("set", sort=False):
+        line = {"seeds": len(part), "chosen": _chosen(part.arm), "price": part.times_plain.mean()}
+        for key in SCORES:
+            line |= {
+                key: part[key].mean(),
+                f"{key}_half": _half(part[key]),
+                f"{key}_p": paired_p_value(part[key], np.zeros(len(part))),
+            }
+        lines[name] = line
+    made = pd.DataFrame(lines).T
+    for key, sign in SCORES.items():
+        p = np.array(holm(made[f"{key}_p"].tolist()))
+        side = np.sign(sign * made[key].astype(float))
+        made[f"{key}_verdict"] = np.where(p < 0.05, np.where(side > 0, "win", "loss"), "tie")
+    return made
+
+
+def _chosen(arms: pd.Series) -> str:
+    counts = arms.value_counts()
+    return ", ".join(f"{arm} {count}" for arm, count in counts.items())
+
+
+def _half(values: pd.Series) -> float:
+    """Half of the 95 % interval of the mean."""
+    mean, low, _ = paired_difference(values, np.zeros(len(values)))
+    return mean - low
+
+
+def table(made: pd.DataFrame) -> str:
+    """One line for each set."""
+    lines = []
+    for name, line in made.iterrows():
+        cells = []
+        for key in SCORES:
+            bold = "" if line[f"{key}_verdict"] == "tie" else "**"
+            cells.append(f"{bold}{line[key]:+.3f} ± {line[f'{key}_half']:.3f}{bold}")
+        lines.append([name, line.seeds, line.chosen, *cells, f"{line.price:.1f}"])
+    return markdown_table(["set", "seeds", "chosen", *TITLES, "search / plain training"], lines)
+
+
+def counts(made: pd.DataFrame) -> list[str]:
+    """Wins, ties and losses of each score."""
+    kinds = [made[f"{key}_verdict"].value_counts() for key in SCORES]
+    return [f"{k.get('win', 0)} / {k.get('tie', 0)} / {k.get('loss', 0)}" for k in kinds]
+
+
+def comparison(rows: pd.DataFrame) -> str:
+    """All rules on the sets of the design."""
+    lines = []
+    for name, rule in OTHERS.items():
+        found = outcomes(rows, rule)
+        prices = sum(PRICES[a.split(":")[0]] for a in (PLAIN, *rule.arms)) / 8
+        dearest = sorted((PRICES[a.split(":")[0]] for a in rule.arms), reverse=True)
+        prices += (1 + sum(dearest[: rule.keep])) / 3 if rule.keep else 0
+        lines.append([name, found["set"].nunique(), *counts(verdicts(found)), f"{prices:.2f}"])
+    return markdown_table(["rule", "sets", *TITLES, "largest price"], lines)
+
+
+def figure(made: pd.DataFrame, unseen: pd.DataFrame) -> None:
+    """What the choice brings on every set, with its interval."""
+    import matplotlib.pyplot as plt
+
+    from shoal.plots.style import rc
+
+    both = pd.concat([unseen, made])[::-1]
+    height = 0.33 * len(both) + 1.4
+    with plt.rc_context(rc()):
+        figure, axes = plt.subplots(1, 3, figsize=(11, height), sharey=True)
+        for ax, key, title in zip(axes, ("nll", "shifted_nll", "auroc"), TITLES, strict=False):
+            values, half = both[key].astype(float), both[f"{key}_half"].astype(float)
+            gain = SCORES[key] * values
+            colours = {"win": "C0", "tie": "0.6", "loss": "C3"}
+            for at, (name, verdict) in enumerate(both[f"{key}_verdict"].items()):
+                ax.errorbar(gain[name], at, xerr=half[name], fmt="o", color=colours[verdict])
+            ax.axvline(0, color="0.5", lw=1)
+            ax.axhline(len(made) - 0.5, color="0.5", lw=1, ls=":")
+            ax.set_xscale("symlog", linthresh=0.02)
+            ends = (-10, -1, -0.1, 0, 0.1, 1, 10) if key == "shifted_nll" else (-0.1, 0, 0.1)
+            ax.set_xticks(ends, [f"{end:+g}" if end else "0" for end in ends])
+            ax.minorticks_off()
+            ax.set_title(f"gain in {title}" if key == "auroc" else f"lower {title}")
+            ax.margins(y=0.03)
+        prices = [f"{line.price:.1f}" for _, line in both.iterrows()]
+        for at, price in enumerate(prices):
+            axes[-1].text(1.04, at, price, transform=axes[-1].get_yaxis_transform(), va="center")
+        axes[-1].text(1.04, 1.02, "search,\ntimes training", transform=axes[-1].transAxes)
+        axes[0].set_yticks(range(len(both)), both.index)
+        figure.savefig(HERE / "gain.png", dpi=150, bbox_inches="tight")
+
+
+def main() -> None:
+    """Write chosen.csv, tables.md and gain.png."""
+    rows = read()
+    judged(rows, outcomes(rows, SHIPPED)).to_csv(HERE / "chosen.csv", index=False)
+    both = verdicts(outcomes(rows, SHIPPED))
+    is_new = both.index.isin(UNSEEN)
+    made, unseen = both[~is_new], both[is_new]
+    parts = [
+        '# Tables of the study of `method="auto"`',
+        "*Written by `python docs/results/auto/rules.py` from raw.csv. Differences to the plain "
+        "ensemble, mean ± half of the 95 % interval by Student's t, paired by seed. Bold: "
+        "significant after Holm's correction over all sets. For tables of numbers, "
+        "AUROC is that of the standard deviation.*",
+        "## Sets of the design",
+        table(made),
+        "## Sets that were opened after the rule was fixed",
+        table(unseen),
+        "## Rules on the sets of the design: wins / ties / losses",
+        comparison(rows[~rows["set"].isin(UNSEEN)]),
+    ]
+    (HERE / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    figure(made, unseen)
+    print("\n\n".join(parts[2:]))
+
+
+if __name__ == "__main__":
+    main()

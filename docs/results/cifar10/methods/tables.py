@@ -1,0 +1,217 @@
+"""Tables and figure of the study, from raw.csv alone.
+
+Differences are paired by seed, with 95 % intervals by Student's t. A star marks a difference whose
+p value is below 0.05 after Holm's correction over the rows of its column.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.core.text import markdown_table
+from shoal.prediction.statistics import holm, paired_difference, paired_p_value
+
+__all__ = ["COLUMNS", "PAIRS", "Column", "Row", "compared", "read", "write"]
+
+Row = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """A metric, its title, its unit as a factor, and its digits."""
+
+    metric: str
+    title: str
+    scale: float = 1.0
+    digits: int = 3
+
+
+COLUMNS = (
+    Column("accuracy", "accuracy, %", 100, 2),
+    Column("nll", "NLL"),
+    Column("ece", "ECE"),
+    Column("corrupted_accuracy", "corrupted accuracy, %", 100, 2),
+    Column("corrupted_nll", "corrupted NLL"),
+    Column("corrupted_ece", "corrupted ECE"),
+    Column("auroc_entropy", "AUROC, entropy"),
+    Column("auroc_mutual_information", "AUROC, mutual information"),
+)
+INSIDE = (
+    Column("validation_nll", "validation NLL"),
+    Column("ratio", "force ratio", 1, 6),
+    Column("noise_accuracy", "accuracy under noise, %", 100, 2),
+    Column("other_accuracy", "accuracy, other corruptions, %", 100, 2),
+    Column("disagreement", "pairwise disagreement, %", 100, 1),
+    Column("gradient_cosine", "cosine of input gradients"),
+    Column("cam_32", "CAM diversity, 32 x 32"),
+    Column("cam_16", "16 x 16"),
+    Column("cam_8", "8 x 8"),
+    Column("h2_first", "h², first epoch", 1, 4),
+    Column("h2_last", "h², last epoch", 1, 4),
+    Column("h2_least", "least h²", 1, 4),
+)
+PAIRS = (
+    ("forde:16", "ensemble+members=11", "equal cost"),
+    ("forde", "ensemble+members=11", "equal cost"),
+    ("kde:1000", "ensemble+members=11", "five members against eleven"),
+    ("forde:16", "forde-identity:16", "components against pixels"),
+    ("forde:16", "forde-dct:16", "components against cosines"),
+    ("forde:16", "forde-tuned:16", "components against tuned"),
+    ("forde:16", "lit:128", "FoRDE against LIT"),
+    ("kde+laplace:1000", "kde:1000", "Laplace against RBF"),
+    ("kde+hyperbolic:1000", "kde:1000", "annealed against not"),
+    ("kde", "f-kde", "weights against outputs"),
+    ("kde:1000", "f-kde:30", "weights against outputs"),
+)
+"""Two arms, and what their difference tests."""
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of earlier calls; a field that an older row does not have is NaN."""
+    if not path.exists():
+        return []
+    known = dict.fromkeys((*(column.metric for column in (*COLUMNS, *INSIDE)), "jobs"), math.nan)
+    with open(path, newline="") as file:
+        found = [{k: _value(k, text) for k, text in row.items()} for row in csv.DictReader(file)]
+    return [known | row for row in found]
+
+
+def _value(key: str, text: str | None) -> Any:
+    if key == "method":
+        return text
+    return int(text or 0) if key == "seed" else float(text or "nan")
+
+
+def write(folder: Path, rows: list[Row]) -> None:
+    """Write tables.md and differences.png."""
+    import claims
+
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    others = [(name, "ensemble") for name in names if name != "ensemble"]
+    parts = [
+        "## Claims",
+        claims.table(rows),
+        "## Means, and differences to the plain ensemble",
+        _means(rows, names, others),
+        "## Pairs of arms: the first minus the second",
+        _pairs(rows),
+        "## Inside the runs: means over seeds",
+        _inside(rows, names),
+        "## Price",
+        _price(rows, names),
+    ]
+    (folder / "tables.md").write_text("\n\n".join(part.strip() for part in parts) + "\n")
+    if any(len(compared(rows, *pair, "nll")[0]) > 1 for pair in others):
+        (folder / "differences.png").write_bytes(draw(rows, others))
+
+
+def compared(rows: list[Row], first: str, second: str, metric: str) -> tuple[list, list]:
+    """Values of both arms in the seeds that both have."""
+    values = [
+        {row["seed"]: row[metric] for row in rows if row["method"] == name}
+        for name in (first, second)
+    ]
+    seeds = [s for s in values[0] if s in values[1]]
+    seeds = [s for s in seeds if all(math.isfinite(v[s]) for v in values)]
+    return [values[0][s] for s in seeds], [values[1][s] for s in seeds]
+
+
+def _differences(
+    rows: list[Row], pairs: Sequence[tuple[str, ...]], column: Column
+) -> dict[tuple[str, str], str]:
+    """Difference, interval and star of every pair with at least two seeds."""
+    found = {}
+    for first, second, *_ in pairs:
+        a, b = compared(rows, first, second, column.metric)
+        if len(a) > 1:
+            found[first, second] = (a, b)
+    adjusted = holm([paired_p_value(*both) for both in found.values()])
+    cells = {}
+    for (pair, both), p in zip(found.items(), adjusted, strict=True):
+        values = paired_difference(*both)
+        mean, low, high = (f"{column.scale * v:+.{column.digits}f}" for v in values)
+        cells[pair] = f"{mean} ({low} to {high}){'*' if p < 0.05 else ''}"
+    return cells
+
+
+def _mean(rows: list[Row], name: str, column: Column) -> str:
+    values = [row[column.metric] for row in rows if row["method"] == name]
+    values = [value for value in values if math.isfinite(value)]
+    return f"{column.scale * sum(values) / len(values):.{column.digits}f}" if values else ""
+
+
+def _means(rows: list[Row], names: list[str], pairs: Sequence[tuple[str, str]]) -> str:
+    changes = {column: _differences(rows, pairs, column) for column in COLUMNS}
+    lines = []
+    for name in names:
+        mine = [row for row in rows if row["method"] == name]
+        if all(math.isnan(row["nll"]) for row in mine):
+            lines.append([f"`{name}`", "diverged", *("" for _ in COLUMNS)])
+            continue
+        cells = [
+            f"{_mean(rows, name, column)} {changes[column].get((name, 'ensemble'), '')}".strip()
+            for column in COLUMNS
+        ]
+        lines.append([f"`{name}`", str(len(mine)), *cells])
+    return markdown_table(["", "seeds", *(column.title for column in COLUMNS)], lines)
+
+
+def _pairs(rows: list[Row]) -> str:
+    changes = {column: _differences(rows, PAIRS, column) for column in COLUMNS}
+    lines = []
+    for first, second, what in PAIRS:
+        seeds = len(compared(rows, first, second, "nll")[0])
+        if seeds > 1:
+            cells = [changes[column].get((first, second), "") for column in COLUMNS]
+            lines.append([what, f"`{first}` - `{second}`", str(seeds), *cells])
+    titles = ["question", "arms", "seeds", *(column.title for column in COLUMNS)]
+    return markdown_table(titles, lines) if lines else "No pair has two seeds."
+
+
+def _inside(rows: list[Row], names: list[str]) -> str:
+    lines = [[f"`{n}`", *(_mean(rows, n, column) for column in INSIDE)] for n in names]
+    return markdown_table(["", *(column.title for column in INSIDE)], lines)
+
+
+def _price(rows: list[Row], names: list[str]) -> str:
+    """Training seconds of runs that had the device alone."""
+    lines = []
+    for name in names:
+        alone = [r for r in rows if r["method"] == name and r["jobs"] == 1]
+        # Rows without a number of jobs are of the first version, which had one process.
+        alone += [r for r in rows if r["method"] == name and math.isnan(r["jobs"])]
+        times = [row["seconds"] for row in alone if math.isfinite(row["seconds"])]
+        if times:
+            lines.append([f"`{name}`", f"{min(times):.1f}", str(len(times))])
+    return markdown_table(["", "shortest training, s", "runs with the device alone"], lines)
+
+
+def draw(rows: list[Row], pairs: Sequence[tuple[str, str]]) -> bytes:
+    """Differences to the plain ensemble of every arm, as PNG bytes."""
+    import matplotlib
+
+    from shoal.plots.figure import png
+    from shoal.plots.style import COLOURS, rc
+
+    shown = [c for c in COLUMNS if c.metric in ("nll", "corrupted_nll", "auroc_entropy")]
+    arms = [first for first, second in pairs if len(compared(rows, first, second, "nll")[0]) > 1]
+    settings: Any = rc() | {"font.size": 10, "axes.labelsize": 10.5}
+    with matplotlib.rc_context(settings):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 1.2 + 0.28 * len(arms)), layout="constrained")
+        every = figure.subplots(1, len(shown), sharey=True)
+        for axes, column in zip(every, shown, strict=True):
+            axes.axvline(0, color=COLOURS["ensemble"], linewidth=1)
+            for place, name in enumerate(arms):
+                mean, low, high = paired_difference(
+                    *compared(rows, name, "ensemble", column.metric)
+                )
+                colour = COLOURS.get(name.split(":")[0].split("+")[0], COLOURS["forde"])
+                axes.errorbar([mean], [place], xerr=[[mean - low], [high - mean]], fmt="o",
+                              color=colour, capsize=3)  # fmt: skip
+            axes.set(xlabel=f"{column.title}, difference", ylim=(len(arms) - 0.5, -0.5))
+            axes.locator_params(axis="x", nbins=4)
+        every[0].set_yticks(range(len(arms)), arms)
+        return png(figure, 100)

@@ -1,0 +1,99 @@
+"""The parts of the image studies that have a closed form: penalties, priors, decompositions."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from shoal.interaction.bandwidths import Fixed
+from shoal.interaction.repulsion import Repulsion, interact
+from shoal.interaction.spaces import Outputs
+
+RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a script of a study; its neighbours are importable until the test ends."""
+
+    def found(path: str) -> ModuleType:
+        file = RESULTS / path
+        monkeypatch.syspath_prepend(str(file.parent))
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, file.stem, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return found
+
+
+def test_a_word_names_method_changes_and_strength(load):
+    arms = load("cifar10/methods/arms.py")
+    assert arms.parsed("ensemble") == ("ensemble", {}, None)
+    assert arms.parsed("ensemble+members=11").changes == {"members": "11"}
+    assert arms.parsed("kde+laplace+hyperbolic:1000")[1:] == (
+        {"laplace": "", "hyperbolic": ""},
+        1000.0,
+    )
+
+
+def test_local_independence_descends_the_squared_cosines(load):
+    arms = load("cifar10/methods/arms.py")
+    z = torch.nn.functional.normalize(torch.randn(3, 4, dtype=torch.float64), dim=-1)
+    repulsion = Repulsion(Outputs(), arms.SquaredCosine(), Fixed(1.0), arms.Energy())
+    found = interact(repulsion, [z[:, None]], torch.ones(3, dtype=torch.bool))
+    push = found.B[0] @ z
+    live = z.clone().requires_grad_()
+    d2 = (live[:, None] - z).square().sum(-1)
+    (1 - d2 / 2).square().sum().backward()
+    # Only the first argument of the kernel is live, as in the summed kernel gradient.
+    assert torch.allclose(push, live.grad, atol=1e-12)
+    assert torch.allclose(found.K, (z @ z.T).square(), atol=1e-12)
+
+
+def test_the_score_of_the_empirical_covariance_prior_is_its_gradient(load):
+    arms = load("cifar10/methods/arms.py")
+    prior = arms.EmpCov.of(torch.rand(20, 1, 6, 6), size=3)
+    tree = {"first": torch.randn(2, 4, 1, 3, 3), "other": torch.randn(2, 5)}
+    live = {name: t.requires_grad_() for name, t in tree.items()}
+    prior.log_prob(live).sum().backward()
+    score = prior.score(live)
+    assert list(score) == list(tree)
+    for name, t in live.items():
+        assert torch.allclose(score[name], t.grad, rtol=1e-4, atol=1e-3)
+
+
+def test_the_score_of_one_network_is_that_of_the_mean_plus_the_variance(load):
+    cell = load("landscape/seeds/cell.py")
+    y = torch.tensor([0, 2, 1, 1])
+    found = cell.brier_parts(torch.randn(5, 4, 3), y)
+    assert found["variance"] > 0
+    assert found["one"] == pytest.approx(found["averaged"] + found["variance"], abs=1e-12)
+
+
+def test_scores_are_those_of_the_mean_probability(load):
+    cell = load("landscape/seeds/cell.py")
+    outputs, y = torch.randn(3, 6, 4), torch.randint(4, (6,))
+    mean = outputs.double().softmax(-1).mean(0)
+    found = cell.scores(outputs, y)
+    assert found["nll"] == pytest.approx(float(-mean[torch.arange(6), y].log().mean()))
+    assert found["accuracy"] == float((mean.argmax(-1) == y).double().mean())
+
+
+def test_the_divergence_of_a_mean_field_is_that_of_its_normals(load):
+    field = load("landscape/seeds/mean_field.py")
+    mean = {"w": torch.randn(2, 3, 8), "b": torch.randn(2, 3)}
+    log_sigma = {name: 0.3 * torch.randn_like(t) for name, t in mean.items()}
+    wanted = sum(
+        kl_divergence(Normal(mu, log_sigma[n].exp()), Normal(0.0, field.PRIOR.width(mu)))
+        .flatten(1)
+        .sum(1)
+        for n, mu in mean.items()
+    )
+    assert torch.allclose(field.divergence(mean, log_sigma), wanted, rtol=1e-5)
