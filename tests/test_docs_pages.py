@@ -58,9 +58,9 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
     assert not missing
 
 
-def test_the_guide_and_the_table_of_results_are_what_the_raw_files_give():
+def test_the_guide_the_table_of_results_and_the_claims_are_what_the_raw_files_give():
     pages = script(DOCS / "guide" / "make.py").pages()
-    assert {path.name for path in pages} == {"guide.md", "README.md"}
+    assert {path.name for path in pages} == {"guide.md", "README.md", "claims.md"}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, "run python docs/guide/make.py"
 
@@ -69,11 +69,49 @@ def test_an_interval_of_the_guide_says_when_it_may_be_nothing():
     evidence = script(DOCS / "guide" / "evidence.py")
     apart = evidence.difference({0: 2.0, 1: 2.1, 2: 9.9}, {0: 1.0, 1: 1.1, 3: 7.0})
     assert apart.difference == pytest.approx(1.0)  # seed 2 and 3 have no partner
-    assert evidence.interval(apart, digits=1) == "+1.0 (+1.0 to +1.0)"
     near = evidence.difference({0: 1.0, 1: -1.0}, {0: 0.0, 1: 0.0})
-    assert "not significant" in evidence.interval(near)
+    told = evidence.corrected([evidence.interval(each, digits=1) for each in (apart, near)])
+    assert told[0] == "+1.0 (+1.0 to +1.0)"
+    assert "not significant" in told[1]
     with pytest.raises(KeyError, match="forde"):
         evidence.by_seed("mnist/results.csv", "test.nll", method="forde")
+
+
+def test_many_intervals_are_corrected_for_their_number():
+    evidence = script(DOCS / "guide" / "evidence.py")
+    clear = evidence.difference({0: 1.0, 1: 1.2, 2: 1.1}, {0: 0.0, 1: 0.0, 2: 0.2})  # p = 0.011
+    noise = evidence.difference({0: 1.0, 1: -1.0, 2: 0.3}, dict.fromkeys(range(3), 0.0))
+    assert "significant" not in evidence.corrected([evidence.interval(clear)])[0]
+    many = [evidence.interval(each) for each in (clear, *[noise] * 9)]
+    assert "not significant after correction" in evidence.corrected(many)[0]
+
+
+def test_a_claim_is_confirmed_refuted_or_open():
+    claims = script(DOCS / "guide" / "claims.py")
+    zero, one = dict.fromkeys(range(4), 0.0), {0: 1.0, 1: 1.1, 2: 0.9, 3: 1.05}
+    noise = {0: 1.0, 1: -1.0, 2: 0.5, 3: -0.6}
+
+    def decided(*measures, one=False):
+        return claims.verdict(measures, claims._adjuster(measures), one)
+
+    assert decided(claims.higher("", one, zero)) == "confirmed"
+    assert decided(claims.lower("", one, zero)) == "refuted"
+    assert decided(claims.higher("", noise, zero)) == "cannot be told"
+    assert decided(claims.higher("", one, zero), claims.higher("", noise, zero)) != "confirmed"
+    assert decided(claims.higher("", noise, zero, size=9.0)) == "refuted"  # not of that size
+    assert decided(claims.same("", one, zero, 2.0)) == "confirmed"
+    assert decided(claims.same("", one, zero, 0.1)) == "refuted"
+    assert decided(claims.higher("", {0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.0})) == "cannot be told"
+
+
+def test_a_claim_without_data_is_listed_as_not_measured():
+    claims = script(DOCS / "guide" / "claims.py")
+
+    def nothing():
+        raise KeyError("no such file")
+
+    rows, missing, counts = claims.lines({"A": [claims.Claim("x", "y", "z", nothing)]})
+    assert rows == {"A": []} and counts == {} and missing[0][:2] == ["x", "y"]
 
 
 def test_the_gallery_shows_the_figures_that_its_command_draws():

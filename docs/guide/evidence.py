@@ -5,8 +5,9 @@ import functools
 import json
 import re
 from pathlib import Path
+from typing import NamedTuple
 
-from shoal.prediction.statistics import mean_and_error, paired_difference
+from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
 
 DOCS = Path(__file__).parents[1]
 RESULTS, BENCHMARKS = DOCS / "results", DOCS / "benchmarks"
@@ -20,9 +21,10 @@ def rows(path):
         return list(csv.DictReader(file))
 
 
-def by_seed(path, metric, **where):
+def by_seed(path, metric, by="seed", **where):
     """Values of a metric by seed, for the rows that agree with `where`; fails if there are none.
 
+    `by` names another column than the seed, such as the split.
     A file has a column per metric, or the columns metric and value. `path` may be several files.
     """
     found = {}
@@ -30,26 +32,66 @@ def by_seed(path, metric, **where):
         rows(path) if isinstance(path, str) else [row for each in path for row in rows(each)]
     ):
         if all(row[key] == str(value) for key, value in where.items()):
-            if metric in row:
-                found[int(row["seed"])] = float(row[metric])
+            if row.get(metric):
+                found[int(row[by])] = float(row[metric])
             elif metric in (row.get("metric"), row.get("distance")):
-                found[int(row["seed"])] = float(row["value"])
+                found[int(row[by])] = float(row["value"])
     if not found:
         raise KeyError(f"{path} has no {metric} for {where}")
     return found
 
 
+class Compared(NamedTuple):
+    """A mean difference, its 95 % interval, its p value and the number of pairs."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+
+
 def difference(first, second):
     """Mean difference of two methods with its 95 % interval, over the seeds that both have."""
     seeds = sorted(first.keys() & second.keys())
-    return paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
+    a, b = [first[s] for s in seeds], [second[s] for s in seeds]
+    return Compared(*paired_difference(a, b), paired_p_value(a, b), len(seeds))
 
 
 def interval(found, scale=1.0, digits=3, unit=""):
-    """A difference in words: `+3.38 points (+2.72 to +4.04)`, with a remark if it may be 0."""
-    mean, low, high = (scale * value for value in found)
-    doubt = ", not significant" if low <= 0 <= high else ""
-    return f"{mean:+.{digits}f}{unit} ({low:+.{digits}f} to {high:+.{digits}f}{doubt})"
+    """A difference in words: `+3.38 points (+2.72 to +4.04⟦0.0005⟧)`; see `corrected`."""
+    mean, low, high = (scale * value for value in found[:3])
+    if found.seeds < 2:
+        return f"{mean:+.{digits}f}{unit} (one seed)"
+    return f"{mean:+.{digits}f}{unit} ({low:+.{digits}f} to {high:+.{digits}f}⟦{found.p!r}⟧)"
+
+
+MARK = re.compile(r"⟦([^⟧]*)⟧")
+
+
+def corrected(texts):
+    """Texts in which every interval says whether it is significant, by Holm over all of them."""
+    marks = [float(p) for text in texts for p in MARK.findall(text)]
+    adjusted = dict(zip(marks, holm(marks), strict=True))
+
+    def words(match):
+        p = float(match[1])
+        if adjusted[p] < 0.05:
+            return ""
+        return ", not significant after correction" if p < 0.05 else ", not significant"
+
+    return [MARK.sub(words, text) for text in texts]
+
+
+def noise_share(path, method, plain="ensemble"):
+    """The share of a gain in corrupted accuracy that noise brings, and the gain without noise."""
+    found = {}
+    for name in [key.split(".")[1] for key in rows(path)[0] if key.startswith("shifts.")]:
+        gain = compared(path, f"shifts.{name}.accuracy", method, plain).difference
+        found[name] = gain
+    noise = {name: gain for name, gain in found.items() if "noise" in name}
+    rest = [gain for name, gain in found.items() if name not in noise]
+    return sum(noise.values()) / sum(found.values()), sum(rest) / len(rest)
 
 
 def mean(values, scale=1.0, digits=3):
@@ -70,10 +112,10 @@ def compared(path, metric, method, plain="ensemble", **where):
     )
 
 
-def significant(path, metric, methods, **where):
-    """How many of these methods differ significantly from the plain ensemble."""
-    found = [compared(path, metric, method, **where) for method in methods]
-    return sum(not each.low <= 0 <= each.high for each in found)
+def significant(found, sign=0):
+    """How many differences (of one sign) are significant, by Holm over all of them."""
+    adjusted = zip(found, holm([each.p for each in found]), strict=True)
+    return sum(p < 0.05 and sign * each.difference >= 0 for each, p in adjusted)
 
 
 def largest(path, metric, methods, **where):

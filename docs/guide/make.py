@@ -1,20 +1,31 @@
-"""The practitioner's guide and the table of results, from the raw files of our own studies.
+"""The guide, the table of results and the claims, from the raw files of our own studies.
 
-python docs/guide/make.py            writes docs/guide.md and docs/results/README.md
+python docs/guide/make.py            writes guide.md, results/README.md and results/claims.md
 python docs/guide/make.py --check    fails if a page is not what the raw files give
+python docs/guide/make.py --dates    asks git when the raw files of studies.csv were made
 
 Every number is computed here from a committed file. The words around them are in
-guide.txt and results.txt.
+guide.txt, results.txt and claims.txt.
 """
 
 import argparse
+import csv
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from evidence import DOCS, by_seed, mean, step_ms, times_plain
+import claims
+import claims_gradients
+import claims_images
+import claims_landscape
+import claims_particles
+import claims_repulsive
+from evidence import DOCS, RESULTS, by_seed, corrected, mean, step_ms, times_plain
 from findings import LETTERS, MNIST, findings
+from more_findings import more_findings
 
 from shoal.core.text import markdown_table
 
@@ -70,28 +81,88 @@ def words(name):
     return (DOCS / "guide" / name).read_text(encoding="utf-8")
 
 
+GROUPS = {
+    title: listed
+    for module in (
+        claims_repulsive,
+        claims_images,
+        claims_particles,
+        claims_gradients,
+        claims_landscape,
+    )
+    for title, listed in module.GROUPS.items()
+}
+
+
+def studies():
+    """The rows of studies.csv by study."""
+    with (DOCS / "guide/studies.csv").open(encoding="utf-8", newline="") as file:
+        return {row["study"]: row for row in csv.DictReader(file)}
+
+
+def told(found):
+    """Findings whose intervals say whether they are significant after Holm's correction."""
+    gains = corrected([text for f in found for text in (f.gain, f.price)])
+    return [
+        f._replace(gain=gains[2 * i], price=gains[2 * i + 1]) for i, f in enumerate(found)
+    ]  # fmt: skip
+
+
+def result_table(found):
+    """One line per question: what was asked, on what, what came out, by which command and when."""
+    lines, known = [], studies()
+    for f in found:
+        study = known[f.setting.study]
+        page = f"[page]({f.link.removeprefix('results/')})"
+        made = f"{study['date']}, {study['version']}"
+        where = [f.setting.data, f.setting.methods, f.setting.seeds]
+        lines.append([f.question, *where, f.gain, f.price, f"`{study['command']}`", made, page])
+    titles = ["question", "data", "methods", "seeds", "answer", "price", "command"]
+    return markdown_table([*titles, "date, version", "study"], lines)
+
+
 def pages():
     """The text of every page, by its path."""
-    found = list(findings())
-    lines = [
-        [f.question, f.setting, f.gain, f.price, f"[page]({f.link.removeprefix('results/')})"]
-        for f in found
-    ]
-    table = markdown_table(["question", "data and seeds", "answer", "price", "study"], lines)
+    main_ones = list(findings())
+    found = told([*main_ones, *more_findings()])
     guide = words("guide.txt").format(
         decisions=decision_table(found), sizes=size_table(), costs=cost_table()
     )
     return {
         DOCS / "guide.md": guide,
-        DOCS / "results/README.md": words("results.txt").format(table=table),
+        DOCS / "results/README.md": words("results.txt").format(table=result_table(found)),
+        DOCS / "results/claims.md": claims.page(GROUPS, words("claims.txt")),
     }
+
+
+def write_dates():
+    """Date and version of each study, from the last commit of its raw file."""
+    known = studies()
+    for row in known.values():
+        path = RESULTS / row["raw"]
+        asked = ["git", "-C", str(DOCS), "log", "-1", "--format=%h %cs", "--", str(path)]
+        commit, _, date = subprocess.check_output(asked, text=True).strip().partition(" ")
+        if not commit:
+            continue
+        asked = ["git", "-C", str(DOCS), "show", f"{commit}:pyproject.toml"]
+        project = subprocess.check_output(asked, text=True)
+        found = re.search(r'^version = "(.*)"', project, re.MULTILINE)
+        row |= {"date": date, "version": found[1] if found else row["version"]}
+    with (DOCS / "guide/studies.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(next(iter(known.values()))), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(known.values())
 
 
 def main():
     """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    check = parser.parse_args().check
+    parser.add_argument("--dates", action="store_true", help="update studies.csv from git")
+    asked = parser.parse_args()
+    if asked.dates:
+        write_dates()
+    check = asked.check
     for path, text in pages().items():
         if not check:
             path.write_text(text, encoding="utf-8")

@@ -1,0 +1,339 @@
+"""Claims about the loss landscape (Fort et al., 2019) and empirical Bayes (2025)."""
+
+import json
+
+from claims import Claim, fact, higher, lower, same
+from evidence import PERCENT, RESULTS, by_seed, rows
+from findings import PRETRAINED
+
+FORT = "Fort et al. (2019)"
+BAYES = "Loaiza-Ganem et al. (2025)"
+SEEDS, EVIDENCE = "landscape/seeds/raw.csv", "evidence/raw.csv"
+KNOWN = ("digits", "heads", "uci-concrete", "uci-energy")
+CIFAR, SMALL = "all of CIFAR-10, five medium CNNs, one seed", "digits, five small CNNs, one seed"
+THREE = "parts of CIFAR-10 and Fashion-MNIST, five members"
+SHIFTS = ("gaussian-noise-3", "motion-blur-3", "fog-3", "jpeg-compression-3")
+
+
+def once(data):
+    """The analyses of one seed."""
+    path = RESULTS / "landscape" / data / "parts.json"
+    return json.loads(path.read_text(encoding="utf-8"))["parts"]
+
+
+def equal(data):
+    """Diversity at equal accuracy: members, and the best sampler around one member."""
+    found = dict(once(data)["diversity"]["at_equal_accuracy"])
+    members = found.pop("members")
+    best = max((v, k) for k, v in found.items() if v is not None)
+    return members, best
+
+
+def nll(data, split, treatment, modes):
+    """NLL of a treatment within modes."""
+    return once(data)["averaging"]["parts"][split][treatment]["nll"][modes - 1]
+
+
+def seen(case, analysis, treatment, metric, split="test"):
+    """Values by seed of the study over seeds."""
+    where = {"case": case, "analysis": analysis, "treatment": treatment, "split": split}
+    return by_seed(SEEDS, metric, **where)
+
+
+def cases():
+    """Data set and network of every case that the study over seeds has."""
+    return list(dict.fromkeys(row["case"] for row in rows(SEEDS)))
+
+
+def known(metric, data, method="ensemble"):
+    """Values by seed of the study on evidence."""
+    return by_seed(EVIDENCE, metric, data=data, method=method)
+
+
+def _diverse(data):
+    members, (best, name) = equal(data)
+    return fact(f"other members {members:.2f}, best sampler ({name}) {best:.2f}", members > best)
+
+
+def _trajectory(data):
+    found = once(data)["trajectories"]
+    between, within = found["between_ends"], found["last_snapshots"]
+    words = f"labels that differ: members {between:.1%}, last snapshots {within:.1%}"
+    return fact(words, between > within)
+
+
+def _more_modes(data, splits):
+    first = [nll(data, s, "solution", 1) for s in splits]
+    modes = [a - nll(data, s, "solution", 5) for a, s in zip(first, splits, strict=True)]
+    average = [a - nll(data, s, "swa", 1) for a, s in zip(first, splits, strict=True)]
+    pairs = ", ".join(f"{m:.3f} and {a:.3f}" for m, a in zip(modes, average, strict=True))
+    better = all(m > a for m, a in zip(modes, average, strict=True))
+    return fact(f"NLL gained by five members and by one average: {pairs}", better)
+
+
+def _both(data, splits):
+    pairs = [(nll(data, s, "swa", 5), nll(data, s, "solution", 5)) for s in splits]
+    words = ", ".join(f"{a:.3f} and {b:.3f}" for a, b in pairs)
+    return fact(f"NLL of five averages and of five members: {words}", all(a < b for a, b in pairs))
+
+
+def _tunnel(data):
+    path = once(data)["tunnel"]["paths"]["tunnel"]
+    words = f"loss within {path['uneven']:.1%} (enforced), labels differ by {path['apart']:.1%}"
+    return fact(words, path["uneven"] < 0.02 and path["apart"] > 0.02)
+
+
+def _within(data):
+    one, swag = nll(data, "test", "solution", 1), nll(data, "test", "swag x 10", 1)
+    return fact(f"NLL of one member {one:.3f}, of SWAG around it {swag:.3f}", swag < one)
+
+
+LANDSCAPE = [
+    Claim(
+        "Random starts are more diverse at equal accuracy than samples around one solution.",
+        FORT,
+        CIFAR,
+        lambda: [_diverse("cifar10")],
+        "landscape/README.md",
+    ),
+    Claim(
+        "The same on another network and data set.",
+        FORT,
+        SMALL,
+        lambda: [_diverse("digits")],
+        "landscape/README.md",
+    ),
+    Claim(
+        "Random starts are more diverse than samples around one solution, over seeds.",
+        FORT,
+        THREE,
+        lambda: [
+            higher(
+                f"{case}: members minus {name}",
+                seen(case, "diversity", "members", "equal"),
+                seen(case, "diversity", name, "equal"),
+            )
+            for case in cases()
+            for name in ("dropout", "diagonal", "low-rank")
+        ],
+        "landscape/README.md",
+        missing="three seeds",
+    ),
+    Claim(
+        "Functions along one trajectory are more similar than those of two trajectories.",
+        FORT,
+        CIFAR,
+        lambda: [_trajectory("cifar10")],
+        "landscape/README.md",
+    ),
+    Claim(
+        "The same on another network and data set.",
+        FORT,
+        SMALL,
+        lambda: [_trajectory("digits")],
+        "landscape/README.md",
+    ),
+    Claim(
+        "Functions along one trajectory are more similar, over seeds.",
+        FORT,
+        THREE,
+        lambda: [
+            higher(
+                case,
+                seen(case, "trajectories", "two members", "apart"),
+                seen(case, "trajectories", "last two snapshots", "apart"),
+                **PERCENT,
+            )
+            for case in cases()
+        ],
+        "landscape/README.md",
+        missing="three seeds",
+    ),
+    Claim(
+        "Identical loss does not mean identical functions: a low-loss tunnel.",
+        FORT,
+        "CIFAR-10 and digits, one seed each",
+        lambda: [_tunnel("cifar10"), _tunnel("digits")],
+        "landscape/README.md",
+    ),
+    Claim(
+        "The straight line between two members has a loss barrier.",
+        FORT,
+        "CIFAR-10 and digits, one seed each",
+        lambda: [
+            fact(f"{data}: {_barrier(data):.2f} nats", _barrier(data) > 0.1)
+            for data in ("cifar10", "digits")
+        ],
+        "landscape/README.md",
+    ),
+    Claim(
+        "Ensembling helps more than weight averaging.",
+        FORT,
+        CIFAR,
+        lambda: [_more_modes("cifar10", ("test",))],
+        "landscape/README.md",
+    ),
+    Claim(
+        "Ensembling helps more than weight averaging under dataset shift.",
+        FORT,
+        f"{CIFAR}, four corruptions",
+        lambda: [_more_modes("cifar10", SHIFTS)],
+        "landscape/README.md",
+    ),
+    Claim(
+        "Ensembling helps more than weight averaging, over seeds.",
+        FORT,
+        THREE,
+        lambda: [
+            lower(
+                case,
+                seen(case, "averaging", "5 member", "nll"),
+                seen(case, "averaging", "1 average", "nll"),
+            )
+            for case in cases()
+        ],
+        "landscape/README.md",
+        missing="three seeds",
+    ),
+    Claim(
+        "Ensembles of weight averages are the best of both worlds.",
+        FORT,
+        CIFAR,
+        lambda: [_both("cifar10", ("test", *SHIFTS))],
+        "landscape/README.md",
+    ),
+    Claim(
+        "The same on another network and data set.",
+        FORT,
+        SMALL,
+        lambda: [_both("digits", ("test", "rotated-30"))],
+        "landscape/README.md",
+    ),
+    Claim(
+        "Ensembles of weight averages are the best of both worlds, over seeds.",
+        FORT,
+        THREE,
+        lambda: [
+            lower(
+                case,
+                seen(case, "averaging", "5 average", "nll"),
+                seen(case, "averaging", "5 member", "nll"),
+            )
+            for case in cases()
+        ],
+        "landscape/README.md",
+        missing="three seeds",
+    ),
+    Claim(
+        "Subspace methods average uncertainty within a mode.",
+        FORT,
+        CIFAR,
+        lambda: [_within("cifar10")],
+        "landscape/README.md",
+    ),
+    Claim(
+        "Variational inference does not explore several modes: members are more diverse.",
+        FORT,
+        THREE,
+        lambda: [
+            higher(
+                case,
+                seen(case, "diversity", "members", "full"),
+                seen(case, "diversity", "mean-field", "full"),
+            )
+            for case in cases()
+        ],
+        "landscape/README.md",
+        missing="a mean-field network",
+    ),
+    Claim(
+        "Deep ensembles are better than mean-field variational inference.",
+        FORT,
+        THREE,
+        lambda: [
+            lower(
+                f"NLL, {case}",
+                seen(case, "averaging", "5 member", "nll"),
+                seen(case, "averaging", "mean-field", "nll"),
+            )
+            for case in cases()
+        ],
+        "landscape/README.md",
+        missing="a mean-field network",
+    ),
+]
+
+
+def _barrier(data):
+    return once(data)["line"]["paths"]["straight"]["barrier"]
+
+
+def _single(metric, images):
+    return tuple(
+        by_seed(PRETRAINED, metric, method=f"fine-tuned-{k}", images=images) for k in (5, 1)
+    )
+
+
+EMPIRICAL = [
+    Claim(
+        "Bayesian averaging over members is better than a single MAP estimate.",
+        BAYES,
+        "EfficientNet-lite0 on CIFAR-10, five fine-tuned members and one",
+        lambda: [
+            lower(f"corrupted NLL, {words} images", *_single("corrupted_nll", images))
+            for images, words in ((1000, "1,000"), (0, "16,000"))
+        ],
+        "pretrained/README.md",
+    ),
+    Claim(
+        "Point masses at the members have a higher evidence than wider priors.",
+        BAYES,
+        "plain ensembles: digits, heads on features, two UCI problems",
+        lambda: [
+            higher(
+                f"log evidence, point masses minus Gaussians of the last layer, {name}",
+                known("prior/point masses/log evidence", name),
+                known("prior/Gaussians at the members, last layer/log evidence", name),
+                digits=2,
+            )
+            for name in KNOWN
+        ],
+        "evidence/README.md",
+        missing="evidence of every prior, with seeds",
+    ),
+    Claim(
+        "Averaging with equal weights is exact Bayesian averaging.",
+        BAYES,
+        "plain ensembles: digits, heads on features, two UCI problems",
+        lambda: [
+            same(
+                f"total variation of the two predictions, {name}",
+                known("weights/posterior/total variation", name),
+                0.0,
+                0.001,
+                digits=4,
+            )
+            for name in KNOWN
+        ],
+        "evidence/README.md",
+        missing="weights by evidence, with seeds",
+    ),
+    Claim(
+        "Diversity of the members correlates with predictive performance.",
+        BAYES,
+        "subsets of members of plain ensembles",
+        lambda: [
+            lower(
+                f"rank correlation with NLL, {name}",
+                known("subsets/correlation", name),
+                0.0,
+                digits=2,
+            )
+            for name in KNOWN
+        ],
+        "evidence/README.md",
+        missing="correlation over subsets, with seeds",
+    ),
+]
+
+GROUPS = {"The loss landscape": LANDSCAPE, "Empirical Bayes": EMPIRICAL}
