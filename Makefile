@@ -5,6 +5,7 @@
 # make gpu     every test that needs a GPU, with the installed python3 (nothing is set up)
 # make check   formatting, lint and types
 # make docs    build the documentation site into build/site; its tutorials run
+# make pins    write the newest version of each library into constraints.txt
 # make oldest  the demo with the lowest allowed version of each library, in .venv-oldest
 # make rooms   files, lines, circles, and small files with one importer
 # make clean   remove what the others made
@@ -16,7 +17,7 @@ READY := $(VENV)/.ready
 # To compile all libraries takes minutes, and most of their files are never imported.
 PIP := --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo quick test nightly gpu check docs oldest rooms clean
+.PHONY: demo quick test nightly gpu check docs pins oldest rooms clean
 
 # Tests of one file go to one worker, so that what they share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -56,6 +57,14 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install $(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 
+# All versions are pinned, so that a release of another library cannot change what the tests say.
+pins:
+	$(PYTHON) -m venv --clear $(VENV)-newest
+	$(VENV)-newest/bin/pip install $(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(VENV)-newest/bin/pip install $(PIP) -e '.[dev]'
+	echo '# The versions with which the tests run; `make pins` renews them.' > constraints.txt
+	$(VENV)-newest/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' >> constraints.txt
+
 oldest:
 	$(PYTHON) -m venv --clear $(VENV)-oldest
 	$(VENV)-oldest/bin/pip install $(PIP) -c constraints.txt torch
@@ -68,4 +77,4 @@ rooms: $(READY)
 	$(BIN)/python tests/import_graph.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis build runs
+	rm -rf $(VENV) $(VENV)-newest $(VENV)-oldest .pytest_cache .ruff_cache .hypothesis build runs
