@@ -52,6 +52,7 @@ from shoal.training.context import StepContext
 from shoal.training.drive import Drive
 from shoal.training.mesh_cloud import begin_columns
 from shoal.training.parts import Parts
+from shoal.training.probabilities import likelihood_gradient
 from shoal.training.shared_velocity import shared_velocity, shares_of_drives
 from shoal.training.stages import (
     FrozenState,
@@ -59,7 +60,6 @@ from shoal.training.stages import (
     Stages,
     WeightResult,
     has_weight_forces,
-    likelihood_gradient,
     measured,
 )
 
