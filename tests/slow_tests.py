@@ -18,6 +18,8 @@ NIGHTLY = {
     "test_a_run_goes_on_with_another_number_of_processes[plain-(1, 2)]",
     "test_a_run_goes_on_with_another_number_of_processes[plain-(2, 1)]",
     "test_a_signal_stops_every_worker_and_loses_nothing[15-143]",
+    "test_a_trunk_in_shards_is_whole_again_after_an_arm[sharded]",
+    "test_four_processes_choose_as_one",
     "test_four_processes_train_as_one",
     "test_four_replicas_train_as_one_process",
     "test_members_and_replicas_train_as_one_process",
@@ -31,6 +33,7 @@ NIGHTLY_FILES = {"test_decisions_coverage", "test_docs_site"}
 # Whole files, mostly because of what their tests share: a report, a study, a fitted flow.
 SLOW_FILES = {
     "test_adapters_page",
+    "test_auto_mesh",
     "test_choice",
     "test_compress",
     "test_corrupted",

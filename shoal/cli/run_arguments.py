@@ -172,9 +172,9 @@ def evidence(parser: argparse.ArgumentParser) -> None:
     add(
         "--points",
         type=int,
-        default=500,
         metavar="N",
-        help="number of training points for the curvature (default: 500)",
+        help="number of training points for the curvature (default: 500, and at least 10 per "
+        "weight in the last layer)",
     )
     add(
         "--flow-steps",

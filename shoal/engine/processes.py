@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,9 @@ from shoal.engine.process_grid import layout_of, shares
 
 __all__ = [
     "TIMEOUT",
+    "fresh_groups",
     "gathered_bytes",
+    "give_up",
     "groups_of",
     "join_processes",
     "own_members",
@@ -37,16 +39,30 @@ def groups_of(grid: tuple[int, int], timeout: float, device: str) -> tuple[tuple
     if key not in _known:
         from torch.distributed.device_mesh import DeviceMesh
 
-        places = torch.arange(grid[0] * grid[1]).view(grid)
-        limit = timedelta(seconds=timeout)
-        along_members = _group_of(places.T.tolist(), limit)
-        along_data = _group_of(places.tolist(), limit)
-        everyone = dist.new_group(timeout=limit)
+        groups, places = fresh_groups(grid, timeout), torch.arange(grid[0] * grid[1]).view(grid)
         named = DeviceMesh.from_group(
-            [along_members, along_data], device, places, mesh_dim_names=("members", "data")
+            list(groups[:2]), device, places, mesh_dim_names=("members", "data")
         )
-        _known[key] = (along_members, along_data, everyone), named
+        _known[key] = groups, named
     return _known[key]
+
+
+def fresh_groups(grid: tuple[int, int], timeout: float) -> tuple[Any, Any, Any]:
+    """New process groups along members, along data and of all; all processes make them."""
+    places, limit = torch.arange(grid[0] * grid[1]).view(grid), timedelta(seconds=timeout)
+    along_members = _group_of(places.T.tolist(), limit)
+    along_data = _group_of(places.tolist(), limit)
+    return along_members, along_data, dist.new_group(timeout=limit)
+
+
+def give_up(groups: tuple) -> None:
+    """Close fresh groups: a process that waits for this one in a group then fails at once.
+
+    Connections end with the last reference to a group, so the caller keeps none.
+    """
+    for group in groups:
+        with suppress(RuntimeError, ValueError):
+            dist.destroy_process_group(group)
 
 
 def _group_of(lists: list[list[int]], limit: timedelta) -> Any:
@@ -117,8 +133,8 @@ def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
     return [bytes(each[: int(size)].tolist()) for each, size in zip(found, sizes, strict=True)]
 
 
-def same_error(told: str) -> Exception:
-    """The error of the first process, as this process raises it."""
+def same_error(told: str, who: str = "the first process") -> Exception:
+    """The error of another process, as this process raises it."""
     name, _, text = told.partition(": ")
     kind = getattr(errors, name, None)
-    return kind(text) if kind is not None else PeerLost(f"the first process stopped: {told}")
+    return kind(text) if kind is not None else PeerLost(f"{who} stopped: {told}")

@@ -91,7 +91,7 @@ def evidence(
     *,
     test: Labelled | None = None,
     priors: bool = True,
-    points: int = 500,
+    points: int | None = None,
     flow_steps: int = 200,
     progress: bool = False,
 ) -> Evidence:
@@ -106,11 +106,12 @@ def evidence(
             set of the run, if it can be loaded by name.
         test: test set, a pair (x, y) or a loader, to evaluate the weights on.
         priors: also compare learned priors, which takes most of the time.
-        points: number of training points for the curvature, which is scaled up to all points.
+        points: number of training points for the curvature, which is scaled up to all points; by
+            default 500, and at least 10 per weight in the last layer.
         flow_steps: number of steps to fit the flow prior.
         progress: show progress.
     """
-    if points < 1 or flow_steps < 0:
+    if (points is not None and points < 1) or flow_steps < 0:
         raise ConfigError("points must be 1 or more, and flow_steps 0 or more")
     run = opened(run)
     if "any" not in run.likelihood.about.kinds:

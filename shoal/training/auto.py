@@ -5,6 +5,7 @@ them; `shoal.training.auto_plan` has the candidates, the lengths and the rule. T
 as before the search, so the training that follows equals one with the chosen settings.
 """
 
+import functools
 import gc
 import time
 import warnings
@@ -16,10 +17,11 @@ from typing import Any
 
 import torch
 
-from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning, first_line
+from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.progress import Ticker
-from shoal.core.text import counted, plus_minus
+from shoal.core.text import counted
 from shoal.data.sources import ArrayBatches, LoaderBatches
+from shoal.engine.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.offloaded import recall
 from shoal.training.auto_judge import Judge, divided, judge_on
@@ -36,12 +38,14 @@ from shoal.training.auto_plan import (
     share_of,
     strength_arms,
 )
+from shoal.training.auto_processes import SearchProcesses
 from shoal.training.callbacks import Listeners
-from shoal.training.choice import ArmResult, Choice, Trial
+from shoal.training.choice import ArmResult, Choice, Trial, reason
 from shoal.training.options import AUTO, Options
 from shoal.training.run_folder import RunFolder
 from shoal.training.session import Session, check_snapshots
 from shoal.training.settings import Settings
+from shoal.training.sharded_state import refill_trunk
 from shoal.training.torch_schedules import Plateau
 from shoal.training.validation import Data
 
@@ -67,7 +71,7 @@ class Search:
         device: device of the training.
         dtype: type of the weights.
         show: show progress.
-        several: whether several processes train together.
+        mesh: the processes that train together; None for one process.
     """
 
     ensemble: Ensemble
@@ -80,7 +84,10 @@ class Search:
     device: torch.device
     dtype: torch.dtype
     show: bool = True
-    several: bool = False
+    mesh: Mesh | None = None
+
+    def __post_init__(self) -> None:
+        self.processes = SearchProcesses(self.mesh)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -100,16 +107,26 @@ class Search:
         trains, judge = self._judge()
         for arm in arms:
             self.results[arm.label] = ArmResult(arm.label, arm.method, arm.strength)
-        with self._unchanged(), Ticker(_runs(arms), show=self.show) as self.ticker:
+        show = self.show and self.processes.first
+        with self._unchanged(), Ticker(_runs(arms), show=show) as self.ticker:
             scores, cost = self._rounds(arms, trains, judge)
-        plain = scores.pop(PLAIN.label)
-        winner = RULE.winner(scores, plain)
-        chosen = winner or PLAIN.label
+            found = self.processes.choice(lambda: self._chosen(scores, cost, judge, started))
+        assert found is not None
+        return found
+
+    def _chosen(
+        self, scores: dict[str, PointScores], cost: float, judge: Judge, started: float
+    ) -> Choice:
+        """The arm that wins by the scores of the last round."""
+        others = dict(scores)
+        plain = others.pop(PLAIN.label)
+        winner = RULE.winner(others, plain)
         trials = [trial for result in self.results.values() for trial in result.trials]
+        where, shifted = f"{len(plain.clean):,} points of {judge.words}", bool(judge.copies)
         return Choice(
             asked=self.asked,
-            chosen=chosen,
-            why=self._why(winner, judge, len(plain.clean)),
+            chosen=winner or PLAIN.label,
+            why=reason(None if winner is None else self.results[winner], where, shifted),
             arms=tuple(self.results.values()),
             judge=judge.words,
             points=len(plain.clean),
@@ -130,9 +147,7 @@ class Search:
     def _impossible(self) -> str | None:
         """Why `method="auto"` cannot search; `strength="auto"` raises this instead."""
         loader = isinstance(self.batches, LoaderBatches)
-        if self.several:
-            words, advice = "several processes do not search", "choose in one process"
-        elif loader and isinstance(self.batches.loader, Iterator):  # pyright: ignore
+        if loader and isinstance(self.batches.loader, Iterator):  # pyright: ignore
             words, advice = "the data can be read only once", "give data that can be read again"
         elif loader and self.held is None:
             words, advice = "no part of a loader can be held out", "give validation=(x, y)"
@@ -163,8 +178,9 @@ class Search:
         left, spent, taking = BUDGET * self._unit(), 0.0, list(arms)
         scores: dict[str, PointScores] = {}
         for rung in RUNGS:
-            if rung.keep is not None:
-                taking = _best(taking, scores, rung.keep)
+            if (keep := rung.keep) is not None:
+                best = self.processes.told(functools.partial(_best, scores, keep))
+                taking = [arm for arm in arms if arm is PLAIN or arm.label in best]
             steps = int(share_of(rung, taking, left - spent) * whole)
             if scores and (len(taking) == 1 or steps <= max(self._lengths())):
                 break
@@ -203,37 +219,42 @@ class Search:
     ) -> tuple[PointScores | None, str | None]:
         """Scores of an arm, or why it has none; errors of the plain ensemble are raised."""
         caught: Any = (ShoalError, RuntimeError) if self.options.method == AUTO else DataError
-        try:
+
+        def act() -> PointScores:
             found = self._trained(arm, steps, trains, judge)
-        except caught as error:
-            if arm is PLAIN:
-                raise
-            return None, first_line(error)
+            self._check(arm, found)
+            return found
+
+        return self.processes.tried(act, lambda e: arm is not PLAIN and isinstance(e, caught))
+
+    def _check(self, arm: Arm, found: PointScores) -> None:
+        """Refuse an arm with a diverged member, or with scores that are not finite."""
         lost = int((~self.ensemble.alive).sum())
         if arm is not PLAIN and lost:
-            return None, f"{counted(lost, 'member')} diverged"
-        if not found.finite:
-            if arm is PLAIN:
-                raise DataError(
-                    "the NLL of the plain ensemble is not finite after a short training, so "
-                    "nothing can be compared; lower the learning rate, or name the method"
-                )
-            return None, "the NLL is not finite"
-        return found, None
+            raise DataError(f"{counted(lost, 'member')} diverged")
+        if found.finite:
+            return
+        if arm is not PLAIN:
+            raise DataError("the NLL is not finite")
+        raise DataError(
+            "the NLL of the plain ensemble is not finite after a short training, so "
+            "nothing can be compared; lower the learning rate, or name the method"
+        )
 
     def _trained(self, arm: Arm, steps: int, trains: Data, judge: Judge) -> PointScores:
         self._restore()
         options = self._options(arm, steps)
         settings = Settings.resolve(options)
         listeners = Listeners((), ())
-        batches = _again(trains, steps)
-        session = Session(self.ensemble, self.data, settings, batches, None, listeners, self.sites)
+        batches, mesh = _again(trains, steps), self.processes.for_training()
+        given = settings, batches, None, listeners, self.sites, mesh
+        session = Session(self.ensemble, self.data, *given)
         if isinstance(settings.schedule, Plateau):  # its learning rate follows these data
             session.watch(self.held, False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ShoalWarning)
             run = session.run(self.device, self.dtype, False, False)
-        return judge.scores(self.ensemble, run.likelihood)
+        return judge.scores(session.part, run.likelihood, mesh, options.frozen)
 
     def _options(self, arm: Arm, steps: int) -> Options:
         """The options of a short training: nothing is stored, and nothing ends it early."""
@@ -254,42 +275,23 @@ class Search:
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
         """A block after which the ensemble is as before."""
-        state = self.ensemble.changing_state.items()
+        ensemble, sharded = self.ensemble, self.options.trunk == "sharded"
+        state = ensemble.changing_state.items()
         self.initial = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state}
+        self.drawn, self.trunk = ensemble.made, dict(ensemble.shared) if sharded else {}
         try:
             yield
         finally:
+            self.processes.leave()
             self._restore()
 
     def _restore(self) -> None:
         if self.device.type == "cuda":
             gc.collect()  # frees the captured steps of the last arm
         recall(self.ensemble)
+        refill_trunk(self.ensemble, self.trunk)
         self.ensemble.load_state(self.initial)
-
-    def _why(self, winner: str | None, judge: Judge, points: int) -> str:
-        """The reason, in two sentences."""
-        where = f"{points:,} points of {judge.words}"
-        shifted = bool(judge.copies)
-        if winner is None:
-            under = " and under mild shifts" if shifted else ""
-            return (
-                f"The plain ensemble was chosen on {where}. "
-                f"No other candidate lowers the mean NLL on clean data{under} without raising "
-                f"the clean NLL by more than its standard error."
-            )
-        trial = self.results[winner].last
-        assert trial is not None
-        clean, under = _words(*trial.nll_change), _words(*trial.shifted_change)
-        first = f"{winner} was chosen on {where}. Compared with the plain ensemble, its NLL is"
-        if not shifted:
-            return f"{first} {clean}."
-        return f"{first} {under} under mild shifts and {clean} on clean data."
-
-
-def _words(change: float, error: float) -> str:
-    side = "lower" if change < 0 else "higher"
-    return f"{plus_minus(abs(change), error)} nats {side}"
+        self.ensemble.made = self.drawn
 
 
 def _runs(arms: Sequence[Arm]) -> int:
@@ -298,11 +300,10 @@ def _runs(arms: Sequence[Arm]) -> int:
     return sum(1 + (others if rung.keep is None else min(rung.keep, others)) for rung in RUNGS)
 
 
-def _best(arms: Sequence[Arm], scores: dict[str, PointScores], keep: int) -> list[Arm]:
-    """The plain ensemble, and the best other arms."""
+def _best(scores: dict[str, PointScores], keep: int) -> list[str]:
+    """Labels of the best arms beside the plain ensemble."""
     others = {label: found for label, found in scores.items() if label != PLAIN.label}
-    best = RULE.ranked(others)[:keep]
-    return [arm for arm in arms if arm is PLAIN or arm.label in best]
+    return RULE.ranked(others)[:keep]
 
 
 def _trial(steps: int, seconds: float, found: PointScores, plain: PointScores) -> Trial:
@@ -324,13 +325,20 @@ def _again(batches: Data, steps: int) -> Data:
 def decide(search: Search, out: str | Path | None, resume: bool) -> Choice:
     """The choice that the folder of a resumed run stores, or that of a search."""
     check_snapshots(search.options, out)
-    folder = None if out is None else RunFolder(Path(out))
-    if folder is None or not folder.holds_run:
+    if out is None:
         return search.run()
+    stored = search.processes.choice(lambda: _stored(RunFolder(Path(out)), search.asked, resume))
+    return search.run() if stored is None else stored
+
+
+def _stored(folder: RunFolder, asked: dict[str, Any], resume: bool) -> Choice | None:
+    """The choice of the run that a folder holds; None without a run."""
+    if not folder.holds_run:
+        return None
     if not resume:
         raise folder.is_taken()
     known = folder.choice()
-    if known is not None and known.asked == search.asked:
+    if known is not None and known.asked == asked:
         return known
     config = folder.config()
     raise ConfigError(

@@ -1,5 +1,6 @@
 """The data that judge the arms of a search: held-out points and their shifted copies."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from shoal.core.random import generator
 from shoal.data.mild_shifts import mild_shifts
 from shoal.data.sources import ArrayBatches, LoaderBatches
+from shoal.engine.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction.predictive import Predictive
@@ -32,11 +34,29 @@ class Judge:
     clean: Data
     copies: dict[str, ArrayBatches]
 
-    def scores(self, ensemble: Ensemble, likelihood: Likelihood) -> PointScores:
-        """NLL of the ensemble on each point, and the mean over its shifted copies."""
+    def scores(
+        self,
+        ensemble: Ensemble,
+        likelihood: Likelihood,
+        mesh: Mesh | None = None,
+        frozen: int = 0,
+    ) -> PointScores:
+        """NLL of the ensemble on each point, and the mean over its shifted copies.
+
+        Args:
+            ensemble: the members of this process.
+            likelihood: with its learned numbers.
+            mesh: the processes with the other members; None for one process.
+            frozen: number of frozen members, which every process has.
+        """
+
+        def scored(data: Data) -> tuple[Tensor, Tensor | None]:
+            found = Validation(data, mesh, frozen).predictions(ensemble, likelihood)
+            return _losses(found)
+
         with torch.no_grad(), evaluating(ensemble):
-            clean, weight = _scored(self.clean, ensemble, likelihood)
-            copies = [_scored(each, ensemble, likelihood)[0] for each in self.copies.values()]
+            clean, weight = scored(self.clean)
+            copies = [scored(each)[0] for each in self.copies.values()]
         shifted = torch.stack(copies).mean(0) if copies else None
         return PointScores(clean, shifted, weight)
 
@@ -84,10 +104,10 @@ def _gathered(held: LoaderBatches) -> ArrayBatches | None:
     return ArrayBatches(x, y, len(pairs[0][0]))
 
 
-def _scored(data: Data, ensemble: Ensemble, likelihood: Likelihood) -> tuple[Tensor, Tensor | None]:
+def _losses(predictions: Iterable[tuple[Predictive, Any, Any]]) -> tuple[Tensor, Tensor | None]:
     """NLL of each data point [N], and its weight."""
     losses, weights = list[Tensor](), list[Tensor]()
-    for pred, y, weight in Validation(data).predictions(ensemble, likelihood):
+    for pred, y, weight in predictions:
         found, counts = point_losses(pred, y)
         losses.append(found)
         if weight is not None:

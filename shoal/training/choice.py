@@ -8,9 +8,10 @@ from typing import Any
 
 from shoal.core.errors import StorageError
 from shoal.core.files import read_sealed, sealed, write_json
+from shoal.core.text import plus_minus
 from shoal.training.options import Options
 
-__all__ = ["CHOICE", "ArmResult", "Choice", "Trial", "read_choice", "write_choice"]
+__all__ = ["CHOICE", "ArmResult", "Choice", "Trial", "read_choice", "reason", "write_choice"]
 
 CHOICE = "choice.json"
 """File of the choice, in the folder of a run."""
@@ -95,6 +96,18 @@ class Choice:
         """The chosen arm."""
         return next(arm for arm in self.arms if arm.label == self.chosen)
 
+    def table(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Choice":
+        """The choice with these plain values; raises errors of many types if they have none."""
+        arms = tuple(_arm(each) for each in table["arms"])
+        found = cls(**{**table, "arms": arms, "shifts": tuple(table["shifts"])})
+        _check(found)
+        return found
+
     def applied(self, options: Options) -> Options:
         """The options with the chosen method and strength."""
         arm = self.arm
@@ -102,9 +115,38 @@ class Choice:
         return replace(options, method=method, strength=arm.strength)
 
 
+def reason(winner: ArmResult | None, where: str, shifted: bool) -> str:
+    """Why an arm was chosen, or the plain ensemble (None), in two sentences.
+
+    Args:
+        winner: the chosen arm.
+        where: the data that judged, in words.
+        shifted: shifted copies of the data judged too.
+    """
+    if winner is None:
+        under = " and under mild shifts" if shifted else ""
+        return (
+            f"The plain ensemble was chosen on {where}. "
+            f"No other candidate lowers the mean NLL on clean data{under} without raising "
+            f"the clean NLL by more than its standard error."
+        )
+    trial = winner.last
+    assert trial is not None
+    clean, under = _words(*trial.nll_change), _words(*trial.shifted_change)
+    first = f"{winner.label} was chosen on {where}. Compared with the plain ensemble, its NLL is"
+    if not shifted:
+        return f"{first} {clean}."
+    return f"{first} {under} under mild shifts and {clean} on clean data."
+
+
+def _words(change: float, error: float) -> str:
+    side = "lower" if change < 0 else "higher"
+    return f"{plus_minus(abs(change), error)} nats {side}"
+
+
 def write_choice(folder: Path, choice: Choice) -> None:
     """Write the choice of a run, with a digest."""
-    write_json(folder / CHOICE, sealed(asdict(choice)))
+    write_json(folder / CHOICE, sealed(choice.table()))
 
 
 def read_choice(folder: Path) -> Choice | None:
@@ -113,13 +155,9 @@ def read_choice(folder: Path) -> Choice | None:
     if not path.exists():
         return None
     try:
-        table = read_sealed(path, since="asked")
-        arms = tuple(_arm(each) for each in table.pop("arms"))
-        found = Choice(**{**table, "arms": arms, "shifts": tuple(table["shifts"])})
-        _check(found)
+        return Choice.of(read_sealed(path, since="asked"))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise StorageError(f"{path} does not describe a choice: {error}") from None
-    return found
 
 
 def _arm(table: Mapping[str, Any]) -> ArmResult:

@@ -35,8 +35,13 @@ from shoal.interaction.points import Drawn
 from shoal.training.context import StepContext
 from shoal.training.mesh_cloud import gathered_drives
 from shoal.training.parts import Chunks, Parts
-from shoal.training.probabilities import act_on_probabilities, at_outputs, probability_gradient
-from shoal.training.stages import FrozenState, OutputResult, likelihood_gradient
+from shoal.training.probabilities import (
+    act_on_probabilities,
+    at_outputs,
+    forces_act_at,
+    likelihood_gradient,
+)
+from shoal.training.stages import FrozenState, OutputResult
 
 __all__ = ["Drive"]
 
@@ -255,13 +260,12 @@ class Drive:
         compared = [passed.gradients, passed.at_points, passed.outputs]
         repelled = next(tensor for tensor in compared if tensor is not None)
         squashed = self._squashed
-        repelled = repelled.softmax(-1) if squashed else repelled
+        repelled = forces_act_at(repelled, squashed)
         if not context.shares_drives:
             return FrozenState({base: repelled}, frozen.alive, None)
-        gradient_of, outputs = likelihood_gradient, passed.outputs
-        if squashed:
-            gradient_of, outputs = probability_gradient, repelled
-        _, alive, gradient = gradient_of(context.posterior, outputs, self.y, frozen.alive)
+        at = forces_act_at(passed.outputs, squashed)
+        found = likelihood_gradient(context.posterior, at, self.y, frozen.alive, squashed)
+        _, alive, gradient = found
         return FrozenState({base: repelled}, alive, {"outputs": context.weight * gradient})
 
     def _back(
@@ -293,14 +297,13 @@ class Drive:
         worst = adversarial.neighbours(x, at_inputs, result.alive, context.mesh)
         own = not adversarial.shared
         again = ensemble(worst, context.mapping, own, context.seed, context.step)
-        at, gradient_of = again.detach(), likelihood_gradient
-        if self._squashed:
-            at, gradient_of = at.softmax(-1), probability_gradient
-        gradient = gradient_of(context.posterior, at, self.y, result.alive)[2]
+        squashed = self._squashed
+        at = forces_act_at(again.detach(), squashed)
+        gradient = likelihood_gradient(context.posterior, at, self.y, result.alive, squashed)[2]
         if context.mesh is not None and result.mix is not None:
             gradient = gathered_drives(context.mesh, {"": gradient})[""]
         gradient = mixed(result.mix, {"": gradient})[""]
-        gradient = at_outputs(at, gradient) if self._squashed else gradient
+        gradient = at_outputs(at, gradient) if squashed else gradient
         more = pull_back(again, self._weighed(gradient), weights)
         head = None if head is None else add_scaled(head, more, context.weight)
         return self._unweighed(add_scaled(velocity, more, context.weight), ensemble), head

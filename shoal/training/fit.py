@@ -29,7 +29,6 @@ from shoal.training.callbacks import (
     checked_callbacks,
     checked_loggers,
 )
-from shoal.training.mesh_state import check_mesh
 from shoal.training.options import DEFAULT_METHOD, Options
 from shoal.training.points import resolved
 from shoal.training.prepare import check_count, destination
@@ -198,11 +197,10 @@ def fit(
             check_targets(ensemble, settings.likelihood, held, to_train=False)
         moving = ensemble.members - options.frozen
         processes = Mesh.current(moving, options.mesh, options.peer_timeout, where)
-        check_mesh(processes, ensemble, settings)
         check_trunk(processes, ensemble, options)
         resume, choice = resume or restarted(), None
         if is_open(options):
-            given = batches, held, sites, where, dtype, progress, processes is not None
+            given = batches, held, sites, where, dtype, progress, processes
             choice = decide(Search(ensemble, data, options, settings, *given), out, resume)
             settings = _resolved(choice.applied(options), ensemble, batches, data)
         session = Session(ensemble, data, settings, batches, out, listeners, sites, processes)

@@ -21,7 +21,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import FunctionalPrior, FunctionSpace
 from shoal.training.settings import Settings
 from shoal.training.sharded_state import divide_trunk, restore_trunk
-from shoal.training.step import StepInfo
+from shoal.training.step import StepInfo, check_space
 
 __all__ = ["Parted", "agreed", "check_mesh", "prior_of_all"]
 
@@ -266,6 +266,7 @@ def check_mesh(mesh: Mesh | None, ensemble: Ensemble, settings: Settings) -> Non
         )
     if mesh is None:
         return
+    check_space(ensemble, settings.method.repulsion)  # a process may have one architecture of many
     prior = settings.prior
     if isinstance(prior, FunctionalPrior) and len(ensemble.groups) > 1:
         raise ConfigError(

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from shoal.core.differentiate import with_pullback
 from shoal.core.tree import finite, per_member
+from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.inference.posterior import Posterior
 from shoal.interaction.points import Batch
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import Outputs
 
-__all__ = ["act_on_probabilities", "at_outputs", "probability_gradient"]
+__all__ = ["act_on_probabilities", "at_outputs", "forces_act_at", "likelihood_gradient"]
 
 
 def act_on_probabilities(posterior: Posterior, repulsion: Repulsion | None) -> bool:
@@ -34,18 +35,33 @@ def act_on_probabilities(posterior: Posterior, repulsion: Repulsion | None) -> b
     return released and at_batch and posterior.likelihood.about.has_classes
 
 
-def probability_gradient(
-    posterior: Posterior, probabilities: Tensor, y: Targets, alive: Tensor
+def forces_act_at(outputs: Tensor, squashed: bool) -> Tensor:
+    """Where forces act [M, B, C]: the outputs, or their probabilities."""
+    return outputs.softmax(-1) if squashed else outputs
+
+
+def likelihood_gradient(
+    posterior: Posterior, at: Tensor, y: Targets, alive: Tensor, squashed: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss [M], finite members [M], and the gradient of the log-likelihood at p [M, B, C].
+    """Loss [M], finite members [M], and the gradient of the log-likelihood [M, B, C].
 
     Outputs log(p + 1e-15) have the probabilities p. Their normalisation adds the same number to
     the gradient of every class, which `at_outputs` removes.
+
+    Args:
+        posterior: has the likelihood.
+        at: outputs [M, B, C], or their probabilities if `squashed`.
+        y: targets.
+        alive: which members were finite [M].
+        squashed: the gradient is that at the probabilities.
     """
-    (value,), pull = with_pullback(
-        lambda tree: [posterior.log_likelihood((tree["p"] + 1e-15).log(), y)], {"p": probabilities}
-    )
-    gradient = pull([torch.ones_like(value)])["p"]
+
+    def log_likelihood(tree: Tree) -> list[Tensor]:
+        outputs = (tree["at"] + 1e-15).log() if squashed else tree["at"]
+        return [posterior.log_likelihood(outputs, y)]
+
+    (value,), pull = with_pullback(log_likelihood, {"at": at})
+    gradient = pull([torch.ones_like(value)])["at"]
     alive = alive & finite(value)
     return -value, alive, torch.where(per_member(alive, gradient), gradient, 0.0)
 

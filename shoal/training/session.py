@@ -29,6 +29,7 @@ from shoal.training.callbacks import Listeners
 from shoal.training.choice import Choice, write_choice
 from shoal.training.folder_checks import continuing
 from shoal.training.health import watching
+from shoal.training.mesh_state import check_mesh
 from shoal.training.messages import Messages
 from shoal.training.options import Options
 from shoal.training.own_data import OWN_DATA
@@ -66,6 +67,7 @@ class Session:
         sites: torch.Size = torch.Size(),  # noqa: B008
         mesh: Mesh | None = None,
     ) -> None:
+        check_mesh(mesh, ensemble, settings)
         self.ensemble, self.settings, self.batches = ensemble, settings, batches
         sharded = settings.options.trunk == "sharded"
         self.processes = Processes(mesh, ensemble, settings.options.frozen, sharded)

@@ -22,6 +22,7 @@ __all__ = [
     "divide_trunk",
     "is_sound_everywhere",
     "norms_of_whole",
+    "refill_trunk",
     "restore_trunk",
     "shares_of_noise",
 ]
@@ -69,6 +70,14 @@ def restore_trunk(whole: Ensemble, part: Ensemble, shards: TrunkShards) -> None:
         own = ours.shared[name]
         found = shards.whole(name, own).cpu()
         theirs.shared[name] = found.requires_grad_(theirs.shared[name].requires_grad)
+
+
+def refill_trunk(whole: Ensemble, shared: Tree) -> None:
+    """Give the whole these tensors where a training that failed left it without numbers."""
+    for group in whole.groups:
+        for name, tensor in group.shared.items():
+            if tensor.is_meta:
+                group.shared[name] = shared[f"{group.prefix}{name}"]
 
 
 def norms_of_whole(ensemble: Ensemble) -> Callable[[Tree], Tensor]:

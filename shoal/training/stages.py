@@ -14,9 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.core.differentiate import with_pullback
 from shoal.core.structure import parted
-from shoal.core.tree import finite, member_norms, per_member
+from shoal.core.tree import finite, member_norms
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
 from shoal.engine.kernels import fused
@@ -26,7 +25,12 @@ from shoal.inference.posterior import Posterior, target_weights
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import Outputs
 from shoal.training.all_members import FrozenState, mixed_drives, pushed_members
-from shoal.training.probabilities import act_on_probabilities, at_outputs, probability_gradient
+from shoal.training.probabilities import (
+    act_on_probabilities,
+    at_outputs,
+    forces_act_at,
+    likelihood_gradient,
+)
 from shoal.training.stage_kernels import in_columns, reads_weights_once, takes_outputs
 
 __all__ = [
@@ -37,7 +41,6 @@ __all__ = [
     "WeightResult",
     "gradient_stage",
     "has_weight_forces",
-    "likelihood_gradient",
     "measured",
     "output_stage",
     "point_stage",
@@ -99,18 +102,6 @@ class WeightResult(NamedTuple):
     measures: Tensor | None
 
 
-def likelihood_gradient(
-    posterior: Posterior, outputs: Tensor, y: Targets, alive: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss [M], finite members [M], and the gradient of the log-likelihood [M, B, C]."""
-    (value,), pull = with_pullback(
-        lambda tree: [posterior.log_likelihood(tree["outputs"], y)], {"outputs": outputs}
-    )
-    gradient = pull([torch.ones_like(value)])["outputs"]
-    alive = alive & finite(value)
-    return -value, alive, torch.where(per_member(alive, gradient), gradient, 0.0)
-
-
 def output_stage(
     posterior: Posterior,
     repulsion: Repulsion | None,
@@ -126,18 +117,17 @@ def output_stage(
 
     Prior and frozen members are those of the probabilities if all forces act on these.
     """
-    compared, squashed = outputs, act_on_probabilities(posterior, repulsion)
-    if squashed and repulsion is not None:
-        compared, repulsion = outputs.softmax(-1), replace(repulsion, space=Outputs())
-        loss, alive, gradient = probability_gradient(posterior, compared, y, alive)
-        drive, lengths = weight * gradient, None
-    elif isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
+    squashed = act_on_probabilities(posterior, repulsion)
+    compared = forces_act_at(outputs, squashed)
+    if not squashed and isinstance(y, Tensor) and takes_outputs(posterior, outputs, y):
         apart = repulsion is not None and repulsion.space.base == "outputs"
         found = fused.likelihood_kernels.categorical(outputs, y, alive, weight, apart=apart)
         loss, alive, gradient, drive, lengths = found
     else:
-        loss, alive, gradient = likelihood_gradient(posterior, outputs, y, alive)
+        loss, alive, gradient = likelihood_gradient(posterior, compared, y, alive, squashed)
         drive, lengths = weight * gradient, None
+    if squashed and repulsion is not None:
+        repulsion = replace(repulsion, space=Outputs())
     if prior is not None:
         drive, lengths = drive + prior, None
     rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])

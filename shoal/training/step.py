@@ -52,6 +52,7 @@ from shoal.training.context import StepContext
 from shoal.training.drive import Drive
 from shoal.training.mesh_cloud import begin_columns
 from shoal.training.parts import Parts
+from shoal.training.probabilities import likelihood_gradient
 from shoal.training.shared_velocity import shared_velocity, shares_of_drives
 from shoal.training.stages import (
     FrozenState,
@@ -59,13 +60,13 @@ from shoal.training.stages import (
     Stages,
     WeightResult,
     has_weight_forces,
-    likelihood_gradient,
     measured,
 )
 
 __all__ = [
     "Batch",
     "StepInfo",
+    "check_space",
     "forces",
     "forces_in",
     "forces_on_fraction",
@@ -276,7 +277,7 @@ def passes(
         parts: the members part by part, see `Drive`.
     """
     repulsion, (x, y) = context.repulsion, batch
-    _check_space(ensemble, repulsion)
+    check_space(ensemble, repulsion)
     drive = Drive(context, y, shares=shares, points=_points(context, x), parts=parts)
     partial = repulsion is not None and share_of(repulsion) < 1
     return forces_on_fraction(drive, ensemble, x) if partial else drive(ensemble, x)
@@ -335,7 +336,8 @@ def _frozen_state(context: StepContext, batch: Batch) -> FrozenState | None:
     return FrozenState(weights, frozen.alive, forces_in(alone, frozen, batch)[0])
 
 
-def _check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:
+def check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:
+    """Refuse a repulsion that these members, or this fraction of a batch, cannot have."""
     if repulsion is None:
         return
     if share_of(repulsion) < 1 and isinstance(repulsion.flow, Stein):

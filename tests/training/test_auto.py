@@ -310,7 +310,7 @@ def test_the_members_are_restored_if_a_search_is_interrupted(monkeypatch):
     search = search_of(monkeypatch, both, **SHORT)
     before = frozen(search.ensemble)
 
-    def broken(self, ensemble, likelihood):
+    def broken(self, *given):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shoal.training.auto_judge.Judge.scores", broken)

@@ -49,7 +49,7 @@ METHODS: dict[str, dict[str, Any]] = {
 """Repulsion only varies the diversity here; none of these strengths was chosen by a score."""
 UCI = ("concrete", "energy", "yacht")
 ALL = {"digits": 1e9, "mnist": 2000, "heads": 1e9}
-"""Training points of the curvature; 500 by default in `shoal.evidence`."""
+"""Training points of the curvature."""
 
 
 class Cell(NamedTuple):
@@ -163,9 +163,9 @@ def _trained(cell: Cell, out: Path, quick: bool) -> dict[str, float]:
     rows = _point_masses(found) | _scores(run, data)
     for prior in found.learned_priors:
         rows |= _prior(f"prior/{prior.name}", prior)
-    if plain and len(data.train) > 500:  # the default number of points
+    if plain and len(data.train) > 500:  # few_points.py has the former estimate beside this one
         for prior in _few_points(run, data, 500):
-            rows |= _prior(f"prior with 500 points/{prior.name}", prior)
+            rows |= _prior(f"prior, curvature of 500 points/{prior.name}", prior)
     rows["flow missing"] = float(plain and len(found.missing) > 0)
     return rows
 

@@ -45,7 +45,7 @@ def write(folder: Path) -> None:
     parts = {
         "Evidence and weights of plain ensembles": _weights(rows),
         "Log evidence of learned priors minus that of point masses": _priors(rows, "log evidence"),
-        "The same with 500 training points for the curvature (the default)": _few(rows),
+        "The same with 500 points for curvature and gradient (before version 0.2)": _few(rows),
         "NLL of learned priors minus that of point masses": _priors(rows, "NLL"),
         "Repulsion and the evidence": _repelled(rows),
         "Laplace's evidence minus the exact integral": _exact(rows),

@@ -113,7 +113,7 @@ def evidence(
     data: Any,
     *,
     priors: bool = True,
-    points: int = 500,
+    points: int | None = None,
     flow_steps: int = 200,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Evidence:
@@ -123,7 +123,8 @@ def evidence(
         run: a run from `fit` or `load`.
         data: the training `Dataset`, or its pair (x, y).
         priors: also compare learned priors, which takes most of the time.
-        points: number of training data points for the curvature, scaled to all data.
+        points: number of training data points for the curvature, scaled to all data; None for 500,
+            and for at least 10 per weight in the last layer.
         flow_steps: training steps of the flow prior.
         tell: called with the name of each finished step of the work.
     """
@@ -237,7 +238,12 @@ def _weighting(
 
 
 def _comparison(
-    run: Any, parts: EvidenceSplits, found: Tensor, finite: list[int], points: int, flow_steps: int
+    run: Any,
+    parts: EvidenceSplits,
+    found: Tensor,
+    finite: list[int],
+    points: int | None,
+    flow_steps: int,
 ) -> PriorComparison:
     modules = modules_of(run.ensemble, finite)
     if isinstance(parts.train.x, Opaque):  # batch objects keep their type

@@ -83,6 +83,9 @@ def features_of(module: nn.Module, x: Inputs, batch_size: int = 1024) -> tuple[T
 
 CHUNK = 64
 
+_NUMBERS = 2**24
+"""Numbers that the curvature of some data points may take in memory."""
+
 
 @dataclass(frozen=True)
 class Expansion:
@@ -92,7 +95,7 @@ class Expansion:
         module: the member, in double precision.
         log_likelihood: log-likelihood of all data at the member.
         theta: weights of the member [d].
-        gradient: g [d].
+        gradient: g of all data [d]; zero if the member counts as the maximum.
         curvature: diagonal of H [d], at least 0.
         layer: layer of each coordinate [d].
         layers: names of the layers.
@@ -129,16 +132,27 @@ def diagonal(
     likelihood: Likelihood,
     data: Split,
     log_likelihood: float,
-    factor: float = 1.0,
+    rows: Tensor | None = None,
 ) -> Expansion:
-    """Expansion in the trained weights, without interactions; `factor` scales the data."""
+    """Expansion in the trained weights, without interactions.
+
+    Args:
+        module: the member.
+        likelihood: likelihood of the outputs.
+        data: all data, which give the gradient of `last_layer`.
+        log_likelihood: log-likelihood of all data at the member.
+        rows: data points that give the curvature, scaled to all data; None for all.
+    """
     weights = _trained(module)
-    gradient, curvature = _summed_rows(module, weights, likelihood, data)
+    assert data.y is not None, "there is no likelihood of data without targets"
+    some = data if rows is None else Split(data.x[rows], data.y[rows])
+    curvature = _summed_squares(module, weights, likelihood, some)
     names = [name.rpartition(".")[0] or name for name in weights]
     layers = tuple(dict.fromkeys(names))
     sizes = [weight.numel() for weight in weights.values()]
     layer = [torch.full((n,), layers.index(a)) for a, n in zip(names, sizes, strict=True)]
-    flat = (_flat(weights), factor * _flat(gradient), factor * _flat(curvature))
+    theta, found = _flat(weights), len(data) / len(some) * _flat(curvature)
+    flat = theta, torch.zeros_like(theta), found
     return Expansion(module, log_likelihood, *flat, torch.cat(layer), layers, None, True)
 
 
@@ -147,23 +161,32 @@ def last_layer(
     likelihood: Likelihood,
     data: Split,
     log_likelihood: float,
-    factor: float = 1.0,
+    rows: Tensor | None = None,
 ) -> Expansion:
-    """Expansion in the last layer of a member with its full H = sum_n Λ_n ⊗ φ_n φ_n^T."""
+    """Expansion in the last layer of a member with its full H = sum_n Λ_n ⊗ φ_n φ_n^T.
+
+    The arguments are those of `diagonal`.
+    """
     name, layer = last_linear(module, data.x[:1])
     assert data.y is not None, "there is no likelihood of data without targets"
     phi, f = features_of(module, data.x)
-    (phi,), (f,), y = _counted(likelihood, phi, f, data.y)
-    slope, Λ = _at_outputs(likelihood, f, y)
-    inner = phi if layer.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], 1)
-    C, F = f.shape[1], inner.shape[1]
-    H = torch.einsum("ncd,na,nb->cadb", Λ, inner, inner).reshape(C * F, C * F)
-    gradient = slope.mT @ inner
+    if layer.bias is not None:
+        phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
+    (inner,), (outputs,), y = _counted(likelihood, phi, f, data.y)
+    gradient = _output_gradient(likelihood, outputs, y).mT @ inner
+    factor = 1.0
+    if rows is not None:
+        factor = len(data) / len(rows)
+        (inner,), (outputs,), y = _counted(likelihood, phi[rows], f[rows], data.y[rows])
+    C, F = outputs.shape[1], inner.shape[1]
+    H, size = inner.new_zeros(C, F, C, F), max(_NUMBERS // (C * C * F), 1)
+    for a, b, c in zip(*(each.split(size) for each in (inner, outputs, y)), strict=True):
+        H += torch.einsum("ncd,na,nb->cadb", _output_curvature(likelihood, b, c), a, a)
     order = _weights_then_biases(C, F, layer.bias is not None)
-    H, gradient = H[order][:, order], gradient.flatten()[order]
+    H, flat = H.reshape(C * F, C * F)[order][:, order], gradient.flatten()[order]
     theta = torch.cat([p.detach().flatten() for p in layer.parameters()])
     eigenvalues, Q = torch.linalg.eigh(H)
-    rotated = (theta @ Q, factor * gradient @ Q, factor * eigenvalues.clamp_min(0))
+    rotated = (theta @ Q, flat @ Q, factor * eigenvalues.clamp_min(0))
     one = torch.zeros(len(theta), dtype=torch.int64)
     return Expansion(module, log_likelihood, *rotated, one, (name,), Q)
 
@@ -182,21 +205,24 @@ def _weights_then_biases(C: int, F: int, biased: bool) -> Tensor:
     return torch.cat([index[:, :-1].flatten(), index[:, -1]]) if biased else index.flatten()
 
 
-def _at_outputs(likelihood: Likelihood, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient [B, C] and curvature [B, C, C] of the log-likelihood at the outputs."""
-
-    def log_prob(outputs: Tensor, target: Tensor) -> Tensor:
-        return likelihood.log_prob(outputs[None], target[None])[0]
-
-    slope = vmap(grad(log_prob))(f, y)
-    eigenvalues, V = torch.linalg.eigh(-vmap(jacrev(grad(log_prob)))(f, y))
-    return slope, V * eigenvalues.clamp_min(0).unsqueeze(-2) @ V.mT
+def _output_gradient(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """Gradient of the log-likelihood at the outputs [B, C]."""
+    return vmap(grad(_log_prob(likelihood)))(f, y)
 
 
-def _summed_rows(
-    module: nn.Module, weights: Tree, likelihood: Likelihood, data: Split
-) -> tuple[Tree, Tree]:
-    """g and the diagonal of H, from the columns of J^T R with R R^T = Λ, point by point."""
+def _output_curvature(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
+    """Curvature of the log-likelihood at the outputs [B, C, C], without negative eigenvalues."""
+    eigenvalues, V = torch.linalg.eigh(-vmap(jacrev(grad(_log_prob(likelihood))))(f, y))
+    return V * eigenvalues.clamp_min(0).unsqueeze(-2) @ V.mT
+
+
+def _log_prob(likelihood: Likelihood) -> Callable[[Tensor, Tensor], Tensor]:
+    """The log-likelihood of one data point."""
+    return lambda outputs, target: likelihood.log_prob(outputs[None], target[None])[0]
+
+
+def _summed_squares(module: nn.Module, weights: Tree, likelihood: Likelihood, data: Split) -> Tree:
+    """The diagonal of H, from the columns of J^T R with R R^T = Λ, point by point."""
     with torch.no_grad():
         if member_call(module, data.x[:1]).ndim > 2:
             raise ConfigError(
@@ -205,26 +231,24 @@ def _summed_rows(
             )
     buffers = dict(module.named_buffers())
 
-    def one(x: Any, slope: Tensor, root: Tensor) -> tuple[Tree, Tree]:
+    def one(x: Any, root: Tensor) -> Tree:
         def outputs(w: Tree) -> Tensor:
             return selected_output(module, call_network(module, {**w, **buffers}, _alone(x, data)))
 
         _, back, *_ = vjp(lambda w: outputs(w)[0], weights)
         (columns,) = _each(back, root.mT)
-        return back(slope)[0], {name: column.square().sum(0) for name, column in columns.items()}
+        return {name: column.square().sum(0) for name, column in columns.items()}
 
-    gradient = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     squares = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for x, y in data.batches(CHUNK):
-            slope, Λ = _at_outputs(likelihood, member_call(module, x), y)
+            Λ = _output_curvature(likelihood, member_call(module, x), y)
             eigenvalues, V = torch.linalg.eigh(Λ)
             root = V * eigenvalues.clamp_min(0).sqrt().unsqueeze(-2)
-            each = _each(one, x.tensors if isinstance(x, Structured) else x, slope, root)
-            for total, part in zip((gradient, squares), each, strict=True):
-                for name, rows in part.items():
-                    total[name] += rows.sum(0)
-    return gradient, squares
+            each = _each(one, x.tensors if isinstance(x, Structured) else x, root)
+            for name, rows in each.items():
+                squares[name] += rows.sum(0)
+    return squares
 
 
 def _each(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -6,11 +6,15 @@ the weights has a closed form. With $a = θ - μ$, $P = H + σ^{-2}$ and $b = g 
 $$ \log Z = \log L(θ) - \tfrac12 \log|1 + σ^2 H| + \tfrac12 b^T P^{-1} b - \tfrac12 a^T σ^{-2} a, $$
 
 and the posterior is $N(θ + P^{-1} b, P^{-1})$. With a full H the expansion point need not be the
-maximum. With a diagonal H it is treated as the maximum, b = 0. The centre of the prior is the
-member itself, $μ = θ$ (a point mass at scale zero), or zero, the usual prior of a Bayesian network.
-The members are the components of a mixture with equal masses, so $Z = \frac1M \sum_m Z_m$. For the
-prior at zero, every member is one mode of the same integral: Z is the mean over modes, at most
-log M below the sum over modes.
+maximum. With a diagonal H it is treated as the maximum, b = 0. The gradient g is that of all data:
+scaled from n of N points it would be noise, and its Newton step would gain about d (N/n - 1) / 2
+nats at the maximum itself. H may be scaled from n points. It then raises log Z by about
+d (d + 1) / 4n nats for d weights that the data determine, and the Newton step has its error too.
+
+The centre of the prior is the member itself, $μ = θ$ (a point mass at scale zero), or zero, the
+usual prior of a Bayesian network. The members are the components of a mixture with equal masses, so
+$Z = \frac1M \sum_m Z_m$. For the prior at zero, every member is one mode of the same integral: Z is
+the mean over modes, at most log M below the sum over modes.
 
 Other libraries expand around the maximum under a prior at zero, one network at a time. Here the
 prior can be centred at the members, all members share its scales, and the gradient counts.

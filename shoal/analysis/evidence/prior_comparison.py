@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from shoal.analysis.evidence.curvature import Expansion, diagonal, last_layer
+from shoal.analysis.evidence.curvature import Expansion, diagonal, last_layer, last_linear
 from shoal.analysis.evidence.flow import LastLayerLikelihood, fit_flow
 from shoal.analysis.evidence.laplace import Centre, fit_laplace
 from shoal.analysis.evidence.pointmass import log_evidence
@@ -29,7 +29,10 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points
 from shoal.prediction.predictive import Predictive
 
-__all__ = ["PriorComparison", "PriorResult", "compare_priors"]
+__all__ = ["FEW_POINTS", "PriorComparison", "PriorResult", "compare_priors"]
+
+FEW_POINTS = 500
+"""Data points for the curvature of all layers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class PriorComparison:
         train: data of the evidence.
         test: data of the NLL; None without any.
         log_likelihoods: log-likelihoods of the members [M].
-        points: number of training data points for the curvature, scaled to all data.
+        points: number of training data points for the curvature, scaled to all data; None for
+            `FEW_POINTS`, and for at least 10 per weight in the last layer.
         draws: draws per component for predictions.
         flow_steps: training steps of the flow.
         seed: fixes all randomness.
@@ -74,7 +78,7 @@ class PriorComparison:
     train: Split
     test: Split | None
     log_likelihoods: Tensor
-    points: int = 500
+    points: int | None = None
     draws: int = 20
     flow_steps: int = 200
     seed: int = 0
@@ -114,18 +118,29 @@ class PriorComparison:
         found = [e.outputs(self.test.x, c[:, m] - e.theta) for m, e in enumerate(expansions)]
         return torch.cat(found)
 
+    def _rows(self, build: Callable[..., Expansion]) -> Tensor | None:
+        """Data points for the curvature; None for all.
+
+        By default the curvature of the last layer, n d² products for n points and d weights, costs
+        at most as much as its eigenvectors, about 10 d³.
+        """
+        size = self.points or FEW_POINTS
+        if self.points is None and build is last_layer:
+            _, layer = last_linear(self.modules[0], self.train.x[:1])
+            size = max(size, 10 * sum(p.numel() for p in layer.parameters()))
+        if size >= len(self.train):
+            return None
+        return torch.randperm(len(self.train), generator=generator(self.seed, "curvature"))[:size]
+
     def _expanded(self, build: Callable[..., Expansion]) -> list[Expansion]:
-        size = min(self.points, len(self.train))
-        chosen = torch.randperm(len(self.train), generator=generator(self.seed, "curvature"))[:size]
-        assert self.train.y is not None
         if isinstance(self.train.x, Opaque):
             raise ConfigError(
                 "learned priors need single data points, but these inputs are batch objects; "
                 "compare priors on inputs in tensors"
             )
-        some, factor = Split(self.train.x[chosen], self.train.y[chosen]), len(self.train) / size
+        rows = self._rows(build)
         found = [
-            build(module, self.likelihood, some, float(value), factor)
+            build(module, self.likelihood, self.train, float(value), rows)
             for module, value in zip(self.modules, self.log_likelihoods, strict=True)
         ]
         if len({len(expansion.theta) for expansion in found}) > 1:

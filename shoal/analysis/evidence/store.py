@@ -1,7 +1,6 @@
 """Storage of the evidence with its run, and the member weights for predictions."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -10,12 +9,11 @@ from torch import Tensor
 
 from shoal.analysis.evidence.compute_evidence import Evidence, Weighting, evidence, step_of
 from shoal.analysis.evidence.prior_comparison import PriorResult
+from shoal.analysis.stored_results import keep_result, stored_table, write_result
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
-from shoal.core.files import read_sealed, sealed, write_json
 from shoal.core.registry import nearest
 from shoal.core.values import came
 from shoal.training.own_data import again, own_data
-from shoal.training.run import run_id
 
 __all__ = [
     "FILE",
@@ -33,15 +31,12 @@ NAMED = ("uniform", "posterior", "stacking")
 
 def save_evidence(found: Evidence, folder: Path | str) -> None:
     """Write the evidence to the folder of the run."""
-    write_json(Path(folder) / FILE, sealed({**asdict(found), "run_id": run_id(folder)}))
+    write_result(folder, FILE, found)
 
 
 def keep_evidence(run: Any, found: Evidence) -> None:
-    """Store the evidence in the run's folder, or in its `results` without a folder."""
-    if run.folder is None:
-        run.results["evidence"] = found
-    else:
-        save_evidence(found, run.folder)
+    """Store the evidence with its run."""
+    keep_result(run, "evidence", FILE, found)
 
 
 def kept_evidence(run: Any) -> Evidence | None:
@@ -53,14 +48,9 @@ def kept_evidence(run: Any) -> Evidence | None:
 
 def load_evidence(folder: Path | str) -> Evidence | None:
     """The evidence that `shoal evidence` stored in the folder of a run; None without any."""
-    path = Path(folder) / FILE
-    if not path.exists():
+    value = stored_table(folder, FILE, "evidence")
+    if value is None:
         return None
-    value = read_sealed(path)
-    if value.pop("run_id", None) != run_id(folder):
-        raise CheckpointCorrupt(
-            f"{path} belongs to another run; type: shoal evidence {path.parent}"
-        )
     try:
         value = {_OLD_KEYS.get(key, key): each for key, each in value.items()}
         priors = [PriorResult(**_known(_numbers(p))) for p in value.pop("learned_priors")]
@@ -73,7 +63,8 @@ def load_evidence(folder: Path | str) -> Evidence | None:
         return found
     except (TypeError, KeyError, AttributeError) as error:
         raise CheckpointCorrupt(
-            f"{path} is not valid evidence ({error}); type: {again('evidence', path.parent)}"
+            f"{Path(folder) / FILE} is not valid evidence ({error}); "
+            f"type: {again('evidence', folder)}"
         ) from None
 
 

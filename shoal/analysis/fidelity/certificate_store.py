@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.analysis.fidelity.certificate import Certificate
+from shoal.analysis.stored_results import keep_result, stored_table
 from shoal.core.errors import CheckpointCorrupt
-from shoal.core.files import read_sealed, sealed, write_json
 from shoal.training.own_data import again
-from shoal.training.run import run_id
 
 __all__ = ["FILE", "keep_certificate", "kept_certificate", "load_certificate"]
 
@@ -19,11 +18,7 @@ FILE = "certificate.json"
 
 def keep_certificate(run: Any, found: Certificate) -> None:
     """Store a certificate with its run."""
-    if run.folder is None:
-        run.results["fidelity"] = found
-        return
-    table = {**asdict(found), "run_id": run_id(run.folder)}
-    write_json(Path(run.folder) / FILE, sealed(table))
+    keep_result(run, "fidelity", FILE, found)
 
 
 def kept_certificate(run: Any) -> Certificate | None:
@@ -35,19 +30,17 @@ def kept_certificate(run: Any) -> Certificate | None:
 
 def load_certificate(folder: Path | str) -> Certificate | None:
     """The certificate in the folder of a run; None without any."""
-    path = Path(folder) / FILE
-    if not path.exists():
+    value = stored_table(folder, FILE, "fidelity")
+    if value is None:
         return None
-    value = read_sealed(path)
-    if value.pop("run_id", None) != run_id(folder):
-        raise CheckpointCorrupt(f"{path} belongs to another run; type: {again('fidelity', folder)}")
     try:
         found = Certificate(**value)
         rows = {label: _numbers(row) for label, row in found.distances.items()}
         return Certificate(**{**asdict(found), "distances": rows})
     except (TypeError, ValueError, AttributeError) as error:
         raise CheckpointCorrupt(
-            f"{path} is not a valid certificate ({error}); type: {again('fidelity', folder)}"
+            f"{Path(folder) / FILE} is not a valid certificate ({error}); "
+            f"type: {again('fidelity', folder)}"
         ) from None
 
 
