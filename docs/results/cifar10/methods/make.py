@@ -60,7 +60,7 @@ GROUPS = (
 )  # fmt: skip
 """Arms by importance: all seeds of a group come before the next group."""
 SMALL = {
-    "out": HERE.parent / "small", "device": "cpu", "seeds": 5, "choose": True,
+    "out": HERE.parent / "small", "device": "cpu", "seeds": 10, "choose": True,
     "model": '{"name": "small-cnn", "channels": [16]}', "pool": 4, "images": 2_000,
     "validation": 1_000, "skip": 1_000, "tested": 1_000, "corrupted": 40, "epochs": 3,
     "batch": 50, "lr": 5e-3, "plain_images": True,

@@ -270,7 +270,9 @@ def draw(rows: list[Row], pairs: Sequence[tuple[str, str]]) -> bytes:
                 mean, low, high = paired_difference(
                     *compared(rows, name, "ensemble", column.metric)
                 )
-                colour = COLOURS.get(name.split(":")[0].split("+")[0], COLOURS["forde"])
+                method = parsed(name).method
+                other = "ensemble" if method == "hyper" else "forde"
+                colour = COLOURS.get(method, COLOURS[other])
                 axes.errorbar([mean], [place], xerr=[[mean - low], [high - mean]], fmt="o",
                               color=colour, capsize=3)  # fmt: skip
             axes.set(xlabel=f"{column.title}, difference", ylim=(len(arms) - 0.5, -0.5))
