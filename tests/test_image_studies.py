@@ -97,3 +97,61 @@ def test_the_divergence_of_a_mean_field_is_that_of_its_normals(load):
         for n, mu in mean.items()
     )
     assert torch.allclose(field.divergence(mean, log_sigma), wanted, rtol=1e-5)
+
+
+def test_a_strength_in_capitals_is_the_chosen_one(load):
+    arms = load("cifar10/methods/arms.py")
+    strengths = {"kde": 1000.0, "f-kde": 30.0}
+    assert arms.named("kde+laplace:KDE", strengths) == "kde+laplace:1000"
+    assert arms.named("f-kde:F-KDE", strengths) == "f-kde:30"
+    assert arms.named("forde:16", strengths) == "forde:16"
+
+
+def test_strengths_are_chosen_by_validation_nll_of_another_seed(load):
+    load("cifar10/methods/arms.py")
+    tables = load("cifar10/methods/tables.py")
+
+    def row(method, seed, held, nll=1.0):
+        return {"method": method, "seed": seed, "validation_nll": held, "nll": nll}
+
+    rows = [
+        row("kde:10", tables.CHOOSING, 1.4, nll=0.5),  # the test set does not choose
+        row("kde:100", tables.CHOOSING, 1.2),
+        row("kde:1000", tables.CHOOSING, 0.9, nll=float("nan")),  # diverged
+        row("forde:4", 0, 0.1),
+    ]
+    assert tables.strengths(rows) == tables.USUAL | {"kde": 100.0}
+    assert tables.strengths([]) == tables.USUAL
+
+
+def test_columns_of_activation_maps_follow_the_network(load):
+    load("cifar10/methods/arms.py")
+    tables = load("cifar10/methods/tables.py")
+    claims = load("cifar10/methods/claims.py")
+    rows = [{"cam_8": 0.1, "cam_32": 0.2, "nll": 1.0}, {"cam_16": 0.3}]
+    assert tables.maps(rows) == ["cam_32", "cam_16", "cam_8"]
+    metrics = [claim.metric for claim in claims.resolved(rows, tables.USUAL)]
+    assert {"cam_8", "cam_16"} <= set(metrics)
+    alone = [claim.metric for claim in claims.resolved(rows[:0], tables.USUAL)]
+    assert not any(metric.startswith("cam_") for metric in alone)
+
+
+def test_a_hyper_deep_ensemble_chooses_what_lowers_the_nll_of_the_mean(load):
+    hyper = load("cifar10/methods/hyper.py")
+    probabilities = torch.rand(4, 6, dtype=torch.float64)
+    chosen = hyper.greedy(probabilities, 3)
+    for count in (1, 2, 3):
+        nll = [
+            -probabilities[[*chosen[: count - 1], other]].mean(0).log().mean() for other in range(4)
+        ]
+        assert chosen[count - 1] == min(range(4), key=lambda other: nll[other])
+    best = torch.tensor([[0.9, 0.9], [0.5, 0.1]])
+    assert hyper.greedy(best, 2) == [0, 0]  # with replacement
+
+
+def test_candidates_of_a_hyper_deep_ensemble_are_in_their_ranges(load):
+    hyper = load("cifar10/methods/hyper.py")
+    for setting in hyper.drawn(3, count=50):
+        assert 1 / 3 <= setting.lr_factor <= 3
+        assert 0.1 <= setting.prior_std <= 10
+        assert 0 <= setting.dropout <= 0.5

@@ -162,13 +162,6 @@ SMALL = [
         ],
         "particles/README.md",
     ),
-    Claim(
-        "Hyper-deep ensembles are a stronger baseline.",
-        PAPER,
-        "",
-        None,
-        missing="members with different hyperparameters",
-    ),
 ]
 
 METRIC = [

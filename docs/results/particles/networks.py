@@ -2,8 +2,9 @@
 
 import functools
 import math
+import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +20,19 @@ from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.tree import rows
 from shoal.data.image_sets import rotated_shifts
 from shoal.interaction.bandwidths import Fixed
-from shoal.interaction.flows import Stein
 from shoal.interaction.methods import Method, get
 from shoal.models import MLP, Blueprint
 from shoal.prediction import Predictive
 from shoal.prediction.detection import auroc
 from shoal.training.annealing import Constant
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from released import LinearDensity  # noqa: E402
+
 INTERVALS = ((1.5, 2.5), (4.5, 6.0))
 """Where the regression toy has data."""
 
 SIDE_BY_SIDE = ("relu", "tanh")
-
-
-@dataclass(frozen=True)
-class LinearDensity(Stein):
-    """The linear kernel as a density estimate, as in released code: ∇_i log sum_j z_i · z_j.
-
-    The sum may be negative, so this is no density and may attract. With K = 1 + z z^T from
-    `LinearKernel`, B z = sum_j z_j / sum_j (K_ij - 1).
-    """
-
-    def __call__(self, K: Tensor, L: Tensor, members: Tensor) -> tuple[None, Tensor]:
-        """Identity, and a matrix of equal entries in each row."""
-        total = (K - 1).sum(-1, keepdim=True)
-        return None, (1 / torch.where(total != 0, total, 1.0)).expand_as(K)[None]
 
 
 def method_of(label: str) -> Method:

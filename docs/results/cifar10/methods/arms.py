@@ -3,17 +3,21 @@
 A word is a method, then changes after `+`, then the strength after `:`.
 
 - `members=11`: ensemble size. Eleven plain members cost as much as five members of `forde`.
-- `laplace`: the Laplace kernel instead of the RBF kernel.
+- `laplace`, `linear-kernel`: another kernel than the RBF kernel.
 - `calibrated`: the calibrated form of the method.
 - `adversarial`: half of each batch's likelihood from FGSM neighbours, at 1 % of the pixel range.
 - `linear`, `hyperbolic`, `cyclic`: annealing of the driving force.
 - `empcov`: the empirical covariance prior on the filters of the first layer.
 - `swag`: five SWAG samples around every member, from its last ten snapshots.
 
-`lit` is local independence training, which has no entry in the library.
+`lit` is local independence training, which has no entry in the library. `hyper` is a hyper-deep
+ensemble, see `hyper.py`. A strength in capitals, as in `kde+laplace:KDE`, is the one that is large
+enough to matter for the method of that name.
 """
 
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,12 +29,15 @@ from shoal.core.types import Tree
 from shoal.inference.priors import Gaussian
 from shoal.interaction import methods
 from shoal.interaction.bandwidths import Fixed
-from shoal.interaction.kernels import Laplace
+from shoal.interaction.kernels import Laplace, LinearKernel
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import InputGradients, Normalised
 from shoal.training.annealing import registry as annealings
 
-__all__ = ["Arm", "EmpCov", "Energy", "SquaredCosine", "parsed", "settings"]
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from released import LinearDensity  # noqa: E402
+
+__all__ = ["Arm", "EmpCov", "Energy", "SquaredCosine", "named", "parsed", "settings"]
 
 
 class Arm(NamedTuple):
@@ -53,6 +60,16 @@ def parsed(word: str) -> Arm:
     return Arm(method, found, float(strength) if strength else None)
 
 
+def named(word: str, strengths: dict[str, float]) -> str:
+    """A word with a number instead of the strength in capitals.
+
+    >>> named("kde+laplace:KDE", {"kde": 1000.0})
+    'kde+laplace:1000'
+    """
+    name, _, strength = word.partition(":")
+    return f"{name}:{strengths[strength.lower()]:g}" if strength.isupper() else word
+
+
 def settings(arm: Arm, data: shoal.Dataset, device: str) -> dict[str, Any]:
     """The arguments of `fit` in which an arm differs from the plain ensemble."""
     changes = arm.changes
@@ -73,6 +90,9 @@ def _method(arm: Arm) -> Any:
     found = methods.get(arm.method, calibrated="calibrated" in arm.changes)
     if "laplace" in arm.changes:
         found = replace(found, repulsion=replace(found.repulsion, kernel=Laplace()))
+    if "linear-kernel" in arm.changes:
+        linear = replace(found.repulsion, kernel=LinearKernel(), flow=LinearDensity())
+        found = replace(found, repulsion=linear)
     return found
 
 

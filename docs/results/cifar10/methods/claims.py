@@ -7,12 +7,13 @@ Otherwise these seeds cannot tell.
 
 from typing import NamedTuple
 
-from tables import Row, compared
+from arms import named
+from tables import Row, compared, maps
 
 from shoal.core.text import markdown_table
-from shoal.prediction.statistics import holm, paired_difference, paired_p_value
+from shoal.prediction.statistics import holm, paired_difference, paired_p_value, verdict
 
-__all__ = ["CLAIMS", "Claim", "table", "verdict"]
+__all__ = ["CLAIMS", "Claim", "table"]
 
 
 class Claim(NamedTuple):
@@ -27,6 +28,7 @@ class Claim(NamedTuple):
 
 
 FORDE, RDE, OURS = "Trinh et al. 2024", "D'Angelo & Fortuin 2021", "our question"
+HYPER = "Wenzel et al. 2020"
 CORRUPTED = "corrupted_accuracy"
 CLAIMS = (
     Claim(
@@ -39,8 +41,8 @@ CLAIMS = (
     ),
     Claim(
         FORDE,
-        "FoRDE is more accurate under corruption, strength 16",
-        "forde:16",
+        "FoRDE is more accurate under corruption, larger strength",
+        "forde:FORDE",
         "ensemble",
         CORRUPTED,
         1,
@@ -55,47 +57,57 @@ CLAIMS = (
     ),
     Claim(
         FORDE,
-        "FoRDE has a lower corrupted ECE, strength 16",
-        "forde:16",
+        "FoRDE has a lower corrupted ECE, larger strength",
+        "forde:FORDE",
         "ensemble",
         "corrupted_ece",
         -1,
     ),
     Claim(
-        FORDE, "FoRDE loses no clean accuracy, strength 16", "forde:16", "ensemble", "accuracy", 1
+        FORDE,
+        "FoRDE loses no clean accuracy, larger strength",
+        "forde:FORDE",
+        "ensemble",
+        "accuracy",
+        1,
     ),
     Claim(
         FORDE,
         "components are more robust than pixels",
-        "forde:16",
-        "forde-identity:16",
+        "forde:FORDE",
+        "forde-identity:FORDE",
         CORRUPTED,
         1,
     ),
     Claim(
-        FORDE, "pixels are better on clean images", "forde-identity:16", "forde:16", "accuracy", 1
+        FORDE,
+        "pixels are better on clean images",
+        "forde-identity:FORDE",
+        "forde:FORDE",
+        "accuracy",
+        1,
     ),
     Claim(
         FORDE,
         "tuned scales are better than components on clean images",
-        "forde-tuned:16",
-        "forde:16",
+        "forde-tuned:FORDE",
+        "forde:FORDE",
         "accuracy",
         1,
     ),
     Claim(
         FORDE,
         "tuned scales are more robust than pixels",
-        "forde-tuned:16",
-        "forde-identity:16",
+        "forde-tuned:FORDE",
+        "forde-identity:FORDE",
         CORRUPTED,
         1,
     ),
-    Claim(FORDE, "FoRDE is more robust than LIT", "forde:16", "lit:128", CORRUPTED, 1),
+    Claim(FORDE, "FoRDE is more robust than LIT", "forde:FORDE", "lit:LIT", CORRUPTED, 1),
     Claim(
         FORDE,
         "FoRDE is more robust than SWAG in every mode",
-        "forde:16",
+        "forde:FORDE",
         "ensemble+swag",
         CORRUPTED,
         1,
@@ -103,59 +115,67 @@ CLAIMS = (
     Claim(
         FORDE,
         "FoRDE is more robust than the EmpCov prior",
-        "forde:16",
+        "forde:FORDE",
         "ensemble+empcov",
         CORRUPTED,
         1,
     ),
     Claim(
-        FORDE, "FoRDE is more robust than repelled weights", "forde:16", "kde:1000", CORRUPTED, 1
+        FORDE, "FoRDE is more robust than repelled weights", "forde:FORDE", "kde:KDE", CORRUPTED, 1
     ),
     Claim(
-        FORDE, "FoRDE is more robust than repelled outputs", "forde:16", "f-kde:30", CORRUPTED, 1
+        FORDE,
+        "FoRDE is more robust than repelled outputs",
+        "forde:FORDE",
+        "f-kde:F-KDE",
+        CORRUPTED,
+        1,
     ),
     Claim(
         FORDE,
         "input gradients differ more than in a plain ensemble",
-        "forde:16",
+        "forde:FORDE",
         "ensemble+swag",
         "gradient_cosine",
         -1,
     ),
     Claim(
-        FORDE, "class-activation maps of 8 x 8 differ more", "forde:16", "ensemble+swag", "cam_8", 1
+        FORDE,
+        "class-activation maps of the last size differ more",
+        "forde:FORDE",
+        "ensemble+swag",
+        "cam:-1",
+        1,
     ),
     Claim(
         FORDE,
-        "class-activation maps of 16 x 16 differ more",
-        "forde:16",
+        "class-activation maps of the size before differ more",
+        "forde:FORDE",
         "ensemble+swag",
-        "cam_16",
+        "cam:-2",
         1,
     ),
     Claim(
         OURS,
         "at equal cost FoRDE is more robust than eleven plain members",
-        "forde:16",
+        "forde:FORDE",
         "ensemble+members=11",
         CORRUPTED,
         1,
     ),
     Claim(
-        OURS, "at equal cost FoRDE has a lower NLL", "forde:16", "ensemble+members=11", "nll", -1
+        OURS, "at equal cost FoRDE has a lower NLL", "forde:FORDE", "ensemble+members=11", "nll", -1
     ),
     Claim(RDE, "repelled weights beat repelled outputs, strength 1", "kde", "f-kde", "nll", -1),
     Claim(
         RDE,
-        "repelled weights beat repelled outputs, strengths 1,000 and 30",
-        "kde:1000",
-        "f-kde:30",
+        "repelled weights beat repelled outputs, larger strengths",
+        "kde:KDE",
+        "f-kde:F-KDE",
         "nll",
         -1,
     ),
-    Claim(
-        RDE, "the Laplace kernel beats the RBF kernel", "kde+laplace:1000", "kde:1000", "nll", -1
-    ),
+    Claim(RDE, "the Laplace kernel beats the RBF kernel", "kde+laplace:KDE", "kde:KDE", "nll", -1),
     Claim(
         RDE,
         "adversarial training raises accuracy",
@@ -164,33 +184,77 @@ CLAIMS = (
         "accuracy",
         1,
     ),
-    Claim(RDE, "annealing lowers NLL", "kde+hyperbolic:1000", "kde:1000", "nll", -1),
-    Claim(OURS, "repelled weights at strength 1,000 lower NLL", "kde:1000", "ensemble", "nll", -1),
+    Claim(
+        RDE,
+        "the linear kernel is no substitute for the RBF kernel",
+        "kde+linear-kernel:KDE",
+        "kde:KDE",
+        "nll",
+        1,
+    ),
+    Claim(RDE, "annealing lowers NLL", "kde+hyperbolic:KDE", "kde:KDE", "nll", -1),
+    Claim(
+        OURS, "repelled weights at a larger strength lower NLL", "kde:KDE", "ensemble", "nll", -1
+    ),
     Claim(
         OURS,
         "five repelled members have a lower NLL than eleven plain members",
-        "kde:1000",
+        "kde:KDE",
         "ensemble+members=11",
         "nll",
         -1,
+    ),
+    Claim(
+        HYPER,
+        "hyper-deep ensembles have a lower NLL than plain ensembles",
+        "hyper",
+        "ensemble",
+        "nll",
+        -1,
+    ),
+    Claim(
+        HYPER,
+        "hyper-deep ensembles are more accurate than plain ensembles",
+        "hyper",
+        "ensemble",
+        "accuracy",
+        1,
+    ),
+    Claim(
+        OURS,
+        "repelled weights have a lower NLL than a hyper-deep ensemble",
+        "kde:KDE",
+        "hyper",
+        "nll",
+        -1,
+    ),
+    Claim(
+        OURS,
+        "FoRDE is more robust than a hyper-deep ensemble",
+        "forde:FORDE",
+        "hyper",
+        CORRUPTED,
+        1,
     ),
 )
 """`ensemble+swag` has the members of the plain ensemble, and recorded their gradients and maps."""
 
 
-def verdict(change: float, sign: int, p: float) -> str:
-    """
-    >>> verdict(0.3, 1, 0.01), verdict(0.3, -1, 0.01), verdict(0.3, 1, 0.2)
-    ('confirmed', 'refuted', 'cannot be told')
-    """
-    if p >= 0.05:
-        return "cannot be told"
-    return "confirmed" if change * sign > 0 else "refuted"
+def resolved(rows: list[Row], strengths: dict[str, float]) -> list[Claim]:
+    """The claims with numbers as strengths, and with the sizes of this network's maps."""
+    sizes, found = maps(rows), []
+    for claim in CLAIMS:
+        kind, _, place = claim.metric.partition(":")
+        metric = sizes[int(place)] if place and len(sizes) >= -int(place) else kind
+        ends = [named(word, strengths) for word in (claim.first, claim.second)]
+        found.append(claim._replace(first=ends[0], second=ends[1], metric=metric))
+    return found
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[Row], strengths: dict[str, float]) -> str:
     """One line per claim that has at least two seeds."""
-    found = [(claim, compared(rows, claim.first, claim.second, claim.metric)) for claim in CLAIMS]
+    claims = resolved(rows, strengths)
+    found = [(claim, compared(rows, claim.first, claim.second, claim.metric)) for claim in claims]
     known = [(claim, both) for claim, both in found if len(both[0]) > 1]
     adjusted = holm([paired_p_value(*both) for _, both in known])
     lines = []

@@ -1,38 +1,45 @@
 """Every method of two papers on repulsive ensembles, on a part of CIFAR-10 with ResNet32.
 
     python docs/results/cifar10/methods/make.py --device cuda
+    python docs/results/cifar10/methods/make.py --small     a small CNN, for a CPU: ../small
     python docs/results/cifar10/methods/make.py --tables
 
 Group after group and seed after seed, one run per arm, until the time is over. `arms.py` explains
-the words of the arms. `validation_nll` is that of images that neither train nor judge: a strength
-is chosen by it. The corruptions are all nineteen, at severities 1, 3 and 5, scored as one set. SVHN
-is the OOD set. Writes raw.csv after every run, and tables.md and figures at the end. The same
-command goes on where it ended.
+the words of the arms. `validation_nll` is that of images that neither train nor judge: `--small`
+chooses strengths by it, in runs of another seed. The corruptions are all nineteen, at severities
+1, 3 and 5, scored as one set. SVHN is the OOD set. Writes raw.csv after every run, and tables.md
+and figures at the end. The same command goes on where it ended.
 """
 
 import argparse
 import csv
+import json
 import math
+import platform
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import hyper
 import numpy as np
 import tables
 import torch
-from arms import Arm, parsed, settings
+from arms import Arm, named, parsed, settings
 from torch import Tensor
+from torch.nn import functional as F
 
 import shoal
 from shoal.analysis.landscape.averaging import multiswag
 from shoal.analysis.landscape.scene import Scene
 from shoal.core.errors import DataError
+from shoal.data.augment import CropFlip
 from shoal.data.corruptions import with_corruptions
 from shoal.data.image_sets import OBJECTS, image_dataset
 from shoal.data.raw import RAW
@@ -45,20 +52,29 @@ from shoal.prediction.similarity import pairwise_disagreement
 HERE = Path(__file__).resolve().parent
 GROUPS = (
     ("ensemble", "kde", "f-kde", "svgd", "f-svgd", "sge", "ssge", "f-sge", "f-ssge", "forde",
-     "forde:16", "kde:1000", "f-kde:30"),
-    ("ensemble+members=11", "forde-identity:16", "kde+laplace:1000", "ensemble+adversarial"),
-    ("forde-tuned:16", "forde-dct:16", "ensemble+swag", "ensemble+empcov", "kde+hyperbolic:1000"),
-    ("kde+calibrated", "lit:128"),
+     "forde:FORDE", "kde:KDE", "f-kde:F-KDE"),
+    ("ensemble+members=11", "forde-identity:FORDE", "kde+laplace:KDE", "ensemble+adversarial"),
+    ("forde-tuned:FORDE", "forde-dct:FORDE", "ensemble+swag", "ensemble+empcov",
+     "kde+hyperbolic:KDE"),
+    ("kde+calibrated", "lit:LIT", "kde+linear-kernel:KDE", "hyper"),
 )  # fmt: skip
 """Arms by importance: all seeds of a group come before the next group."""
+SMALL = {
+    "out": HERE.parent / "small", "device": "cpu", "seeds": 10, "choose": True,
+    "model": '{"name": "small-cnn", "channels": [16]}', "pool": 4, "images": 2_000,
+    "validation": 1_000, "skip": 1_000, "tested": 1_000, "corrupted": 40, "epochs": 3,
+    "batch": 50, "lr": 5e-3, "plain_images": True,
+}  # fmt: skip
+"""Options of the study that a CPU can afford."""
 COMPARED = 128
 """Test images on which input gradients and class-activation maps are compared."""
 FIELDS = (
     "method", "seed", "accuracy", "nll", "ece", "corrupted_accuracy", "corrupted_nll",
     "corrupted_ece", "auroc_entropy", "auroc_mutual_information", "validation_nll", "ratio",
-    "seconds", "noise_accuracy", "other_accuracy", "disagreement", "gradient_cosine", "cam_32",
-    "cam_16", "cam_8", "h2_first", "h2_last", "h2_least", "h2_most", "jobs",
+    "seconds", "noise_accuracy", "other_accuracy", "disagreement", "gradient_cosine",
+    "h2_first", "h2_last", "h2_least", "h2_most", "jobs",
 )  # fmt: skip
+"""Columns of every network; `cam_SIZE` stands beside, for each size that its maps have."""
 
 
 def options() -> argparse.Namespace:
@@ -69,6 +85,8 @@ def options() -> argparse.Namespace:
     made.add_argument("--within", type=float, default=1e9, help="start no run that would end later")
     made.add_argument("--jobs", type=int, default=1, help="processes; times are fair with one")
     made.add_argument("--arms", help="such as ensemble,forde:16 (default: all)")
+    made.add_argument("--small", action="store_true", help="the study of ../small")
+    made.add_argument("--choose", action="store_true", help="choose strengths, by other seeds")
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--epochs", type=int, default=20)
     made.add_argument("--members", type=int, default=5)
@@ -76,9 +94,16 @@ def options() -> argparse.Namespace:
     made.add_argument("--validation", type=int, default=2_000)
     made.add_argument("--tested", type=int, default=2_000)
     made.add_argument("--corrupted", type=int, default=500)
-    made.add_argument("--model", default="resnet32")
+    made.add_argument("--skip", type=int, default=0, help="test images that are left out")
+    made.add_argument("--pool", type=int, default=1, help="average squares of so many pixels")
+    made.add_argument("--plain-images", action="store_true", help="no crops, no mirror images")
+    made.add_argument("--batch", type=int, default=128)
+    made.add_argument("--lr", type=float, default=1e-3)
+    made.add_argument("--model", default="resnet32", help="a name, or a table as JSON")
     made.add_argument("--device", default="cuda")
     made.add_argument("--tables", action="store_true", help="only tables and figures")
+    if made.parse_known_args()[0].small:
+        made.set_defaults(**SMALL)
     return made.parse_args()
 
 
@@ -95,47 +120,68 @@ class Study:
             train, test = ((held[f"{name}_x"], held[f"{name}_y"]) for name in ("train", "test"))
             others = held["ood_x"]
         first, last = asked.images, asked.images + asked.validation
-        self.data = self._set(train, slice(0, first), test, slice(0, asked.tested))
-        self.validation = self._set(train, slice(0, first), train, slice(first, last)).test
-        few = self._set(train, slice(0, first), test, slice(0, asked.corrupted))
+        judged = slice(asked.skip, asked.skip + asked.tested)
+        full = self._set(train, slice(0, first), test, judged)
+        self.data = replace(full, train=self._pooled(full.train), test=self._pooled(full.test))
+        held = self._set(train, slice(0, first), train, slice(first, last)).test
+        self.validation = self._pooled(held)
+        some = slice(asked.skip, asked.skip + asked.corrupted)
+        few = self._set(train, slice(0, first), test, some)
         splits = with_corruptions(few, severities=(1, 3, 5)).shifts
         parts = [(name, split.x.cpu(), split.y.cpu()) for name, split in splits.items()]
-        self.shifts = shoal.Split(*(torch.cat([part[i] for part in parts]) for i in (1, 2)))
+        both = (torch.cat([part[i] for part in parts]) for i in (1, 2))
+        self.shifts = self._pooled(shoal.Split(*both))
         self.noisy = torch.cat([torch.full((len(y),), "noise" in name) for name, _, y in parts])
         labels = np.zeros(len(others), dtype=np.int64)
         whole = slice(0, asked.tested)
-        self.others = self._set(train, slice(0, first), (others, labels), whole).test
+        self.others = self._pooled(self._set(train, slice(0, first), (others, labels), whole).test)
 
     def _set(self, train: Any, some: slice, test: Any, tested: slice) -> shoal.Dataset:
         """Images in the scale of the training images."""
         parts = [(x[at], y[at].astype(np.int64)) for (x, y), at in ((train, some), (test, tested))]
         return image_dataset("cifar10", OBJECTS, *parts, {}, None, 0, "standard", ())
 
+    def _pooled(self, split: Any) -> Any:
+        """A split with images of fewer pixels: averages over squares."""
+        return replace(split, x=F.avg_pool2d(split.x, self.asked.pool))
+
     def row(self, word: str, seed: int) -> dict[str, Any]:
         """Train an ensemble and score it."""
-        started, arm = time.monotonic(), parsed(word)
-        found: dict[str, Any] = {"method": word, "seed": seed, "jobs": self.asked.jobs}
+        clock = time.process_time if self.asked.device == "cpu" else time.monotonic
+        started, arm = clock(), parsed(word)
+        found: dict[str, Any] = dict.fromkeys(FIELDS, math.nan)
+        found |= {"method": word, "seed": seed, "jobs": self.asked.jobs}
+        if arm.method == "hyper":
+            predict = hyper.selected(self._fit, self.validation, seed, self.asked)
+            return found | {"seconds": clock() - started} | self._scores(predict)
         with tempfile.TemporaryDirectory() as folder:
             try:
                 run = self._trained(arm, seed, Path(folder))
             except DataError:  # all members diverged
-                return dict.fromkeys(FIELDS, math.nan) | found
-            found["seconds"] = time.monotonic() - started
+                return found
+            found["seconds"] = clock() - started
             predict = self._predictor(run, arm)
         return found | self._scores(predict) | _force(run) | self._diversity(run)
 
     def _trained(self, arm: Arm, seed: int, folder: Path) -> shoal.Run:
-        asked = self.asked
-        build = Blueprint(registry.make(asked.model), self.data.input_shape, self.data.outputs)
+        asked, changes = self.asked, settings(arm, self.data, self.asked.device)
+        if "swag" in arm.changes:
+            changes |= {"out": folder / "run", "keep_every": 1}
         members = int(arm.changes.get("members", asked.members))
-        sampled = "swag" in arm.changes
+        return self._fit(_model(asked), members, seed, **changes)
+
+    def _fit(self, model: Any, members: int, seed: int, **changes: Any) -> shoal.Run:
+        asked = self.asked
+        build = Blueprint(registry.make(model), self.data.input_shape, self.data.outputs)
+        common = {
+            "epochs": asked.epochs, "batch_size": asked.batch, "lr": asked.lr, "clip": 5.0,
+            "schedule": "flat-then-linear",
+            "augment": None if asked.plain_images else CropFlip(4 // asked.pool),
+            "precision": "bfloat16" if asked.device == "cuda" else "float32",
+        }  # fmt: skip
         return shoal.fit(
             shoal.Ensemble.init(build, members, seed=seed), self.data,
-            seed=seed, progress=False, epochs=asked.epochs, batch_size=128, lr=1e-3, clip=5.0,
-            schedule="flat-then-linear", augment="crop-flip", device=asked.device,
-            precision="bfloat16" if asked.device == "cuda" else "float32",
-            out=folder / "run" if sampled else None, keep_every=1 if sampled else None,
-            **settings(arm, self.data, asked.device),
+            seed=seed, progress=False, device=asked.device, **(common | changes),
         )  # fmt: skip
 
     def _predictor(self, run: shoal.Run, arm: Arm) -> Callable[[Tensor], Predictive]:
@@ -168,6 +214,10 @@ class Study:
         return found | {"gradient_cosine": _between(cosine)}
 
 
+def _model(asked: argparse.Namespace) -> Any:
+    return json.loads(asked.model) if asked.model.startswith("{") else asked.model
+
+
 def _scores(predictive: Any, y: Tensor) -> dict[str, float]:
     found = shoal.evaluate(predictive, y)
     return {name: float(found[name]) for name in ("accuracy", "nll", "ece")}
@@ -195,6 +245,8 @@ def _prepare(asked: argparse.Namespace) -> None:
     global _study
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if platform.machine() == "aarch64":  # oneDNN has only slow convolutions there
+        torch.backends.mkldnn.set_flags(False)
     _study = Study(asked)
 
 
@@ -206,17 +258,18 @@ def _run(word: str, seed: int) -> dict[str, Any]:
 def write(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Write all rows."""
     with open(folder / "raw.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        names = [*FIELDS, *tables.maps(rows)]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
-def train(asked: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Train what is missing, and write the rows after every run."""
+def train(
+    asked: argparse.Namespace, rows: list[dict[str, Any]], cells: list[tuple[str, int]]
+) -> None:
+    """Train what is missing of these arms and seeds, and write the rows after every run."""
     begun, longest = time.monotonic(), 0.0
     done = {(row["method"], row["seed"]) for row in rows}
-    groups = (asked.arms.split(","),) if asked.arms else GROUPS
-    cells = [(w, s) for group in groups for s in range(asked.seeds) for w in group]
     missing = [cell for cell in cells if cell not in done]
     running: dict[Future, tuple[str, int, float]] = {}
     with ProcessPoolExecutor(asked.jobs, get_context("spawn"), _prepare, (asked,)) as pool:
@@ -248,7 +301,12 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     rows = tables.read(asked.out / "raw.csv")
     if not asked.tables:
-        train(asked, rows)
+        if asked.choose:
+            train(asked, rows, [(word, tables.CHOOSING) for word in tables.CANDIDATES])
+        groups = (asked.arms.split(","),) if asked.arms else GROUPS
+        order = [(word, s) for group in groups for s in range(asked.seeds) for word in group]
+        strengths = tables.strengths(rows)
+        train(asked, rows, [(named(word, strengths), seed) for word, seed in order])
     tables.write(asked.out, rows)
 
 

@@ -1,7 +1,8 @@
 """Tables and figure of the study, from raw.csv alone.
 
 Differences are paired by seed, with 95 % intervals by Student's t. A star marks a difference whose
-p value is below 0.05 after Holm's correction over the rows of its column.
+p value is below 0.05 after Holm's correction over the rows of its column. Runs of the seed
+`CHOOSING` choose the strengths, and count nowhere else.
 """
 
 import csv
@@ -10,10 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from arms import named, parsed
+
 from shoal.core.text import markdown_table
 from shoal.prediction.statistics import holm, paired_difference, paired_p_value
 
-__all__ = ["COLUMNS", "PAIRS", "Column", "Row", "compared", "read", "write"]
+__all__ = [
+    "CANDIDATES",
+    "CHOOSING",
+    "COLUMNS",
+    "PAIRS",
+    "Column",
+    "Row",
+    "compared",
+    "maps",
+    "read",
+    "strengths",
+    "write",
+]
 
 Row = dict[str, Any]
 
@@ -44,27 +59,54 @@ INSIDE = (
     Column("other_accuracy", "accuracy, other corruptions, %", 100, 2),
     Column("disagreement", "pairwise disagreement, %", 100, 1),
     Column("gradient_cosine", "cosine of input gradients"),
-    Column("cam_32", "CAM diversity, 32 x 32"),
-    Column("cam_16", "16 x 16"),
-    Column("cam_8", "8 x 8"),
     Column("h2_first", "h², first epoch", 1, 4),
     Column("h2_last", "h², last epoch", 1, 4),
     Column("h2_least", "least h²", 1, 4),
 )
 PAIRS = (
-    ("forde:16", "ensemble+members=11", "equal cost"),
+    ("forde:FORDE", "ensemble+members=11", "equal cost"),
     ("forde", "ensemble+members=11", "equal cost"),
-    ("kde:1000", "ensemble+members=11", "five members against eleven"),
-    ("forde:16", "forde-identity:16", "components against pixels"),
-    ("forde:16", "forde-dct:16", "components against cosines"),
-    ("forde:16", "forde-tuned:16", "components against tuned"),
-    ("forde:16", "lit:128", "FoRDE against LIT"),
-    ("kde+laplace:1000", "kde:1000", "Laplace against RBF"),
-    ("kde+hyperbolic:1000", "kde:1000", "annealed against not"),
+    ("kde:KDE", "ensemble+members=11", "five members against eleven"),
+    ("forde:FORDE", "forde-identity:FORDE", "components against pixels"),
+    ("forde:FORDE", "forde-dct:FORDE", "components against cosines"),
+    ("forde:FORDE", "forde-tuned:FORDE", "components against tuned"),
+    ("forde:FORDE", "lit:LIT", "FoRDE against LIT"),
+    ("kde+laplace:KDE", "kde:KDE", "Laplace against RBF"),
+    ("kde+linear-kernel:KDE", "kde:KDE", "linear kernel against RBF"),
+    ("forde:FORDE", "hyper", "FoRDE against hyper-deep"),
+    ("kde:KDE", "hyper", "repelled weights against hyper-deep"),
+    ("hyper", "ensemble+members=11", "hyper-deep (12 trainings) against eleven"),
+    ("kde+hyperbolic:KDE", "kde:KDE", "annealed against not"),
     ("kde", "f-kde", "weights against outputs"),
-    ("kde:1000", "f-kde:30", "weights against outputs"),
+    ("kde:KDE", "f-kde:F-KDE", "weights against outputs"),
 )
-"""Two arms, and what their difference tests."""
+"""Two arms, and what their difference tests; `arms.named` explains strengths in capitals."""
+CHOOSING = 100
+CANDIDATES = (
+    *(f"kde:{strength}" for strength in (100, 1000, 10000)),
+    *(f"f-kde:{strength}" for strength in (10, 30, 100)),
+    *(f"forde:{strength}" for strength in (4, 16, 64)),
+    *(f"lit:{strength}" for strength in (8, 32, 128)),
+)
+"""Arms of the seed that chooses strengths; their force ratios are above 0.001."""
+USUAL = {"kde": 1000.0, "f-kde": 30.0, "forde": 16.0, "lit": 128.0}
+"""Strengths if no run chooses them."""
+
+
+def maps(rows: Sequence[Row]) -> list[str]:
+    """Fields of the class-activation maps, from the largest maps to the smallest."""
+    found = {key for row in rows for key in row if key.startswith("cam_")}
+    return sorted(found, key=lambda key: -int(key.removeprefix("cam_")))
+
+
+def strengths(rows: Sequence[Row]) -> dict[str, float]:
+    """The strength of the lowest validation NLL, by method."""
+    tried = [row for row in rows if row["seed"] == CHOOSING and math.isfinite(row["nll"])]
+    found = {}
+    for row in sorted(tried, key=lambda row: row["validation_nll"]):
+        arm = parsed(row["method"])
+        found.setdefault(arm.method, arm.strength)
+    return USUAL | found
 
 
 def read(path: Path) -> list[Row]:
@@ -87,20 +129,25 @@ def write(folder: Path, rows: list[Row]) -> None:
     """Write tables.md and differences.png."""
     import claims
 
+    known = strengths(rows)
+    tried = [row for row in rows if row["seed"] == CHOOSING]
+    rows = [row for row in rows if row["seed"] != CHOOSING]
     names = list(dict.fromkeys(row["method"] for row in rows))
     others = [(name, "ensemble") for name in names if name != "ensemble"]
     parts = [
         "## Claims",
-        claims.table(rows),
+        claims.table(rows, known),
         "## Means, and differences to the plain ensemble",
         _means(rows, names, others),
         "## Pairs of arms: the first minus the second",
-        _pairs(rows),
+        _pairs(rows, known),
         "## Inside the runs: means over seeds",
         _inside(rows, names),
         "## Price",
         _price(rows, names),
     ]
+    if tried:
+        parts += [f"## Choice of strengths, seed {CHOOSING}", _choice(tried, known)]
     (folder / "tables.md").write_text("\n\n".join(part.strip() for part in parts) + "\n")
     if any(len(compared(rows, *pair, "nll")[0]) > 1 for pair in others):
         (folder / "differences.png").write_bytes(draw(rows, others))
@@ -109,7 +156,7 @@ def write(folder: Path, rows: list[Row]) -> None:
 def compared(rows: list[Row], first: str, second: str, metric: str) -> tuple[list, list]:
     """Values of both arms in the seeds that both have."""
     values = [
-        {row["seed"]: row[metric] for row in rows if row["method"] == name}
+        {row["seed"]: row.get(metric, math.nan) for row in rows if row["method"] == name}
         for name in (first, second)
     ]
     seeds = [s for s in values[0] if s in values[1]]
@@ -136,7 +183,7 @@ def _differences(
 
 
 def _mean(rows: list[Row], name: str, column: Column) -> str:
-    values = [row[column.metric] for row in rows if row["method"] == name]
+    values = [row.get(column.metric, math.nan) for row in rows if row["method"] == name]
     values = [value for value in values if math.isfinite(value)]
     return f"{column.scale * sum(values) / len(values):.{column.digits}f}" if values else ""
 
@@ -157,10 +204,11 @@ def _means(rows: list[Row], names: list[str], pairs: Sequence[tuple[str, str]]) 
     return markdown_table(["", "seeds", *(column.title for column in COLUMNS)], lines)
 
 
-def _pairs(rows: list[Row]) -> str:
-    changes = {column: _differences(rows, PAIRS, column) for column in COLUMNS}
+def _pairs(rows: list[Row], known: dict[str, float]) -> str:
+    pairs = [(named(first, known), named(second, known), what) for first, second, what in PAIRS]
+    changes = {column: _differences(rows, pairs, column) for column in COLUMNS}
     lines = []
-    for first, second, what in PAIRS:
+    for first, second, what in pairs:
         seeds = len(compared(rows, first, second, "nll")[0])
         if seeds > 1:
             cells = [changes[column].get((first, second), "") for column in COLUMNS]
@@ -169,9 +217,23 @@ def _pairs(rows: list[Row]) -> str:
     return markdown_table(titles, lines) if lines else "No pair has two seeds."
 
 
+def _choice(tried: list[Row], known: dict[str, float]) -> str:
+    lines = []
+    for row in tried:
+        arm = parsed(row["method"])
+        cells = [f"{row['validation_nll']:.4f}", f"{row['ratio']:.2g}"]
+        chosen = "chosen" if known.get(arm.method) == arm.strength else ""
+        lines.append([f"`{row['method']}`", *cells, chosen])
+    return markdown_table(["", "validation NLL", "force ratio", ""], lines)
+
+
 def _inside(rows: list[Row], names: list[str]) -> str:
-    lines = [[f"`{n}`", *(_mean(rows, n, column) for column in INSIDE)] for n in names]
-    return markdown_table(["", *(column.title for column in INSIDE)], lines)
+    columns = list(INSIDE)
+    for key in maps(rows):
+        size = key.removeprefix("cam_")
+        columns.append(Column(key, f"CAM diversity, {size} x {size}"))
+    lines = [[f"`{n}`", *(_mean(rows, n, column) for column in columns)] for n in names]
+    return markdown_table(["", *(column.title for column in columns)], lines)
 
 
 def _price(rows: list[Row], names: list[str]) -> str:
@@ -208,7 +270,9 @@ def draw(rows: list[Row], pairs: Sequence[tuple[str, str]]) -> bytes:
                 mean, low, high = paired_difference(
                     *compared(rows, name, "ensemble", column.metric)
                 )
-                colour = COLOURS.get(name.split(":")[0].split("+")[0], COLOURS["forde"])
+                method = parsed(name).method
+                other = "ensemble" if method == "hyper" else "forde"
+                colour = COLOURS.get(method, COLOURS[other])
                 axes.errorbar([mean], [place], xerr=[[mean - low], [high - mean]], fmt="o",
                               color=colour, capsize=3)  # fmt: skip
             axes.set(xlabel=f"{column.title}, difference", ylim=(len(arms) - 0.5, -0.5))

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from tables import Rows, shifted, tested, values
 
 from shoal.core.text import markdown_table
-from shoal.prediction.statistics import holm, paired_difference, paired_p_value
+from shoal.prediction.statistics import holm, paired_difference, paired_p_value, verdict
 
-__all__ = ["CLAIMS", "Claim", "table", "verdict"]
+__all__ = ["CLAIMS", "Claim", "table"]
 
 BySeed = dict[int, float]
 
@@ -94,16 +94,6 @@ CLAIMS = (
     Claim("members have more variance to average than mean-field VI samples, test images",
           _variance("members", "test"), _variance("mean-field", "test"), 1),
 )  # fmt: skip
-
-
-def verdict(change: float, sign: int, p: float) -> str:
-    """
-    >>> verdict(0.3, 1, 0.01), verdict(0.3, -1, 0.01), verdict(0.3, 1, 0.2)
-    ('confirmed', 'refuted', 'cannot be told')
-    """
-    if p >= 0.05:
-        return "cannot be told"
-    return "confirmed" if change * sign > 0 else "refuted"
 
 
 def _pairs(rows: Rows, cases: list[str]) -> Iterator[tuple[str, Claim, list[float], list[float]]]:
