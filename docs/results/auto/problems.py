@@ -45,6 +45,8 @@ OTHER = {
 TABLES = ("boston", "concrete", "energy", "wine", "yacht")
 DESIGN = ("digits", "mnist", "fashion-mnist", "kmnist", "cifar10", "svhn", *TABLES, "features")
 """The sets on which the rule was designed."""
+CHEAP = ("digits", *TABLES)
+"""The sets of the design that train in seconds on a CPU; a controller was compared on them."""
 SCIKIT_LEARN = {
     "breast-cancer": "load_breast_cancer",
     "diabetes": "load_diabetes",
