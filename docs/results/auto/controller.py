@@ -22,7 +22,10 @@ from shoal.inference import likelihoods
 from shoal.training.schedules import factor_of, schedules
 from shoal.training.step import StepInfo
 
-__all__ = ["Controlled", "Controller", "train"]
+__all__ = ["TARGETS", "Controlled", "Controller", "train"]
+
+TARGETS = ("0.003", "0.01", "0.03", "0.1")
+"""Force ratios that were compared."""
 
 
 @dataclass

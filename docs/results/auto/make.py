@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from controller import Controlled, Controller, train
+from controller import TARGETS, Controlled, Controller, train
 from problems import CHEAP, DESIGN, Problem, problem
 from torch import Tensor
 
@@ -44,7 +44,6 @@ ARMS = (
     *(f"forde:{s}" for s in ("1", "4", "16", "64")),
     "kde:calibrated",
 )
-TARGETS = ("0.003", "0.01", "0.03", "0.1")
 CONTROLLED = ("ensemble", *(f"{m}@{t}" for m in ("kde", "f-kde") for t in TARGETS))
 """A method at a force ratio that a controller keeps."""
 TESTED = ("nll", "accuracy", "rmse", "ece", "shifted_nll", "shifted_accuracy", "shifted_rmse",
