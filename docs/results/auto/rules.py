@@ -254,7 +254,7 @@ def figure(*parts: pd.DataFrame) -> None:
             for end in ends:
                 ax.axhline(end - 0.5, color="0.5", lw=1, ls=":")
             ax.set_xscale("symlog", linthresh=0.02)
-            ticks = (-10, -1, -0.1, 0, 0.1, 1, 10) if key == "shifted_nll" else (-0.1, 0, 0.1)
+            ticks = (-10, -0.1, 0, 0.1, 10) if key == "shifted_nll" else (-0.1, 0, 0.1)
             ax.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks])
             ax.minorticks_off()
             ax.set_title(f"gain in {title}" if key == "auroc" else f"lower {title}")
