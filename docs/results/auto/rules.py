@@ -168,7 +168,9 @@ def table(made: pd.DataFrame) -> str:
         cells = []
         for key in SCORES:
             bold = "" if line[f"{key}_verdict"] == "tie" else "**"
-            cells.append(f"{bold}{line[key]:+.3f} ± {line[f'{key}_half']:.3f}{bold}")
+            half = line[f"{key}_half"]
+            width = f"± {half:.3f}" if np.isfinite(half) else "(one seed)"
+            cells.append(f"{bold}{line[key]:+.3f} {width}{bold}")
         lines.append([name, line.seeds, line.chosen, *cells, f"{line.price:.1f}"])
     return markdown_table(["set", "seeds", "chosen", *TITLES, "search / plain training"], lines)
 
@@ -190,22 +192,27 @@ def comparison(rows: pd.DataFrame) -> str:
 
 def controllers(rows: pd.DataFrame, controlled: pd.DataFrame) -> list[str]:
     """Targets of a controller beside the shipped rule, on the same sets and seeds."""
-    cells = controlled[["set", "seed"]].drop_duplicates()
-    shipped = outcomes(rows.merge(cells), SHIPPED)
-    lines = [["shipped", *counts(verdicts(shipped)), "", f"{price(SHIPPED):.2f}"]]
+    runs = controlled[["set", "seed"]].drop_duplicates()
+    shipped = outcomes(rows.merge(runs), SHIPPED)
+    lines = [["shipped", *counts(verdicts(shipped)), "", "", f"{price(SHIPPED):.2f}"]]
     for name, rule in CONTROLLERS.items():
         found = outcomes(controlled, rule)
-        beside = counts(verdicts(_less(found, shipped)))
-        lines.append([name, *counts(verdicts(found)), ", ".join(beside), f"{price(rule):.2f}"])
+        less = _less(found, shipped)
+        signs = [f"{(way * less.nll > 0).sum()}" for way in (-1, 1)]
+        signs.insert(1, f"{(less.nll == 0).sum()}")
+        cells = [", ".join(counts(verdicts(less))[:3]), " / ".join(signs), f"{price(rule):.2f}"]
+        lines.append([name, *counts(verdicts(found)), *cells])
     whole = outcomes(controlled, CONTROLLERS["targets of kde and f-kde"])
-    heads = ["rule", *TITLES, "beside the shipped rule", "largest price"]
+    beside = "less the shipped rule: NLL, under shift, AUROC"
+    lower = "runs with lower / equal / higher NLL than the shipped rule"
+    heads = ["rule", *TITLES, beside, lower, "largest price"]
     return [
         markdown_table(heads, lines),
         "Targets of kde and f-kde, less the plain ensemble:",
         table(verdicts(whole)),
         "Targets of kde and f-kde, less the shipped rule:",
         table(verdicts(_less(whole, shipped))),
-        "Each target by itself, less the plain ensemble; mean strength at the end by set:",
+        "Each target by itself, less the plain ensemble; strengths at the end of the training:",
         _targets(controlled),
     ]
 
@@ -227,10 +234,12 @@ def _targets(controlled: pd.DataFrame) -> str:
         found = change.reset_index().assign(arm=arm, times_plain=0.0)
         ends = np.exp(np.log(mine.strength).groupby("set").mean())
         ratios = mine.ratio.groupby("set").mean()
-        spread = f"{ends.min():.2g} to {ends.max():.2g}"
+        spread = f"{ends.min():,.0f} to {ends.max():,.0f}"
         kept = f"{ratios.min():.2g} to {ratios.max():.2g}"
         lines.append([arm, *counts(verdicts(found)), spread, kept])
-    return markdown_table(["target", *TITLES, "strength", "push / drive"], lines)
+    return markdown_table(
+        ["target", *TITLES, "strength, lowest to highest set", "push / drive"], lines
+    )
 
 
 def figure(*parts: pd.DataFrame) -> None:
