@@ -289,8 +289,8 @@ def main() -> None:
         '# Tables of the study of `method="auto"`',
         "*Written by `python docs/results/auto/rules.py` from raw.csv and controller.csv. "
         "Differences to the plain ensemble, mean ± half of the 95 % interval by Student's t, "
-        "paired by seed. Bold: significant after Holm's correction over all sets. For tables of numbers, "
-        "AUROC is that of the standard deviation.*",
+        "paired by seed. Bold: significant after Holm's correction over all sets. "
+        "For tables of numbers, AUROC is that of the standard deviation.*",
         "## Sets of the design",
         table(made),
         "## Sets that were opened after the rule was written, and came with it",
