@@ -23,8 +23,10 @@ from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.axes import needs_data
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.context import StepContext
 from shoal.training.mover import Mover
 from shoal.training.optim import flat_state, set_learning_rate
+from shoal.training.option_checks import number
 from shoal.training.options import Options, positive
 from shoal.training.points import needs_statistics, resolved
 from shoal.training.prepare import destination, nothing_to_prepare, prepared
@@ -124,6 +126,7 @@ class Stepper:
         *,
         lr: float | None = None,
         annealing: float = 1.0,
+        strength: float | None = None,
         loss: Loss | None = None,
         own: bool = False,
     ) -> StepInfo:
@@ -134,6 +137,8 @@ class Stepper:
                 be [B], or [M, B] for members that see different points of a common batch.
             lr: learning rate of this step and of later steps.
             annealing: factor of the driving force.
+            strength: factor of the repulsive force in this step; None for that of the stepper.
+                Steps with a strength of their own are not captured.
             loss: a loss in place of the likelihood for this step, as in `likelihoods.Custom`.
             own: every member has its own batch: inputs and targets are [M, B, ...]. Members are
                 then compared by their weights.
@@ -145,17 +150,31 @@ class Stepper:
         mover = self._mover or self._begin(x, y, own, loss)
         if lr is not None:
             set_learning_rate(mover.optimizer, positive("lr", lr))
-        context = replace(mover.context, own_inputs=own) if own else mover.context
+        context = self._context(mover, loss, own, strength)
+        kind = None if strength is not None else (loss, own)
+        with calculating_in(self._options.precision, self.ensemble), mover.limited():
+            info = self._move(mover, x, y, annealing, context, kind)
+        self.step += 1
+        return info
+
+    def _context(
+        self, mover: Mover, loss: Loss | None, own: bool, strength: float | None
+    ) -> StepContext:
+        """The context of all steps, with the changes of this one."""
+        context = mover.context
+        if own:
+            self._check_own(mover)
+            context = replace(context, own_inputs=own)
         if loss is not None:
             kind = OwnLoss if own else Custom
             custom = self._losses.setdefault((loss, own), kind(loss))
             context = replace(context, posterior=replace(context.posterior, likelihood=custom))
-        if own:
-            self._check_own(mover)
-        with calculating_in(self._options.precision, self.ensemble), mover.limited():
-            info = self._move(mover, x, y, annealing, context, (loss, own))
-        self.step += 1
-        return info
+        if strength is None:
+            return context
+        if context.repulsion is None:
+            raise ConfigError("a plain ensemble has no repulsion; leave strength out")
+        checked = number("strength", strength)
+        return replace(context, repulsion=replace(context.repulsion, strength=checked))
 
     def _read(self, batch: Any, own: bool) -> tuple[Inputs, Targets]:
         given = raw_batch(batch)
@@ -238,9 +257,11 @@ class Stepper:
     def _move(
         self, mover: Mover, x: Inputs, y: Targets, annealing: float, context: Any, kind: Any
     ) -> StepInfo:
+        """Take the step; `kind` tells captured steps apart, and is None for one not captured."""
         rate = mover.optimizer.param_groups[0]["lr"]
         plain = isinstance(x, Tensor | Structured) and isinstance(rate, Tensor)
-        if not (plain and mover.plan.graph and self._where.type == "cuda"):
+        captures = plain and mover.plan.graph and self._where.type == "cuda"
+        if kind is None or not captures:
             return mover.move(x, y, annealing, self.step, context)
         case = (kind, annealing, _shapes(x), _shapes(y))
         if case not in self._captured:

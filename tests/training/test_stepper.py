@@ -65,6 +65,34 @@ def test_rates_and_annealing_are_those_of_the_call():
     assert_equal_trees(weights(slow), weights(fast))
 
 
+@pytest.mark.parametrize("method", ["kde", "f-kde", "svgd", "forde"])
+def test_the_strength_of_a_call_is_that_of_its_step_alone(method):
+    x, y = points()
+    options = {"n": N, "method": method, "inputs": x if method == "forde" else None, "lr": 0.01}
+    given, called = ensemble(), ensemble()
+    strong = shoal.Stepper(given, strength=50.0, **options)((x, y))
+    stepper = shoal.Stepper(called, strength=2.0, **options)
+    info = stepper((x, y), strength=50.0)
+    assert_equal_trees(weights(called), weights(given))
+    assert info.ratio == strong.ratio
+    # the push is proportional to the strength, the drive does not depend on it
+    shares = [shoal.Stepper(ensemble(), **options)((x, y), strength=s) for s in (1.0, 8.0)]
+    torch.testing.assert_close(shares[1].push, 8 * shares[0].push)
+    torch.testing.assert_close(shares[1].drive, shares[0].drive)
+    later, other = ensemble(), ensemble()
+    for each, strengths in ((later, (None, None)), (other, (2.0, None))):
+        stepper = shoal.Stepper(each, strength=2.0, **options)
+        for strength in strengths:
+            stepper((x, y), strength=strength)
+    assert_equal_trees(weights(later), weights(other))
+
+
+def test_a_plain_ensemble_has_no_strength():
+    stepper = shoal.Stepper(ensemble(), n=N, method="ensemble")
+    with pytest.raises(shoal.ConfigError, match="no repulsion"):
+        stepper(points(), strength=3.0)
+
+
 def own_batches(kind="classes"):
     x, y = points(kind)
     rows = torch.stack([torch.randperm(N, generator=torch.manual_seed(i))[:B] for i in range(M)])

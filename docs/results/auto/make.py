@@ -2,6 +2,7 @@
 
     python docs/results/auto/make.py --jobs 2                       the sets of the design
     python docs/results/auto/make.py --sets notmnist,kin8nm         other sets
+    python docs/results/auto/make.py --controller                   targets of a controller
     python docs/results/auto/rules.py                               rules, tables and the figure
 
 For each set and seed, every arm (a method at a strength) is trained three times: for an eighth and
@@ -24,7 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from problems import DESIGN, Problem, problem
+from controller import TARGETS, Controlled, Controller, train
+from problems import CHEAP, DESIGN, Problem, problem
 from torch import Tensor
 
 import shoal
@@ -42,10 +44,13 @@ ARMS = (
     *(f"forde:{s}" for s in ("1", "4", "16", "64")),
     "kde:calibrated",
 )
+CONTROLLED = ("ensemble", *(f"{m}@{t}" for m in ("kde", "f-kde") for t in TARGETS))
+"""A method at a force ratio that a controller keeps."""
 TESTED = ("nll", "accuracy", "rmse", "ece", "shifted_nll", "shifted_accuracy", "shifted_rmse",
           "auroc", "auroc_mi")  # fmt: skip
 CHOSEN_BY = ("held_nll", "held_shifted", "clean_diff", "clean_se", "shift_diff", "shift_se")
 FIELDS = ("set", "seed", "arm", "stage", "seconds", "ratio", *CHOSEN_BY, *TESTED)
+"""Columns of the rows; those of a controller also have the strength at the end."""
 
 
 def shifted_copies(x: Tensor, spread: Tensor, seed: int) -> list[Tensor]:
@@ -87,9 +92,10 @@ class Cell:
         copies = shifted_copies(self.of.x[held], spread_of(self.part[0]), self.seed)
         self.held = [self.of.x[held], *copies], self.of.y[held]
 
-    def fit(self, arm: str, share: float) -> shoal.Run:
+    def fit(self, arm: str, share: float) -> shoal.Run | Controlled:
         """Train an arm for a share of the steps."""
         method, _, word = arm.partition(":")
+        method, _, target = method.partition("@")
         calibrated = word == "calibrated"
         options = dict(self.of.options)
         whole = share == 1
@@ -97,13 +103,17 @@ class Cell:
         batches = math.ceil(len(self.of.x) / options["batch_size"])
         steps = max(1, round(share * options.pop("epochs") * batches))
         ensemble = shoal.Ensemble.init(self.of.build, MEMBERS, seed=self.seed)
+        if target:
+            controller = Controller(float(target))
+            options |= {"steps": steps, "seed": self.seed}
+            return train(ensemble, (x, y), method, controller, **options)
         return shoal.fit(
             ensemble, (x, y), method=method, calibrated=calibrated,
             strength=float(word) if word and not calibrated else None, steps=steps,
             seed=self.seed, device=self.device, progress=False, **options,
         )  # fmt: skip
 
-    def held_scores(self, run: shoal.Run) -> tuple[Tensor, Tensor]:
+    def held_scores(self, run: shoal.Run | Controlled) -> tuple[Tensor, Tensor]:
         """NLL of every held-out point: clean, and mean over the shifted copies."""
         copies, y = self.held
         nll = torch.stack([-shoal.predict(run, x).log_prob(y).flatten().cpu() for x in copies])
@@ -122,6 +132,7 @@ class Cell:
                     run = self.fit(arm, share)
                     row |= {"seconds": time.monotonic() - started}
                     row["ratio"] = run.history[-1].get("ratio") or 0.0
+                    row["strength"] = run.history[-1].get("strength")
                     if share == 1:
                         row |= self.tested(run)
                     else:
@@ -133,7 +144,7 @@ class Cell:
                 found.append(row)
         return found
 
-    def tested(self, run: shoal.Run) -> dict[str, float]:
+    def tested(self, run: shoal.Run | Controlled) -> dict[str, float]:
         """Scores on the test data: clean, under shift, and beside OOD inputs."""
         x, y = self.of.test
         clean, shifted = shoal.predict(run, x), shoal.predict(run, self.of.shifted[0])
@@ -179,15 +190,23 @@ def work(task: tuple[str, int, str, str | None, tuple[str, ...]]) -> list[dict[s
 def options() -> argparse.Namespace:
     """The command-line options."""
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--sets", default=",".join(DESIGN))
-    made.add_argument("--arms", default=",".join(ARMS), help="the plain ensemble comes first")
+    made.add_argument("--sets")
+    made.add_argument("--arms", help="the plain ensemble comes first")
+    made.add_argument("--controller", action="store_true", help="targets of a controller")
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--jobs", type=int, default=1)
     made.add_argument("--device", default="cpu")
     made.add_argument("--data", help="a file with the arrays of images")
     made.add_argument("--within", type=float, default=1e9, help="seconds after which to end")
-    made.add_argument("--out", type=Path, default=HERE / "raw.csv")
-    return made.parse_args()
+    made.add_argument("--out", type=Path)
+    asked = made.parse_args()
+    name, sets, arms = "raw.csv", DESIGN, ARMS
+    if asked.controller:
+        name, sets, arms = "controller.csv", CHEAP, CONTROLLED
+    asked.out = asked.out or HERE / name
+    asked.sets = asked.sets.split(",") if asked.sets else sets
+    asked.arms = tuple(asked.arms.split(",")) if asked.arms else arms
+    return asked
 
 
 def main() -> None:
@@ -199,9 +218,9 @@ def main() -> None:
             rows = list(csv.DictReader(file))
     done = {(row["set"], int(row["seed"])) for row in rows}
     tasks = [
-        (name, seed, asked.device, asked.data, tuple(asked.arms.split(",")))
+        (name, seed, asked.device, asked.data, asked.arms)
         for seed in range(asked.seeds)
-        for name in asked.sets.split(",")
+        for name in asked.sets
         if (name, seed) not in done
     ]
     context = multiprocessing.get_context("spawn")
@@ -213,7 +232,8 @@ def main() -> None:
             except multiprocessing.TimeoutError:
                 break
             with open(asked.out, "w", newline="") as file:
-                writer = csv.DictWriter(file, FIELDS)
+                columns = (*FIELDS, "strength") if asked.controller else FIELDS
+                writer = csv.DictWriter(file, columns, extrasaction="ignore")
                 writer.writeheader()
                 writer.writerows(rows)
         pool.terminate()

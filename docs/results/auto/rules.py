@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from problems import UNSEEN
+from controller import TARGETS
+from problems import UNSEEN, UNSEEN_AFTER, UNSEEN_BEFORE
 
 from shoal.core.text import markdown_table
 from shoal.prediction.statistics import holm, paired_difference, paired_p_value
@@ -59,9 +60,17 @@ SHIPPED = Rule(("kde:1e3", "forde:4", "forde:16"))
 """The rule of `method="auto"`, fixed on the sets of the design."""
 
 
-def read() -> pd.DataFrame:
-    """All rows."""
-    return pd.read_csv(HERE / "raw.csv").assign(stage=lambda d: d.stage.round(3))
+CONTROLLERS = {
+    "targets of kde and f-kde": Rule(tuple(f"{m}@{t}" for m in ("kde", "f-kde") for t in TARGETS)),
+    "targets of kde": Rule(tuple(f"kde@{t}" for t in TARGETS)),
+    "targets of f-kde": Rule(tuple(f"f-kde@{t}" for t in TARGETS)),
+}
+"""Rules that choose the target of a controller."""
+
+
+def read(name: str = "raw.csv") -> pd.DataFrame:
+    """All rows of a file."""
+    return pd.read_csv(HERE / name).assign(stage=lambda d: d.stage.round(3))
 
 
 SCORES = {"nll": -1, "shifted_nll": -1, "auroc": 1, "auroc_mi": 1}
@@ -101,6 +110,13 @@ def outcomes(rows: pd.DataFrame, rule: Rule) -> pd.DataFrame:
         row |= {key: full[key][arm] - full[key][PLAIN] for key in SCORES}
         found.append(row)
     return pd.DataFrame(found)
+
+
+def price(rule: Rule) -> float:
+    """Largest price of a search by a rule, in trainings of the plain ensemble."""
+    each = [PRICES[arm.split(":")[0].split("@")[0]] for arm in rule.arms]
+    second = (1 + sum(sorted(each, reverse=True)[: rule.keep])) / 3 if rule.keep else 0
+    return (PRICES[PLAIN] + sum(each)) / 8 + second
 
 
 def judged(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
@@ -152,7 +168,9 @@ def table(made: pd.DataFrame) -> str:
         cells = []
         for key in SCORES:
             bold = "" if line[f"{key}_verdict"] == "tie" else "**"
-            cells.append(f"{bold}{line[key]:+.3f} ± {line[f'{key}_half']:.3f}{bold}")
+            half = line[f"{key}_half"]
+            width = f"± {half:.3f}" if np.isfinite(half) else "(one seed)"
+            cells.append(f"{bold}{line[key]:+.3f} {width}{bold}")
         lines.append([name, line.seeds, line.chosen, *cells, f"{line.price:.1f}"])
     return markdown_table(["set", "seeds", "chosen", *TITLES, "search / plain training"], lines)
 
@@ -168,20 +186,70 @@ def comparison(rows: pd.DataFrame) -> str:
     lines = []
     for name, rule in OTHERS.items():
         found = outcomes(rows, rule)
-        prices = sum(PRICES[a.split(":")[0]] for a in (PLAIN, *rule.arms)) / 8
-        dearest = sorted((PRICES[a.split(":")[0]] for a in rule.arms), reverse=True)
-        prices += (1 + sum(dearest[: rule.keep])) / 3 if rule.keep else 0
-        lines.append([name, found["set"].nunique(), *counts(verdicts(found)), f"{prices:.2f}"])
+        lines.append([name, found["set"].nunique(), *counts(verdicts(found)), f"{price(rule):.2f}"])
     return markdown_table(["rule", "sets", *TITLES, "largest price"], lines)
 
 
-def figure(made: pd.DataFrame, unseen: pd.DataFrame) -> None:
-    """What the choice brings on every set, with its interval."""
+def controllers(rows: pd.DataFrame, controlled: pd.DataFrame) -> list[str]:
+    """Targets of a controller beside the shipped rule, on the same sets and seeds."""
+    runs = controlled[["set", "seed"]].drop_duplicates()
+    shipped = outcomes(rows.merge(runs), SHIPPED)
+    lines = [["shipped", *counts(verdicts(shipped)), "", "", f"{price(SHIPPED):.2f}"]]
+    for name, rule in CONTROLLERS.items():
+        found = outcomes(controlled, rule)
+        less = _less(found, shipped)
+        signs = [f"{(way * less.nll > 0).sum()}" for way in (-1, 1)]
+        signs.insert(1, f"{(less.nll == 0).sum()}")
+        cells = [", ".join(counts(verdicts(less))[:3]), " / ".join(signs), f"{price(rule):.2f}"]
+        lines.append([name, *counts(verdicts(found)), *cells])
+    whole = outcomes(controlled, CONTROLLERS["targets of kde and f-kde"])
+    beside = "less the shipped rule: NLL, under shift, AUROC"
+    lower = "runs with lower / equal / higher NLL than the shipped rule"
+    heads = ["rule", *TITLES, beside, lower, "largest price"]
+    return [
+        markdown_table(heads, lines),
+        "Targets of kde and f-kde, less the plain ensemble:",
+        table(verdicts(whole)),
+        "Targets of kde and f-kde, less the shipped rule:",
+        table(verdicts(_less(whole, shipped))),
+        "Each target by itself, less the plain ensemble; strengths at the end of the training:",
+        _targets(controlled),
+    ]
+
+
+def _less(found: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """The outcomes of a rule less those of another, by set and seed."""
+    both = found.merge(other, on=["set", "seed"], suffixes=("", "_other"))
+    return both.assign(**{key: both[key] - both[f"{key}_other"] for key in SCORES})
+
+
+def _targets(controlled: pd.DataFrame) -> str:
+    """Wins, ties and losses of every target without a choice, and strengths at the end."""
+    lines = []
+    full = controlled[controlled.stage == 1].set_index(["set", "seed"])
+    plain = full[full.arm == PLAIN]
+    for arm in CONTROLLERS["targets of kde and f-kde"].arms:
+        mine = full[full.arm == arm]
+        change = mine[list(SCORES)] - plain[list(SCORES)]
+        found = change.reset_index().assign(arm=arm, times_plain=0.0)
+        ends = np.exp(np.log(mine.strength).groupby("set").mean())
+        ratios = mine.ratio.groupby("set").mean()
+        spread = f"{ends.min():,.0f} to {ends.max():,.0f}"
+        kept = f"{ratios.min():.2g} to {ratios.max():.2g}"
+        lines.append([arm, *counts(verdicts(found)), spread, kept])
+    return markdown_table(
+        ["target", *TITLES, "strength, lowest to highest set", "push / drive"], lines
+    )
+
+
+def figure(*parts: pd.DataFrame) -> None:
+    """What the choice brings on every set, with its interval; a dotted line between the parts."""
     import matplotlib.pyplot as plt
 
     from shoal.plots.style import rc
 
-    both = pd.concat([unseen, made])[::-1]
+    both = pd.concat(parts[::-1])[::-1]
+    ends = np.cumsum([len(part) for part in parts])[:-1]
     height = 0.33 * len(both) + 1.4
     with plt.rc_context(rc()):
         figure, axes = plt.subplots(1, 3, figsize=(11, height), sharey=True)
@@ -192,10 +260,11 @@ def figure(made: pd.DataFrame, unseen: pd.DataFrame) -> None:
             for at, (name, verdict) in enumerate(both[f"{key}_verdict"].items()):
                 ax.errorbar(gain[name], at, xerr=half[name], fmt="o", color=colours[verdict])
             ax.axvline(0, color="0.5", lw=1)
-            ax.axhline(len(made) - 0.5, color="0.5", lw=1, ls=":")
+            for end in ends:
+                ax.axhline(end - 0.5, color="0.5", lw=1, ls=":")
             ax.set_xscale("symlog", linthresh=0.02)
-            ends = (-10, -1, -0.1, 0, 0.1, 1, 10) if key == "shifted_nll" else (-0.1, 0, 0.1)
-            ax.set_xticks(ends, [f"{end:+g}" if end else "0" for end in ends])
+            ticks = (-10, -0.1, 0, 0.1, 10) if key == "shifted_nll" else (-0.1, 0, 0.1)
+            ax.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks])
             ax.minorticks_off()
             ax.set_title(f"gain in {title}" if key == "auroc" else f"lower {title}")
             ax.margins(y=0.03)
@@ -212,23 +281,43 @@ def main() -> None:
     rows = read()
     judged(rows, outcomes(rows, SHIPPED)).to_csv(HERE / "chosen.csv", index=False)
     both = verdicts(outcomes(rows, SHIPPED))
-    is_new = both.index.isin(UNSEEN)
-    made, unseen = both[~is_new], both[is_new]
+    made, before, after = (
+        both.loc[[name for name in both.index if name in names]]
+        for names in (set(both.index) - set(UNSEEN), UNSEEN_BEFORE, UNSEEN_AFTER)
+    )
     parts = [
         '# Tables of the study of `method="auto"`',
-        "*Written by `python docs/results/auto/rules.py` from raw.csv. Differences to the plain "
-        "ensemble, mean ± half of the 95 % interval by Student's t, paired by seed. Bold: "
-        "significant after Holm's correction over all sets. For tables of numbers, "
-        "AUROC is that of the standard deviation.*",
+        "*Written by `python docs/results/auto/rules.py` from raw.csv and controller.csv. "
+        "Differences to the plain ensemble, mean ± half of the 95 % interval by Student's t, "
+        "paired by seed. Bold: significant after Holm's correction over all sets. "
+        "For tables of numbers, AUROC is that of the standard deviation.*",
         "## Sets of the design",
         table(made),
-        "## Sets that were opened after the rule was fixed",
-        table(unseen),
+        "## Sets that were opened after the rule was written, and came with it",
+        table(before),
+        "## Sets that were opened after commit f792b82, which has the rule",
+        table(after),
+        "## All sets: wins / ties / losses",
+        markdown_table(
+            ["sets", "number", *TITLES],
+            [
+                [name, len(part), *counts(part)]
+                for name, part in (
+                    ("design", made),
+                    ("opened later", before),
+                    ("opened after f792b82", after),
+                    ("all", both),
+                )
+            ],
+        ),
         "## Rules on the sets of the design: wins / ties / losses",
         comparison(rows[~rows["set"].isin(UNSEEN)]),
     ]
+    if (HERE / "controller.csv").exists():
+        parts += ["## A controller that keeps push / drive at a target: wins / ties / losses"]
+        parts += controllers(rows, read("controller.csv"))
     (HERE / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    figure(made, unseen)
+    figure(made, before, after)
     print("\n\n".join(parts[2:]))
 
 

@@ -1,0 +1,146 @@
+"""The study docs/results/auto: its controller of the strength, and its data sets."""
+
+import importlib
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import assert_equal_trees
+from torch import nn
+
+import shoal
+from shoal.core.random import generator
+
+STUDY = Path(__file__).parents[1] / "docs/results/auto"
+MODULES = ("controller", "problems", "make", "rules")
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The modules of the study by name; other studies may have files of the same names."""
+    sys.path.insert(0, str(STUDY))
+    before = {name: sys.modules.pop(name, None) for name in MODULES}
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        sys.path.remove(str(STUDY))
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+def test_the_first_correction_is_exact_since_the_push_is_proportional_to_the_strength(study):
+    controller = study["controller"].Controller(target=0.03, every=4)
+    seen = []
+    for _ in range(9):
+        seen.append(controller.strength)
+        controller.see(drive=2.0, push=5e-6 * controller.strength)
+    assert seen[0] == 1.0
+    assert seen[1:] == pytest.approx([0.03 * 2.0 / 5e-6] * 8, rel=1e-12)
+
+
+def test_later_corrections_are_clipped_in_log_space(study):
+    controller = study["controller"].Controller(target=0.1, every=3, most=2.0)
+    seen = []
+    for step in range(20):
+        size = 1.0 if step < 1 else 10.0  # the drive grows tenfold after the first step
+        controller.see(drive=size, push=0.01 * controller.strength)
+        seen.append(controller.strength)
+    assert seen[:3] == pytest.approx([10.0] * 3)
+    # corrections after steps 4, 7, 10 and 13: 2 * 2 * 2 * 1.25
+    wanted = [20.0] * 3 + [40.0] * 3 + [80.0] * 3 + [100.0] * 8
+    assert seen[3:] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("drive", "push"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
+def test_steps_without_a_force_ratio_change_nothing(study, drive, push):
+    controller = study["controller"].Controller(target=0.1, strength=7.0)
+    controller.see(drive, push)
+    assert controller.strength == 7.0
+
+
+@pytest.mark.parametrize("target", [0.01, 0.3])
+def test_the_ratio_converges_on_a_quadratic(study, target):
+    """Two members at -w and w, log p = -w² / 2, median bandwidth: push = s c / w, drive = w.
+
+    The ratio is s c / w². A step of size lr multiplies w by 1 - lr (1 - r), and the strength that
+    fits the last step meets the next one: r = target / (1 - lr (1 - r))² at the fixed point.
+    """
+    lr = 0.05
+    ensemble = shoal.Ensemble.init(lambda: nn.Linear(1, 1, bias=False).double(), members=2)
+    with torch.no_grad():
+        for weight in ensemble.weights.values():
+            weight.copy_(torch.tensor([-1.0, 1.0]).reshape(weight.shape))
+    stepper = shoal.Stepper(
+        ensemble, n=1, method="kde", optimizer="sgd", lr=lr, prior="flat",
+        likelihood=shoal.likelihoods.Gaussian(1.0),
+    )  # fmt: skip
+    controller = study["controller"].Controller(target, every=1, most=1e9)
+    batch = torch.ones(1, 1).double(), torch.zeros(1).double()
+    places = [1.0]
+    for _ in range(60):
+        info = stepper(batch, strength=controller.strength)
+        controller.see(float(info.drive), float(info.push))
+        (weight,) = ensemble.weights.values()
+        places.append(float(weight[1].detach()))
+    wanted = target
+    for _ in range(200):
+        wanted = target / (1 - lr * (1 - wanted)) ** 2
+    assert float(info.ratio) == pytest.approx(wanted, rel=1e-6)
+    assert places[-1] / places[-2] == pytest.approx(1 - lr * (1 - wanted), rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["kde", "f-kde"])
+@pytest.mark.parametrize("likelihood", ["categorical", "heteroscedastic"])
+def test_a_controller_that_changes_nothing_trains_as_fit_does(study, method, likelihood):
+    draw = generator(0, "data")
+    x = torch.randn(50, 3, generator=draw)
+    y = (x[:, 0] > 0).long() if likelihood == "categorical" else 3 + 2 * x[:, 0]
+    how = {"batch_size": 16, "lr": 0.01, "schedule": "cosine", "likelihood": likelihood}
+    ensembles = [
+        shoal.Ensemble.init(
+            lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)), members=3, seed=5
+        )
+        for _ in range(2)
+    ]
+    run = shoal.fit(
+        ensembles[0], (x, y), method=method, strength=20.0, steps=11, seed=5, progress=False, **how
+    )
+    still = study["controller"].Controller(0.1, strength=20.0, most=1.0, first=1.0)
+    train = study["controller"].train
+    found = train(ensembles[1], (x, y), method, still, steps=11, seed=5, **how)
+    weights = [{n: t.detach() for n, t in e.weights.items()} for e in ensembles]
+    assert_equal_trees(*weights)
+    assert found.history[-1]["strength"] == 20.0
+    wanted = shoal.predict(run, x).log_prob(y)
+    torch.testing.assert_close(shoal.predict(found, x).log_prob(y), wanted)
+
+
+def test_the_rule_of_the_study_is_that_of_the_library(study):
+    from shoal.training.auto_plan import METHOD_ARMS, RULE, RUNGS
+
+    shipped = study["rules"].SHIPPED
+    arms = [(name, float(word)) for name, _, word in (arm.partition(":") for arm in shipped.arms)]
+    assert arms == [(name, strength) for name, strength in METHOD_ARMS]
+    assert (shipped.keep, shipped.errors) == (RUNGS[1].keep, RULE.errors)
+    assert tuple(rung.share for rung in RUNGS) == study["make"].RUNGS
+
+
+@pytest.mark.parametrize("name", ["diabetes", "wine-cultivars", "breast-cancer"])
+def test_tables_are_standardised_by_their_training_points(study, name):
+    made = study["problems"].problem(name, 0)
+    torch.testing.assert_close(made.x.mean(0), torch.zeros(made.x.shape[1]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(made.x.std(0), torch.ones(made.x.shape[1]), atol=1e-5, rtol=0)
+    assert made.shifted[0].shape == made.ood.shape == made.test[0].shape
+    torch.testing.assert_close(made.ood.sort(0).values, made.test[0].sort(0).values)
+    outputs = made.build()(made.x[:1]).shape[-1]
+    assert outputs == (2 if made.y.is_floating_point() else len(made.y.unique()))
+
+
+def test_the_unseen_sets_took_no_part_in_the_design(study):
+    of = study["problems"]
+    assert not set(of.UNSEEN) & set(of.DESIGN)
+    assert set(of.CHEAP) <= set(of.DESIGN)
