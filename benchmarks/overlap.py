@@ -1,14 +1,12 @@
-"""Exchanges that overlap with computing, and the memory of a trunk in shards.
+"""Exchanges that overlap with computing.
 
     python benchmarks/overlap.py      (root, Linux)
 
 Two processes of gloo train in network namespaces with limited bandwidth. Weights that are compared
 travel during both passes, and the next layer of a trunk during the layer before. Each is also
-measured without its overlap. The figures are the fastest step, and the memory that the first
-process holds between steps beyond what it held before.
+measured without its overlap. The figure is the fastest step.
 """
 
-import ctypes
 import json
 import sys
 import time
@@ -69,26 +67,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class Heap(ctypes.Structure):
-    """What glibc tells of its heap (`mallinfo2`)."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "mapped", "usmblks", "fsmblks", "used",
-                     "free", "keepcost")
-    ]  # fmt: skip
-
-
-def held() -> int:
-    """Bytes in use now; memory that glibc keeps after it was freed does not count."""
-    ask = ctypes.CDLL("libc.so.6").mallinfo2
-    ask.restype = Heap
-    heap = ask()
-    return heap.mapped + heap.used
-
-
 def worker(name: str) -> None:
-    """One process of one case: seconds of its fastest step, and its growth in MiB."""
+    """One process of one case: seconds of its fastest step."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     options, trunk = CASES[name], name.startswith("trunk")
@@ -101,10 +81,8 @@ def worker(name: str) -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(points, WIDTH, generator=draw)
     y = torch.randint(0, 10, (points,), generator=draw)
-    before = held()
     ensemble = shoal.Ensemble.init(Adapted if trunk else perceptron, members=4)
     times: list[float] = []
-    found = [0]
 
     class Watched:
         """A loader that notes when it is asked for a batch."""
@@ -112,7 +90,6 @@ def worker(name: str) -> None:
         def __iter__(self) -> Any:
             for _ in range(STEPS):
                 times.append(time.perf_counter())
-                found[0] = held()
                 yield x, y
 
         def __len__(self) -> int:
@@ -121,7 +98,7 @@ def worker(name: str) -> None:
     shoal.fit(ensemble, Watched(), steps=STEPS, progress=False, **options)
     steps = [b - a for a, b in zip(times, times[1:], strict=False)]
     if dist.get_rank() == 0:
-        print(json.dumps({"seconds": min(steps[1:]), "MiB": (found[0] - before) / 2**20}))
+        print(json.dumps({"seconds": min(steps[1:])}))
     dist.destroy_process_group()
 
 
@@ -144,8 +121,8 @@ def main() -> None:
             text = run_in(names, [__file__, "--worker", name], quiet, 300)
             found = json.loads(text.strip().splitlines()[-1])
             value["cases"][name] = found
-            rows.append([name, f"{found['seconds']:.2f}", f"{found['MiB']:.0f}"])
-    text = table(rows, ["", "seconds per step", "MiB held"])
+            rows.append([name, f"{found['seconds']:.2f}"])
+    text = table(rows, ["", "seconds per step"])
     finish(value, text, given.out)
 
 

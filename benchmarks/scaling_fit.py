@@ -1,14 +1,18 @@
 """`shoal.fit` on two to four processes with limited bandwidth: bytes and time of a step, predicted.
 
     python benchmarks/scaling_fit.py -o docs/benchmarks/scaling-fit.json      (root, Linux)
+    python benchmarks/scaling_fit.py --overlap docs/benchmarks/scaling-fit.json
 
 Each process has a network namespace (`namespaces.py`). The card's own counter gives the bytes of a
 step. The time at a high bandwidth gives computing and latency on this machine, whose processes
 share its cores. The model adds the traffic at a low bandwidth, and the measured time checks it.
+The second form compares the model with one in which weights travel during both passes.
 """
 
 import json
+import math
 import os
+import statistics
 import sys
 import time
 from dataclasses import asdict
@@ -22,7 +26,7 @@ from namespaces import namespaces, refusal, run_in
 
 import shoal
 from shoal.core.text import table
-from shoal.experiment.bench.scaling import Link, Workload, step_time
+from shoal.experiment.bench.scaling import Link, Workload, exchanges, step_time
 
 WORK = Workload(members=12, weights=95_410, batch=128, outputs=10, inputs=784, seconds=0.0)
 METHODS = {
@@ -108,6 +112,41 @@ def _predicted(method: str, processes: int, fast: float) -> dict[str, float]:
     return {"predicted": fast + slow - quick, "predicted_bytes": count}
 
 
+def overlapped(row: dict[str, Any], passes: float) -> float:
+    """The time at the low bandwidth if weights travel to where they are compared during the passes.
+
+    The first all-to-all takes a seconds and both passes c, so that max(c, a) = c + a - min(c, a)
+    takes the place of c + a. The measured time at the high bandwidth has c and its own overlap.
+
+    Args:
+        row: a method that compares weights.
+        passes: c, of the plain ensemble at the high bandwidth.
+    """
+    move, count = exchanges(WORK, row["processes"], METHODS[row["method"]])[0]
+    slow, quick = (
+        min(passes, move.cost(count, Link(rate * 125_000 * TCP, 0.0), WORK.size)[0])
+        for rate in (SLOW, FAST)
+    )
+    return row["predicted"] - slow + quick
+
+
+def compared(rows: list[dict[str, Any]]) -> str:
+    """Measured over predicted times with and without overlap, and their mean error as a factor."""
+    passes = {row["processes"]: row["fast"] for row in rows if row["method"] == "ensemble"}
+    found = [row for row in rows if METHODS[row["method"]].startswith("weight")]
+    cells, errors = [], []
+    for row in found:
+        times = row["predicted"], overlapped(row, passes[row["processes"]])
+        ratios = [row["slow"] / time for time in times]
+        errors.append([abs(math.log(ratio)) for ratio in ratios])
+        cells.append([row["method"], str(row["processes"]), *(f"{1000 * t:.1f}" for t in times)])
+        cells[-1] += [f"{1000 * row['slow']:.1f}", *(f"{ratio:.2f}" for ratio in ratios)]
+    means = [math.exp(statistics.mean(each)) for each in zip(*errors, strict=True)]
+    cells.append(["mean factor", "", "", "", "", *(f"{mean:.2f}" for mean in means)])
+    header = ["", "processes", "ms predicted", "with overlap", "measured", "ratio", "with overlap"]
+    return table(cells, header)
+
+
 def shown(rows: list[dict[str, Any]]) -> str:
     """The table of predicted and measured bytes and times."""
     cells = [
@@ -136,7 +175,10 @@ def main() -> None:
     """Measure and compare."""
     made = parser(__doc__ or "")
     made.add_argument("--worker", type=int, help="used by the script itself")
+    made.add_argument("--overlap", type=Path, help="compare two models with the times of this file")
     options = made.parse_args()
+    if options.overlap is not None:
+        return print(compared(json.loads(options.overlap.read_text())["rows"]))
     if options.worker is not None:
         return worker(options.worker)
     if (reason := refusal()) is not None:

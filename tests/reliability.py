@@ -3,6 +3,7 @@
     python tests/reliability.py            every measure, then the table (about 20 minutes)
     python tests/reliability.py kills      one measure, then the table
     python tests/reliability.py restarts --count 20    with a number of kills or files
+    python tests/reliability.py fuzz --seed 2          with other damage; writes fuzz-seed-2.json
     python tests/reliability.py render     the table alone, from the figures on record
 
 A measure stops with an error where a promise is broken, so every figure on record is a pass.
@@ -38,7 +39,7 @@ def kills(folder, count=200):
     return {**totals, "unloadable": 0, "methods": found}
 
 
-def fuzz(folder, count=900):
+def fuzz(folder, count=900, seed=1):
     """R4 to R7: damaged files of every format give content or one documented error."""
     from fuzzed_files import MEGABYTES, READERS, SECONDS, fuzz
 
@@ -47,7 +48,7 @@ def fuzz(folder, count=900):
     for index, name in enumerate(READERS):
         own = folder / str(index)
         own.mkdir()
-        found[name] = fuzz(name, slower.get(name, count), own, seed=1)
+        found[name] = fuzz(name, min(count, slower.get(name, count)), own, seed=seed)
     return {
         "files": sum(each["files"] for each in found.values()),
         "refused": sum(each["refused"] for each in found.values()),
@@ -186,17 +187,20 @@ MEASURES = {
 """Each writes NAME.json; the table of docs/reliability.md reads these files."""
 
 
-def measure(name, count=None):
-    """Run one measure, with a count of its own where one is given, and write its figures."""
-    options = {} if count is None else {"count": count}
+def measure(name, count=None, seed=None):
+    """Run one measure, with a count and a seed of its own where given, and write its figures."""
+    given = {"count": count, "seed": seed}
+    options = {key: value for key, value in given.items() if value is not None}
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shoal-") as folder:
         figures = MEASURES[name](Path(folder), **options)
     figures["seconds"] = round(time.monotonic() - started, 1)
-    words = "" if count is None else f" --count {count}"
+    words = "".join(f" --{key} {value}" for key, value in options.items())
     figures["command"] = f"python tests/reliability.py {name}{words}"
+    figures["date"] = time.strftime("%Y-%m-%d", time.gmtime())
     figures["machine"] = f"{platform.system()}, {platform.machine()}"
     RESULTS.mkdir(parents=True, exist_ok=True)
+    name += "" if seed is None else f"-seed-{seed}"
     (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(f"{name}: {figures['seconds']} s")
 
@@ -212,12 +216,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(MEASURES)}, or render")
     parser.add_argument("--count", type=int, help="kills, files or steps of the named measures")
+    parser.add_argument("--seed", type=int, help="seed of the damage, for fuzz")
     options = parser.parse_args()
     names = options.names or list(MEASURES)
+    if options.seed is not None and names != ["fuzz"]:
+        parser.error("--seed goes with fuzz alone")
     sys.path.insert(0, str(HOME))
     for name in names:
         if name != "render":
-            measure(name, options.count)
+            measure(name, options.count, options.seed)
     render()
 
 

@@ -204,7 +204,8 @@ def cells(row, results):
     path = results / f"{row.source}.json"
     figure = "–" if row.figure is None else NOT_MEASURED
     if row.figure is not None and path.exists():
-        figure = row.figure(json.loads(path.read_text()))
+        found = json.loads(path.read_text())
+        figure = row.figure(found) + (f" ({found['date']})" if "date" in found else "")
     tests = "<br>".join(f"`{test}`" for test in row.tests) or "–"
     return row.name, row.promise, tests, figure
 

@@ -66,9 +66,14 @@ def task_of(known: str | Mapping[str, Any]) -> Task:
             key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
         }
         try:
-            return Task(**fields)
+            found = Task(**fields)
         except TypeError as error:
             raise ConfigError(f"the description of the task is not valid: {error}") from None
+        for name, value in vars(found).items():
+            words = value if isinstance(getattr(Task, name, ""), tuple) else (value,)
+            if not (isinstance(words, tuple) and all(isinstance(word, str) for word in words)):
+                raise ConfigError(f"the description of the task is not valid: {name} is not text")
+        return found
     for name in registry:
         if registry[name].about.name == known:
             return registry[name].about

@@ -146,3 +146,11 @@ def test_a_file_describes_the_task_without_the_class():
         task_of("ranking")
     with pytest.raises(ConfigError, match="description of the task is not valid"):
         task_of({"name": "counts", "colour": "red"})
+
+
+@pytest.mark.parametrize(
+    "field, value", [("measures", ["nll", {}]), ("measures", "nll"), ("kinds", 3), ("name", None)]
+)
+def test_a_task_of_other_things_than_text_is_refused(field, value):
+    with pytest.raises(ConfigError, match=f"{field} is not text"):
+        task_of(Poisson.about.plain | {field: value})
