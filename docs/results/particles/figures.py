@@ -55,6 +55,7 @@ def convergence(rows: Rows) -> bytes:
             axes.minorticks_off()
         for axes in grid[:, 0]:
             axes.set_ylabel("MMD to exact samples")
+            axes.set_ylim(bottom=0.01)  # an interval of three seeds may end below 0
             power(axes.yaxis)
         for axes in grid[-1]:
             axes.set_xlabel("particles M")

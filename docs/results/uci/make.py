@@ -48,11 +48,14 @@ COLUMNS: dict[str, tuple[str, list[str]]] = {
     "kde": ("uci", ["method=kde"]),
     "lr 0.1": ("uci-published", ["lr=0.1"]),
     "not adversarial": ("uci-published", ["adversarial=none"]),
+    "gaussian": ("uci", ["likelihood=heteroscedastic", "lr=0.01", "steps=5000"]),
     "before": ("before", []),
 }
 """Config and changes of each column; `before` is `uci` as it was before this study."""
 
 _ADVERSARIAL = "adversarial={epsilon=0.01, relative=true}"
+_SMALL = "adversarial={epsilon=0.002, relative=true}"
+_HEAVY = "likelihood=student-t"
 _STOP = ["validation=0.1", "keep=best"]
 CANDIDATES = {
     "lr 0.01 + 40 epochs": ["lr=0.01", "epochs=40"],
@@ -64,6 +67,9 @@ CANDIDATES = {
     "lr 0.03 + best epoch": ["lr=0.03", *_STOP],
     "lr 0.01 + adversarial + best epoch": ["lr=0.01", _ADVERSARIAL, *_STOP],
     "lr 0.03 + adversarial + best epoch": ["lr=0.03", _ADVERSARIAL, *_STOP],
+    "lr 0.03 + student-t": ["lr=0.03", _HEAVY],
+    "lr 0.03 + student-t + best epoch": ["lr=0.03", _HEAVY, *_STOP],
+    "lr 0.03 + student-t + small adversarial": ["lr=0.03", _HEAVY, _SMALL],
 }
 """Candidates for `uci`: 3,000 steps of a plain ensemble unless the name has epochs."""
 

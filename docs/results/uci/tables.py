@@ -56,8 +56,7 @@ ENOUGH = 5
 """Splits of a column that may be the best one."""
 FEWEST = 3
 """Splits of a difference."""
-COLUMNS = ("uci", "uci-published", "f-kde", "kde", "before", "bde")
-COMPARED = ("uci-published", "before", "f-kde", "kde", "bde")
+COLUMNS = ("uci", "uci-published", "gaussian", "f-kde", "kde", "before", "bde")
 
 
 def scores(folder: Path) -> Scores:
@@ -69,6 +68,12 @@ def scores(folder: Path) -> Scores:
                 split = int(row["split"])
                 found[row["problem"], row["column"], metric][split] = float(row[metric])
     return found
+
+
+def measured(found: Scores, *columns: str) -> list[str]:
+    """Those of the columns that have runs."""
+    known = {column for _, column, _ in found}
+    return [column for column in columns if column in known]
 
 
 def candidates(folder: Path) -> list[tuple[str, float, float]]:
@@ -96,18 +101,18 @@ def candidates(folder: Path) -> list[tuple[str, float, float]]:
 
 def table(found: Scores, metric: str) -> str:
     """Mean ± standard error over splits, the printed numbers; the lowest is bold."""
-    lines = []
+    lines, columns = [], measured(found, *COLUMNS)
     for problem, published in PUBLISHED.items():
         unit = UNITS.get(problem, 1.0) if metric == "rmse" else 1.0
-        rows = {c: found[problem, c, metric] for c in COLUMNS if (problem, c, metric) in found}
+        rows = {c: found[problem, c, metric] for c in columns if (problem, c, metric) in found}
         whole = {c: np.mean([*r.values()]) for c, r in rows.items() if len(r) >= ENOUGH}
         best = min(whole, key=lambda c: whole[c], default=None)
-        cells = [_mean(rows.get(column), unit, column == best) for column in COLUMNS]
+        cells = [_mean(rows.get(column), unit, column == best) for column in columns]
         mean, deviation = published[:2] if metric == "rmse" else published[2:]
         scale = f" x {unit:g}" if unit != 1 else ""
         shown = f"{unit * mean:.2f} ± {unit * deviation:.2f}"
         lines.append([problem + scale, *cells[:2], shown, *cells[2:]])
-    return markdown_table(["problem", *COLUMNS[:2], "printed (SD)", *COLUMNS[2:]], lines)
+    return markdown_table(["problem", *columns[:2], "printed (SD)", *columns[2:]], lines)
 
 
 def _mean(row: dict[int, float] | None, unit: float, best: bool) -> str:
@@ -121,7 +126,8 @@ def _mean(row: dict[int, float] | None, unit: float, best: bool) -> str:
 
 def differences(found: Scores, metric: str) -> str:
     """`uci` minus each column, paired by split; bold: significant after Holm's correction."""
-    cases = [(problem, column) for problem in PUBLISHED for column in COMPARED]
+    others = measured(found, *COLUMNS[1:])
+    cases = [(problem, column) for problem in PUBLISHED for column in others]
     pairs: dict[tuple[str, str], tuple[Sequence[float], Sequence[float]]] = {}
     for problem, column in cases:
         ours, other = found.get((problem, "uci", metric)), found.get((problem, column, metric))
@@ -138,7 +144,7 @@ def differences(found: Scores, metric: str) -> str:
     lines = []
     for problem in PUBLISHED:
         cells = []
-        for column in COMPARED:
+        for column in others:
             pair = pairs.get((problem, column))
             if pair is None:
                 cells.append("")
@@ -147,7 +153,7 @@ def differences(found: Scores, metric: str) -> str:
             text = f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
             cells.append(f"**{text}**" if adjusted[problem, column] < 0.05 else text)
         lines.append([problem, *cells])
-    return markdown_table(["problem", *(f"minus {column}" for column in COMPARED)], lines)
+    return markdown_table(["problem", *(f"minus {column}" for column in others)], lines)
 
 
 def reproduction(found: Scores) -> str:
@@ -191,7 +197,8 @@ def page(folder: Path) -> str:
     chosen = strengths(folder)
     methods, tried = ("f-kde", "kde"), {problem for problem, _ in chosen}
     lines = [[p, *(f"{chosen[p, m]:g}" for m in methods)] for p in PUBLISHED if p in tried]
-    parts += ["## Chosen strengths", markdown_table(["problem", "f-kde", "kde"], lines)]
+    if lines:
+        parts += ["## Chosen strengths", markdown_table(["problem", "f-kde", "kde"], lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -203,7 +210,7 @@ def draw(found: Scores, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for place, column in enumerate(("uci-published", "before", "bde")):
+    for place, column in enumerate(("uci-published", "gaussian", "before", "bde")):
         for row, problem in enumerate(PUBLISHED):
             ours = found.get((problem, "uci", "nll"), {})
             other = found.get((problem, column, "nll"), {})
@@ -225,6 +232,6 @@ def draw(found: Scores, path: Path) -> None:
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_yticks([-row - 0.27 for row in range(len(PUBLISHED))], list(PUBLISHED))
     axes.set_xlabel("NLL minus that of uci, nats per point (right: uci is better)")
-    axes.legend(loc="best")
+    axes.legend(loc="lower left")
     figure.savefig(path, dpi=110)
     plt.close(figure)
