@@ -27,6 +27,11 @@ def distance(problem, method, name="frechet"):
     return by_seed(FIDELITY, name, problem=problem, method=method)
 
 
+def head(name, method):
+    """Distances of last layers to their posterior by seed."""
+    return by_seed("fidelity/heads.csv", name, method=method)
+
+
 def grown(metric, method, procedure):
     """Values by seed of the study on growing."""
     held = json.loads((RESULTS / "grow/digits.json").read_text(encoding="utf-8"))
@@ -44,6 +49,8 @@ def _times(model):
 CLOTHES = "Fashion-MNIST, published form, 20 perceptrons (published: 50)"
 RESNET = "part of CIFAR-10, five ResNet32"
 POSTERIOR = "small problems with a known posterior, 20 members"
+HEADS = "digits, 20 last layers on one perceptron, posterior by NUTS"
+ENDS = ("on", "off")
 
 IMAGES = [
     Claim(
@@ -280,6 +287,44 @@ POSTERIORS = [
                 distance(problem, "ensemble", "ksd"),
             )
             for problem in ("linear", *CURVED)
+        ],
+        "fidelity/README.md",
+    ),
+    Claim(
+        "Calibrated repulsion in function space is closer, for last layers on a trained network.",
+        "our hypothesis",
+        HEADS,
+        lambda: [
+            lower(
+                f"f-svgd, {end} the data",
+                head(f"frechet/{end}", "f-svgd:calibrated"),
+                head(f"frechet/{end}", "ensemble"),
+            )
+            for end in ENDS
+        ],
+        "fidelity/README.md",
+    ),
+    Claim(
+        "Published repulsion is closer to the posterior than plain ensembles, for last layers.",
+        "D'Angelo & Fortuin (2021)",
+        HEADS,
+        lambda: [
+            lower(f"{name}, on the data", head("frechet/on", name), head("frechet/on", "ensemble"))
+            for name in ("kde", "f-kde")
+        ],
+        "fidelity/README.md",
+    ),
+    Claim(
+        "Last-layer Laplace is closer to the posterior than deep ensembles.",
+        "our hypothesis",
+        HEADS,
+        lambda: [
+            lower(
+                f"{end} the data",
+                head(f"frechet/{end}", "last-layer Laplace"),
+                head(f"frechet/{end}", "ensemble"),
+            )
+            for end in ENDS
         ],
         "fidelity/README.md",
     ),

@@ -26,13 +26,14 @@ def by_seed(path, metric, by="seed", **where):
 
     `by` names another column than the seed, such as the split.
     A file has a column per metric, or the columns metric and value. `path` may be several files.
+    Values that are not numbers, as those of a run that diverged, are left out.
     """
     found = {}
     for row in (
         rows(path) if isinstance(path, str) else [row for each in path for row in rows(each)]
     ):
         if all(row[key] == str(value) for key, value in where.items()):
-            if row.get(metric):
+            if row.get(metric, "nan") not in ("", "nan"):
                 found[int(row[by])] = float(row[metric])
             elif metric in (row.get("metric"), row.get("distance")):
                 found[int(row[by])] = float(row["value"])
