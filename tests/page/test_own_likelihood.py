@@ -1,7 +1,7 @@
 """A new likelihood is one class: training, prediction, metrics and the page follow from it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -133,6 +133,18 @@ def test_the_page_speaks_of_counts_and_not_of_classes(runs, tmp_path):
         assert words in text
     for words in ("[Aa]ccuracy", "intervals contain", r"\bnan\b", "Brier", "[Cc]onfiden"):
         assert re.search(words, text) is None
+
+
+def test_a_task_may_have_no_measure_under_shift(data, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    monkeypatch.setattr(Poisson, "about", replace(Poisson.about, under_shift=()))
+    ensemble = shoal.Ensemble.init(lambda: nn.Linear(2, 1), members=2)
+    run = shoal.fit(ensemble, data, method="ensemble", likelihood="test-poisson", epochs=2,
+                    out=tmp_path / "run", progress=False)  # fmt: skip
+    evaluate_run(run, data)
+    page = report([run.folder], tmp_path / "page.html").read_text()
+    assert "RMSE" in page and "RMSE under shift" not in page
 
 
 def test_the_terminal_shows_its_measures(runs, data):

@@ -137,7 +137,9 @@ _PAIR = ("accuracy", "confidence")
 
 
 def _worst(report_data: ReportData) -> str | None:
-    """The shift with the worst score of the lead."""
+    """The shift with the worst score of the lead; None if the task has no score under shift."""
+    if not report_data.assessment.about.under_shift:
+        return None
     key = report_data.assessment.about.under_shift[0]
     sign = 1 if Measure(key).better == "higher" else -1
     found = {
