@@ -56,14 +56,16 @@ def test_other_initialisations_lie_well_above_every_subspace_at_equal_accuracy(r
     members = evaluated(outputs(run.ensemble, test.x)[1:], test, run.likelihood, reference)
     usual = float(members.accuracy.mean())
     theirs = float(diversity(members.apart[0], members.accuracy).mean())
-    reach = torch.rand(20, generator=generator(0, "reach"))
+    reach, compared = torch.rand(100, generator=generator(0, "reach")), 0
     for name in subspace.registry:
         pred = sample_mode(subspace.registry.make(name), mode, reach, test.x)
         found = evaluated(pred.members, test, run.likelihood, reference)
         near = found.accuracy >= usual - 0.01
-        if bool(near.any()):
+        if int(near.sum()) >= 10:  # fewer have no mean to speak of
             mine = diversity(found.apart[0], found.accuracy)[near]
             assert theirs > 1.4 * float(mine.mean()), (name, theirs, mine)
+            compared += 1
+    assert compared >= 4
 
 
 def test_a_tunnel_keeps_the_loss_while_the_function_changes(data):

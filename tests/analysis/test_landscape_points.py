@@ -123,9 +123,11 @@ def test_a_mark_is_where_its_member_is():
 
 def test_no_plane_through_points_on_a_line():
     two = shoal_of(plain, members=2)
-    with pytest.raises(ConfigError) as caught:
-        plane_through_three(combined(two, torch.tensor([[1.0, 0], [0, 1], [0.5, 0.5]])), points=3)
-    assert_one_sentence(caught.value, "line")
+    for share in (0.5, 0.3, 0.1):  # rounded to float32 in other ways
+        places = torch.tensor([[1.0, 0], [0, 1], [share, 1 - share]])
+        with pytest.raises(ConfigError) as caught:
+            plane_through_three(combined(two, places), points=3)
+        assert_one_sentence(caught.value, "line")
     with pytest.raises(ConfigError, match="2 members, not 3"):
         plane_through_origin(shoal_of(plain, members=3))
 

@@ -320,7 +320,11 @@ class TestMethods:
         plain_run = quick(method="ensemble")
         cold, weak = quick(method=method, temperature=0.0), quick(method=method, strength=0.0)
         for run in (cold, weak):
-            assert_equal_trees(frozen(run.ensemble), frozen(plain_run.ensemble))
+            if method.startswith("f-"):  # another program; processors may round it differently
+                expected = frozen(plain_run.ensemble)
+                torch.testing.assert_close(frozen(run.ensemble), expected, rtol=1e-6, atol=1e-7)
+            else:
+                assert_equal_trees(frozen(run.ensemble), frozen(plain_run.ensemble))
         assert differ(frozen(quick(method=method).ensemble), frozen(plain_run.ensemble))
 
     @pytest.mark.parametrize("method", [*WASSERSTEIN, "svgd", "f-svgd"])

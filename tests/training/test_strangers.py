@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -429,6 +430,9 @@ class TestOldRuns:
         assert [row["epoch"] for row in shoal.load(old).history] == [1]
         assert len(load_report_data([old]).entries[0].history) == 1
 
+    @pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="the folder's random data have other bits here"
+    )
     def test_they_are_resumed_to_the_same_end(self, old):
         run = quick(shoal_of(BUILD, 2), out=old, resume=True, **self.WHAT)
         whole = quick(shoal_of(BUILD, 2), **self.WHAT)

@@ -22,6 +22,9 @@ __all__ = [
     "with_midpoints",
 ]
 
+FLATTEST = 1e-5
+"""Height of a triangle over its longest side, below which its corners lie on a line."""
+
 
 class Plane(NamedTuple):
     """A rectangle of weight space.
@@ -88,7 +91,9 @@ def _plane(products: Tensor, start: Tensor, points: int, margin: float) -> Plane
     c [[l, 0], [p, q]] = (a, b).
     """
     factor = torch.linalg.cholesky_ex(products)
-    if int(factor.info):
+    # Weights of members on a line are rounded to float32, so q need not be exactly 0.
+    flat = factor.L[1, 1] < FLATTEST * products.diagonal().max().sqrt()
+    if int(factor.info) or bool(flat):
         raise ConfigError("the members lie on one line, so they span no plane")
     corners = torch.cat([start[None], factor.L])
     low, high = corners.amin(0), corners.amax(0)

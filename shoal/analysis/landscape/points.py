@@ -185,8 +185,8 @@ def gram(tree: Tree) -> Tensor:
     tensor([[25.,  3.],
             [ 3.,  1.]], dtype=torch.float64)
     """
-    flat = [rows(tensor.detach()) for tensor in tree.values()]
-    return torch.stack([(t @ t.T).double() for t in flat]).sum(0)
+    flat = (rows(tensor.detach()).double() for tensor in tree.values())
+    return torch.stack([t @ t.T for t in flat]).sum(0)
 
 
 def cosines(ensemble: Ensemble) -> Tensor:
