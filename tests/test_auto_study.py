@@ -1,35 +1,24 @@
 """The study docs/results/auto: its controller of the strength, and its data sets."""
 
-import importlib
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from small_runs import assert_equal_trees
+from study_modules import study_modules
 from torch import nn
 
 import shoal
 from shoal.core.random import generator
 
-STUDY = Path(__file__).parents[1] / "docs/results/auto"
 MODULES = ("controller", "problems", "make", "rules")
 
 
 @pytest.fixture(scope="module")
 def study():
-    """The modules of the study by name; other studies may have files of the same names."""
-    sys.path.insert(0, str(STUDY))
-    before = {name: sys.modules.pop(name, None) for name in MODULES}
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(STUDY))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    """The modules of the study."""
+    with study_modules("auto", *MODULES) as found:
+        yield found
 
 
 def test_the_first_correction_is_exact_since_the_push_is_proportional_to_the_strength(study):

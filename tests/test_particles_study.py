@@ -1,33 +1,21 @@
 """The study docs/results/particles: its formulas, its plan and its tables."""
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from study_modules import study_modules
 
 import shoal
 from shoal.core.random import generator
 from shoal.data import targets
 
-STUDY = Path(__file__).parents[1] / "docs/results/particles"
 MODULES = ("comparison", "densities", "make", "networks", "summary", "claim_line")
 
 
 @pytest.fixture(scope="module")
 def study():
-    """The modules of the study by name; other studies may have files of the same names."""
-    sys.path.insert(0, str(STUDY))
-    before = {name: sys.modules.pop(name, None) for name in MODULES}
-    try:
-        yield {name: importlib.import_module(name) for name in MODULES}
-    finally:
-        sys.path.remove(str(STUDY))
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    """The modules of the study."""
+    with study_modules("particles", *MODULES) as found:
+        yield found
 
 
 @pytest.mark.parametrize("name", ["gaussian", "mixture", "funnel"])
