@@ -16,14 +16,12 @@ import csv
 import json
 import math
 import platform
+import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +46,9 @@ from shoal.models import Blueprint, registry
 from shoal.prediction.detection import auroc
 from shoal.prediction.predictive import Predictive
 from shoal.prediction.similarity import pairwise_disagreement
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from cells import finished  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 GROUPS = (
@@ -268,31 +269,14 @@ def train(
     asked: argparse.Namespace, rows: list[dict[str, Any]], cells: list[tuple[str, int]]
 ) -> None:
     """Train what is missing of these arms and seeds, and write the rows after every run."""
-    begun, longest = time.monotonic(), 0.0
+    begun = time.monotonic()
     done = {(row["method"], row["seed"]) for row in rows}
     missing = [cell for cell in cells if cell not in done]
-    running: dict[Future, tuple[str, int, float]] = {}
-    with ProcessPoolExecutor(asked.jobs, get_context("spawn"), _prepare, (asked,)) as pool:
-        while missing or running:
-            while missing and len(running) < asked.jobs:
-                if time.monotonic() - begun + longest > asked.within:
-                    missing = []
-                    break
-                cell = missing.pop(0)
-                running[pool.submit(_run, *cell)] = (*cell, time.monotonic())
-            for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                word, seed, started = running.pop(future)
-                longest = max(longest, time.monotonic() - started)
-                try:
-                    rows.append(future.result())
-                except Exception:  # one arm must not stop the others; the same command retries it
-                    print(f"{word}, seed {seed} failed", flush=True)
-                    traceback.print_exc()
-                    continue
-                row = rows[-1]
-                print(f"{time.monotonic() - begun:.0f} s: {word} {seed}: NLL {row['nll']:.4f}, "
-                      f"corrupted {row['corrupted_nll']:.4f}", flush=True)  # fmt: skip
-                write(asked.out, rows)
+    for (word, seed), row in finished(missing, _run, asked.jobs, asked.within, _prepare, (asked,)):
+        rows.append(row)
+        print(f"{time.monotonic() - begun:.0f} s: {word} {seed}: NLL {row['nll']:.4f}, "
+              f"corrupted {row['corrupted_nll']:.4f}", flush=True)  # fmt: skip
+        write(asked.out, rows)
 
 
 def main() -> None:

@@ -10,11 +10,9 @@ same command goes on where it ended.
 
 import argparse
 import csv
+import sys
 import time
-import traceback
 import warnings
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,9 @@ from shoal.data.corruptions import with_corruptions
 from shoal.data.image_sets import FASHION, OBJECTS, image_dataset
 from shoal.data.raw import RAW
 from shoal.models import MLP, MediumCNN, SmallCNN
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from cells import finished  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CASES = {
@@ -104,37 +105,20 @@ def _append(path: Path, titles: tuple[str, ...], rows: list[tuple]) -> None:
 
 def train(asked: argparse.Namespace) -> None:
     """Run the missing cells, and write the numbers of each cell when it is done."""
-    begun, longest = time.monotonic(), 0.0
+    begun = time.monotonic()
     done = {(row["case"], row["seed"]) for row in tables.read(asked.out / "raw.csv")}
     names = asked.cases.split(",") if asked.cases else list(CASES)
-    missing = [(n, s) for s in range(asked.seeds) for n in names if (n, s) not in done]
-    running: dict[Future, tuple[str, int]] = {}
-    with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
-        while missing or running:
-            while missing and len(running) < asked.jobs:
-                if time.monotonic() - begun + longest > asked.within:
-                    missing = []
-                    break
-                cell = missing.pop(0)
-                running[pool.submit(_run, *cell, asked)] = cell
-            for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
-                name, seed = running.pop(future)
-                try:
-                    rows, points, seconds = future.result()
-                except Exception:  # one cell must not stop the others; the same command retries it
-                    print(f"{name}, seed {seed} failed", flush=True)
-                    traceback.print_exc()
-                    continue
-                longest = max(longest, seconds)
-                rows.append(("cost", "", "", "seconds", seconds))
-                _append(asked.out / "raw.csv", tables.FIELDS, [(name, seed, *row) for row in rows])
-                if seed == 0:
-                    points = [(name, *point) for point in points]
-                    _append(asked.out / "points.csv", tables.POINTS, points)
-                print(
-                    f"{time.monotonic() - begun:.0f} s: {name}, seed {seed}: {seconds:.0f} s",
-                    flush=True,
-                )
+    missing = [(n, s, asked) for s in range(asked.seeds) for n in names if (n, s) not in done]
+    for (name, seed, _), found in finished(missing, _run, asked.jobs, asked.within):
+        rows, points, seconds = found
+        rows.append(("cost", "", "", "seconds", seconds))
+        _append(asked.out / "raw.csv", tables.FIELDS, [(name, seed, *row) for row in rows])
+        if seed == 0:
+            points = [(name, *point) for point in points]
+            _append(asked.out / "points.csv", tables.POINTS, points)
+        print(
+            f"{time.monotonic() - begun:.0f} s: {name}, seed {seed}: {seconds:.0f} s", flush=True
+        )
 
 
 def main() -> None:
