@@ -1,7 +1,6 @@
 """The parts of the image studies that have a closed form: penalties, priors, decompositions."""
 
 import importlib.util
-import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -156,11 +155,3 @@ def test_candidates_of_a_hyper_deep_ensemble_are_in_their_ranges(load):
         assert 1 / 3 <= setting.lr_factor <= 3
         assert 0.1 <= setting.prior_std <= 10
         assert 0 <= setting.dropout <= 0.5
-
-
-def test_cells_are_told_when_they_end_and_a_failure_stops_no_other(load, capsys):
-    finished = load("cells.py").finished
-    found = list(finished([(4.0,), (-1.0,), (9.0,)], math.sqrt, 1, 600.0))
-    assert found == [((4.0,), 2.0), ((9.0,), 3.0)]
-    assert "-1.0 failed" in capsys.readouterr().out
-    assert not list(finished([(4.0,)], math.sqrt, 1, -1.0))

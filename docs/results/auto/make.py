@@ -15,9 +15,8 @@ Rows are appended after every set and seed; the same command goes on where it en
 import argparse
 import csv
 import math
-import multiprocessing
+import sys
 import time
-import traceback
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,9 @@ from shoal.core.random import generator
 from shoal.prediction.detection import auroc
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from studies import finished  # noqa: E402
+
 MEMBERS, HELD = 10, 0.2
 RUNGS = (1 / 8, 1 / 3)
 ARMS = (
@@ -171,20 +173,14 @@ def compared(mine: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> dict[
     return found
 
 
-def work(task: tuple[str, int, str, str | None, tuple[str, ...]]) -> list[dict[str, Any]]:
+def work(
+    name: str, seed: int, device: str, path: str | None, arms: tuple[str, ...]
+) -> list[dict[str, Any]]:
     """The rows of one set and seed, in a process of its own."""
-    name, seed, device, path, arms = task
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    started = time.monotonic()
     images = np.load(path) if path else None
-    try:
-        rows = Cell(name, seed, problem(name, seed, images), device, arms).rows()
-    except Exception:  # one set that fails must not end the others
-        traceback.print_exc()
-        return []
-    print(f"{name} {seed}: {time.monotonic() - started:.0f} s", flush=True)
-    return rows
+    return Cell(name, seed, problem(name, seed, images), device, arms).rows()
 
 
 def options() -> argparse.Namespace:
@@ -197,7 +193,9 @@ def options() -> argparse.Namespace:
     made.add_argument("--jobs", type=int, default=1)
     made.add_argument("--device", default="cpu")
     made.add_argument("--data", help="a file with the arrays of images")
-    made.add_argument("--within", type=float, default=1e9, help="seconds after which to end")
+    made.add_argument(
+        "--within", type=float, default=1e9, help="start no cell that would end later"
+    )
     made.add_argument("--out", type=Path)
     asked = made.parse_args()
     name, sets, arms = "raw.csv", DESIGN, ARMS
@@ -212,7 +210,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Train what is missing, and write the rows of every set and seed."""
     asked = options()
-    begun, rows = time.monotonic(), []
+    rows: list[dict[str, Any]] = []
     if asked.out.exists():
         with open(asked.out, newline="") as file:
             rows = list(csv.DictReader(file))
@@ -223,20 +221,16 @@ def main() -> None:
         for name in asked.sets
         if (name, seed) not in done
     ]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(asked.jobs) as pool:
-        results = pool.imap_unordered(work, tasks)
-        for _ in tasks:
-            try:
-                rows += results.next(timeout=max(1.0, asked.within - (time.monotonic() - begun)))
-            except multiprocessing.TimeoutError:
-                break
-            with open(asked.out, "w", newline="") as file:
-                columns = (*FIELDS, "strength") if asked.controller else FIELDS
-                writer = csv.DictWriter(file, columns, extrasaction="ignore")
-                writer.writeheader()
-                writer.writerows(rows)
-        pool.terminate()
+    columns = (*FIELDS, "strength") if asked.controller else FIELDS
+    for (name, seed, *_), found in finished(
+        tasks, work, asked.jobs, asked.within, kind=lambda task: task[0]
+    ):
+        rows += found
+        with open(asked.out, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        print(f"{name} {seed}: {sum(float(row['seconds']) for row in found):.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ import csv
 import itertools
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +25,16 @@ from torch import Tensor
 import shoal
 from shoal.analysis.evidence.members import log_likelihoods, modules_of
 from shoal.analysis.evidence.prior_comparison import PriorComparison
-from shoal.core.errors import ConfigError
 from shoal.data.dataset import Split
 from shoal.inference.posterior import as_points
 from shoal.models import MLP, Blueprint
 from shoal.prediction.predict import member_outputs
 from shoal.prediction.similarity import affinity, effective_number
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from studies import finished  # noqa: E402
+
 FIELDS = ("data", "method", "seed", "metric", "value")
 MEMBERS, SUBSET = 10, 3
 TEST = 5000
@@ -129,11 +130,9 @@ def _heads(seed: int, quick: bool) -> Task:
     return Task(data, build, {"lr": 1e-2, "epochs": 1 if quick else 40, "schedule": "cosine"})
 
 
-def compute(cell: Cell, out: str, quick: bool, deadline: float) -> list[list[Any]] | None:
-    """Rows of a cell; None if there is too little time left."""
+def compute(cell: Cell, out: str, quick: bool) -> list[list[Any]]:
+    """Rows of a cell."""
     torch.set_num_threads(1)
-    if time.time() > deadline:
-        return None
     start = time.time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", shoal.ShoalWarning)
@@ -279,31 +278,23 @@ def main() -> None:
     if asked.data:
         os.environ["IMAGES"] = str(Path(asked.data).absolute())
     asked.out.mkdir(parents=True, exist_ok=True)
-    _compute_missing(asked, time.time() + asked.within)
+    _compute_missing(asked)
 
 
-def _compute_missing(asked: argparse.Namespace, deadline: float) -> None:
+def _compute_missing(asked: argparse.Namespace) -> None:
     raw = asked.out / "raw.csv"
     if not raw.exists():
         raw.write_text(",".join(FIELDS) + "\n")
     with raw.open() as lines:
         done = {Cell(r["data"], r["method"], int(r["seed"])) for r in csv.DictReader(lines)}
     todo = [c for c in cells(asked.seeds) if c not in done and c.data.startswith(asked.only)]
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        given = {
-            pool.submit(compute, cell, str(asked.out), asked.quick, deadline): cell for cell in todo
-        }
-        for future in as_completed(given):
-            try:
-                rows = future.result()
-            except (ConfigError, shoal.DataError) as error:
-                print(f"{given[future]}: {error}", flush=True)
-                continue
-            if rows is None:
-                continue
-            with raw.open("a") as lines:
-                csv.writer(lines, lineterminator="\n").writerows(rows)
-            print(f"{given[future]}: {float(rows[-1][-1]):.0f} s", flush=True)
+    tasks = [(cell, str(asked.out), asked.quick) for cell in todo]
+    for (cell, *_), rows in finished(
+        tasks, compute, asked.jobs, asked.within, kind=lambda task: task[0][:2]
+    ):
+        with raw.open("a") as lines:
+            csv.writer(lines, lineterminator="\n").writerows(rows)
+        print(f"{cell}: {float(rows[-1][-1]):.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ import argparse
 import csv
 import math
 import os
+import sys
 import warnings
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,10 @@ from shoal.data.dataset import Split
 from shoal.models import MLP, Blueprint
 from shoal.prediction.statistics import mean_and_error, paired_difference
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from studies import finished  # noqa: E402
+
 MEMBERS = 20
 SHOWN = ("frechet/on", "frechet/off", "tv/on", "tv/off", "weights/sliced", "weights/mmd", "ksd2")
 
@@ -108,12 +110,11 @@ def main() -> None:
         path.write_text("seed,method,distance,value\n")
     with path.open() as lines:
         done = {int(row["seed"]) for row in csv.DictReader(lines)}
-    todo = [seed for seed in range(asked.seeds) if seed not in done]
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(certificate, s, asked.quick) for s in todo]):
-            with path.open("a") as lines:
-                csv.writer(lines, lineterminator="\n").writerows(future.result())
-            print(f"seed {future.result()[0][0]} done", flush=True)
+    todo = [(seed, asked.quick) for seed in range(asked.seeds) if seed not in done]
+    for (seed, _), rows in finished(todo, certificate, asked.jobs, math.inf):
+        with path.open("a") as lines:
+            csv.writer(lines, lineterminator="\n").writerows(rows)
+        print(f"seed {seed} done", flush=True)
 
 
 if __name__ == "__main__":

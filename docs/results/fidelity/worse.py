@@ -1,4 +1,4 @@
-"""Where calibrated function-space methods are not the closest: python docs/results/fidelity/worse.py
+"""Where calibrated function-space methods are worse: python docs/results/fidelity/worse.py
 
 The script prints the table of README.md from results.csv: means over seeds, and differences to the
 plain ensemble, paired by seed, with 95 % intervals by Student's t.

@@ -9,8 +9,7 @@ Cells that raw.csv has are not repeated. Whole seeds complete first.
 import argparse
 import csv
 import math
-import multiprocessing
-import time
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -19,7 +18,10 @@ import flows
 
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from studies import finished  # noqa: E402
+
 PROBLEMS = ("linear", "regression", "classification", "digits")
 STEPS = (50, 400)
 KEY = ("problem", "form", "rule", "steps", "seed")
@@ -63,30 +65,19 @@ def read(path: Path) -> Rows:
         }
 
 
-def _timed(task: tuple[Cell, float]) -> tuple[Cell, dict] | None:
-    """The result of a cell; None if it would end after the deadline."""
-    where, deadline = task
-    needs = (60 if where[0] == "digits" else 20) * where[3] / max(STEPS)
-    if time.time() + needs > deadline:
-        return None
-    return where, flows.cell(*where)
-
-
 def train(out: Path, seeds: int, jobs: int, within: float) -> None:
     """Run what is missing, and append a row after every cell."""
     path = out / "raw.csv"
     out.mkdir(parents=True, exist_ok=True)
-    done, deadline = read(path), time.time() + within
-    todo = [(where, deadline) for where in cells(seeds) if where not in done]
-    with path.open("a") as file, multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    done = read(path)
+    todo = [where for where in cells(seeds) if where not in done]
+    with path.open("a") as file:
         writer = csv.writer(file)
         if not done:
             writer.writerow([*KEY, *MEASURED])
-        for found in pool.imap_unordered(_timed, todo):
-            if found is not None:
-                where, values = found
-                writer.writerow([*where, *(values.get(name, "") for name in MEASURED)])
-                file.flush()
+        for where, found in finished(todo, flows.cell, jobs, within, kind=lambda cell: cell[:4]):
+            writer.writerow([*where, *(found.get(name, "") for name in MEASURED)])
+            file.flush()
 
 
 def values(rows: Rows, where: Sequence, name: str) -> dict[int, float]:

@@ -6,6 +6,7 @@ differences of a table.
 
 import csv
 import math
+import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -20,20 +21,14 @@ from shoal.prediction.statistics import (
     t_quantile,
 )
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from studies import Column  # noqa: E402
+
 Case = tuple[str, str, str, int]
 """Part, problem, method and members."""
 
 Rows = dict[tuple[Case, str], dict[int, float]]
 """Values by case and metric; then by seed."""
-
-
-class Column(NamedTuple):
-    """A metric, its title, its unit as a factor, and its digits."""
-
-    metric: str
-    title: str
-    scale: float = 1.0
-    digits: int = 3
 
 
 class Pair(NamedTuple):

@@ -13,13 +13,14 @@ import argparse
 import csv
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from studies import finished  # noqa: E402
+
 HEADER = ["part", "problem", "method", "members", "seed", "metric", "value"]
 PUBLISHED = ("ensemble", "kde", "sge", "ssge", "svgd")
 RADIAL = ("rbf", "laplace", "imq", "matern")
@@ -146,8 +147,8 @@ STEPS = {"convergence": 400, "annealing": 600}
 """Steps on a density: 500 if the part is not here, and three times as many on the funnel."""
 
 
-def trained(cell: Cell, device: str, data: Path | None) -> tuple[dict[str, float], float]:
-    """Numbers of a cell and its seconds, in a process with one thread."""
+def trained(cell: Cell, device: str, data: Path | None) -> dict[str, float]:
+    """Numbers of a cell, in a process with one thread."""
     import densities
     import networks
     import torch
@@ -166,8 +167,7 @@ def trained(cell: Cell, device: str, data: Path | None) -> tuple[dict[str, float
         found = networks.fidelity(*cell[1:])
     else:
         found = networks.digits(*cell[1:])
-    seconds = time.monotonic() - begun
-    return found | {"seconds": seconds}, seconds
+    return found | {"seconds": time.monotonic() - begun}
 
 
 def done(folder: Path) -> set[Cell]:
@@ -193,25 +193,12 @@ def append(folder: Path, cell: Cell, found: dict[str, float]) -> None:
 
 def run(cells: list[Cell], asked: argparse.Namespace) -> None:
     """Train the cells, `--jobs` at a time, while there is time."""
-    begun, took, waiting = time.monotonic(), {}, list(cells)
-    pending: dict[Future, Cell] = {}
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        while waiting or pending:
-            left = asked.within - (time.monotonic() - begun)
-            waiting = [cell for cell in waiting if took.get(cell.key, 0.0) < left]
-            while waiting and len(pending) < asked.jobs:
-                cell = waiting.pop(0)
-                pending[pool.submit(trained, cell, asked.device, asked.data)] = cell
-            ended, _ = wait(pending, return_when=FIRST_COMPLETED)
-            for future in ended:
-                cell = pending.pop(future)
-                try:
-                    found, took[cell.key] = future.result()
-                except Exception as error:  # one broken cell must not end the others
-                    print(*cell, repr(error), file=sys.stderr, flush=True)
-                    continue
-                append(asked.out, cell, found)
-                print(*cell, f"{took[cell.key]:.1f} s", flush=True)
+    tasks = [(cell, asked.device, asked.data) for cell in cells]
+    for (cell, *_), found in finished(
+        tasks, trained, asked.jobs, asked.within, kind=lambda task: task[0].key
+    ):
+        append(asked.out, cell, found)
+        print(*cell, f"{found['seconds']:.1f} s", flush=True)
 
 
 def options() -> argparse.Namespace:

@@ -1,6 +1,7 @@
 """The pre-trained study: EfficientNet-lite0 on CIFAR-10, adapted in seven ways.
 
     python run.py pack --carry FOLDER                     images and network, to take along
+    python run.py features --carry FOLDER --features FOLDER      features that other studies read
     python run.py choose --carry FOLDER --methods heads   points and strength, on held-out images
     python run.py cells --carry FOLDER --methods heads,laplace --within 500
     python run.py cells --carry FOLDER --quick            every cell at a tiny size
@@ -34,7 +35,7 @@ HEADER = ["method", "images", "seed", "metric", "value", "device"]
 def options() -> argparse.Namespace:
     """The command-line options."""
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("what", choices=("pack", "choose", "cells", "tables"))
+    made.add_argument("what", choices=("pack", "features", "choose", "cells", "tables"))
     made.add_argument("--carry", type=Path, help="the folder of pack")
     made.add_argument("--out", type=Path, default=HERE, help="the folder of the numbers")
     made.add_argument("--features", type=Path, help="a folder that keeps features")
@@ -47,6 +48,8 @@ def options() -> argparse.Namespace:
     asked = made.parse_args()
     if asked.what != "tables" and asked.carry is None:
         made.error(f"{asked.what} needs --carry FOLDER")
+    if asked.what == "features" and asked.features is None:
+        made.error("features needs --features FOLDER")
     return asked
 
 
@@ -75,6 +78,13 @@ def opened(asked: argparse.Namespace) -> cells.Study:
         return known[name]
 
     return cells.Study(data, net, features, asked.device, asked.quick)
+
+
+def keep_features(asked: argparse.Namespace) -> None:
+    """Compute the features of the training images and of those that judge, and keep them."""
+    study = opened(asked)
+    for name in ("train", *images.JUDGES):
+        say(name, *study.features(name).shape)
 
 
 def append(file: Path, key: list, scores: dict[str, float], device: str) -> None:
@@ -174,6 +184,8 @@ def main() -> None:
         size = images.pack(asked.carry)
         assert size <= images.LIMIT, f"{size:,} bytes are more than may travel"
         return say(f"{size / 2**20:.1f} MiB in {asked.carry}")
+    if asked.what == "features":
+        return keep_features(asked)
     (choose if asked.what == "choose" else run_cells)(asked)
 
 

@@ -6,9 +6,10 @@ a seed that only one of the two methods has is left out.
 
 import csv
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.core.text import markdown_table
 from shoal.prediction.statistics import (
@@ -18,6 +19,9 @@ from shoal.prediction.statistics import (
     paired_p_value,
     t_quantile,
 )
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from studies import Column  # noqa: E402
 
 __all__ = ["COLUMNS", "Column", "Rows", "differences", "draw", "read", "write"]
 
@@ -47,21 +51,12 @@ ALONE = ("auroc_mutual_information", "auroc_disagreement", "apart_from_mean")
 """Metrics that compare members, so that one network has none."""
 
 
-class Column(NamedTuple):
-    """A metric, its title, its unit as a factor, and its digits."""
-
-    metric: str
-    title: str
-    scale: float = 1.0
-    digits: int = 4
-
-
 def _labelled(split: str) -> list[Column]:
     return [
         Column(f"{split}_accuracy", "accuracy, %", 100, 2),
-        Column(f"{split}_nll", "NLL"),
-        Column(f"{split}_ece", "ECE"),
-        Column(f"{split}_brier", "Brier score"),
+        Column(f"{split}_nll", "NLL", digits=4),
+        Column(f"{split}_ece", "ECE", digits=4),
+        Column(f"{split}_brier", "Brier score", digits=4),
         Column(f"{split}_apart_from_mean", "other label than the mean, %", 100, 2),
     ]
 
@@ -70,17 +65,17 @@ COLUMNS = {
     "Summary": [
         Column("test_accuracy", "accuracy, %", 100, 2),
         Column("test_apart_from_mean", "other label than the mean, %", 100, 2),
-        Column("corrupted_nll", "corrupted NLL"),
-        Column("corrupted_ece", "corrupted ECE"),
-        Column("auroc_entropy", "AUROC, entropy"),
-        Column("auroc_mutual_information", "AUROC, mutual information"),
+        Column("corrupted_nll", "corrupted NLL", digits=4),
+        Column("corrupted_ece", "corrupted ECE", digits=4),
+        Column("auroc_entropy", "AUROC, entropy", digits=4),
+        Column("auroc_mutual_information", "AUROC, mutual information", digits=4),
     ],
     "Clean test images": _labelled("test"),
     "Nineteen corruptions": _labelled("corrupted"),
     "OOD detection: AUROC of SVHN against clean test images": [
-        Column("auroc_entropy", "predictive entropy"),
-        Column("auroc_mutual_information", "mutual information"),
-        Column("auroc_disagreement", "disagreement"),
+        Column("auroc_entropy", "predictive entropy", digits=4),
+        Column("auroc_mutual_information", "mutual information", digits=4),
+        Column("auroc_disagreement", "disagreement", digits=4),
     ],
 }
 COST = [
@@ -201,7 +196,7 @@ def _choices(folder: Path) -> str:
     shown = [
         Column("held_accuracy", "held-out accuracy, %", 100, 2),
         Column("held_apart_from_mean", "other label than the mean, %", 100, 2),
-        Column("shifted_nll", "NLL, rotated"),
+        Column("shifted_nll", "NLL, rotated", digits=4),
         Column("auroc_entropy", "AUROC, entropy", digits=4),
         Column("auroc_mutual_information", "AUROC, mutual information", digits=4),
         Column("force_ratio", "force ratio", digits=4),

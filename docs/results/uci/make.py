@@ -12,11 +12,9 @@ Split follows split, and no run starts that would end after --within seconds.
 import argparse
 import csv
 import math
-import multiprocessing
 import sys
 import time
 import warnings
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +28,9 @@ from shoal.experiment.config import load_config
 from shoal.prediction.regression import in_units
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from studies import finished  # noqa: E402
+
 FILES = {"settings": "settings.csv", "strengths": "strengths.csv", "splits": "raw.csv"}
 SPLITS = {"protein": 5}
 LARGE = ("kin8nm", "power", "naval", "protein")
@@ -83,6 +84,11 @@ class Cell(NamedTuple):
     column: str
     config: str
     changes: tuple[str, ...]
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Trainings of one kind take about the same time."""
+        return self.problem, self.column
 
 
 def cells(asked: argparse.Namespace) -> list[Cell]:
@@ -200,30 +206,13 @@ def run(asked: argparse.Namespace) -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     results = Results(asked.out / FILES[asked.what], HERE / FILES[asked.what])
     left = [c for c in cells(asked) if (c.problem, c.split, c.column) not in results.done]
-    end, took, running = time.monotonic() + asked.within, {}, {}
-    with ProcessPoolExecutor(asked.jobs, multiprocessing.get_context("spawn")) as pool:
-        while left or running:
-            while left and len(running) < asked.jobs:
-                cell = left.pop(0)
-                if time.monotonic() + took.get((cell.problem, cell.column), 0.0) > end:
-                    continue
-                running[pool.submit(trained, cell, asked.device)] = cell, time.monotonic()
-            done, _ = wait(running, return_when=FIRST_COMPLETED) if running else ((), ())
-            for future in done:
-                cell, start = running.pop(future)
-                took[cell.problem, cell.column] = time.monotonic() - start
-                _keep(future, cell, results)
-
-
-def _keep(future: Future, cell: Cell, results: Results) -> None:
-    try:
-        row = future.result()
-    except Exception as error:
-        print(*cell, "failed:", repr(error), file=sys.stderr, flush=True)
-        return
-    results.add(row)
-    words = cell.problem, cell.split, cell.column, f"{row['rmse']:.4g}", f"{row['nll']:.4g}"
-    print(*words, f"{row['seconds']} s", flush=True)
+    tasks = [(cell, asked.device) for cell in left]
+    for (cell, _), row in finished(
+        tasks, trained, asked.jobs, asked.within, kind=lambda task: task[0].kind
+    ):
+        results.add(row)
+        words = cell.problem, cell.split, cell.column, f"{row['rmse']:.4g}", f"{row['nll']:.4g}"
+        print(*words, f"{row['seconds']} s", flush=True)
 
 
 def main() -> None:

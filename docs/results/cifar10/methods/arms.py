@@ -3,6 +3,8 @@
 A word is a method, then changes after `+`, then the strength after `:`.
 
 - `members=11`: ensemble size. Eleven plain members cost as much as five members of `forde`.
+- `nodes`: members share the weights of every layer, and differ in factors of its inputs and outputs
+  and in its biases. This is like the node-BNN of Trinh et al. (2022), without its noise.
 - `laplace`, `linear-kernel`: another kernel than the RBF kernel.
 - `calibrated`: the calibrated form of the method.
 - `adversarial`: half of each batch's likelihood from FGSM neighbours, at 1 % of the pixel range.
@@ -37,7 +39,10 @@ from shoal.training.annealing import registry as annealings
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from released import LinearDensity  # noqa: E402
 
-__all__ = ["Arm", "EmpCov", "Energy", "SquaredCosine", "named", "parsed", "settings"]
+__all__ = ["SIZES", "Arm", "EmpCov", "Energy", "SquaredCosine", "named", "parsed", "settings"]
+
+SIZES = {n: (f"forde+members={n}:FORDE", f"ensemble+members={n}") for n in (2, 10, 20)}
+"""Repelled input gradients and plain members, by ensemble size; the other arms have five."""
 
 
 class Arm(NamedTuple):

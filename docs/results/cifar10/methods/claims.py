@@ -7,7 +7,7 @@ Otherwise these seeds cannot tell.
 
 from typing import NamedTuple
 
-from arms import named
+from arms import SIZES, named
 from tables import Row, compared, maps
 
 from shoal.core.text import markdown_table
@@ -235,6 +235,24 @@ CLAIMS = (
         "hyper",
         CORRUPTED,
         1,
+    ),
+    Claim(
+        FORDE,
+        "FoRDE is more robust than private nodes with shared weights",
+        "forde:FORDE",
+        "ensemble+nodes",
+        CORRUPTED,
+        1,
+    ),
+    *(
+        Claim(
+            OURS,
+            f"FoRDE is more robust than a plain ensemble, {size} members",
+            *pair,
+            CORRUPTED,
+            1,
+        )
+        for size, pair in SIZES.items()
     ),
 )
 """`ensemble+swag` has the members of the plain ensemble, and recorded their gradients and maps."""

@@ -29,7 +29,7 @@ import hyper
 import numpy as np
 import tables
 import torch
-from arms import Arm, named, parsed, settings
+from arms import SIZES, Arm, named, parsed, settings
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -48,7 +48,7 @@ from shoal.prediction.predictive import Predictive
 from shoal.prediction.similarity import pairwise_disagreement
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from cells import finished  # noqa: E402
+from studies import finished  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 GROUPS = (
@@ -57,7 +57,8 @@ GROUPS = (
     ("ensemble+members=11", "forde-identity:FORDE", "kde+laplace:KDE", "ensemble+adversarial"),
     ("forde-tuned:FORDE", "forde-dct:FORDE", "ensemble+swag", "ensemble+empcov",
      "kde+hyperbolic:KDE"),
-    ("kde+calibrated", "lit:LIT", "kde+linear-kernel:KDE", "hyper"),
+    ("kde+calibrated", "lit:LIT", "kde+linear-kernel:KDE", "hyper", "ensemble+nodes"),
+    tuple(arm for pair in SIZES.values() for arm in pair),
 )  # fmt: skip
 """Arms by importance: all seeds of a group come before the next group."""
 SMALL = {
@@ -169,7 +170,10 @@ class Study:
         if "swag" in arm.changes:
             changes |= {"out": folder / "run", "keep_every": 1}
         members = int(arm.changes.get("members", asked.members))
-        return self._fit(_model(asked), members, seed, **changes)
+        model = _model(asked)
+        if "nodes" in arm.changes:
+            model = {"name": "batch-ensemble", "network": model, "factors": "normal"}
+        return self._fit(model, members, seed, **changes)
 
     def _fit(self, model: Any, members: int, seed: int, **changes: Any) -> shoal.Run:
         asked = self.asked

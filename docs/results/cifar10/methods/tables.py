@@ -7,14 +7,18 @@ p value is below 0.05 after Holm's correction over the rows of its column. Runs 
 
 import csv
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from arms import named, parsed
+from arms import SIZES, named, parsed
 
 from shoal.core.text import markdown_table
 from shoal.prediction.statistics import holm, paired_difference, paired_p_value
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from studies import Column  # noqa: E402
 
 __all__ = [
     "CANDIDATES",
@@ -31,15 +35,6 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
-
-
-class Column(NamedTuple):
-    """A metric, its title, its unit as a factor, and its digits."""
-
-    metric: str
-    title: str
-    scale: float = 1.0
-    digits: int = 3
 
 
 COLUMNS = (
@@ -79,6 +74,8 @@ PAIRS = (
     ("kde+hyperbolic:KDE", "kde:KDE", "annealed against not"),
     ("kde", "f-kde", "weights against outputs"),
     ("kde:KDE", "f-kde:F-KDE", "weights against outputs"),
+    ("forde:FORDE", "ensemble+nodes", "FoRDE against shared weights"),
+    *((*pair, f"FoRDE against plain, {size} members") for size, pair in SIZES.items()),
 )
 """Two arms, and what their difference tests; `arms.named` explains strengths in capitals."""
 CHOOSING = 100

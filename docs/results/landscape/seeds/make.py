@@ -27,7 +27,7 @@ from shoal.data.raw import RAW
 from shoal.models import MLP, MediumCNN, SmallCNN
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from cells import finished  # noqa: E402
+from studies import finished  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 CASES = {
@@ -116,9 +116,7 @@ def train(asked: argparse.Namespace) -> None:
         if seed == 0:
             points = [(name, *point) for point in points]
             _append(asked.out / "points.csv", tables.POINTS, points)
-        print(
-            f"{time.monotonic() - begun:.0f} s: {name}, seed {seed}: {seconds:.0f} s", flush=True
-        )
+        print(f"{time.monotonic() - begun:.0f} s: {name}, seed {seed}: {seconds:.0f} s", flush=True)
 
 
 def main() -> None:

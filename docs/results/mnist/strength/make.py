@@ -11,11 +11,9 @@ raw.csv has a row per run, seed after seed. The same command goes on where it en
 
 import argparse
 import csv
-import functools
 import itertools
-import json
 import math
-import multiprocessing
+import sys
 import time
 import warnings
 from dataclasses import replace
@@ -39,6 +37,9 @@ from shoal.prediction.calibration import accuracy_confidence
 from shoal.prediction.detection import auroc
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1]))
+from studies import finished  # noqa: E402
+
 SWEPT = ("kde", "f-kde", "svgd", "f-svgd")
 STRENGTHS = ("100", "1000", "10000", "100000", "1000000")
 ESTIMATORS = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd")
@@ -181,17 +182,20 @@ def shuffled(x: torch.Tensor) -> torch.Tensor:
     return mixed.transpose(2, 3).reshape(x.shape)
 
 
-@functools.cache
-def _study(text: str) -> Study:
-    """The study of a process; its options are a text, so that they are a key."""
+_study: Study | None = None
+
+
+def _prepare(asked: argparse.Namespace) -> None:
+    """Load the images once per process."""
+    global _study
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    return Study(argparse.Namespace(**json.loads(text)))
+    _study = Study(asked)
 
 
-def _work(task: tuple[Cell, str, float]) -> dict[str, Any] | None:
-    cell, text, end = task
-    return _study(text).row(cell) if time.time() < end else None
+def _run(*cell: Any) -> dict[str, Any]:
+    assert _study is not None, "_prepare ran first"
+    return _study.row(Cell(*cell))
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -213,25 +217,21 @@ def train(asked: argparse.Namespace) -> None:
         for cell in cells(asked.seeds)
         if cell not in done and (not wanted or f"{cell.method}/{cell.members}" in wanted)
     ][: asked.first]
-    names = ("images", "epochs", "device", "data")
-    text = json.dumps({name: getattr(asked, name) for name in names})
-    tasks = [(cell, text, time.time() + asked.within) for cell in missing]
-    with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
-        for row in filter(None, pool.imap_unordered(_work, tasks)):
-            rows.append(row)
-            print(row["method"], row["members"], row["seed"], row.get("seconds"), flush=True)
-            columns = max(rows, key=len)  # a diverged run has fewer
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(columns))
-                writer.writeheader()
-                writer.writerows(rows)
+    for _, row in finished(missing, _run, asked.jobs, asked.within, _prepare, (asked,)):
+        rows.append(row)
+        print(row["method"], row["members"], row["seed"], row.get("seconds"), flush=True)
+        columns = max(rows, key=len)  # a diverged run has fewer
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(columns))
+            writer.writeheader()
+            writer.writerows(rows)
 
 
 def main() -> None:
     """Train, pack the images, or make the tables and figures from the rows."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--out", type=Path, default=HERE, help="the folder of the numbers")
-    made.add_argument("--within", type=float, default=1e9, help="start no run after these seconds")
+    made.add_argument("--within", type=float, default=1e9, help="start no run that would end later")
     made.add_argument("--jobs", type=int, default=2)
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--epochs", type=int, default=15)

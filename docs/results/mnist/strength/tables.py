@@ -8,12 +8,16 @@ bold: they may agree by the number of test images alone.
 import csv
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.core.text import markdown_table
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from studies import Column  # noqa: E402
 
 __all__ = ["RULES", "choices", "read", "write"]
 
@@ -22,19 +26,10 @@ Runs = dict[tuple[str, int, int], Row]
 """Rows by method, members and seed."""
 
 
-class Column(NamedTuple):
-    """A metric, its title, its unit as a factor, and its digits."""
-
-    metric: str
-    title: str
-    scale: float = 1.0
-    digits: int = 4
-
-
 COLUMNS = (
     Column("test_accuracy", "accuracy, %", 100, 2),
-    Column("test_nll", "NLL"),
-    Column("test_ece", "ECE"),
+    Column("test_nll", "NLL", digits=4),
+    Column("test_ece", "ECE", digits=4),
     Column("rotated_nll", "NLL, rotated by 30°", digits=3),
     Column("auroc_entropy_letters", "AUROC, letters", digits=3),
     Column("auroc_entropy_clothes", "AUROC, clothes", digits=3),

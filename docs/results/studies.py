@@ -1,11 +1,22 @@
-"""The cells of a study in several processes, as long as there is time."""
+"""What the studies share: cells in several processes, and columns of tables."""
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, NamedTuple
+
+__all__ = ["Column", "finished"]
+
+
+class Column(NamedTuple):
+    """A metric, its title, its unit as a factor, and its digits."""
+
+    metric: str
+    title: str
+    scale: float = 1.0
+    digits: int = 3
 
 
 def finished(
@@ -15,11 +26,12 @@ def finished(
     within: float,
     prepare: Callable[..., None] | None = None,
     given: tuple = (),
+    kind: Callable[[tuple], Hashable] = lambda cell: None,
 ) -> Iterator[tuple[tuple, Any]]:
     """Each cell with `act(*cell)`, when it ends.
 
-    No cell starts that would end after `within` seconds, by the longest cell so far. A cell that
-    fails does not stop the others: its error is printed, and the same command retries it.
+    No cell starts that would end after `within` seconds, by the longest cell of its kind so far. A
+    cell that fails does not stop the others: its error is printed, and the same command retries it.
 
     Args:
         cells: arguments of `act`.
@@ -28,20 +40,20 @@ def finished(
         within: seconds for all cells.
         prepare: called once in every process.
         given: arguments of `prepare`.
+        kind: cells of one kind take about the same time.
     """
-    begun, longest, missing = time.monotonic(), 0.0, list(cells)
+    begun, longest, missing = time.monotonic(), dict[Hashable, float](), list(cells)
     running: dict[Future, tuple[tuple, float]] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn"), prepare, given) as pool:
         while missing or running:
             while missing and len(running) < jobs:
-                if time.monotonic() - begun + longest > within:
-                    missing = []
-                    break
                 cell = missing.pop(0)
-                running[pool.submit(act, *cell)] = cell, time.monotonic()
+                if time.monotonic() - begun + longest.get(kind(cell), 0.0) <= within:
+                    running[pool.submit(act, *cell)] = cell, time.monotonic()
             for future in wait(running, return_when=FIRST_COMPLETED).done if running else ():
                 cell, started = running.pop(future)
-                longest = max(longest, time.monotonic() - started)
+                took = time.monotonic() - started
+                longest[kind(cell)] = max(longest.get(kind(cell), 0.0), took)
                 try:
                     result = future.result()
                 except Exception:
