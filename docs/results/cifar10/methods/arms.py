@@ -5,6 +5,8 @@ A word is a method, then changes after `+`, then the strength after `:`.
 - `members=11`: ensemble size. Eleven plain members cost as much as five members of `forde`.
 - `nodes`: members share the weights of every layer, and differ in factors of its inputs and outputs
   and in its biases. This is like the node-BNN of Trinh et al. (2022), without its noise.
+- `own-batches`: every member has an order of batches of its own. In the other arms members share
+  their batches, as function-space repulsion needs.
 - `laplace`, `linear-kernel`: another kernel than the RBF kernel.
 - `calibrated`: the calibrated form of the method.
 - `adversarial`: half of each batch's likelihood from FGSM neighbours, at 1 % of the pixel range.

@@ -244,6 +244,14 @@ CLAIMS = (
         CORRUPTED,
         1,
     ),
+    Claim(
+        OURS,
+        "batches of their own lower the NLL of plain members",
+        "ensemble+own-batches",
+        "ensemble",
+        "nll",
+        -1,
+    ),
     *(
         Claim(
             OURS,

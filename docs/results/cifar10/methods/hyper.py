@@ -60,7 +60,11 @@ def greedy(probabilities: Tensor, size: int) -> list[int]:
 
 
 def selected(
-    fit: Callable[..., shoal.Run], validation: shoal.Split, seed: int, asked: argparse.Namespace
+    start: Callable[..., shoal.Ensemble],
+    fit: Callable[..., shoal.Run],
+    validation: shoal.Split,
+    seed: int,
+    asked: argparse.Namespace,
 ) -> Callable[[Tensor], Predictive]:
     """Train the candidates, and predict with those that are chosen on the validation images."""
     table = json.loads(asked.model) if asked.model.startswith("{") else {"name": asked.model}
@@ -68,9 +72,8 @@ def selected(
     for index, setting in enumerate(drawn(seed)):
         changes: dict[str, Any] = {"lr": asked.lr * setting.lr_factor, "method": "ensemble"}
         changes["prior"] = Gaussian(setting.prior_std)
-        runs.append(
-            fit(table | {"dropout": setting.dropout}, 1, 1000 * (seed + 1) + index, **changes)
-        )
+        own = 1000 * (seed + 1) + index
+        runs.append(fit(start(table | {"dropout": setting.dropout}, 1, own), own, **changes))
     probabilities = torch.stack(
         [shoal.predict(run, validation.x).log_prob(validation.y).exp() for run in runs]
     )

@@ -57,7 +57,8 @@ GROUPS = (
     ("ensemble+members=11", "forde-identity:FORDE", "kde+laplace:KDE", "ensemble+adversarial"),
     ("forde-tuned:FORDE", "forde-dct:FORDE", "ensemble+swag", "ensemble+empcov",
      "kde+hyperbolic:KDE"),
-    ("kde+calibrated", "lit:LIT", "kde+linear-kernel:KDE", "hyper", "ensemble+nodes"),
+    ("kde+calibrated", "lit:LIT", "kde+linear-kernel:KDE", "hyper", "ensemble+nodes",
+     "ensemble+own-batches"),
     tuple(arm for pair in SIZES.values() for arm in pair),
 )  # fmt: skip
 """Arms by importance: all seeds of a group come before the next group."""
@@ -154,7 +155,7 @@ class Study:
         found: dict[str, Any] = dict.fromkeys(FIELDS, math.nan)
         found |= {"method": word, "seed": seed, "jobs": self.asked.jobs}
         if arm.method == "hyper":
-            predict = hyper.selected(self._fit, self.validation, seed, self.asked)
+            predict = hyper.selected(self._start, self._fit, self.validation, seed, self.asked)
             return found | {"seconds": clock() - started} | self._scores(predict)
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -173,11 +174,22 @@ class Study:
         model = _model(asked)
         if "nodes" in arm.changes:
             model = {"name": "batch-ensemble", "network": model, "factors": "normal"}
-        return self._fit(model, members, seed, **changes)
+        start = self._start(model, members, seed)
+        if "own-batches" not in arm.changes:
+            return self._fit(start, seed, **changes)
+        runs = [
+            self._fit(start.slice_members(i, i + 1), 1000 * (seed + 1) + i, **changes)
+            for i in range(members)
+        ]
+        networks = [run.ensemble.member(0) for run in runs]
+        return replace(runs[0], ensemble=shoal.Ensemble.of(networks))
 
-    def _fit(self, model: Any, members: int, seed: int, **changes: Any) -> shoal.Run:
-        asked = self.asked
+    def _start(self, model: Any, members: int, seed: int) -> shoal.Ensemble:
         build = Blueprint(registry.make(model), self.data.input_shape, self.data.outputs)
+        return shoal.Ensemble.init(build, members, seed=seed)
+
+    def _fit(self, start: shoal.Ensemble, seed: int, **changes: Any) -> shoal.Run:
+        asked = self.asked
         common = {
             "epochs": asked.epochs, "batch_size": asked.batch, "lr": asked.lr, "clip": 5.0,
             "schedule": "flat-then-linear",
@@ -185,8 +197,7 @@ class Study:
             "precision": "bfloat16" if asked.device == "cuda" else "float32",
         }  # fmt: skip
         return shoal.fit(
-            shoal.Ensemble.init(build, members, seed=seed), self.data,
-            seed=seed, progress=False, device=asked.device, **(common | changes),
+            start, self.data, seed=seed, progress=False, device=asked.device, **(common | changes),
         )  # fmt: skip
 
     def _predictor(self, run: shoal.Run, arm: Arm) -> Callable[[Tensor], Predictive]:

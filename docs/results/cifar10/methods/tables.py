@@ -74,6 +74,9 @@ PAIRS = (
     ("kde+hyperbolic:KDE", "kde:KDE", "annealed against not"),
     ("kde", "f-kde", "weights against outputs"),
     ("kde:KDE", "f-kde:F-KDE", "weights against outputs"),
+    ("forde:FORDE", "ensemble+own-batches", "FoRDE against own batches"),
+    ("hyper", "ensemble+own-batches", "hyper-deep against own batches"),
+    ("lit:LIT", "ensemble+own-batches", "LIT against own batches"),
     ("forde:FORDE", "ensemble+nodes", "FoRDE against shared weights"),
     *((*pair, f"FoRDE against plain, {size} members") for size, pair in SIZES.items()),
 )
