@@ -29,6 +29,7 @@ class StepContext(PassContext):
         adversarial: adds adversarial neighbours of the inputs.
         stages: the arithmetic stages, compiled or not.
         own_inputs: every member has its own inputs [M, B, ...].
+        own_targets: every member has its own targets [M, B, ...].
         frozen: frozen members, in evaluation mode.
         mesh: the processes that train the other members; None for one process.
     """
@@ -39,6 +40,7 @@ class StepContext(PassContext):
     adversarial: Adversarial | None = None
     stages: Stages = Stages()
     own_inputs: bool = False
+    own_targets: bool = False
     frozen: Ensemble | None = None
     mesh: Mesh | None = None
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import pull_back
-from shoal.core.structure import Inputs, joined, parted
+from shoal.core.structure import Inputs, MemberWeighted, joined, parted
 from shoal.core.tree import add_scaled, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batch import Targets
@@ -34,7 +34,7 @@ from shoal.inference.posterior import functional_score, point_weights, target_we
 from shoal.interaction.points import Drawn
 from shoal.training.context import StepContext
 from shoal.training.mesh_cloud import gathered_drives
-from shoal.training.parts import Chunks, Parts
+from shoal.training.parts import Chunks, Parts, places_of
 from shoal.training.probabilities import (
     act_on_probabilities,
     at_outputs,
@@ -132,25 +132,33 @@ class Drive:
         whole = self.within(mapping=replace(context.mapping, chunk=None))
         others, frozen = [], None
         if context.compares_passes:
-            others, frozen = whole._other_passes(parts, x), self._frozen_state(x)
+            others, frozen = whole._other_passes(ensemble, parts, x), self._frozen_state(x)
         result, passes, heads = None, [], []
         for part in parts.changed():
-            first = part.first - ensemble.first
-            mine = slice(first, first + part.members)
-            passed = whole._forward(part, x[mine] if context.own_inputs else x)
+            mine = places_of(part, ensemble)
+            drive = whole._of_members(mine)
+            passed = drive._forward(part, x[mine] if context.own_inputs else x)
             passes.append(passed.still())
             if context.compares_passes and result is None:
                 together = PassResult.joined([passes[0], *others])
                 result = whole._output_result(ensemble, x, together, frozen)
-            own = whole._output_result(part, x, passes[-1]) if result is None else _of(result, mine)
-            shares = None if self.shares is None else self.shares[mine]
-            velocity, head = replace(whole, shares=shares)._back(part, passed, own)
+            own = drive._output_result(part, x, passes[-1]) if result is None else _of(result, mine)
+            velocity, head = drive._back(part, passed, own)
             parts.add(part, velocity, own._replace(head=head))
             heads.append(head)
         if result is None:
             result = whole._output_result(ensemble, x, PassResult.joined(passes))
         head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
         return result._replace(head=head), parts.tree()
+
+    def _of_members(self, members: slice) -> "Drive":
+        """The same for some members, with their own targets, weights of targets and shares."""
+        y = self.y
+        if self.context.own_targets:
+            y = y[members]
+        elif isinstance(y, MemberWeighted):
+            y = MemberWeighted.of_pair(y.y, y.weight[members])
+        return replace(self, y=y, shares=None if self.shares is None else self.shares[members])
 
     @property
     def _squashed(self) -> bool:
@@ -192,11 +200,14 @@ class Drive:
             return MemberInputs(x, self.context.own_inputs)
         return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _other_passes(self, parts: Parts, x: Inputs) -> list[PassResult]:
+    def _other_passes(self, ensemble: Ensemble, parts: Parts, x: Inputs) -> list[PassResult]:
         """The outputs of all parts but the first, which keep no activations and change nothing."""
-        plain = self.within(adversarial=None)
+        plain, passes = self.within(adversarial=None), []
         with torch.set_grad_enabled(self.context.base == "gradients"):
-            return [plain._forward(p.aside(), x, live=False).still() for p in parts.others()]
+            for part in parts.others():
+                own = plain._of_members(places_of(part, ensemble))
+                passes.append(own._forward(part.aside(), x, live=False).still())
+        return passes
 
     def _output_result(
         self,
@@ -248,12 +259,12 @@ class Drive:
         context, frozen, base = self.context, self.context.frozen, self.context.base
         if frozen is None or base is None or base == "weights":
             return None
-        plain = self.within(adversarial=None)
+        y = self.y.y if isinstance(self.y, MemberWeighted) else self.y  # weights of the others
+        plain = self.within(y, adversarial=None)
         if self.rows is not None:  # evaluation mode: rows do not depend on the rest of the batch
-            plain, x = replace(plain, rows=None, y=self.y[self.rows]), x[self.rows]
+            plain, x = replace(plain, rows=None, y=y[self.rows]), x[self.rows]
         if self.points is not None and not context.shares_drives:  # the batch is not needed
-            targets = parted(self.y)[0][self.points.rows]
-            plain, x = replace(plain, points=None, y=targets), self.points.x
+            plain, x = replace(plain, points=None, y=parted(y)[0][self.points.rows]), self.points.x
         with torch.set_grad_enabled(base == "gradients"):
             looks = [plain._forward(p, x, live=False).still() for p in parts_on_device(frozen)]
         passed = PassResult.joined(looks)
@@ -264,8 +275,7 @@ class Drive:
         if not context.shares_drives:
             return FrozenState({base: repelled}, frozen.alive, None)
         at = forces_act_at(passed.outputs, squashed)
-        found = likelihood_gradient(context.posterior, at, self.y, frozen.alive, squashed)
-        _, alive, gradient = found
+        _, alive, gradient = likelihood_gradient(context.posterior, at, y, frozen.alive, squashed)
         return FrozenState({base: repelled}, alive, {"outputs": context.weight * gradient})
 
     def _back(

@@ -10,7 +10,7 @@ from shoal.core.types import Tree
 from shoal.inference.ensemble import Ensemble
 from shoal.training.stages import OutputResult
 
-__all__ = ["Chunks", "Parts", "summed"]
+__all__ = ["Chunks", "Parts", "places_of", "summed"]
 
 
 class Parts(Protocol):
@@ -70,6 +70,12 @@ class Chunks:
     def tree(self) -> Tree:
         """See `Parts`."""
         return self.own | summed(self.shared)
+
+
+def places_of(part: Ensemble, ensemble: Ensemble) -> slice:
+    """Where the members of a part stand among all members."""
+    first = part.first - ensemble.first
+    return slice(first, first + part.members)
 
 
 def summed(shared: dict[str, list[Tensor]]) -> Tree:

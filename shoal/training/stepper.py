@@ -164,7 +164,7 @@ class Stepper:
         context = mover.context
         if own:
             self._check_own(mover)
-            context = replace(context, own_inputs=own)
+            context = replace(context, own_inputs=True, own_targets=True)
         if loss is not None:
             kind = OwnLoss if own else Custom
             custom = self._losses.setdefault((loss, own), kind(loss))

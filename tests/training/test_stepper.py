@@ -1,5 +1,7 @@
 """Steps in a loop of one's own: those of `fit`, with batches, losses and rates of one's own."""
 
+from itertools import product
+
 import pytest
 import torch
 from small_runs import assert_equal_trees
@@ -129,6 +131,53 @@ def test_weights_of_each_member_choose_its_points(method):
 
 def quiet():
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize("engine", ["loop", "chunk:1", "chunk:2"])
+@pytest.mark.parametrize(
+    "what, method",
+    [
+        *product(("own batches", "own losses"), ("ensemble", "kde", "svgd")),
+        *product(("own weights",), ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde")),
+    ],
+)
+def test_members_apart_step_as_all_together(what, method, engine):
+    """What belongs to a member goes with it into its chunk."""
+
+    def stepped(how):
+        made = ensemble(make=quiet)
+        given = points()[0] if method == "forde" else None
+        options = {"n": N, "method": method, "optimizer": "sgd", "inputs": given}
+        stepper = shoal.Stepper(made, engine=how, **options)
+        x, y, _ = own_batches()
+        if what == "own batches":
+            return made, [stepper((x, y), own=True) for _ in range(2)]
+        if what == "own losses":
+            loss = torch.nn.functional.cross_entropy
+            return made, [stepper((x, y), own=True, loss=loss) for _ in range(2)]
+        weight = torch.rand(M, N, generator=torch.manual_seed(3), dtype=torch.float64)
+        return made, [stepper((*points(), weight)) for _ in range(2)]
+
+    (together, whole), (apart, parts) = stepped("vmap"), stepped(engine)
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one.loss, other.loss)
+        torch.testing.assert_close(one.drive, other.drive)
+    for name, tensor in together.weights.items():
+        torch.testing.assert_close(tensor, apart.weights[name])
+
+
+@pytest.mark.parametrize("method", ["kde", "f-kde", "f-svgd", "forde"])
+def test_weights_of_one_change_nothing_beside_frozen_members(method):
+    x, y = points()
+    weight = torch.ones(M - 1, N, dtype=torch.float64)
+    found = []
+    for batch in ((x, y), (x, y, weight)):
+        made = ensemble(make=quiet)
+        given = x if method == "forde" else None
+        stepper = shoal.Stepper(made, n=N, method=method, optimizer="sgd", inputs=given, frozen=1)
+        stepper(batch)
+        found.append(weights(made))
+    assert_equal_trees(*found)
 
 
 def test_a_loss_of_the_call_replaces_the_likelihood():
