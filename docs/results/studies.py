@@ -1,13 +1,16 @@
-"""What the studies share: cells in several processes, and columns of tables."""
+"""What the studies share: cells in several processes, own batches, and columns of tables."""
 
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
-__all__ = ["Column", "finished"]
+import shoal
+
+__all__ = ["Column", "finished", "fit_apart"]
 
 
 class Column(NamedTuple):
@@ -61,3 +64,16 @@ def finished(
                     traceback.print_exc()
                     continue
                 yield cell, result
+
+
+def fit_apart(start: shoal.Ensemble, data: Any, seed: int, **options: Any) -> shoal.Run:
+    """Train each member in a run of its own, so that its batches have an order of their own.
+
+    The run has all members, and the history of the first.
+    """
+    runs = [
+        shoal.fit(start.slice_members(i, i + 1), data, seed=1000 * (seed + 1) + i, **options)
+        for i in range(start.members)
+    ]
+    networks = [run.ensemble.member(0) for run in runs]
+    return replace(runs[0], ensemble=shoal.Ensemble.of(networks))

@@ -3,6 +3,7 @@
     python docs/results/auto/make.py --jobs 2                       the sets of the design
     python docs/results/auto/make.py --sets notmnist,kin8nm         other sets
     python docs/results/auto/make.py --controller                   targets of a controller
+    python docs/results/auto/make.py --own-batches                  plain members, batches apart
     python docs/results/auto/rules.py                               rules, tables and the figure
 
 For each set and seed, every arm (a method at a strength) is trained three times: for an eighth and
@@ -35,7 +36,7 @@ from shoal.prediction.detection import auroc
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
-from studies import finished  # noqa: E402
+from studies import finished, fit_apart  # noqa: E402
 
 MEMBERS, HELD = 10, 0.2
 RUNGS = (1 / 8, 1 / 3)
@@ -48,6 +49,7 @@ ARMS = (
 )
 CONTROLLED = ("ensemble", *(f"{m}@{t}" for m in ("kde", "f-kde") for t in TARGETS))
 """A method at a force ratio that a controller keeps."""
+OWN_BATCHES = ("ensemble", "ensemble+own-batches")
 TESTED = ("nll", "accuracy", "rmse", "ece", "shifted_nll", "shifted_accuracy", "shifted_rmse",
           "auroc", "auroc_mi")  # fmt: skip
 CHOSEN_BY = ("held_nll", "held_shifted", "clean_diff", "clean_se", "shift_diff", "shift_se")
@@ -96,7 +98,7 @@ class Cell:
 
     def fit(self, arm: str, share: float) -> shoal.Run | Controlled:
         """Train an arm for a share of the steps."""
-        method, _, word = arm.partition(":")
+        method, _, word = arm.removesuffix("+own-batches").partition(":")
         method, _, target = method.partition("@")
         calibrated = word == "calibrated"
         options = dict(self.of.options)
@@ -109,7 +111,8 @@ class Cell:
             controller = Controller(float(target))
             options |= {"steps": steps, "seed": self.seed}
             return train(ensemble, (x, y), method, controller, **options)
-        return shoal.fit(
+        fit = fit_apart if arm.endswith("+own-batches") else shoal.fit
+        return fit(
             ensemble, (x, y), method=method, calibrated=calibrated,
             strength=float(word) if word and not calibrated else None, steps=steps,
             seed=self.seed, device=self.device, progress=False, **options,
@@ -189,6 +192,7 @@ def options() -> argparse.Namespace:
     made.add_argument("--sets")
     made.add_argument("--arms", help="the plain ensemble comes first")
     made.add_argument("--controller", action="store_true", help="targets of a controller")
+    made.add_argument("--own-batches", action="store_true", help="plain members, batches apart")
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--jobs", type=int, default=1)
     made.add_argument("--device", default="cpu")
@@ -201,6 +205,8 @@ def options() -> argparse.Namespace:
     name, sets, arms = "raw.csv", DESIGN, ARMS
     if asked.controller:
         name, sets, arms = "controller.csv", CHEAP, CONTROLLED
+    elif asked.own_batches:
+        name, sets, arms = "own-batches.csv", CHEAP, OWN_BATCHES
     asked.out = asked.out or HERE / name
     asked.sets = asked.sets.split(",") if asked.sets else sets
     asked.arms = tuple(asked.arms.split(",")) if asked.arms else arms

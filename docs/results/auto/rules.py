@@ -190,6 +190,15 @@ def comparison(rows: pd.DataFrame) -> str:
     return markdown_table(["rule", "sets", *TITLES, "largest price"], lines)
 
 
+def against_plain(rows: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """An arm less the plain ensemble on the test data, without a choice, by set and seed."""
+    full = rows[rows.stage == 1].set_index(["set", "seed"])
+    mine, plain = full[full.arm == arm], full[full.arm == PLAIN]
+    change = mine[list(SCORES)] - plain[list(SCORES)]
+    times = mine.seconds / plain.seconds
+    return change.reset_index().assign(arm=arm, times_plain=times.to_numpy())
+
+
 def controllers(rows: pd.DataFrame, controlled: pd.DataFrame) -> list[str]:
     """Targets of a controller beside the shipped rule, on the same sets and seeds."""
     runs = controlled[["set", "seed"]].drop_duplicates()
@@ -226,12 +235,9 @@ def _less(found: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 def _targets(controlled: pd.DataFrame) -> str:
     """Wins, ties and losses of every target without a choice, and strengths at the end."""
     lines = []
-    full = controlled[controlled.stage == 1].set_index(["set", "seed"])
-    plain = full[full.arm == PLAIN]
     for arm in CONTROLLERS["targets of kde and f-kde"].arms:
-        mine = full[full.arm == arm]
-        change = mine[list(SCORES)] - plain[list(SCORES)]
-        found = change.reset_index().assign(arm=arm, times_plain=0.0)
+        found = against_plain(controlled, arm)
+        mine = controlled[(controlled.stage == 1) & (controlled.arm == arm)].set_index("set")
         ends = np.exp(np.log(mine.strength).groupby("set").mean())
         ratios = mine.ratio.groupby("set").mean()
         spread = f"{ends.min():,.0f} to {ends.max():,.0f}"
@@ -316,6 +322,13 @@ def main() -> None:
     if (HERE / "controller.csv").exists():
         parts += ["## A controller that keeps push / drive at a target: wins / ties / losses"]
         parts += controllers(rows, read("controller.csv"))
+    if (HERE / "own-batches.csv").exists():
+        own = verdicts(against_plain(read("own-batches.csv"), "ensemble+own-batches"))
+        parts += [
+            "## Plain members with batches of their own, less those with common batches",
+            markdown_table(["sets", *TITLES], [[len(own), *counts(own)]]),
+            table(own.assign(chosen="–")),
+        ]
     (HERE / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     figure(made, before, after)
     print("\n\n".join(parts[2:]))

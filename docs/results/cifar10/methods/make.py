@@ -48,7 +48,7 @@ from shoal.prediction.predictive import Predictive
 from shoal.prediction.similarity import pairwise_disagreement
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from studies import finished  # noqa: E402
+from studies import finished, fit_apart  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 GROUPS = (
@@ -174,21 +174,16 @@ class Study:
         model = _model(asked)
         if "nodes" in arm.changes:
             model = {"name": "batch-ensemble", "network": model, "factors": "normal"}
-        start = self._start(model, members, seed)
-        if "own-batches" not in arm.changes:
-            return self._fit(start, seed, **changes)
-        runs = [
-            self._fit(start.slice_members(i, i + 1), 1000 * (seed + 1) + i, **changes)
-            for i in range(members)
-        ]
-        networks = [run.ensemble.member(0) for run in runs]
-        return replace(runs[0], ensemble=shoal.Ensemble.of(networks))
+        fit = fit_apart if "own-batches" in arm.changes else shoal.fit
+        return self._fit(self._start(model, members, seed), seed, fit, **changes)
 
     def _start(self, model: Any, members: int, seed: int) -> shoal.Ensemble:
         build = Blueprint(registry.make(model), self.data.input_shape, self.data.outputs)
         return shoal.Ensemble.init(build, members, seed=seed)
 
-    def _fit(self, start: shoal.Ensemble, seed: int, **changes: Any) -> shoal.Run:
+    def _fit(
+        self, start: shoal.Ensemble, seed: int, fit: Any = shoal.fit, **changes: Any
+    ) -> shoal.Run:
         asked = self.asked
         common = {
             "epochs": asked.epochs, "batch_size": asked.batch, "lr": asked.lr, "clip": 5.0,
@@ -196,7 +191,7 @@ class Study:
             "augment": None if asked.plain_images else CropFlip(4 // asked.pool),
             "precision": "bfloat16" if asked.device == "cuda" else "float32",
         }  # fmt: skip
-        return shoal.fit(
+        return fit(
             start, self.data, seed=seed, progress=False, device=asked.device, **(common | changes),
         )  # fmt: skip
 
