@@ -9,7 +9,7 @@ from findings import PRETRAINED
 FORT = "Fort et al. (2019)"
 BAYES = "Loaiza-Ganem et al. (2025)"
 SEEDS, EVIDENCE = "landscape/seeds/raw.csv", "evidence/raw.csv"
-KNOWN = ("digits", "heads", "uci-concrete", "uci-energy")
+KNOWN = ("digits", "mnist", "heads", "uci-concrete", "uci-energy", "uci-yacht")
 CIFAR, SMALL = "all of CIFAR-10, five medium CNNs, one seed", "digits, five small CNNs, one seed"
 THREE = "parts of CIFAR-10 and Fashion-MNIST, five members"
 SHIFTS = ("gaussian-noise-3", "motion-blur-3", "fog-3", "jpeg-compression-3")
@@ -288,7 +288,7 @@ EMPIRICAL = [
     Claim(
         "Point masses at the members have a higher evidence than wider priors.",
         BAYES,
-        "plain ensembles: digits, heads on features, two UCI problems",
+        "plain ensembles: digits, MNIST, heads on features, three UCI problems",
         lambda: [
             higher(
                 f"log evidence, point masses minus Gaussians of the last layer, {name}",
@@ -304,7 +304,7 @@ EMPIRICAL = [
     Claim(
         "Averaging with equal weights is exact Bayesian averaging.",
         BAYES,
-        "plain ensembles: digits, heads on features, two UCI problems",
+        "plain ensembles: digits, MNIST, heads on features, three UCI problems",
         lambda: [
             same(
                 f"total variation of the two predictions, {name}",

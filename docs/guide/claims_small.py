@@ -12,9 +12,9 @@ from evidence import PERCENT, by_seed, rows
 PATH, LINK = "cifar10/small/raw.csv", "cifar10/small/README.md"
 CHOOSING = 100
 SETTING = "2,000 images of CIFAR-10 at 8 x 8 pixels, five small CNNs"
-FORDE, RDE = "Trinh et al. (2024)", "D'Angelo & Fortuin (2021)"
+FORDE, RDE, OPEN = "Trinh et al. (2024)", "D'Angelo & Fortuin (2021)", "open in the paper"
 STUDY, OURS = "Barabanshchikova et al. (2023)", "our hypothesis"
-ELEVEN, SHIFTED = "ensemble+members=11", "corrupted_accuracy"
+ELEVEN, SHIFTED, OWN = "ensemble+members=11", "corrupted_accuracy", "ensemble+own-batches"
 
 
 def strength(method):
@@ -97,6 +97,11 @@ REPULSION = [
     line("Repulsion beats hyper-deep ensembles", OURS,
          (lower, "nll", "kde:KDE", "hyper"), (lower, "nll", "forde:FORDE", "hyper"),
          (higher, SHIFTED, "forde:FORDE", "hyper")),
+    line("Plain members with batches of their own are better than those with common batches", OURS,
+         (lower, "nll", OWN), (higher, "accuracy", OWN), (lower, "corrupted_nll", OWN)),
+    line("Repulsion beats plain members with batches of their own", OURS,
+         (lower, "nll", "kde:KDE", OWN), (lower, "nll", "forde:FORDE", OWN),
+         (lower, "corrupted_nll", "forde:FORDE", OWN)),
 ]  # fmt: skip
 
 GRADIENTS = [
@@ -122,13 +127,19 @@ GRADIENTS = [
     line("Tuned lengthscales are better than both on corrupted images", FORDE,
          (higher, SHIFTED, "forde-tuned:FORDE", "forde:FORDE"),
          (higher, SHIFTED, "forde-tuned:FORDE", "forde-identity:FORDE")),
-    line("Cosines are as robust as principal components", "open in the paper",
+    line("Cosines are as robust as principal components", OPEN,
          (same, SHIFTED, "forde-dct:FORDE", "forde:FORDE", 0.02)),
     line("FoRDE is more robust than LIT", FORDE, (higher, SHIFTED, "forde:FORDE", "lit:LIT")),
     line("FoRDE is more robust than SWAG in every mode", FORDE,
          (higher, SHIFTED, "forde:FORDE", "ensemble+swag")),
     line("FoRDE is more robust than the EmpCov prior", FORDE,
          (higher, SHIFTED, "forde:FORDE", "ensemble+empcov")),
+    line("FoRDE is more robust than private nodes with shared weights", FORDE,
+         (higher, SHIFTED, "forde:FORDE", "ensemble+nodes")),
+    line("FoRDE is better under corruption than plain ensembles of 2, 10 and 20 members", OPEN,
+         *((rule, metric, f"forde+members={size}:FORDE", f"ensemble+members={size}")
+           for rule, metric in ((higher, SHIFTED), (lower, "corrupted_nll"))
+           for size in (2, 10, 20)), setting=SETTING.replace("five small", "2 to 20 small")),
     line("Repelled input gradients make input gradients differ", FORDE,
          (lower, "gradient_cosine", "forde"), (lower, "gradient_cosine", "forde:FORDE")),
     line("Class-activation maps of members differ more", FORDE,
@@ -138,7 +149,7 @@ GRADIENTS = [
          (higher, SHIFTED, "forde:FORDE", ELEVEN), (lower, "corrupted_nll", "forde:FORDE", ELEVEN),
          (lower, "nll", "forde:FORDE", ELEVEN), setting=f"{SETTING}; plain with eleven"),
     Claim("The median bandwidth of input gradients is stable over training (small CNN).",
-          "open in the paper", SETTING,
+          OPEN, SETTING,
           lambda: [same("decimal orders from first to last epoch", _orders("forde:FORDE"), 0.0,
                         0.5, digits=2)], LINK),
 ]  # fmt: skip

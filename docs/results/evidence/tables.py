@@ -26,7 +26,7 @@ PRIORS = (
     "Gaussians at zero, last layer",
     "Gaussians at zero, all layers, diagonal",
 )
-POINT = "point masses"
+POINT, FEW = "point masses", "prior, curvature of 500 points"
 
 
 def read(path: Path) -> Rows:
@@ -45,7 +45,7 @@ def write(folder: Path) -> None:
     parts = {
         "Evidence and weights of plain ensembles": _weights(rows),
         "Log evidence of learned priors minus that of point masses": _priors(rows, "log evidence"),
-        "The same with 500 points for curvature and gradient (before version 0.2)": _few(rows),
+        "The same with the curvature of 500 points and the gradient of all": _few(rows),
         "NLL of learned priors minus that of point masses": _priors(rows, "NLL"),
         "Repulsion and the evidence": _repelled(rows),
         "Laplace's evidence minus the exact integral": _exact(rows),
@@ -128,9 +128,7 @@ def _few(rows: Rows) -> str:
     for data in _there(rows):
         own = rows.get((data, "ensemble", f"prior/{POINT}/log evidence"))
         names = [PRIORS[0], PRIORS[3]]
-        few = [
-            rows.get((data, "ensemble", f"prior with 500 points/{n}/log evidence")) for n in names
-        ]
+        few = [rows.get((data, "ensemble", f"{FEW}/{n}/log evidence")) for n in names]
         if any(few):
             lines.append([data, *(_change(each, own, 1) for each in few)])
     return markdown_table(["data", PRIORS[0], PRIORS[3]], lines)
