@@ -10,6 +10,11 @@ FORT = "Fort et al. (2019)"
 BAYES = "Loaiza-Ganem et al. (2025)"
 SEEDS, EVIDENCE = "landscape/seeds/raw.csv", "evidence/raw.csv"
 KNOWN = ("digits", "mnist", "heads", "uci-concrete", "uci-energy", "uci-yacht")
+WIDER = (
+    ("Gaussians of the last layer", "Gaussians at the members, last layer", KNOWN),
+    ("a flow on the last layer", "flow, last layer", ("digits", "mnist", "heads")),
+)
+"""Words, name and data sets of the priors that are not point masses."""
 CIFAR, SMALL = "all of CIFAR-10, five medium CNNs, one seed", "digits, five small CNNs, one seed"
 THREE = "parts of CIFAR-10 and Fashion-MNIST, five members"
 SHIFTS = ("gaussian-noise-3", "motion-blur-3", "fog-3", "jpeg-compression-3")
@@ -291,12 +296,13 @@ EMPIRICAL = [
         "plain ensembles: digits, MNIST, heads on features, three UCI problems",
         lambda: [
             higher(
-                f"log evidence, point masses minus Gaussians of the last layer, {name}",
+                f"log evidence, point masses minus {words}, {name}",
                 known("prior/point masses/log evidence", name),
-                known("prior/Gaussians at the members, last layer/log evidence", name),
+                known(f"prior/{prior}/log evidence", name),
                 digits=2,
             )
-            for name in KNOWN
+            for words, prior, names in WIDER
+            for name in names
         ],
         "evidence/README.md",
         missing="evidence of every prior, with seeds",
