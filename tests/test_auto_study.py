@@ -10,6 +10,8 @@ from torch import nn
 
 import shoal
 from shoal.core.random import generator
+from shoal.training.auto_plan import METHOD_ARMS, RULE, RUNGS, method_arms
+from shoal.training.auto_price import too_costly
 
 MODULES = ("controller", "problems", "make", "rules")
 
@@ -108,9 +110,19 @@ def test_a_controller_that_changes_nothing_trains_as_fit_does(study, method, lik
     torch.testing.assert_close(shoal.predict(found, x).log_prob(y), wanted)
 
 
-def test_the_rule_of_the_study_is_that_of_the_library(study):
-    from shoal.training.auto_plan import METHOD_ARMS, RULE, RUNGS
+def test_the_study_leaves_out_the_arms_that_the_library_leaves_out(study):
+    arms = method_arms()
+    wide = torch.zeros(4, 1280)
+    members = shoal.Ensemble.init(lambda: nn.Linear(1280, 10), members=2)
+    kept = [arm for arm in arms[1:] if arm.label not in too_costly(arms, members, wide)]
+    rule = study["rules"].SHIPPED.on("features")
+    assert [(arm.method, arm.strength) for arm in kept] == [
+        (method, float(strength)) for method, _, strength in (a.partition(":") for a in rule.arms)
+    ]
+    assert study["rules"].SHIPPED.on("mnist") is study["rules"].SHIPPED
 
+
+def test_the_rule_of_the_study_is_that_of_the_library(study):
     shipped = study["rules"].SHIPPED
     arms = [(name, float(word)) for name, _, word in (arm.partition(":") for arm in shipped.arms)]
     assert arms == [(name, strength) for name, strength in METHOD_ARMS]

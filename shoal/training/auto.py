@@ -38,6 +38,7 @@ from shoal.training.auto_plan import (
     share_of,
     strength_arms,
 )
+from shoal.training.auto_price import too_costly
 from shoal.training.auto_processes import SearchProcesses
 from shoal.training.callbacks import Listeners
 from shoal.training.choice import ArmResult, Choice, Trial, reason
@@ -88,6 +89,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.processes = SearchProcesses(self.mesh)
+        self.unit = price_of(self.settings.method)  # of the training that was asked for
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -105,8 +107,12 @@ class Search:
             return Choice(self.asked, PLAIN.label, reason, (plain,))
         arms = method_arms() if self.options.method == AUTO else strength_arms(self.settings.method)
         trains, judge = self._judge()
+        own = too_costly(arms, self.ensemble, self.batches.first()[0])
+        costly = self.processes.told(lambda: own)
         for arm in arms:
-            self.results[arm.label] = ArmResult(arm.label, arm.method, arm.strength)
+            result = ArmResult(arm.label, arm.method, arm.strength, failed=costly.get(arm.label))
+            self.results[arm.label] = result
+        arms = [arm for arm in arms if arm.label not in costly]
         show = self.show and self.processes.first
         with self._unchanged(), Ticker(_runs(arms), show=show) as self.ticker:
             scores, cost = self._rounds(arms, trains, judge)
@@ -131,7 +137,7 @@ class Search:
             judge=judge.words,
             points=len(plain.clean),
             shifts=tuple(judge.copies),
-            cost=cost / self._unit(),
+            cost=cost / self.unit,
             steps=sum(trial.steps for trial in trials),
             seconds=time.monotonic() - started,
         )
@@ -166,16 +172,12 @@ class Search:
         assert isinstance(self.batches, ArrayBatches)
         return divided(self.batches, self.options.seed)
 
-    def _unit(self) -> float:
-        """Price of the training that was asked for, in trainings of the plain ensemble."""
-        return price_of(self.settings.method)
-
     def _rounds(
         self, arms: Sequence[Arm], trains: Data, judge: Judge
     ) -> tuple[dict[str, PointScores], float]:
         """Scores of the last round, and the price of all rounds."""
         whole = self.settings.total_steps(self.batches.steps_per_epoch)
-        left, spent, taking = BUDGET * self._unit(), 0.0, list(arms)
+        left, spent, taking = BUDGET * self.unit, 0.0, list(arms)
         scores: dict[str, PointScores] = {}
         for rung in RUNGS:
             if (keep := rung.keep) is not None:

@@ -11,6 +11,7 @@ from small_runs import (
     assert_one_sentence,
     assert_same_run,
     both,
+    differ,
     frozen,
     plain,
     points,
@@ -40,6 +41,7 @@ from shoal.training.auto_plan import (
     share_of,
     strength_arms,
 )
+from shoal.training.auto_price import axes_price
 from shoal.training.choice import CHOICE
 from shoal.training.folder_checks import checked_config
 from shoal.training.run import RunFolder
@@ -191,6 +193,36 @@ def test_an_arm_that_cannot_train_this_network_loses(monkeypatch, error):
     choice = search_of(monkeypatch, method="auto").run()
     assert choice.chosen == "kde:1000"
     assert {arm.label for arm in choice.arms if arm.failed} == {"forde:4", "forde:16"}
+
+
+def test_axes_cost_what_their_products_take_beside_three_forward_passes():
+    members = shoal_of(lambda: nn.Sequential(nn.Linear(30, 7, bias=False), nn.Linear(7, 2)))
+    forward = 2 * (30 * 7 + 7 * 2)
+    assert axes_price(members, torch.zeros(5, 30)) == pytest.approx(4 * 30 * 30 / (3 * forward))
+    images = shoal_of(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2)))
+    forward = 2 * (16 * 9 * 2 + 32 * 2)
+    found = axes_price(images, torch.zeros(5, 1, 6, 6))
+    assert found == pytest.approx(4 * 36 * 36 / (3 * forward))
+
+
+def test_a_pass_that_counts_operations_changes_nothing():
+    members = shoal_of(lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 2)))
+    before, state = frozen(members), torch.get_rng_state()
+    axes_price(members.train(), torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+    assert not differ(frozen(members), before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_arms_with_axes_are_left_out_where_they_cost_many_trainings(monkeypatch):
+    x = torch.randn(100, 400, generator=torch.Generator().manual_seed(1))
+    wide = {"build": lambda: nn.Linear(400, 2), "data": (x, (x[:, 0] > 0).long())}
+    script = Scripted(monkeypatch, kde_1000=scores(0, -1), forde_4=scores(0, -2))
+    choice = search_of(monkeypatch, **wide, method="auto").run()
+    assert choice.chosen == "kde:1000"
+    assert {label for label, _ in script.calls} == {"ensemble", "kde:1000"}
+    assert {arm.label for arm in choice.arms if arm.failed} == {"forde:4", "forde:16"}
+    named = search_of(monkeypatch, **wide, method="forde", strength="auto").run()
+    assert not any(arm.failed for arm in named.arms)  # the user named the method
 
 
 def test_if_all_others_fail_the_plain_ensemble_is_chosen_at_once(monkeypatch):

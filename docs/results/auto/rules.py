@@ -8,7 +8,7 @@ lowest mean of clean and shifted NLL among those that pass the guard. An arm pas
 is higher than that of the plain ensemble by at most `errors` paired standard errors.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from shoal.prediction.statistics import holm, paired_difference, paired_p_value
 
 HERE = Path(__file__).resolve().parent
 PLAIN = "ensemble"
+WIDE = ("features",)
+"""Sets on which axes of input gradients cost more than `shoal.training.auto_price.MOST`."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,11 @@ class Rule:
     keep: int = 1
     errors: float = 1.0
     by: str = "mixed"
+
+    def on(self, name: str) -> "Rule":
+        """The rule on a set: `method="auto"` leaves out arms whose axes cost too much."""
+        others = tuple(arm for arm in self.arms if not arm.startswith("forde"))
+        return replace(self, arms=others) if others and name in WIDE else self
 
     def order(self, round_: pd.DataFrame) -> pd.Series:
         """The criterion of every arm."""
@@ -93,10 +100,11 @@ PRICES = {"forde": 2.2, "kde": 1.1, "f-kde": 1.1, PLAIN: 1.0}
 """Time of a step in plain steps, on ten residual networks (docs/benchmarks)."""
 
 
-def outcomes(rows: pd.DataFrame, rule: Rule) -> pd.DataFrame:
+def outcomes(rows: pd.DataFrame, every: Rule) -> pd.DataFrame:
     """What a rule chooses for every set and seed, and what it brings on the test data."""
     found = []
     for (name, seed), cell in rows.groupby(["set", "seed"], sort=False):
+        rule = every.on(str(name))
         stages = {stage: part.set_index("arm") for stage, part in cell.groupby("stage")}
         first, second, full = (stages[stage] for stage in (0.125, 0.333, 1.0))
         if not {PLAIN, *rule.arms} <= set(full.index):
