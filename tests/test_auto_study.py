@@ -10,6 +10,7 @@ from torch import nn
 
 import shoal
 from shoal.core.random import generator
+from shoal.data.batches import ArrayBatches
 from shoal.training.auto_plan import METHOD_ARMS, RULE, RUNGS, method_arms
 from shoal.training.auto_price import too_costly
 
@@ -112,7 +113,7 @@ def test_a_controller_that_changes_nothing_trains_as_fit_does(study, method, lik
 
 def test_the_study_leaves_out_the_arms_that_the_library_leaves_out(study):
     arms = method_arms()
-    wide = torch.zeros(4, 1280)
+    wide = ArrayBatches(torch.zeros(4, 1280), torch.zeros(4), 4)
     members = shoal.Ensemble.init(lambda: nn.Linear(1280, 10), members=2)
     kept = [arm for arm in arms[1:] if arm.label not in too_costly(arms, members, wide)]
     rule = study["rules"].SHIPPED.on("features")

@@ -107,7 +107,7 @@ class Search:
             return Choice(self.asked, PLAIN.label, reason, (plain,))
         arms = method_arms() if self.options.method == AUTO else strength_arms(self.settings.method)
         trains, judge = self._judge()
-        own = too_costly(arms, self.ensemble, self.batches.first()[0])
+        own = too_costly(arms, self.ensemble, self.batches)
         costly = self.processes.told(lambda: own)
         for arm in arms:
             result = ArmResult(arm.label, arm.method, arm.strength, failed=costly.get(arm.label))

@@ -1,7 +1,7 @@
-"""What the arms of a search cost that the table of prices does not know.
+"""The cost of axes of wide inputs, which the prices of a search leave out.
 
-The prices of `auto_plan` are those of networks that cost more than the axes of their inputs. On
-wide inputs and a small network, such as a linear layer on features, the axes cost more.
+The prices of `auto_plan` hold for networks that cost more than the axes of their inputs. The axes
+of wide inputs cost more than a small network, such as a linear layer on features.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from shoal.core.structure import Inputs
 from shoal.engine.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.offloaded import copied_to_device
 from shoal.interaction.axes import EXACT, RANK, needs_data
 from shoal.interaction.methods import METHODS
 from shoal.training.auto_plan import Arm
+from shoal.training.validation import Data
 
 __all__ = ["MOST", "axes_price", "too_costly"]
 
@@ -34,8 +33,7 @@ def axes_price(ensemble: Ensemble, x: Tensor) -> float:
         ensemble: the members.
         x: inputs [B, ...].
     """
-    part = ensemble.slice_members(0, 1)
-    one = (part if part.offload is None else copied_to_device(part)).aside()
+    one = ensemble.slice_members(0, 1).aside()
     random = torch.random.fork_rng(devices=[x.device] if x.is_cuda else [])
     with torch.no_grad(), random, FlopCounterMode(display=False) as counter:
         one(x, MemberRunner("loop"))
@@ -44,13 +42,11 @@ def axes_price(ensemble: Ensemble, x: Tensor) -> float:
     return 4 * D * (D if D <= EXACT else RANK) / (3 * forward)
 
 
-def too_costly(arms: Sequence[Arm], ensemble: Ensemble, x: Inputs) -> dict[str, str]:
+def too_costly(arms: Sequence[Arm], ensemble: Ensemble, batches: Data) -> dict[str, str]:
     """Why arms are left out, by their labels."""
-    turned = [a for a in arms if a.method and _has_axes(a.method)]
-    if not turned or not isinstance(x, Tensor):
-        return {}
-    price = axes_price(ensemble, x)
-    if price <= MOST:
+    turned = [arm for arm in arms if arm.method and _has_axes(arm.method)]
+    x = batches.first()[0] if turned else None
+    if not isinstance(x, Tensor) or (price := axes_price(ensemble, x)) <= MOST:
         return {}
     why = f"left out: on inputs this wide a step takes about as long as {price:.0f} plain steps"
     return {arm.label: why for arm in turned}

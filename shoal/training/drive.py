@@ -259,7 +259,8 @@ class Drive:
         context, frozen, base = self.context, self.context.frozen, self.context.base
         if frozen is None or base is None or base == "weights":
             return None
-        y = self.y.y if isinstance(self.y, MemberWeighted) else self.y  # weights of the others
+        # Weights [M, B] are those of the members that train.
+        y = self.y.y if isinstance(self.y, MemberWeighted) else self.y
         plain = self.within(y, adversarial=None)
         if self.rows is not None:  # evaluation mode: rows do not depend on the rest of the batch
             plain, x = replace(plain, rows=None, y=y[self.rows]), x[self.rows]
