@@ -1,7 +1,7 @@
 """Claims of the papers, each with what we measured and a verdict.
 
-To add a line, append a `Claim` to a list in claims_repulsive.py, claims_gradients.py or
-claims_bayes.py. Its measures are computed from raw files; a missing file makes it "not measured".
+To add a line, append a `Claim` to a list in one of the modules claims_*.py beside this file. Its
+measures are computed from raw files; a missing file makes it "not measured".
 """
 
 from collections.abc import Callable, Sequence

@@ -7,7 +7,6 @@ from claims_repulsive import ACCURACY, FOUR, NLL, PAPER, STUDY
 from evidence import PERCENT, RESULTS, by_seed, mean, times_plain
 from findings import FASHION, FIDELITY, WASSERSTEIN
 
-CIFAR = "cifar10/methods/raw.csv"
 DIGITS = "ood.mnist.auroc_entropy"
 CURVED = ("regression", "classification", "digits")
 
@@ -15,11 +14,6 @@ CURVED = ("regression", "classification", "digits")
 def fashion(metric, method="ensemble"):
     """Values by seed on Fashion-MNIST."""
     return by_seed(FASHION, metric, method=method, members=20)
-
-
-def cifar(metric, method="ensemble"):
-    """Values by seed on CIFAR-10 with ResNet32."""
-    return by_seed(CIFAR, metric, method=method)
 
 
 def distance(problem, method, name="frechet"):
@@ -47,7 +41,6 @@ def _times(model):
 
 
 CLOTHES = "Fashion-MNIST, published form, 20 perceptrons (published: 50)"
-RESNET = "part of CIFAR-10, five ResNet32"
 POSTERIOR = "small problems with a known posterior, 20 members"
 HEADS = "digits, 20 last layers on one perceptron, posterior by NUTS"
 ENDS = ("on", "off")
@@ -113,70 +106,6 @@ IMAGES = [
             ),
         ],
         "fashion-mnist/README.md",
-    ),
-    Claim(
-        "On CIFAR-10 weight-space methods are more accurate than function-space methods.",
-        PAPER,
-        RESNET,
-        lambda: [
-            higher(
-                f"{name} minus f-{name}",
-                cifar("accuracy", name),
-                cifar("accuracy", f"f-{name}"),
-                size,
-                **PERCENT,
-            )
-            for name, size in (("kde", 0.0102), ("sge", 0.0103), ("ssge", 0.0088))
-        ],
-        "cifar10/methods/README.md",
-    ),
-    Claim(
-        "On CIFAR-10 weight-space methods detect SVHN better than function-space methods.",
-        PAPER,
-        RESNET,
-        lambda: [
-            higher(
-                f"AUROC, {name} minus f-{name}",
-                cifar("auroc_entropy", name),
-                cifar("auroc_entropy", f"f-{name}"),
-                size,
-            )
-            for name, size in (("kde", 0.047), ("sge", 0.042), ("ssge", 0.040))
-        ],
-        "cifar10/methods/README.md",
-    ),
-    Claim(
-        "On CIFAR-10 weight-space methods are more accurate than deep ensembles.",
-        PAPER,
-        RESNET,
-        lambda: [
-            higher(name, cifar("accuracy", name), cifar("accuracy"), size, **PERCENT)
-            for name, size in (("kde", 0.0035), ("sge", 0.0024), ("ssge", 0.0009))
-        ],
-        "cifar10/methods/README.md",
-    ),
-    Claim(
-        "On CIFAR-10 SVGD is less accurate than deep ensembles.",
-        PAPER,
-        RESNET,
-        lambda: [lower("accuracy", cifar("accuracy", "svgd"), cifar("accuracy"), **PERCENT)],
-        "cifar10/methods/README.md",
-    ),
-    Claim(
-        "Weight-space repulsion that is not negligible helps on CIFAR-10.",
-        "our hypothesis",
-        f"{RESNET}, kde at strength 1,000",
-        lambda: [
-            higher("accuracy", cifar("accuracy", "kde:1000"), cifar("accuracy"), **PERCENT),
-            lower("NLL", cifar("nll", "kde:1000"), cifar("nll")),
-            higher(
-                "corrupted accuracy",
-                cifar("corrupted_accuracy", "kde:1000"),
-                cifar("corrupted_accuracy"),
-                **PERCENT,
-            ),
-        ],
-        "cifar10/methods/README.md",
     ),
     Claim(
         "Low accuracy on CIFAR-10 comes from missing BatchNorm and augmentation.",

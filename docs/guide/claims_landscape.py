@@ -1,6 +1,7 @@
 """Claims about the loss landscape (Fort et al., 2019) and empirical Bayes (2025)."""
 
 import json
+from functools import partial
 
 from claims import Claim, fact, higher, lower, same
 from evidence import PERCENT, RESULTS, by_seed, rows
@@ -16,7 +17,12 @@ WIDER = (
 )
 """Words, name and data sets of the priors that are not point masses."""
 CIFAR, SMALL = "all of CIFAR-10, five medium CNNs, one seed", "digits, five small CNNs, one seed"
-THREE = "parts of CIFAR-10 and Fashion-MNIST, five members"
+CASES = {
+    "cifar10/medium-cnn": "10,000 images of CIFAR-10, five medium CNNs",
+    "fashion-mnist/small-cnn": "10,000 images of Fashion-MNIST, five small CNNs",
+    "fashion-mnist/mlp": "10,000 images of Fashion-MNIST, five perceptrons",
+}
+"""Cases of the study over seeds, in words."""
 SHIFTS = ("gaussian-noise-3", "motion-blur-3", "fog-3", "jpeg-compression-3")
 
 
@@ -45,9 +51,23 @@ def seen(case, analysis, treatment, metric, split="test"):
     return by_seed(SEEDS, metric, **where)
 
 
-def cases():
-    """Data set and network of every case that the study over seeds has."""
-    return list(dict.fromkeys(row["case"] for row in rows(SEEDS)))
+def shifted(case, treatment):
+    """Mean NLL over all corruptions, by seed."""
+    found = {}
+    for row in rows(SEEDS):
+        here = row["case"], row["analysis"], row["treatment"], row["metric"]
+        if here == (case, "averaging", treatment, "nll") and row["split"] != "test":
+            found.setdefault(int(row["seed"]), []).append(float(row["value"]))
+    return {seed: sum(values) / len(values) for seed, values in found.items()}
+
+
+def gained(case, under):
+    """NLL that five members gain over one, by seed; `under` corruption or on test images."""
+    one, five = (
+        shifted(case, name) if under else seen(case, "averaging", name, "nll")
+        for name in ("1 member", "5 member")
+    )
+    return {seed: one[seed] - five[seed] for seed in one}
 
 
 def known(metric, data, method="ensemble"):
@@ -109,22 +129,6 @@ LANDSCAPE = [
         "landscape/README.md",
     ),
     Claim(
-        "Random starts are more diverse than samples around one solution, over seeds.",
-        FORT,
-        THREE,
-        lambda: [
-            higher(
-                f"{case}: members minus {name}",
-                seen(case, "diversity", "members", "equal"),
-                seen(case, "diversity", name, "equal"),
-            )
-            for case in cases()
-            for name in ("dropout", "diagonal", "low-rank")
-        ],
-        "landscape/README.md",
-        missing="three seeds",
-    ),
-    Claim(
         "Functions along one trajectory are more similar than those of two trajectories.",
         FORT,
         CIFAR,
@@ -137,22 +141,6 @@ LANDSCAPE = [
         SMALL,
         lambda: [_trajectory("digits")],
         "landscape/README.md",
-    ),
-    Claim(
-        "Functions along one trajectory are more similar, over seeds.",
-        FORT,
-        THREE,
-        lambda: [
-            higher(
-                case,
-                seen(case, "trajectories", "two members", "apart"),
-                seen(case, "trajectories", "last two snapshots", "apart"),
-                **PERCENT,
-            )
-            for case in cases()
-        ],
-        "landscape/README.md",
-        missing="three seeds",
     ),
     Claim(
         "Identical loss does not mean identical functions: a low-loss tunnel.",
@@ -186,21 +174,6 @@ LANDSCAPE = [
         "landscape/README.md",
     ),
     Claim(
-        "Ensembling helps more than weight averaging, over seeds.",
-        FORT,
-        THREE,
-        lambda: [
-            lower(
-                case,
-                seen(case, "averaging", "5 member", "nll"),
-                seen(case, "averaging", "1 average", "nll"),
-            )
-            for case in cases()
-        ],
-        "landscape/README.md",
-        missing="three seeds",
-    ),
-    Claim(
         "Ensembles of weight averages are the best of both worlds.",
         FORT,
         CIFAR,
@@ -215,57 +188,81 @@ LANDSCAPE = [
         "landscape/README.md",
     ),
     Claim(
-        "Ensembles of weight averages are the best of both worlds, over seeds.",
-        FORT,
-        THREE,
-        lambda: [
-            lower(
-                case,
-                seen(case, "averaging", "5 average", "nll"),
-                seen(case, "averaging", "5 member", "nll"),
-            )
-            for case in cases()
-        ],
-        "landscape/README.md",
-        missing="three seeds",
-    ),
-    Claim(
         "Subspace methods average uncertainty within a mode.",
         FORT,
         CIFAR,
         lambda: [_within("cifar10")],
         "landscape/README.md",
     ),
-    Claim(
-        "Variational inference does not explore several modes: members are more diverse.",
-        FORT,
-        THREE,
-        lambda: [
-            higher(
-                case,
-                seen(case, "diversity", "members", "full"),
-                seen(case, "diversity", "mean-field", "full"),
-            )
-            for case in cases()
-        ],
-        "landscape/README.md",
-        missing="a mean-field network",
-    ),
-    Claim(
-        "Deep ensembles are better than mean-field variational inference.",
-        FORT,
-        THREE,
-        lambda: [
-            lower(
-                f"NLL, {case}",
-                seen(case, "averaging", "5 member", "nll"),
-                seen(case, "averaging", "mean-field", "nll"),
-            )
-            for case in cases()
-        ],
-        "landscape/README.md",
-        missing="a mean-field network",
-    ),
+]
+
+
+def _more_diverse(case):
+    """Members against the sampler that is most diverse in each seed."""
+    here = (row for row in rows(SEEDS) if (row["case"], row["analysis"]) == (case, "diversity"))
+    found = {}
+    for row in here:
+        if row["metric"] == "equal" and row["treatment"] != "members":
+            found.setdefault(int(row["seed"]), []).append(float(row["value"]))
+    best = {seed: max(values) for seed, values in found.items()}
+    members = seen(case, "diversity", "members", "equal")
+    return [higher("disagreement / error rate, members minus the best sampler", members, best)]
+
+
+def _two_members(case):
+    ends = seen(case, "trajectories", "two members", "apart")
+    return [
+        higher(f"other labels, two members minus {name}",
+               ends, seen(case, "trajectories", name, "apart"), **PERCENT)
+        for name in ("last two snapshots", "snapshots of the second half")
+    ]  # fmt: skip
+
+
+def _nll(first, second):
+    """The first treatment has a lower NLL than the second, on test and on corrupted images."""
+    return lambda case: [
+        lower("NLL", *(seen(case, "averaging", name, "nll") for name in (first, second))),
+        lower("corrupted NLL", *(shifted(case, name) for name in (first, second))),
+    ]
+
+
+def _more_than_field(case):
+    pair = (seen(case, "diversity", name, "full") for name in ("members", "mean-field"))
+    return [higher("disagreement / error rate", *pair)]
+
+
+def _variance(case):
+    """What averaging removes from the Brier score."""
+    return [
+        higher(f"variance, members minus {name}",
+               *(seen(case, "bias-variance", each, "variance") for each in ("members", name)))
+        for name in ("SWAG", "mean-field")
+    ]  # fmt: skip
+
+
+def _straight(case):
+    return [higher("nats", seen(case, "line", "straight", "barrier", "train"), 0.0)]
+
+
+def _under_shift(case):
+    return [higher("gain in NLL", gained(case, under=True), gained(case, under=False))]
+
+
+OVER_SEEDS = [
+    Claim(words, FORT, CASES[case], partial(found, case), "landscape/seeds/README.md")
+    for words, found in (
+        ("Random starts are more diverse than samples around one solution.", _more_diverse),
+        ("Snapshots of one trajectory are more similar than two members.", _two_members),
+        ("The straight line between two members has a loss barrier.", _straight),
+        ("Ensembling helps more than weight averaging.", _nll("5 member", "1 average")),
+        ("Ensembling helps more than SWAG around one member.", _nll("5 member", "1 SWAG")),
+        ("Weight averages in every mode are better than members.", _nll("5 average", "5 member")),
+        ("The gain of ensembling is larger under dataset shift.", _under_shift),
+        ("Members have more variance to average than samples of one mode.", _variance),
+        ("Members are more diverse than a mean-field posterior.", _more_than_field),
+        ("Deep ensembles are better than mean-field inference.", _nll("5 member", "mean-field")),
+    )
+    for case in CASES
 ]
 
 
@@ -342,4 +339,8 @@ EMPIRICAL = [
     ),
 ]
 
-GROUPS = {"The loss landscape": LANDSCAPE, "Empirical Bayes": EMPIRICAL}
+GROUPS = {
+    "The loss landscape: one seed, all images": LANDSCAPE,
+    "The loss landscape over seeds": OVER_SEEDS,
+    "Empirical Bayes": EMPIRICAL,
+}

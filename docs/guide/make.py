@@ -18,12 +18,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import claims
+import claims_cifar
 import claims_gradients
 import claims_images
 import claims_landscape
 import claims_particles
 import claims_repulsive
-import claims_small
 from evidence import DOCS, RESULTS, by_seed, corrected, mean, step_ms, times_plain
 from findings import LETTERS, MNIST, findings
 from more_findings import more_findings
@@ -89,7 +89,7 @@ GROUPS = {
         claims_images,
         claims_particles,
         claims_gradients,
-        claims_small,
+        claims_cifar,
         claims_landscape,
     )
     for title, listed in module.GROUPS.items()

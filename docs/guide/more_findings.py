@@ -2,11 +2,12 @@
 
 import json
 
-from claims_small import arm, values
+from claims_cifar import RESNET, SMALL
+from claims_landscape import seen
 from evidence import PERCENT, RESULTS, by_seed, compared, difference, interval, rows, significant
 from findings import CORRUPTED, Finding, Setting
 
-POINTS, METHODS = "points/results.csv", "cifar10/methods/raw.csv"
+POINTS = "points/results.csv"
 
 
 def repeated():
@@ -24,8 +25,8 @@ def repeated():
     )
 
 
-def unfinished():
-    """Studies of one or two seeds."""
+def axes():
+    """The axes of input gradients, one seed."""
     path = "cifar10/bases/results.csv"
     cells = [
         f"{words} {interval(compared(path, CORRUPTED, name), **PERCENT)}"
@@ -42,26 +43,56 @@ def unfinished():
         "as at strength 16; one seed decides nothing",
         "results/cifar10/README.md",
     )
-    found = compared(METHODS, "nll", "kde:1000")
+
+
+def residual_networks():
+    """ResNet32 and PreAct-ResNet18 on CIFAR-10."""
+    best, eleven = "kde:KDE", "ensemble+members=11"
+
+    def change(metric, second="ensemble"):
+        return difference(*(RESNET.values(metric, word) for word in (best, second)))
+
+    found = change("nll")
     yield Finding(
         "Does strong repulsion of weights help ResNet32?",
         Setting("10,000 images of CIFAR-10", "five ResNet32, kde:1000", found.seeds,
                 "cifar10-methods"),
-        f"NLL {interval(found)}; accuracy "
-        f"{interval(compared(METHODS, 'accuracy', 'kde:1000'), **PERCENT)}",
-        "the strength was tried on the data that judge it",
+        f"NLL {interval(found)}; corrupted accuracy "
+        f"{interval(change('corrupted_accuracy'), **PERCENT)}; against eleven plain members: NLL "
+        f"{interval(change('nll', eleven))}",
+        "no time; the strength was looked at on the data that judge it",
         "results/cifar10/methods/README.md",
     )  # fmt: skip
-    held = json.loads((RESULTS / "landscape/cifar10/parts.json").read_text(encoding="utf-8"))
-    near = held["parts"]["diversity"]["at_equal_accuracy"]
+    path, more = "cifar10/preact/raw.csv", "ensemble+members=22"
+    yield Finding(
+        "Do repelled input gradients pay at equal cost?",
+        Setting("all images of CIFAR-10", "ten PreAct-ResNet18, forde:16; 22 plain members", 1,
+                "cifar10-preact"),
+        "corrupted accuracy "
+        f"{interval(compared(path, 'corrupted_accuracy', 'forde:16', more), **PERCENT)}; NLL "
+        f"{interval(compared(path, 'nll', 'forde:16', more))}",
+        f"clean accuracy {interval(compared(path, 'accuracy', 'forde:16', more), **PERCENT)}; "
+        "six epochs",
+        "results/cifar10/preact/README.md",
+    )  # fmt: skip
+
+
+def landscape():
+    """The landscape over seeds."""
+    case = "cifar10/medium-cnn"
+    found = [
+        (name, difference(*(seen(case, "diversity", n, "equal") for n in ("members", name))))
+        for name in ("low-rank", "diagonal", "swag", "dropout")
+    ]
     yield Finding(
         "Are random starts more diverse than samples around one member?",
-        Setting("CIFAR-10", "five medium CNNs", 1, "landscape"),
-        f"disagreement / error rate: other members {near['members']:.2f}, diagonal Gaussian "
-        f"{near['diagonal']:.2f}, SWAG {near['swag']:.2f}, dropout {near['dropout']:.2f}",
-        "five trainings instead of one; one seed gives no interval",
-        "results/landscape/README.md",
-    )
+        Setting("10,000 images of CIFAR-10", "five medium CNNs", found[0][1].seeds,
+                "landscape-seeds"),
+        "disagreement / error rate, members minus samples: "
+        + ", ".join(f"{name} {interval(each)}" for name, each in found),
+        "five trainings instead of one; not so for perceptrons on Fashion-MNIST",
+        "results/landscape/seeds/README.md",
+    )  # fmt: skip
 
 
 def small():
@@ -100,7 +131,8 @@ def small_networks():
     """Every method with small CNNs on a part of CIFAR-10."""
     words = ("kde:KDE", "f-kde:F-KDE", "forde:FORDE", "hyper", "ensemble+members=11")
     found = [
-        (arm(word), difference(values("nll", word), values("nll", "ensemble"))) for word in words
+        (SMALL.arm(word), difference(*(SMALL.values("nll", w) for w in (word, "ensemble"))))
+        for word in words
     ]
     yield Finding(
         "Does repulsion, or a baseline, lower the NLL of a small CNN?",
@@ -200,7 +232,7 @@ def _there(part):
 
 def more_findings():
     """All of them; a study that has no raw file yet has no line."""
-    for part in (repeated, unfinished, small, surrogates):
+    for part in (repeated, axes, residual_networks, landscape, small, surrogates):
         yield from part()
     for part in (small_networks, tables_of_the_field, metrics_of_outputs, kernels_of_particles):
         yield from _there(part)

@@ -17,7 +17,6 @@ __all__ = [
     "paired_p_value",
     "standard_error",
     "t_quantile",
-    "verdict",
 ]
 
 
@@ -106,17 +105,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def verdict(change: float, sign: int, p: float) -> str:
-    """What a p value says about the claim that a change has this sign, 1 or -1.
-
-    >>> verdict(0.3, 1, 0.01), verdict(0.3, -1, 0.01), verdict(0.3, 1, 0.2)
-    ('confirmed', 'refuted', 'cannot be told')
-    """
-    if p >= 0.05:
-        return "cannot be told"
-    return "confirmed" if change * sign > 0 else "refuted"
 
 
 def linear_change(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Difference:

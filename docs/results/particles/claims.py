@@ -26,9 +26,7 @@ def kernel_claims(rows: Rows) -> list[Line]:
 
     every = laplace(kernel_pairs(), "mmd", ("kde",))
     every += laplace(fidelity_pairs(), "frechet", ("kde", "f-kde"))
-    report = [t._replace(digits=4) for t in laplace(hot_pairs(), "nll", ())]
-    digits = [t for t in report if t.case[0] == "hot"]
-    mnist = [t for t in report if t.case[0] == "mnist"]
+    digits = [t._replace(digits=4) for t in laplace(hot_pairs(), "nll", ())]
     linear = [
         Expected(f"{p.words[0]}, {p.words[1]} members: NLL", p.case, p.other, "nll", 1, digits=4)
         for p in hot_pairs()
@@ -38,7 +36,6 @@ def kernel_claims(rows: Rows) -> list[Line]:
     return [
         line_of(rows, f"{claim}: densities (MMD) and known posteriors (Fréchet)", every, True),
         line_of(rows, f"{claim}: digits, settings of the report (NLL)", digits, True),
-        line_of(rows, f"{claim}: MNIST, settings of the report (NLL)", mnist, True),
         line_of(rows, "The linear kernel is no substitute for RBF in KDE", linear),
     ]
 

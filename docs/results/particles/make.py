@@ -1,7 +1,6 @@
 """The methods as particle systems, on small problems: python docs/results/particles/make.py
 
-    python make.py --jobs 8 --within 300          all parts that need no GPU, seed after seed
-    python make.py --parts mnist --device cuda    MNIST with the settings of the report
+    python make.py --jobs 8 --within 300          all parts, seed after seed
     python make.py --tables                       tables.md and figures from raw.csv alone
 
 Every cell is one training, and adds its rows to raw.csv in --out when it ends. Cells that are in
@@ -121,13 +120,6 @@ def hot_cases():
     return product(("digits",), [f"{label}/hot" for label in labels], (5, 17))
 
 
-def mnist_cases():
-    """The same on MNIST, with adversarial training."""
-    labels = ("ensemble", "kde:legacy", "kde:legacy+laplace-100", "kde:legacy+laplace",
-              "kde:legacy+linear", "kde:legacy/adv 0.001", "kde:legacy/adv 0.02")  # fmt: skip
-    return product(("mnist",), labels, (5, 17))
-
-
 CASES = {
     "densities": densities_cases,
     "kernels": kernels_cases,
@@ -139,7 +131,6 @@ CASES = {
     "digits": digits_cases,
     "hot": hot_cases,
     "toys": toys_cases,
-    "mnist": mnist_cases,
 }
 """Parts and their cases: problem, method, members."""
 
@@ -147,7 +138,7 @@ STEPS = {"convergence": 400, "annealing": 600}
 """Steps on a density: 500 if the part is not here, and three times as many on the funnel."""
 
 
-def trained(cell: Cell, device: str, data: Path | None) -> dict[str, float]:
+def trained(cell: Cell) -> dict[str, float]:
     """Numbers of a cell, in a process with one thread."""
     import densities
     import networks
@@ -159,8 +150,6 @@ def trained(cell: Cell, device: str, data: Path | None) -> dict[str, float]:
         steps = STEPS.get(cell.part, 500) * (3 if cell.problem == "funnel" else 1)
         with torch.no_grad():
             found = densities.measured(*cell[1:], steps)
-    elif cell.part == "mnist":
-        found = networks.mnist(*cell[1:], device, data)
     elif cell.part == "toys":
         found = networks.toy(*cell[1:])
     elif cell.part == "fidelity" or cell.problem != "digits":
@@ -193,8 +182,8 @@ def append(folder: Path, cell: Cell, found: dict[str, float]) -> None:
 
 def run(cells: list[Cell], asked: argparse.Namespace) -> None:
     """Train the cells, `--jobs` at a time, while there is time."""
-    tasks = [(cell, asked.device, asked.data) for cell in cells]
-    for (cell, *_), found in finished(
+    tasks = [(cell,) for cell in cells]
+    for (cell,), found in finished(
         tasks, trained, asked.jobs, asked.within, kind=lambda task: task[0].key
     ):
         append(asked.out, cell, found)
@@ -207,10 +196,8 @@ def options() -> argparse.Namespace:
     made.add_argument("--out", type=Path, default=HERE, help="the folder of raw.csv")
     made.add_argument("--within", type=float, default=1e9, help="seconds for all cells")
     made.add_argument("--jobs", type=int, default=1, help="processes of one thread each")
-    made.add_argument("--device", default="cpu", help="device of the part mnist")
-    made.add_argument("--data", type=Path, help="arrays of MNIST; by default the data set")
     made.add_argument("--seeds", type=int, default=5)
-    made.add_argument("--parts", default="", help="names with commas; all but mnist")
+    made.add_argument("--parts", default="", help="names with commas (default: all)")
     made.add_argument("--tables", action="store_true", help="train nothing; tables and figures")
     return made.parse_args()
 
@@ -225,7 +212,7 @@ def main() -> None:
         summary.write(asked.out)
         return
     asked.out.mkdir(parents=True, exist_ok=True)
-    parts = asked.parts.split(",") if asked.parts else [part for part in CASES if part != "mnist"]
+    parts = asked.parts.split(",") if asked.parts else list(CASES)
     known = done(asked.out) | done(HERE)
     cells = [cell for seed in range(asked.seeds) for part in parts for cell in plan(part, seed)]
     run([cell for cell in cells if cell not in known], asked)

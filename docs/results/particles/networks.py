@@ -1,6 +1,5 @@
 """Networks on small problems: toys, fidelity problems and digits, one function per part."""
 
-import functools
 import math
 import sys
 import warnings
@@ -8,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from densities import KERNELS
 from torch import Tensor
@@ -18,7 +16,6 @@ from shoal.analysis.fidelity import problems, reference
 from shoal.analysis.fidelity.study import distances_of
 from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.tree import rows
-from shoal.data.image_sets import rotated_shifts
 from shoal.interaction.bandwidths import Fixed
 from shoal.interaction.methods import Method, get
 from shoal.models import MLP, Blueprint
@@ -232,43 +229,3 @@ def _distances(run: shoal.Run, x: Tensor, words: list[str]) -> dict[str, float]:
     apart = ~torch.eye(half, dtype=torch.bool)
     within = torch.stack([d2[:half, :half][apart], d2[half:, half:][apart]]).mean()
     return found | {"between": float(d2[:half, half:].mean()), "within": float(within)}
-
-
-def mnist(
-    problem: str, method: str, members: int, seed: int, device: str, arrays: Path | None
-) -> dict[str, float]:
-    """MNIST with the settings of the report on repulsive ensembles; NotMNIST as OOD set."""
-    label, *words = method.split("/")
-    data = mnist_images(arrays)
-    build = Blueprint(MLP((100, 100, 100)), data.input_shape, data.outputs)
-    schedule = {"name": "stairs", "flights": 15, "factor": 0.8}
-    settings: dict[str, Any] = _HOT | {"epochs": 15, "schedule": schedule, "seed": seed}
-    for word in words:
-        size = {"epsilon": float(word[4:]), "shared": True}
-        settings |= {"adversarial": size} if word.startswith("adv ") else {}
-    ensemble = shoal.Ensemble.init(build, members, seed).to(device)
-    run = fitted(ensemble, data, label, device=device, **settings)
-    return image_scores(run, data, "notmnist")
-
-
-@functools.cache
-def mnist_images(arrays: Path | None) -> shoal.Dataset:
-    """The first 20,000 training images; a file has train_x, train_y, test_x, test_y, letters."""
-    if arrays is None:
-        return shoal.data.load({"name": "mnist", "pixels": "signed", "subset": 20_000})
-    held = np.load(arrays)
-    test = held["test_x"], held["test_y"].astype(np.int64)
-    turned = rotated_shifts(test, (30,), 0)["rotated-30"]
-
-    def signed(x: np.ndarray) -> Tensor:
-        return torch.from_numpy(x).float() / 127.5 - 1
-
-    train = signed(held["train_x"]), torch.from_numpy(held["train_y"].astype(np.int64))
-    return shoal.Dataset(
-        "mnist",
-        train=shoal.Split(*train),
-        test=shoal.Split(signed(test[0]), torch.from_numpy(test[1])),
-        shifts={"rotated-30": shoal.Split(2 * turned.x - 1, turned.y)},
-        ood={"notmnist": shoal.Split(signed(held["letters"]))},
-        classes=tuple("0123456789"),
-    )

@@ -97,21 +97,17 @@ def fidelity_pairs() -> list[Pair]:
 
 
 def hot_pairs() -> list[Pair]:
-    """Kernels against RBF at the settings of the report, on digits and MNIST."""
+    """Kernels against RBF at the settings of the report, on digits."""
+    kernels = {"laplace-100": "laplace, h = 100", "laplace": "laplace, median", "linear": "linear"}
     found = []
-    for part, problem, form, word in (("hot", "digits", "", "/hot"),
-                                      ("mnist", "mnist", ":legacy", "")):  # fmt: skip
-        base = f"kde{form}{word}"
-        other = [f"kde{form}+{k}{word}" for k in ("laplace-100", "laplace", "linear")]
-        names = ("laplace, h = 100", "laplace, median", "linear")
-        for size in (5, 17):
-            at = (part, problem, base, size)
-            plain = (part, problem, f"ensemble{word}", size)
-            found.append(Pair((problem, str(size), "rbf − plain ensemble"), at, plain))
-            found += [
-                Pair((problem, str(size), f"{n} − rbf"), (part, problem, m, size), at)
-                for n, m in zip(names, other, strict=True)
-            ]
+    for size in (5, 17):
+        rbf, plain = (("hot", "digits", f"{name}/hot", size) for name in ("kde", "ensemble"))
+        found.append(Pair(("digits", str(size), "rbf − plain ensemble"), rbf, plain))
+        found += [
+            Pair(("digits", str(size), f"{words} − rbf"),
+                 ("hot", "digits", f"kde+{kernel}/hot", size), rbf)
+            for kernel, words in kernels.items()
+        ]  # fmt: skip
     return found
 
 
@@ -230,22 +226,6 @@ def digits_tables(rows: Rows) -> list[str]:
             values(rows, every, shown, ("members",)), table]  # fmt: skip
 
 
-def mnist_tables(rows: Rows) -> list[str]:
-    """Kernels and adversarial training at the settings of the report."""
-
-    def case(word: str, size: int) -> Case:
-        return ("mnist", "mnist", word, size)
-
-    methods = planned("mnist", "mnist")
-    every = [((m, str(s)), case(m, s)) for s, m in product((5, 17), methods)]
-    base, words = "kde:legacy", ("/adv 0.001", "/adv 0.02")
-    pairs = [Pair((f"{base}{w} − {base}", str(s)), case(base + w, s), case(base, s))
-             for s, w in product((5, 17), words)]  # fmt: skip
-    return ["## MNIST at the settings of the report",
-            values(rows, every, IMAGES, ("members", "size")),
-            differences(rows, pairs, IMAGES, ("difference", "size"))]  # fmt: skip
-
-
 def toy_tables(rows: Rows) -> list[str]:
     """Toys: means, and differences to the plain ensemble."""
     parts = ["## Toys"]
@@ -280,7 +260,7 @@ def write(folder: Path) -> None:
     for metric, title in (("mmd", "MMD"), ("sliced", "sliced distance")):
         parts += [f"## Convergence with the number of particles: {title}",
                   convergence_table(rows, metric)]  # fmt: skip
-    parts += grow_tables(rows) + mixed_tables(rows) + digits_tables(rows) + mnist_tables(rows)
+    parts += grow_tables(rows) + mixed_tables(rows) + digits_tables(rows)
     parts += toy_tables(rows)
     head = "# Tables of the particles study\n\n" + (__doc__ or "").partition("\n\n")[2].strip()
     (folder / "tables.md").write_text("\n\n".join([head, *filter(None, parts)]) + "\n")

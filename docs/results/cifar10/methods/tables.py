@@ -127,16 +127,12 @@ def _value(key: str, text: str | None) -> Any:
 
 def write(folder: Path, rows: list[Row]) -> None:
     """Write tables.md and differences.png."""
-    import claims
-
     known = strengths(rows)
     tried = [row for row in rows if row["seed"] == CHOOSING]
     rows = [row for row in rows if row["seed"] != CHOOSING]
     names = list(dict.fromkeys(row["method"] for row in rows))
     others = [(name, "ensemble") for name in names if name != "ensemble"]
     parts = [
-        "## Claims",
-        claims.table(rows, known),
         "## Means, and differences to the plain ensemble",
         _means(rows, names, others),
         "## Pairs of arms: the first minus the second",

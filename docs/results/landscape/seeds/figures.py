@@ -52,7 +52,8 @@ def draw_diversity(points: Rows) -> bytes:
                 if name in series:
                     x, y = zip(*series[name], strict=True)
                     size = 11 if name == "members" else 4
-                    axes.plot(x, y, marker, color=colour, markersize=size, label=name)
+                    above = 3 if name == "members" else 2
+                    axes.plot(x, y, marker, color=colour, markersize=size, label=name, zorder=above)
             axes.set(title=case, xlabel="test accuracy", ylim=(0, 1.15))
             best = max(x for x, _ in series["members"])
             axes.set_xlim(best - 0.2, best + 0.03)

@@ -76,9 +76,7 @@ def write(folder: Path) -> None:
     """Write tables.md and the figures."""
     rows, points = read(folder / "raw.csv"), read(folder / "points.csv")
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    import claims
-
-    parts = ["## Claims", claims.table(rows, cases)]
+    parts = []
     for case in cases:
         mine = [row for row in rows if row["case"] == case]
         seeds = len({row["seed"] for row in mine})
