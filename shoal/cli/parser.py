@@ -241,6 +241,10 @@ class _Parser(argparse.ArgumentParser):
 
     def _like(self, unknown: str) -> str:
         name = unknown.partition("=")[0]
+        key = name.lstrip("-").replace("-", "_")
+        changed = any(action.dest == "changes" for action in self._actions)
+        if changed and key in {typed.partition("=")[0] for typed in keys()}:
+            return f"; write {key}=VALUE without dashes"
         near = difflib.get_close_matches(name, list(self._option_string_actions), 1)
         return f"; did you mean '{near[0]}'?" if near else ""
 

@@ -91,6 +91,10 @@ class Choice:
     steps: int = 0
     seconds: float = 0.0
 
+    def __repr__(self) -> str:
+        words = ", ".join(arm.label for arm in self.arms)
+        return f"Choice({self.chosen!r} of {words}; search: {self.cost:.3g} trainings)"
+
     @property
     def arm(self) -> ArmResult:
         """The chosen arm."""

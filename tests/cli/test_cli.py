@@ -313,6 +313,8 @@ def test_quiet_is_for_one_command(capsys):
         (2, "the following arguments are required: CONFIG; see shoal fit --help", ["fit"]),
         (2, "there is no option '--nope'; see shoal list --help", ["list", "--nope"]),
         (2, "no option '--otu'; did you mean '--out'?", ["fit", "digits", "--otu", "x"]),
+        (2, "'--method'; write method=VALUE without", ["fit", "digits", "--method", "kde"]),
+        (2, "'--batch-size=8'; write batch_size=VALUE", ["fit", "digits", "--batch-size=8"]),
         (2, "are required: list|get|path; see shoal data --help", ["data"]),
         (2, "1 or more, not '0'", ["fit", "digits", "--threads", "0"]),
         (2, "there is no experiment and no file called 'digit'", ["fit", "digit"]),

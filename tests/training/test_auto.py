@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, StorageError
+from shoal.data.batches import ArrayBatches
 from shoal.inference.likelihoods import Categorical
 from shoal.interaction.methods import METHODS
 from shoal.prediction.predictive import Predictive
@@ -41,7 +42,7 @@ from shoal.training.auto_plan import (
     share_of,
     strength_arms,
 )
-from shoal.training.auto_price import axes_price
+from shoal.training.auto_price import MOST, axes_price, too_costly
 from shoal.training.choice import CHOICE
 from shoal.training.folder_checks import checked_config
 from shoal.training.run import RunFolder
@@ -203,6 +204,22 @@ def test_axes_cost_what_their_products_take_beside_three_forward_passes():
     forward = 2 * (16 * 9 * 2 + 32 * 2)
     found = axes_price(images, torch.zeros(5, 1, 6, 6))
     assert found == pytest.approx(4 * 36 * 36 / (3 * forward))
+
+
+@pytest.mark.parametrize(
+    "build, shape, wide",
+    [
+        (lambda: nn.Linear(60, 2, bias=False), (60,), False),  # a third of its width: 20 steps
+        (lambda: nn.Linear(61, 2, bias=False), (61,), True),
+        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+         (1, 16, 16), False),  # weights that are used many times
+    ],
+)  # fmt: skip
+def test_arms_are_left_out_by_the_count_of_operations(build, shape, wide):
+    members, x = shoal_of(build), torch.zeros(5, *shape)
+    assert (axes_price(members, x) > MOST) == wide
+    left = too_costly(method_arms(), members, ArrayBatches(x, torch.zeros(5).long(), 5))
+    assert set(left) == ({"forde:4", "forde:16"} if wide else set())
 
 
 def test_a_pass_that_counts_operations_changes_nothing():
