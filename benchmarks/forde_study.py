@@ -233,10 +233,13 @@ def settings(found: Any) -> tuple[Any, Any, dict[str, Any]]:
     how |= {"members": found.members, "epochs": found.epochs, "device": str(found.device)}
     if found.data == "digits":
         build = SmallCNN((8, 16), norm="batch")
-        return corrupted_digits, build, how | {"lr": 0.05, "batch_size": 64}
+        batch = found.batch or 64
+        return corrupted_digits, build, how | {"lr": 0.05 * batch / 64, "batch_size": batch}
     wanted = {"name": found.data, "subset": found.subset, "pixels": "standard"}
     data = shoal.data.load(wanted | {"corruptions": "all"})
-    how |= {"lr": 0.1, "batch_size": 128, "augment": "crop-flip", "precision": "bfloat16"}
+    batch = found.batch or 128
+    how |= {"lr": 0.1 * batch / 128, "batch_size": batch}
+    how |= {"augment": "crop-flip", "precision": "bfloat16"}
     return data, models.make(found.model), how
 
 
@@ -262,6 +265,7 @@ def main() -> None:
     made.add_argument("--model", default="resnet18", help="architecture for a large set")
     made.add_argument("--members", type=int, default=5)
     made.add_argument("--epochs", type=int)
+    made.add_argument("--batch", type=int, help="images per batch; the learning rate follows it")
     made.add_argument("--seeds", type=int, default=3)
     made.add_argument("--first", type=int, default=0, help="the first seed")
     made.add_argument("--only", help="labels of the table, separated by commas; without figures")

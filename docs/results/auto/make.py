@@ -3,6 +3,7 @@
     python docs/results/auto/make.py --jobs 2                       the sets of the design
     python docs/results/auto/make.py --sets notmnist,kin8nm         other sets
     python docs/results/auto/make.py --controller                   targets of a controller
+    python docs/results/auto/make.py --target                       one target, on the other sets
     python docs/results/auto/make.py --own-batches                  plain members, batches apart
     python docs/results/auto/rules.py                               rules, tables and the figure
 
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from controller import TARGETS, Controlled, Controller, train
-from problems import CHEAP, DESIGN, Problem, problem
+from problems import CHEAP, DESIGN, UNSEEN, Problem, problem
 from torch import Tensor
 
 import shoal
@@ -49,6 +50,8 @@ ARMS = (
 )
 CONTROLLED = ("ensemble", *(f"{m}@{t}" for m in ("kde", "f-kde") for t in TARGETS))
 """A method at a force ratio that a controller keeps."""
+TARGET = ("ensemble", "kde@0.03")
+"""The target that was best on `CHEAP`, without a search."""
 OWN_BATCHES = ("ensemble", "ensemble+own-batches")
 TESTED = ("nll", "accuracy", "rmse", "ece", "shifted_nll", "shifted_accuracy", "shifted_rmse",
           "auroc", "auroc_mi")  # fmt: skip
@@ -87,6 +90,7 @@ class Cell:
     of: Problem
     device: str
     arms: tuple[str, ...] = ARMS
+    rungs: tuple[float, ...] = RUNGS
 
     def __post_init__(self) -> None:
         n = len(self.of.x)
@@ -127,7 +131,7 @@ class Cell:
     def rows(self) -> list[dict[str, Any]]:
         """One row for each arm and stage."""
         found = []
-        for share in (*RUNGS, 1.0):
+        for share in (*self.rungs, 1.0):
             plain: tuple[Tensor, Tensor] | None = None
             for arm in self.arms:
                 row = dict.fromkeys(FIELDS, math.nan)
@@ -176,14 +180,13 @@ def compared(mine: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> dict[
     return found
 
 
-def work(
-    name: str, seed: int, device: str, path: str | None, arms: tuple[str, ...]
-) -> list[dict[str, Any]]:
+def work(name: str, seed: int, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of one set and seed, in a process of its own."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    images = np.load(path) if path else None
-    return Cell(name, seed, problem(name, seed, images), device, arms).rows()
+    images = np.load(asked.data) if asked.data else None
+    of = problem(name, seed, images)
+    return Cell(name, seed, of, asked.device, asked.arms, asked.rungs).rows()
 
 
 def options() -> argparse.Namespace:
@@ -192,6 +195,7 @@ def options() -> argparse.Namespace:
     made.add_argument("--sets")
     made.add_argument("--arms", help="the plain ensemble comes first")
     made.add_argument("--controller", action="store_true", help="targets of a controller")
+    made.add_argument("--target", action="store_true", help="one target, without a search")
     made.add_argument("--own-batches", action="store_true", help="plain members, batches apart")
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--jobs", type=int, default=1)
@@ -205,11 +209,14 @@ def options() -> argparse.Namespace:
     name, sets, arms = "raw.csv", DESIGN, ARMS
     if asked.controller:
         name, sets, arms = "controller.csv", CHEAP, CONTROLLED
+    elif asked.target:
+        name, sets, arms = "target.csv", [n for n in (*DESIGN, *UNSEEN) if n not in CHEAP], TARGET
     elif asked.own_batches:
         name, sets, arms = "own-batches.csv", CHEAP, OWN_BATCHES
     asked.out = asked.out or HERE / name
     asked.sets = asked.sets.split(",") if asked.sets else sets
     asked.arms = tuple(asked.arms.split(",")) if asked.arms else arms
+    asked.rungs = () if asked.target else RUNGS
     return asked
 
 
@@ -222,12 +229,12 @@ def main() -> None:
             rows = list(csv.DictReader(file))
     done = {(row["set"], int(row["seed"])) for row in rows}
     tasks = [
-        (name, seed, asked.device, asked.data, asked.arms)
+        (name, seed, asked)
         for seed in range(asked.seeds)
         for name in asked.sets
         if (name, seed) not in done
     ]
-    columns = (*FIELDS, "strength") if asked.controller else FIELDS
+    columns = (*FIELDS, "strength") if asked.controller or asked.target else FIELDS
     for (name, seed, *_), found in finished(
         tasks, work, asked.jobs, asked.within, kind=lambda task: task[0]
     ):

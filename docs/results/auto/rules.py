@@ -75,6 +75,17 @@ CONTROLLERS = {
 """Rules that choose the target of a controller."""
 
 
+ALONE = (
+    ("target.csv", "kde@0.03", "One target for all sets, without a search"),
+    (
+        "own-batches.csv",
+        "ensemble+own-batches",
+        "Plain members with batches of their own, less those with common batches",
+    ),
+)
+"""Arms without a choice: file, arm and title."""
+
+
 def read(name: str = "raw.csv") -> pd.DataFrame:
     """All rows of a file."""
     return pd.read_csv(HERE / name).assign(stage=lambda d: d.stage.round(3))
@@ -330,13 +341,11 @@ def main() -> None:
     if (HERE / "controller.csv").exists():
         parts += ["## A controller that keeps push / drive at a target: wins / ties / losses"]
         parts += controllers(rows, read("controller.csv"))
-    if (HERE / "own-batches.csv").exists():
-        own = verdicts(against_plain(read("own-batches.csv"), "ensemble+own-batches"))
-        parts += [
-            "## Plain members with batches of their own, less those with common batches",
-            markdown_table(["sets", *TITLES], [[len(own), *counts(own)]]),
-            table(own.assign(chosen="–")),
-        ]
+    for name, arm, title in ALONE:
+        if (HERE / name).exists():
+            found = verdicts(against_plain(read(name), arm))
+            counted = markdown_table(["sets", *TITLES], [[len(found), *counts(found)]])
+            parts += [f"## {title}", counted, table(found.assign(chosen="–"))]
     (HERE / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     figure(made, before, after)
     print("\n\n".join(parts[2:]))
