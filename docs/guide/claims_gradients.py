@@ -241,9 +241,19 @@ MECHANISM = [
     Claim(
         "Very small batches make training diverge.",
         PAPER,
-        "",
-        None,
-        missing="batch sizes below 128",
+        f"{SMALL}, batches of 4 instead of 64",
+        lambda: [
+            lower(
+                f"accuracy, {name}",
+                *(
+                    by_seed(f"forde/batches/{size}/runs.csv", "accuracy", method=name)
+                    for size in (4, 64)
+                ),
+                **PERCENT,
+            )
+            for name in ("forde", "forde strength=16")
+        ],
+        "forde/README.md",
     ),
     Claim(
         "FoRDE is better on CIFAR-100 and TinyImageNet.",
