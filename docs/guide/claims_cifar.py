@@ -9,7 +9,7 @@ from math import isfinite, log10
 from typing import NamedTuple
 
 from claims import Claim, higher, lower, same
-from evidence import PERCENT, by_seed, rows
+from evidence import PERCENT, by_seed, difference, rows
 
 CHOOSING = 100
 FORDE, RDE, OPEN = "Trinh et al. (2024)", "D'Angelo & Fortuin (2021)", "open in the paper"
@@ -72,6 +72,10 @@ class Study(NamedTuple):
         """Values by seed."""
         found = by_seed(self.path, metric, method=self.arm(word))
         return {s: value for s, value in found.items() if s != CHOOSING and isfinite(value)}
+
+    def change(self, metric, first, second="ensemble"):
+        """The mean difference of two arms."""
+        return difference(self.values(metric, first), self.values(metric, second))
 
     def measured(self, rule, metric, first, second="ensemble", size=None):
         """The difference of two arms, and what the claim says about it."""

@@ -51,13 +51,23 @@ def seen(case, analysis, treatment, metric, split="test"):
     return by_seed(SEEDS, metric, **where)
 
 
-def shifted(case, treatment):
-    """Mean NLL over all corruptions, by seed."""
+def listed(case, analysis, metric, wanted):
+    """All values by seed of the rows that are `wanted`."""
     found = {}
     for row in rows(SEEDS):
-        here = row["case"], row["analysis"], row["treatment"], row["metric"]
-        if here == (case, "averaging", treatment, "nll") and row["split"] != "test":
+        here = row["case"], row["analysis"], row["metric"]
+        if here == (case, analysis, metric) and wanted(row):
             found.setdefault(int(row["seed"]), []).append(float(row["value"]))
+    return found
+
+
+def shifted(case, treatment):
+    """Mean NLL over all corruptions, by seed."""
+
+    def corrupted(row):
+        return row["treatment"] == treatment and row["split"] != "test"
+
+    found = listed(case, "averaging", "nll", corrupted)
     return {seed: sum(values) / len(values) for seed, values in found.items()}
 
 
@@ -199,11 +209,7 @@ LANDSCAPE = [
 
 def _more_diverse(case):
     """Members against the sampler that is most diverse in each seed."""
-    here = (row for row in rows(SEEDS) if (row["case"], row["analysis"]) == (case, "diversity"))
-    found = {}
-    for row in here:
-        if row["metric"] == "equal" and row["treatment"] != "members":
-            found.setdefault(int(row["seed"]), []).append(float(row["value"]))
+    found = listed(case, "diversity", "equal", lambda row: row["treatment"] != "members")
     best = {seed: max(values) for seed, values in found.items()}
     members = seen(case, "diversity", "members", "equal")
     return [higher("disagreement / error rate, members minus the best sampler", members, best)]

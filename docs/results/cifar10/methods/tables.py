@@ -27,7 +27,6 @@ __all__ = [
     "PAIRS",
     "Column",
     "Row",
-    "compared",
     "maps",
     "read",
     "strengths",

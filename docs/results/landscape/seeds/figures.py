@@ -51,8 +51,7 @@ def draw_diversity(points: Rows) -> bytes:
             for name, (colour, marker) in SERIES.items():
                 if name in series:
                     x, y = zip(*series[name], strict=True)
-                    size = 11 if name == "members" else 4
-                    above = 3 if name == "members" else 2
+                    size, above = (11, 3) if name == "members" else (4, 2)
                     axes.plot(x, y, marker, color=colour, markersize=size, label=name, zorder=above)
             axes.set(title=case, xlabel="test accuracy", ylim=(0, 1.15))
             best = max(x for x, _ in series["members"])

@@ -18,7 +18,7 @@ from shoal.prediction.statistics import (
     t_quantile,
 )
 
-__all__ = ["FIELDS", "POINTS", "Rows", "read", "shifted", "tested", "values", "write"]
+__all__ = ["FIELDS", "POINTS", "Rows", "read", "values", "write"]
 
 FIELDS = ("case", "seed", "analysis", "split", "treatment", "metric", "value")
 POINTS = ("case", "figure", "series", "x", "y")

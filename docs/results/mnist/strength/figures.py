@@ -112,6 +112,7 @@ def disagreements(runs: Any) -> Any:
             axes = found[i, j]
             axes.imshow(images[name][int(index)].reshape(28, 28), cmap="gray_r")
             axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
             if j == 0:
                 word = "digits" if name == "test" else "letters"
                 axes.set_ylabel(f"{word},\n{kind}", rotation=0, ha="right", va="center")
