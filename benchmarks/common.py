@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shoal.core.files import write_json
+from shoal.core.storage.files import write_json
 from shoal.experiment.bench.measure import load, machine, versions
 from shoal.experiment.bench.plan import find_device
 

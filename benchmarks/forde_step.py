@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
 
 __all__ = [

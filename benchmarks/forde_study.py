@@ -23,8 +23,8 @@ from common import options, parser, say, title
 from study_data import corrupted_digits, tables
 
 import shoal
-from shoal.core.files import write_bytes, write_json, write_text
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
+from shoal.core.storage.files import write_bytes, write_json, write_text
 from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.models import registry as models
 from shoal.plots import MetricCurve, comparison, png, severity

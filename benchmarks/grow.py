@@ -12,12 +12,12 @@ import torch
 from common import finish, options, parser, say, title
 
 import shoal
-from shoal.core.text import markdown_table, plus_minus
+from shoal.core.display.text import markdown_table, plus_minus
 from shoal.data.dataset import Dataset
 from shoal.inference.ensemble import Ensemble
 from shoal.models import MLP, Blueprint
 from shoal.prediction import Predictive, mean_and_error, paired_difference
-from shoal.training.run import Run
+from shoal.training.folder.run import Run
 
 METHODS = {"kde:300": ("kde", 300.0), "f-kde:100": ("f-kde", 100.0)}
 """The strengths of the demo, at which repulsion has an effect."""

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from common import DOCS, finish, options, parser, say, title
 
+from shoal.core.display.text import table
 from shoal.core.errors import ConfigError
-from shoal.core.files import read_json
 from shoal.core.optional import require
-from shoal.core.text import table
+from shoal.core.storage.files import read_json
 from shoal.experiment.bench.battery import Contestant, Row, measure
 from shoal.experiment.bench.contestants import Case, perceptron
 from shoal.experiment.bench.measure import Timing

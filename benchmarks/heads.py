@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.core.files import write_json
+from shoal.core.storage.files import write_json
 from shoal.experiment.bench.measure import load, machine, versions
 
 

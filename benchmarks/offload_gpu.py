@@ -16,7 +16,7 @@ from common import finish, parser, say, title
 from torch import nn
 
 import shoal
-from shoal.core.text import table
+from shoal.core.display.text import table
 from shoal.models import Blueprint, registry
 
 BATCH, WARM = 128, 2

@@ -19,9 +19,9 @@ from namespaces import namespaces, refusal, run_in
 from torch import nn
 
 import shoal
-from shoal.core.text import table
-from shoal.engine.sharded_trunk import TrunkShards
-from shoal.training import step
+from shoal.core.display.text import table
+from shoal.engine.members.sharded_trunk import TrunkShards
+from shoal.training.step import forces as step
 
 RATE = 400.0
 WIDTH, LAYERS, STEPS = 1024, 12, 6

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from shoal.core.text import table
+from shoal.core.display.text import table
 from shoal.experiment.bench.battery import reason
 from shoal.experiment.bench.contestants import perceptron, random_data
 from shoal.inference.ensemble import Ensemble

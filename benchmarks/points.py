@@ -15,7 +15,7 @@ from common import finish, options, parser, say, title
 from torch import nn
 
 import shoal
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.models import SmallCNN
 
 BATCH, MEMBERS = 128, 10

@@ -15,7 +15,7 @@ from common import finish, options, parser, say, title
 from literal import Published
 from torch import Tensor
 
-from shoal.core.text import table
+from shoal.core.display.text import table
 from shoal.experiment.bench.battery import Contestant, Row, measure
 from shoal.experiment.bench.contestants import Case, forever, perceptron, trainer
 from shoal.experiment.bench.measure import Timing, Work

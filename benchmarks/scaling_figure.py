@@ -6,9 +6,9 @@ from typing import Any
 
 from common import DOCS
 
-from shoal.core.files import read_json
+from shoal.core.display.text import table
 from shoal.core.optional import require
-from shoal.core.text import table
+from shoal.core.storage.files import read_json
 from shoal.experiment.bench.scaling import SPACES, Link, StepTime, Workload, step_time
 from shoal.plots.figure import svg
 from shoal.plots.style import blank, legend, look, power, rc

@@ -25,7 +25,7 @@ from common import finish, parser, say, title
 from namespaces import namespaces, refusal, run_in
 
 import shoal
-from shoal.core.text import table
+from shoal.core.display.text import table
 from shoal.experiment.bench.scaling import Link, Workload, exchanges, step_time
 
 WORK = Workload(members=12, weights=95_410, batch=128, outputs=10, inputs=784, seconds=0.0)

@@ -24,8 +24,8 @@ from common import DOCS, finish, parser, say, title
 from namespaces import namespaces, refusal, run_in
 from scaling_figure import draw
 
-from shoal.core.files import read_json
-from shoal.core.text import table
+from shoal.core.display.text import table
+from shoal.core.storage.files import read_json
 from shoal.experiment.bench.scaling import SPACES, Exchange, Link, Workload, exchanges
 
 WORK = Workload(members=12, weights=100_000, batch=128, outputs=10, inputs=784, seconds=0.0)

@@ -27,7 +27,7 @@ from torch import Tensor
 from whole_graph import WholeGraph
 
 from shoal.engine.derivatives import fast_second_order
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.experiment.bench.contestants import Case, EnsembleSteps, Network
 from shoal.interaction.methods import METHODS
 from shoal.models.resnet import ResNet18

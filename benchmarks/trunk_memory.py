@@ -21,7 +21,7 @@ from common import finish, parser, say, title
 from torch import nn
 
 import shoal
-from shoal.core.text import table
+from shoal.core.display.text import table
 
 WIDTH, LAYERS, MEMBERS, POINTS = 2048, 12, 4, 32
 QUICK = 512

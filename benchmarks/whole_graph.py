@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from shoal.engine.derivatives import fast_second_order
-from shoal.engine.member_runner import lanes
-from shoal.engine.precision import lowered
+from shoal.engine.members.member_runner import lanes
+from shoal.engine.members.precision import lowered
 from shoal.inference.ensemble import Ensemble
 
 __all__ = ["WholeGraph"]

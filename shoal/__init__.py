@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from shoal.prediction import decisions, metrics
     from shoal.prediction.predictive import Predictive
     from shoal.training.adopt import adopt
-    from shoal.training.adversarial import Adversarial
-    from shoal.training.callbacks import Callback, EpochEnd, RunBegin, RunEnd, StepEnd
     from shoal.training.fit import fit
+    from shoal.training.folder.run import Run, load
     from shoal.training.grow import grow
-    from shoal.training.run import Run, load
+    from shoal.training.loop.callbacks import Callback, EpochEnd, RunBegin, RunEnd, StepEnd
+    from shoal.training.options.adversarial import Adversarial
     from shoal.training.sample import sample
-    from shoal.training.step import StepInfo, forces
+    from shoal.training.step.forces import StepInfo, forces
     from shoal.training.stepper import Stepper
 
 _HOMES = {
@@ -54,14 +54,14 @@ _HOMES = {
     "fit": "training.fit",
     "grow": "training.grow",
     "adopt": "training.adopt",
-    "Run": "training.run",
-    "load": "training.run",
-    "Adversarial": "training.adversarial",
-    "Callback": "training.callbacks",
-    "RunBegin": "training.callbacks",
-    "StepEnd": "training.callbacks",
-    "EpochEnd": "training.callbacks",
-    "RunEnd": "training.callbacks",
+    "Run": "training.folder.run",
+    "load": "training.folder.run",
+    "Adversarial": "training.options.adversarial",
+    "Callback": "training.loop.callbacks",
+    "RunBegin": "training.loop.callbacks",
+    "StepEnd": "training.loop.callbacks",
+    "EpochEnd": "training.loop.callbacks",
+    "RunEnd": "training.loop.callbacks",
     "adapters": "inference",
     # Predict, evaluate and compare
     "predict": "evaluation.predict",
@@ -96,8 +96,8 @@ _HOMES = {
     "priors": "inference",
     # Below the training loop
     "Stepper": "training.stepper",
-    "forces": "training.step",
-    "StepInfo": "training.step",
+    "forces": "training.step.forces",
+    "StepInfo": "training.step.forces",
     "sample": "training.sample",
     # The world
     "Dataset": "data.dataset",

@@ -18,9 +18,9 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import PeerLost
-from shoal.core.files import write_json, write_tensors
-from shoal.engine.processes import join_processes, restarted
-from shoal.training import auto_plan
+from shoal.core.storage.files import write_json, write_tensors
+from shoal.engine.processes.launch import join_processes, restarted
+from shoal.training.search import plan as auto_plan
 
 
 class _Once(torch.autograd.Function):

@@ -11,7 +11,7 @@ from browser import browser  # noqa: F401
 from page_runs import arrays, line_runs, picture_runs, readme, undrawn  # noqa: F401
 from slow_tests import NIGHTLY, NIGHTLY_FILES, SLOW, SLOW_FILES
 
-from shoal.engine.precision import full_precision
+from shoal.engine.members.precision import full_precision
 
 torch.set_num_threads(1)
 

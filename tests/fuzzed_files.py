@@ -26,23 +26,23 @@ import shoal
 from shoal.analysis.evidence.compute_evidence import evidence
 from shoal.analysis.evidence.store import load_evidence, save_evidence
 from shoal.core.errors import ShoalError, ShoalWarning
-from shoal.core.files import read_tensors, sealed, write_tensors
-from shoal.core.formats import to_json
-from shoal.core.weight_files import read_weights
+from shoal.core.storage.files import read_tensors, sealed, write_tensors
+from shoal.core.storage.formats import to_json
+from shoal.core.storage.weight_files import read_weights
 from shoal.data.dataset import Dataset, Split
-from shoal.data.files import load_file
-from shoal.data.raw import read_batch
-from shoal.data.readers import read_idx
+from shoal.data.files.file_dataset import load_file
+from shoal.data.files.raw import read_batch
+from shoal.data.files.readers import read_idx
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import check_names
 from shoal.experiment.config import experiments, load_config
-from shoal.inference.peft_folders import read_folder, write_folder
+from shoal.inference.adapting.peft_folders import read_folder, write_folder
 from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
 from shoal.prediction.predictive import Predictive
-from shoal.training.choice import ArmResult, Choice, Trial, write_choice
 from shoal.training.fit import fit
-from shoal.training.history_file import read_history
+from shoal.training.folder.choice import ArmResult, Choice, Trial, write_choice
+from shoal.training.folder.history_file import read_history
 
 STRUCTURE = b'0123456789{}[]",:=.-+eE \n\x00\xff'
 TOKENS = (

@@ -18,8 +18,8 @@ import pytest
 from small_runs import STEPS_PER_EPOCH, assert_same_folder, both, story
 
 import shoal
-from shoal.core.checkpoints import steps
 from shoal.core.errors import StorageError
+from shoal.core.storage.checkpoints import steps
 
 WORKER = Path(__file__).with_name("training") / "kill_worker.py"
 KILLS_A_RUN = 8

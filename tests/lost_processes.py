@@ -16,9 +16,9 @@ import torch
 
 import shoal
 from shoal.core.errors import PeerLost
-from shoal.core.files import read_tensors, write_tensors
-from shoal.engine.processes import join_processes
-from shoal.training.run import RunFolder
+from shoal.core.storage.files import read_tensors, write_tensors
+from shoal.engine.processes.launch import join_processes
+from shoal.training.folder.run import RunFolder
 
 TESTS = Path(__file__).resolve().parent
 SHARDS = TESTS / "training" / "shards_worker.py"

@@ -5,8 +5,8 @@ import functools
 import torch
 from torch.nn import functional as F
 
-from shoal.engine import member_runner
 from shoal.engine.member_layers import attention, mode, pending, product
+from shoal.engine.members import member_runner
 
 
 def numbers(t):

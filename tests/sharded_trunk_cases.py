@@ -11,8 +11,8 @@ from mesh_cases import images, members, result, stop_once, vectors
 from torch import nn
 
 import shoal
-from shoal.core.files import write_json, write_tensors
-from shoal.engine.mesh import Mesh
+from shoal.core.storage.files import write_json, write_tensors
+from shoal.engine.processes.mesh import Mesh
 
 
 class Deep(nn.Module):

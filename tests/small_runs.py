@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ShoalError
 from shoal.inference.ensemble import Ensemble
 from shoal.training.fit import fit
-from shoal.training.run import Run, RunFolder
+from shoal.training.folder.run import Run, RunFolder
 
 CLASSES, POINTS, BATCH = 4, 40, 10
 STEPS_PER_EPOCH = POINTS // BATCH

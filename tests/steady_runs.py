@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from small_runs import both, points, quick, shoal_of, story
 
-from shoal.core.formats import to_json
+from shoal.core.storage.formats import to_json
 
 ENGINES = ("auto", "vmap", "loop", "chunk:1", "chunk:2")
 """Every way to run members on the CPU that promises equal bits."""

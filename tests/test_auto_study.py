@@ -10,9 +10,9 @@ from torch import nn
 
 import shoal
 from shoal.core.random import generator
-from shoal.data.batches import ArrayBatches
-from shoal.training.auto_plan import METHOD_ARMS, RULE, RUNGS, method_arms
-from shoal.training.auto_price import too_costly
+from shoal.data.batches.array_batches import ArrayBatches
+from shoal.training.search.plan import METHOD_ARMS, RULE, RUNGS, method_arms
+from shoal.training.search.price import too_costly
 
 MODULES = ("controller", "problems", "make", "rules")
 

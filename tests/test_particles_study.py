@@ -6,7 +6,7 @@ from study_modules import study_modules
 
 import shoal
 from shoal.core.random import generator
-from shoal.data import targets
+from shoal.data.batches import targets
 
 MODULES = ("comparison", "densities", "make", "networks", "summary", "claim_line")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from evidence import corrected, difference, interval
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, paired_p_value
 
 SURE = 0.05

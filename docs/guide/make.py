@@ -28,7 +28,7 @@ from evidence import DOCS, RESULTS, by_seed, corrected, mean, step_ms, times_pla
 from findings import LETTERS, MNIST, findings
 from more_findings import more_findings
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 
 
 def decision_table(found):

@@ -10,7 +10,7 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 
 HERE = Path(__file__).parent
 

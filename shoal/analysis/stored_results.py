@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import CheckpointCorrupt
-from shoal.core.files import read_sealed, sealed, write_json
-from shoal.training.own_data import again
-from shoal.training.run import run_id
+from shoal.core.storage.files import read_sealed, sealed, write_json
+from shoal.training.folder.own_data import again
+from shoal.training.folder.run import run_id
 
 __all__ = ["keep_result", "stored_table", "write_result"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from shoal.cli import ranks
 from shoal.cli.parser import overview, parse
+from shoal.core.display.progress import printable, quiet
 from shoal.core.errors import ShoalError, ShoalWarning
-from shoal.core.formats import to_json
 from shoal.core.interruption import Interruption
-from shoal.core.progress import printable, quiet
+from shoal.core.storage.formats import to_json
 from shoal.experiment.config import load_config
 
 __all__ = ["main"]

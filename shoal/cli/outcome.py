@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.own_network import network_functions
+from shoal.core.display.text import counted, number, table
 from shoal.core.errors import ConfigError
-from shoal.core.text import counted, number, table
 from shoal.data import load as load_data
 from shoal.data.corruptions import parse_shift
 from shoal.data.dataset import Dataset
 from shoal.evaluation.evaluation import Evaluation
 from shoal.experiment.config import parse_value
 from shoal.page.measures import headline
-from shoal.training.own_data import has_own_network, own_data, what_to_type
-from shoal.training.run import Run, RunFolder, is_adopted, load
+from shoal.training.folder.own_data import has_own_network, own_data, what_to_type
+from shoal.training.folder.run import Run, RunFolder, is_adopted, load
 
 __all__ = ["Outcome", "evaluation_dataset", "opened_for", "scores_text"]
 

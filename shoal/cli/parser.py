@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from shoal.cli import arguments, run_arguments, use_arguments
+from shoal.core.display.progress import printable
 from shoal.core.errors import ConfigError
-from shoal.core.progress import printable
 from shoal.core.registry import nearest
 from shoal.experiment.config import keys
 

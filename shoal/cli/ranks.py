@@ -49,7 +49,7 @@ def together(timeout: float) -> None:
     A short timeout is meant for steps: processes may start and read data many seconds apart.
     """
     if _several():
-        from shoal.engine.processes import TIMEOUT, join_processes
+        from shoal.engine.processes.launch import TIMEOUT, join_processes
 
         join_processes(max(timeout, TIMEOUT))
 
@@ -60,7 +60,7 @@ def prepare(make: Callable[[], T]) -> T:
         return make()
     import torch.distributed as dist
 
-    from shoal.engine.processes import peers_watched
+    from shoal.engine.processes.launch import peers_watched
 
     found = make() if _rank() == 0 else None
     with peers_watched():

@@ -1,6 +1,6 @@
 """The errors for users, each with its exit status on the command line."""
 
-from shoal.core.progress import printable
+from shoal.core.display.progress import printable
 
 __all__ = [
     "CheckpointCorrupt",

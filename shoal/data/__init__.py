@@ -3,30 +3,9 @@
 Importing this package registers every data set and target, and loads none of them.
 """
 
-from shoal.data import (
-    builtin as digits,
-)
-from shoal.data import (
-    builtin as toys,
-)
-from shoal.data import (
-    corruptions,
-    targets,
-    uci,
-)
-from shoal.data import (
-    image_sets as pictures,
-)
-from shoal.data import (
-    load as own,
-)
-from shoal.data.corruptions import corrupt
-from shoal.data.dataset import Dataset, Split, registry
-from shoal.data.files import load_file
-from shoal.data.images import rotated
-from shoal.data.load import load
-from shoal.data.raw import human_labels
-from shoal.data.sources import (
+from shoal.data import corruptions
+from shoal.data.batches import targets
+from shoal.data.batches.sources import (
     ArrayBatches,
     Batches,
     LoaderBatches,
@@ -35,6 +14,13 @@ from shoal.data.sources import (
     check_labels,
     input_batches,
 )
+from shoal.data.corruptions import corrupt
+from shoal.data.dataset import Dataset, Split, registry
+from shoal.data.files.file_dataset import load_file
+from shoal.data.files.raw import human_labels
+from shoal.data.load import load
+from shoal.data.sets import builtin, image_sets, uci  # noqa: F401
+from shoal.data.sets.images import rotated
 
 __all__ = [
     "ArrayBatches",
@@ -47,16 +33,12 @@ __all__ = [
     "check_labels",
     "corrupt",
     "corruptions",
-    "digits",
     "human_labels",
     "input_batches",
     "load",
     "load_file",
-    "own",
-    "pictures",
     "registry",
     "rotated",
     "targets",
-    "toys",
     "uci",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Generator, Tensor, randperm
 
-from shoal.core.notebook import facts_html
+from shoal.core.display.notebook import facts_html
 from shoal.core.opaque import Opaque
 from shoal.core.registry import Registry
 from shoal.core.structure import parted

@@ -11,12 +11,12 @@ from torch import Tensor
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.values import check_spec, check_value
-from shoal.data.arrays import check_labels
+from shoal.data.batches.arrays import check_labels
 from shoal.data.corruptions import with_corruptions
 from shoal.data.dataset import Dataset, Split, registry
-from shoal.data.files import class_folders, load_file, title
-from shoal.data.images import as_pixels, fitted, in_range
-from shoal.data.raw import RAW
+from shoal.data.files.file_dataset import class_folders, load_file, title
+from shoal.data.files.raw import RAW
+from shoal.data.sets.images import as_pixels, fitted, in_range
 
 __all__ = ["file_dataset", "load", "ood_sets"]
 

@@ -16,12 +16,12 @@ from shoal.analysis.fidelity.certificate_store import keep_certificate
 from shoal.analysis.landscape.scene import AnalysisResult, Effort
 from shoal.analysis.landscape.scene import registry as landscape_analyses
 from shoal.analysis.landscape.study import study
+from shoal.core.display.progress import Ticker
 from shoal.core.errors import ConfigError
-from shoal.core.progress import Ticker
 from shoal.data.dataset import Dataset
 from shoal.evaluation.given_data import Labelled, opened, placed, training_data
-from shoal.training.own_data import what_to_type
-from shoal.training.run import Run
+from shoal.training.folder.own_data import what_to_type
+from shoal.training.folder.run import Run
 
 __all__ = ["evidence", "fidelity", "landscape"]
 

@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from shoal.analysis.evidence.members import log_probs, parts_of, stacking_weights
+from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.core.text import counted
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.distil import distilled
 from shoal.evaluation.given_data import training_data
@@ -23,7 +23,7 @@ from shoal.inference.unrolled import UnrolledEnsemble
 from shoal.prediction import Predictive, predict
 from shoal.prediction.statistics import Difference
 from shoal.training.adopt import adopt
-from shoal.training.run import Run, RunFolder, load
+from shoal.training.folder.run import Run, RunFolder, load
 
 __all__ = ["Compressed", "bootstrap_difference", "compress", "greedy_choice"]
 

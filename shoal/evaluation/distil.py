@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from shoal.analysis.evidence.members import log_probs
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Split
-from shoal.engine.network_call import member_call
-from shoal.engine.stack import copied
+from shoal.engine.members.network_call import member_call
+from shoal.engine.members.stack import copied
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.unrolled import UnrolledEnsemble
 from shoal.prediction.predict import member_outputs

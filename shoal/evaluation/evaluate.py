@@ -6,8 +6,8 @@ from typing import Any, overload
 
 import torch
 
+from shoal.core.display.progress import Ticker
 from shoal.core.errors import ConfigError
-from shoal.core.progress import Ticker
 from shoal.data.corruptions import SEVERITIES
 from shoal.data.dataset import Dataset
 from shoal.evaluation.evaluation import Evaluation
@@ -15,7 +15,7 @@ from shoal.evaluation.given_data import Inputs, Labelled, Shifts, evaluation_dat
 from shoal.evaluation.scores import evaluate_run
 from shoal.prediction import metrics
 from shoal.prediction.predictive import ArrayLike, Predictive
-from shoal.training.run import Run
+from shoal.training.folder.run import Run
 
 __all__ = ["Evaluation", "evaluate", "splits_ticker"]
 

@@ -8,14 +8,21 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.core.display.notebook import facts_html
 from shoal.core.errors import CheckpointCorrupt
-from shoal.core.files import read_sealed, read_tensors, sealed, sha256, write_json, write_tensors
-from shoal.core.notebook import facts_html
+from shoal.core.storage.files import (
+    read_sealed,
+    read_tensors,
+    sealed,
+    sha256,
+    write_json,
+    write_tensors,
+)
 from shoal.data.dataset import Dataset
 from shoal.inference.likelihoods import Task, task_of
-from shoal.prediction.calibration import AccuracyConfidence, Reliability
-from shoal.training.own_data import again
-from shoal.training.provenance import inputs_digest
+from shoal.prediction.metrics.calibration import AccuracyConfidence, Reliability
+from shoal.training.folder.own_data import again
+from shoal.training.folder.provenance import inputs_digest
 
 __all__ = [
     "SAMPLES",

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.data.batches.sources import gathered, gathered_inputs
 from shoal.data.corruptions import SEVERITIES, with_corruptions
 from shoal.data.dataset import Dataset, Split
 from shoal.data.load import load as load_data
-from shoal.data.sources import gathered, gathered_inputs
 from shoal.prediction.predictive import ArrayLike
-from shoal.training.own_data import data_name, own_data, what_to_type
-from shoal.training.run import Run, load
+from shoal.training.folder.own_data import data_name, own_data, what_to_type
+from shoal.training.folder.run import Run, load
 
 __all__ = [
     "Inputs",

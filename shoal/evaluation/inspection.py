@@ -10,8 +10,8 @@ from shoal.core.errors import DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import parted
 from shoal.data.dataset import Split
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.network_call import member_call
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.network_call import member_call
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.network_pass import PassContext, forward_with_gradients

@@ -13,7 +13,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction import predict as prediction
 from shoal.prediction.predictive import ArrayLike, Predictive
-from shoal.training.run import Run, load
+from shoal.training.folder.run import Run, load
 
 __all__ = ["predict"]
 

@@ -12,12 +12,12 @@ from shoal.core.errors import DataError
 from shoal.core.structure import Weighted, parted
 from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
-from shoal.engine.precision import full_precision
+from shoal.engine.members.precision import full_precision
 from shoal.evaluation.evaluation import Evaluation, keep_evaluation, load_evaluation, made_from
 from shoal.evaluation.inspection import attention_samples, gradient_samples, is_image
 from shoal.inference.likelihoods import Task
 from shoal.prediction import Predictive, evaluate, metrics, predict
-from shoal.prediction.regression import in_units
+from shoal.prediction.metrics.regression import in_units
 
 __all__ = ["Evaluation", "corrupted_means", "detected_share", "evaluate_run", "load_evaluation"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from shoal.core.devices import usable_device
-from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError
+from shoal.core.storage.disk import machine_memory
 from shoal.core.values import check_spec, check_value
 from shoal.data import load
 from shoal.data.dataset import Dataset
@@ -23,9 +23,9 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.models import Blueprint
 from shoal.models import registry as models
 from shoal.training.fit import fit
-from shoal.training.options import AUTO, NAMES
-from shoal.training.run import Run, RunFolder
-from shoal.training.settings import REGISTRIES
+from shoal.training.folder.run import Run, RunFolder
+from shoal.training.options.options import AUTO, NAMES
+from shoal.training.options.settings import REGISTRIES
 
 __all__ = ["check_device", "check_names", "default_folder", "make_data", "make_ensemble", "train"]
 

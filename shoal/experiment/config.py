@@ -11,12 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from shoal.core.disk import size_of, storage_errors
 from shoal.core.errors import ConfigError, StorageError
-from shoal.core.formats import MAX_BYTES, MAX_DEPTH, parse_toml
 from shoal.core.registry import nearest
+from shoal.core.storage.disk import size_of, storage_errors
+from shoal.core.storage.formats import MAX_BYTES, MAX_DEPTH, parse_toml
 from shoal.core.values import check_value
-from shoal.training.options import EXCLUDES, NAMES, Options, Spec, option, stored_method
+from shoal.training.options.options import EXCLUDES, NAMES, Options, Spec, option, stored_method
 
 __all__ = [
     "DEFAULTS",

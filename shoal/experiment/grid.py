@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from shoal.core.disk import storage_errors
 from shoal.core.errors import ConfigError, DataError, ShoalError
-from shoal.core.files import write_text
-from shoal.core.formats import parse_toml, to_toml
-from shoal.core.lock import FolderLock
-from shoal.data.arrays import mark_constant
+from shoal.core.storage.disk import storage_errors
+from shoal.core.storage.files import write_text
+from shoal.core.storage.formats import parse_toml, to_toml
+from shoal.core.storage.lock import FolderLock
+from shoal.data.batches.arrays import mark_constant
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import check_names, train
@@ -25,7 +25,7 @@ from shoal.inference.initialise import Build
 from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import METHODS
-from shoal.training.option_checks import AUTO
+from shoal.training.options.option_checks import AUTO
 
 __all__ = [
     "ROOM",

@@ -25,11 +25,11 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
-from shoal.core.disk import checked_path
 from shoal.core.errors import ConfigError
+from shoal.core.storage.disk import checked_path
 from shoal.core.values import came
-from shoal.inference.adapted import AdaptedBuild, FrozenTensors
-from shoal.inference.adapter_layers import (
+from shoal.inference.adapting.adapted import AdaptedBuild, FrozenTensors
+from shoal.inference.adapting.layers import (
     LoRAConv,
     LoRAEmbedding,
     LoRALinear,
@@ -40,7 +40,15 @@ from shoal.inference.adapter_layers import (
     is_convolution,
     size_of_weight,
 )
-from shoal.inference.adapter_targets import (
+from shoal.inference.adapting.peft_folders import (
+    fill_,
+    member_folders,
+    read_folder,
+    same_layout,
+    write_folder,
+)
+from shoal.inference.adapting.peft_models import SPREAD, PeftBuild
+from shoal.inference.adapting.targets import (
     Names,
     adapter_targets,
     layer_called,
@@ -48,14 +56,6 @@ from shoal.inference.adapter_targets import (
     trained_parameters,
 )
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.peft_folders import (
-    fill_,
-    member_folders,
-    read_folder,
-    same_layout,
-    write_folder,
-)
-from shoal.inference.peft_models import SPREAD, PeftBuild
 
 __all__ = ["last_layer", "load_peft", "lora", "peft", "save_peft", "scale"]
 

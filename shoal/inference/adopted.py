@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from shoal.core.errors import ConfigError, DataError, ShoalWarning, first_line
-from shoal.engine.group import Group
+from shoal.engine.members.group import Group
 from shoal.inference.initialise import Build
 
 __all__ = ["adopted_groups", "as_saved", "by_architecture", "checked_networks", "unwrapped"]

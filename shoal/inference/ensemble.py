@@ -11,13 +11,13 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.core.values import came
-from shoal.engine.group import Group
-from shoal.engine.layers import dropout_keys
-from shoal.engine.member_runner import MemberInputs, MemberRunner
-from shoal.engine.network_call import required_inputs
-from shoal.engine.offload import Offload
-from shoal.engine.plan import default_runner
-from shoal.engine.processes import own_members
+from shoal.engine.members.group import Group
+from shoal.engine.members.layers import dropout_keys
+from shoal.engine.members.member_runner import MemberInputs, MemberRunner
+from shoal.engine.members.network_call import required_inputs
+from shoal.engine.processes.launch import own_members
+from shoal.engine.resources.offload import Offload
+from shoal.engine.resources.plan import default_runner
 from shoal.inference.adopted import adopted_groups
 from shoal.inference.initialise import Build, build_members, drawn, spread
 from shoal.inference.offloaded import copied_to_device, parts_on_device, store_buffers

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from shoal.core.disk import machine_memory
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.random import derive, generators_restored, set_generators
-from shoal.engine.group import Group
-from shoal.engine.stack import merge_equal
-from shoal.inference.peft_models import draw_zero_adapters, is_peft, shares_trained
+from shoal.core.storage.disk import machine_memory
+from shoal.engine.members.group import Group
+from shoal.engine.members.stack import merge_equal
+from shoal.inference.adapting.peft_models import draw_zero_adapters, is_peft, shares_trained
 
 __all__ = ["Build", "build_members", "drawn", "spread"]
 

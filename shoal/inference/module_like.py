@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple, Self, overload
 import torch
 from torch import Tensor, nn
 
+from shoal.core.display.notebook import facts_html
 from shoal.core.errors import ConfigError
-from shoal.core.notebook import facts_html
 from shoal.core.types import Tree
-from shoal.engine.group import Group
-from shoal.engine.offload import Offload
+from shoal.engine.members.group import Group
+from shoal.engine.resources.offload import Offload
 
 if TYPE_CHECKING:
     from shoal.inference.ensemble import Ensemble

@@ -16,10 +16,10 @@ from shoal.core.errors import DataError
 from shoal.core.random import key, uniform
 from shoal.core.structure import Inputs, Structured, parted
 from shoal.core.types import Tree
-from shoal.data.batch import Targets
+from shoal.data.batches.batch import Targets
 from shoal.engine.derivatives.shared_statistics import RowRule, row_rule
-from shoal.engine.member_runner import MemberInputs, MemberRunner, twice_differentiable
-from shoal.engine.plan import has_batch_norm, has_convolutions
+from shoal.engine.members.member_runner import MemberInputs, MemberRunner, twice_differentiable
+from shoal.engine.resources.plan import has_batch_norm, has_convolutions
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import target_weights

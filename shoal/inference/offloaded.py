@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shoal.engine.offload import Offload
+from shoal.engine.resources.offload import Offload
 
 if TYPE_CHECKING:
     from shoal.inference.ensemble import Ensemble

@@ -20,10 +20,10 @@ from shoal.core.random import hashed, key, uniform
 from shoal.core.structure import Inputs, parted
 from shoal.core.tree import add_into, add_scaled, mul_each
 from shoal.core.types import Tree
-from shoal.data.batch import Targets
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.plan import default_runner
-from shoal.engine.stack import evaluation_mode
+from shoal.data.batches.batch import Targets
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.stack import evaluation_mode
+from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import (

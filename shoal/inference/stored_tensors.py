@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.core.files import read_tensors, write_tensors
+from shoal.core.storage.files import read_tensors, write_tensors
 from shoal.core.types import Tree
 from shoal.inference.adopted import as_saved
 from shoal.inference.initialise import Build

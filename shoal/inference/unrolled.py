@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from shoal.core.errors import ConfigError
-from shoal.engine.group import Group
-from shoal.engine.network_call import selected_output, set_output
-from shoal.engine.once import Once, Spoiled
-from shoal.engine.stack import filled
-from shoal.inference.adapter_layers import Adapter
+from shoal.engine.members.group import Group
+from shoal.engine.members.network_call import selected_output, set_output
+from shoal.engine.members.once import Once, Spoiled
+from shoal.engine.members.stack import filled
+from shoal.inference.adapting.layers import Adapter
 
 __all__ = ["UnrolledEnsemble", "merged"]
 

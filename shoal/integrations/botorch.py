@@ -18,7 +18,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.optional import require
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.training.run import Run
+from shoal.training.folder.run import Run
 from shoal.training.stepper import Stepper
 
 __all__ = ["EnsembleSurrogate"]

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from shoal.analysis.evidence.store import member_weights
-from shoal.core.disk import checked_path, replacing, sync
+from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.storage.disk import checked_path, replacing, sync
 from shoal.core.structure import Inputs, Structured
-from shoal.core.text import counted
+from shoal.data.batches.sources import input_batches
 from shoal.data.dataset import Dataset
-from shoal.data.sources import input_batches
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.unrolled import UnrolledEnsemble
@@ -38,8 +38,8 @@ from shoal.integrations.export_outputs import MEANINGS, ExportedModule, output_n
 from shoal.models.blueprint import Blueprint
 from shoal.prediction import Predictive, predict
 from shoal.prediction.predict import member_outputs
-from shoal.training.own_data import own_data
-from shoal.training.run import Run, load
+from shoal.training.folder.own_data import own_data
+from shoal.training.folder.run import Run, load
 
 __all__ = ["Exported", "export"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError
 from shoal.core.structure import Structured
-from shoal.engine.network_call import arguments
+from shoal.engine.members.network_call import arguments
 from shoal.inference.likelihoods import Likelihood, MixtureDensity
 from shoal.inference.unrolled import UnrolledEnsemble
 from shoal.prediction.mixture import deviation

@@ -9,11 +9,11 @@ import torch
 from shoal import plots
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.optional import require
-from shoal.prediction.calibration import reliability
+from shoal.prediction.metrics.calibration import reliability
+from shoal.prediction.metrics.regression import pit
 from shoal.prediction.predictive import Predictive
-from shoal.prediction.regression import pit
-from shoal.training.run import Run
-from shoal.training.validation import Validation, evaluating
+from shoal.training.folder.run import Run
+from shoal.training.loop.validation import Validation, evaluating
 
 __all__ = ["Figures", "figures"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from shoal.core.files import read_json, write_json
 from shoal.core.optional import require
+from shoal.core.storage.files import read_json, write_json
 from shoal.integrations.loggers import log_id, logs_folder, safe_name
-from shoal.training.run import Run
+from shoal.training.folder.run import Run
 
 __all__ = ["MlflowLogger", "TensorBoardLogger", "WandbLogger"]
 

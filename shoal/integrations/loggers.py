@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.core.files import write_text
 from shoal.core.optional import require
 from shoal.core.registry import nearest
+from shoal.core.storage.files import write_text
 from shoal.integrations.log_figures import Figures
-from shoal.training.callbacks import Callback, EpochEnd, RunBegin, RunEnd
-from shoal.training.run import Run
+from shoal.training.folder.run import Run
+from shoal.training.loop.callbacks import Callback, EpochEnd, RunBegin, RunEnd
 
 __all__ = [
     "NAMES",

@@ -21,8 +21,8 @@ from sklearn.utils.validation import (
 from torch import nn
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
-from shoal.data.sources import as_split
 from shoal.evaluation.predict import predict
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -40,8 +40,8 @@ from shoal.models.blueprint import Architecture, Blueprint
 from shoal.models.mlp import MLP
 from shoal.prediction.predictive import Predictive
 from shoal.training.fit import fit
-from shoal.training.own_data import OWN_DATA
-from shoal.training.run import Run
+from shoal.training.folder.own_data import OWN_DATA
+from shoal.training.folder.run import Run
 
 __all__ = ["EnsembleEstimator", "Network"]
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shoal.core.display.progress import notice
 from shoal.core.errors import ConfigError, PeerLost, ShoalError
-from shoal.core.files import write_text
-from shoal.core.formats import parse_json, to_json
 from shoal.core.interruption import Interruption
-from shoal.core.lock import FolderLock
 from shoal.core.optional import require
-from shoal.core.progress import notice
+from shoal.core.storage.files import write_text
+from shoal.core.storage.formats import parse_json, to_json
+from shoal.core.storage.lock import FolderLock
 from shoal.experiment.grid import Grid, GridPoint, run_point
 from shoal.experiment.jobs.gpus import Gpus, visible_gpus
 from shoal.experiment.jobs.messages import (
@@ -36,7 +36,7 @@ from shoal.experiment.jobs.messages import (
 )
 from shoal.experiment.jobs.worker import data_of, wait_for
 from shoal.experiment.retries import Attempts, run_error
-from shoal.training.provenance import COMMAND, command
+from shoal.training.folder.provenance import COMMAND, command
 
 __all__ = ["Cluster", "PointJob", "Request", "parse_request", "run_submitted"]
 

@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from shoal.core.display.notebook import facts_html
 from shoal.core.errors import ConfigError
-from shoal.core.notebook import facts_html
 from shoal.core.registry import nearest
 from shoal.core.values import check_settings, check_spec
 from shoal.interaction.bandwidths import Median, MemberMedian

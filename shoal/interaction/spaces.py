@@ -107,7 +107,7 @@ class Outputs:
     Attributes:
         probabilities: softmax of the outputs instead of the outputs.
         published: with probabilities, the driving forces and a functional prior act on them too, as
-            in released code (`shoal.training.probabilities`). Not for points of your own.
+            in released code (`shoal.training.step.probabilities`). Not for points of your own.
     """
 
     probabilities: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shoal.core.text import percent
+from shoal.core.display.text import percent
 from shoal.page.blocks import Block, Slider, SliderRow
 from shoal.page.report_data import ReportData, SeedGroup
 from shoal.prediction.decisions import clopper_pearson

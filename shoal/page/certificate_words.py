@@ -6,7 +6,7 @@ from shoal import plots
 from shoal.analysis.fidelity.certificate import LAPLACE, RUN, Certificate
 from shoal.analysis.fidelity.reference import LIMIT
 from shoal.analysis.fidelity.study import ALWAYS
-from shoal.core.text import number, table
+from shoal.core.display.text import number, table
 
 __all__ = ["COLUMNS", "certificate_figure", "certificate_sentences", "certificate_text", "shown"]
 

@@ -12,7 +12,7 @@ import torch
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 from shoal.core.types import UNSET
-from shoal.data import augment as augmentations
+from shoal.data.batches import augment as augmentations
 from shoal.data.dataset import Dataset
 from shoal.evaluation.given_data import Inputs, Labelled, Shifts, splits_of
 from shoal.experiment.build import make_data
@@ -26,13 +26,13 @@ from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.repulsion import Repulsion
 from shoal.page.compare_grid import Comparison, compare_grid
-from shoal.training import annealing as annealings
-from shoal.training.adversarial import Adversarial
-from shoal.training.optim import optimizer_table
-from shoal.training.options import DEFAULTS
-from shoal.training.own_data import OWN_DATA
-from shoal.training.provenance import inputs_digest
-from shoal.training.torch_schedules import as_schedule, schedules
+from shoal.training.folder.own_data import OWN_DATA
+from shoal.training.folder.provenance import inputs_digest
+from shoal.training.options import annealing as annealings
+from shoal.training.options.adversarial import Adversarial
+from shoal.training.options.optim import optimizer_table
+from shoal.training.options.options import DEFAULTS
+from shoal.training.options.torch_schedules import as_schedule, schedules
 
 __all__ = ["Comparison", "compare"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.core.display.notebook import facts_html
+from shoal.core.display.progress import Ticker, printable
+from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, ShoalError
-from shoal.core.files import write_text
-from shoal.core.notebook import facts_html
 from shoal.core.optional import require
-from shoal.core.progress import Ticker, printable
-from shoal.core.text import counted
+from shoal.core.storage.files import write_text
 from shoal.data.dataset import Dataset
 from shoal.experiment.build import check_device, make_data
 from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid

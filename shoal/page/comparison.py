@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shoal.core.text import number, plus_minus, table
+from shoal.core.display.text import number, plus_minus, table
 from shoal.experiment.grid import Grid, GridPoint
 from shoal.page.measures import CORRUPTED, Measure, against_baseline, headline
 from shoal.page.report_data import SeedGroup, flat, load_report_data

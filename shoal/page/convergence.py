@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from shoal.prediction.statistics import linear_change
-from shoal.training.history import best_epoch, divergence_sentence
+from shoal.training.mover.history import best_epoch, divergence_sentence
 
 __all__ = ["Trend", "loss_sentence", "loss_trend"]
 

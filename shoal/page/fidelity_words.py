@@ -15,9 +15,9 @@ from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity.contestants import Budget, train
 from shoal.analysis.fidelity.score_shrinkage import measure
 from shoal.analysis.fidelity.study import ALWAYS, Row, discrepancy, summarise
+from shoal.core.display.text import table
 from shoal.core.errors import ConfigError
-from shoal.core.files import read_json, write_bytes, write_json
-from shoal.core.text import table
+from shoal.core.storage.files import read_json, write_bytes, write_json
 
 __all__ = [
     "FILE",

@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.analysis.evidence.compute_evidence import Evidence
 from shoal.analysis.landscape.scene import AnalysisResult
-from shoal.core.text import counted, joined, number, percent
+from shoal.core.display.text import counted, joined, number, percent
 
 __all__ = ["answers", "degenerate", "exact", "finding", "tied", "widths"]
 

@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.core.text import joined
-from shoal.inference.likelihood import Task
+from shoal.core.display.text import joined
+from shoal.inference.likelihoods.likelihood import Task
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup
-from shoal.prediction.metric import registry
+from shoal.prediction.metrics.metric import registry
 from shoal.prediction.statistics import Difference, mean_and_error, paired_difference
-from shoal.training.history import has_diverged
+from shoal.training.mover.history import has_diverged
 
 __all__ = [
     "CORRUPTED",

@@ -13,9 +13,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shoal.core.files import write_bytes, write_text
+from shoal.core.display.progress import Ticker
 from shoal.core.optional import require
-from shoal.core.progress import Ticker
+from shoal.core.storage.files import write_bytes, write_text
 from shoal.data.dataset import Dataset
 from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.evaluation import Evaluation, is_current, kept_evaluation
@@ -25,8 +25,8 @@ from shoal.page.blocks import Block, Figure, Fold, Listing, Section
 from shoal.page.report_data import ReportData, load_report_data
 from shoal.page.sections import builders
 from shoal.plots.figure import PAPER, png, svg
-from shoal.training.own_data import OWN_DATA
-from shoal.training.run import Run
+from shoal.training.folder.own_data import OWN_DATA
+from shoal.training.folder.run import Run
 
 __all__ = ["Reported", "render", "report", "section_figures", "slug", "write_figures"]
 

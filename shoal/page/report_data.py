@@ -10,14 +10,14 @@ from typing import Any
 from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
 from shoal.analysis.landscape.scene import AnalysisResult
 from shoal.analysis.landscape.study import kept_study, load_study
+from shoal.core.display.text import flat, plain
 from shoal.core.errors import ConfigError
-from shoal.core.text import flat, plain
 from shoal.evaluation.evaluation import Evaluation, kept_evaluation, load_evaluation
 from shoal.experiment.variants import Variant, variant_of, word_of
-from shoal.training.choice import Choice
-from shoal.training.history_file import read_history
-from shoal.training.own_data import OWN_DATA, data_name, what_to_type
-from shoal.training.run import RunFolder, is_adopted
+from shoal.training.folder.choice import Choice
+from shoal.training.folder.history_file import read_history
+from shoal.training.folder.own_data import OWN_DATA, data_name, what_to_type
+from shoal.training.folder.run import RunFolder, is_adopted
 
 __all__ = [
     "ReportData",

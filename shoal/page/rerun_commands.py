@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.core.formats import parse_toml, to_toml
+from shoal.core.storage.formats import parse_toml, to_toml
 from shoal.experiment.variants import Variant, variant_of
 from shoal.inference.priors import registry as priors
 from shoal.interaction.methods import METHODS
 from shoal.page.report_data import RunRecord, shown_path
 from shoal.training.fit import fit
-from shoal.training.own_data import has_own_data, has_own_network
+from shoal.training.folder.own_data import has_own_data, has_own_network
 
 __all__ = ["commands", "fit_call"]
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from shoal.core.text import joined, number, percent
+from shoal.core.display.text import joined, number, percent
 from shoal.page.verdicts import Calibration, Coverage, Repulsion, Verdict
 from shoal.page.verdicts import calibration as calibration_of
 from shoal.page.verdicts import coverage as coverage_of

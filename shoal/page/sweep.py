@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from shoal.core.text import flat, joined, plain
+from shoal.core.display.text import flat, joined, plain
 from shoal.page.measures import Measure, against_baseline, diverged, diverged_sentence
 from shoal.page.report_data import SeedGroup
 from shoal.page.verdicts import Verdict, verdict
 from shoal.prediction.statistics import Difference, paired_difference
-from shoal.training.history import NEGLIGIBLE
+from shoal.training.mover.history import NEGLIGIBLE
 
 __all__ = ["Sweep", "growth_sentence", "negligible", "strength_sentence", "sweeps"]
 

@@ -7,7 +7,7 @@ import math
 from enum import StrEnum
 
 from shoal.prediction.statistics import Difference
-from shoal.training.history import NEGLIGIBLE
+from shoal.training.mover.history import NEGLIGIBLE
 
 __all__ = [
     "Calibration",

@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.core.errors import DataError
 from shoal.plots.figure import plot
 from shoal.plots.style import INK, SIZE, MethodStyle, blank, legend, looks, percent, tip
-from shoal.prediction.calibration import Reliability
+from shoal.prediction.metrics.calibration import Reliability
 
 __all__ = ["Spread", "contact_sheet", "corrupted", "coverage", "reliability", "wilson"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.plots.figure import plot
 from shoal.plots.style import INK, blank, legend, look, looks, percent, tip
-from shoal.prediction.calibration import AccuracyConfidence
+from shoal.prediction.metrics.calibration import AccuracyConfidence
 
 __all__ = ["accuracy_confidence", "uncertainty", "uncertainty_by_size"]
 

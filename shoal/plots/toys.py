@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.data.targets import Target
+from shoal.data.batches.targets import Target
 from shoal.plots.figure import plot
 from shoal.plots.style import INK, blank, legend, look
 
@@ -119,7 +119,7 @@ def particles(
     """Particles on the contours of the target density in the plane.
 
     Args:
-        target: a density in two dimensions, such as `shoal.data.targets.Mixture()`.
+        target: a density in two dimensions, such as `shoal.data.batches.targets.Mixture()`.
         found: final positions of the particles [M, 2].
         start: initial positions [M, 2].
         method: method that gives the colour.

@@ -14,11 +14,11 @@ from torch import Tensor
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.structure import Inputs
-from shoal.data.batches import checked_size
-from shoal.data.sources import input_batches, input_count
-from shoal.engine.graph import CapturedForward
-from shoal.engine.precision import calculating_in
-from shoal.engine.transfer import through_gpu
+from shoal.data.batches.array_batches import checked_size
+from shoal.data.batches.sources import input_batches, input_count
+from shoal.engine.members.precision import calculating_in
+from shoal.engine.resources.graph import CapturedForward
+from shoal.engine.resources.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.prediction.collected import CollectedOutputs, SoundMembers

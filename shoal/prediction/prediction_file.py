@@ -17,10 +17,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shoal.core.disk import checked_path, flush, size_of, staging, storage_errors, sweep, sync
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError
-from shoal.core.files import MAX_HEADER
-from shoal.core.formats import parse_json, to_json
+from shoal.core.storage.disk import (
+    checked_path,
+    flush,
+    size_of,
+    staging,
+    storage_errors,
+    sweep,
+    sync,
+)
+from shoal.core.storage.files import MAX_HEADER
+from shoal.core.storage.formats import parse_json, to_json
 from shoal.inference.likelihoods import Likelihood, registry
 
 __all__ = ["MemberFile", "StoredPrediction", "checked_out", "read_prediction", "writing"]

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.disk import checked_path
+from shoal.core.display.notebook import facts_html
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.notebook import facts_html
 from shoal.core.optional import require
-from shoal.data.arrays import as_targets
+from shoal.core.storage.disk import checked_path
+from shoal.data.batches.arrays import as_targets
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction.draws import chosen_rows, counted_points, drawn_targets, real_targets
 from shoal.prediction.frame import frame_columns

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.engine.mesh import Mesh
+from shoal.engine.processes.mesh import Mesh
 from shoal.prediction.predict import OutputBatches, OutputStore, collected, predict, training_of
 from shoal.prediction.prediction_file import checked_out
 from shoal.prediction.predictive import Predictive

@@ -13,31 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.core.checkpoints import save_checkpoint, steps
-from shoal.core.disk import checked_path, sweep
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.core.files import layout, sha256
-from shoal.core.lock import FolderLock
+from shoal.core.storage.checkpoints import save_checkpoint, steps
+from shoal.core.storage.disk import checked_path, sweep
+from shoal.core.storage.files import layout, sha256
+from shoal.core.storage.lock import FolderLock
+from shoal.core.storage.weight_files import difference, read_weights, renamed, weight_files
 from shoal.core.structure import parted
 from shoal.core.values import check_spec
-from shoal.core.weight_files import difference, read_weights, renamed, weight_files
+from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.data.dataset import Dataset
 from shoal.data.load import load as load_data
-from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.precision import full_precision
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.precision import full_precision
 from shoal.inference import likelihoods
 from shoal.inference.adopted import by_architecture, checked_networks, unwrapped
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build, build_members
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.real_targets import RealTargets
-from shoal.training.own_data import OWN_DATA
-from shoal.training.prepare import SHARED, keep
-from shoal.training.provenance import about_data, environment
-from shoal.training.run import ADOPTED, Run, RunFolder, is_adopted, model_config
-from shoal.training.settings import spec_of
-from shoal.training.target_checks import check_targets, default_likelihood
+from shoal.inference.likelihoods.real_targets import RealTargets
+from shoal.training.folder.own_data import OWN_DATA
+from shoal.training.folder.provenance import about_data, environment
+from shoal.training.folder.run import ADOPTED, Run, RunFolder, is_adopted, model_config
+from shoal.training.mover.prepare import SHARED, keep
+from shoal.training.options.settings import spec_of
+from shoal.training.options.target_checks import check_targets, default_likelihood
 
 __all__ = ["adopt"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from shoal.core.disk import checked_path
-from shoal.data.sources import ArrayBatches, LoaderBatches, batches_of
-from shoal.engine.mesh import Mesh
-from shoal.engine.precision import full_precision
-from shoal.engine.processes import restarted
+from shoal.core.storage.disk import checked_path
+from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
+from shoal.engine.members.precision import full_precision
+from shoal.engine.processes.launch import restarted
+from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.offloaded import recall
@@ -19,25 +19,25 @@ from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.adversarial import Adversarial
-from shoal.training.auto import Search, decide
-from shoal.training.auto_plan import is_open, without_auto
-from shoal.training.callbacks import (
+from shoal.training.folder.run import Run
+from shoal.training.loop.callbacks import (
     Callback,
     EpochEnd,
     Listeners,
     checked_callbacks,
     checked_loggers,
 )
-from shoal.training.options import DEFAULT_METHOD, Options
-from shoal.training.points import resolved
-from shoal.training.prepare import check_count, destination
-from shoal.training.run import Run
-from shoal.training.session import Session
-from shoal.training.settings import Settings
-from shoal.training.sharded_state import check_trunk
-from shoal.training.target_checks import check_targets, default_likelihood
-from shoal.training.validation import keeps_best, validation_batches
+from shoal.training.loop.session import Session
+from shoal.training.loop.validation import keeps_best, validation_batches
+from shoal.training.members.sharded_state import check_trunk
+from shoal.training.mover.prepare import check_count, destination
+from shoal.training.options.adversarial import Adversarial
+from shoal.training.options.options import DEFAULT_METHOD, Options
+from shoal.training.options.points import resolved
+from shoal.training.options.settings import Settings
+from shoal.training.options.target_checks import check_targets, default_likelihood
+from shoal.training.search.plan import is_open, without_auto
+from shoal.training.search.search import Search, decide
 
 __all__ = ["fit"]
 

@@ -16,12 +16,12 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.adversarial import Adversarial
-from shoal.training.callbacks import Callback, EpochEnd
 from shoal.training.fit import fit
-from shoal.training.options import EXCLUDES, KEPT, NAMES
-from shoal.training.own_data import own_data
-from shoal.training.run import Run, is_adopted, load
+from shoal.training.folder.own_data import own_data
+from shoal.training.folder.run import Run, is_adopted, load
+from shoal.training.loop.callbacks import Callback, EpochEnd
+from shoal.training.options.adversarial import Adversarial
+from shoal.training.options.options import EXCLUDES, KEPT, NAMES
 
 __all__ = ["grow"]
 

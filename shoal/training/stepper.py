@@ -10,28 +10,28 @@ from torch import Tensor
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
-from shoal.data.batch import Targets, inputs_of, raw_batch, targets_of
-from shoal.data.batches import ArrayBatches
-from shoal.engine.graph import CapturedMove
-from shoal.engine.precision import calculating_in, full_precision
-from shoal.inference.custom_loss import Custom
+from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.batch import Targets, inputs_of, raw_batch, targets_of
+from shoal.engine.members.precision import calculating_in, full_precision
+from shoal.engine.resources.graph import CapturedMove
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
+from shoal.inference.likelihoods.custom_loss import Custom
 from shoal.inference.posterior import begun, site_axes, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.axes import needs_data
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.context import StepContext
-from shoal.training.mover import Mover
-from shoal.training.optim import flat_state, set_learning_rate
-from shoal.training.option_checks import number
-from shoal.training.options import Options, positive
-from shoal.training.points import needs_statistics, resolved
-from shoal.training.prepare import destination, nothing_to_prepare, prepared
-from shoal.training.settings import Settings
-from shoal.training.step import StepInfo
+from shoal.training.mover.mover import Mover
+from shoal.training.mover.prepare import destination, nothing_to_prepare, prepared
+from shoal.training.options.optim import flat_state, set_learning_rate
+from shoal.training.options.option_checks import number
+from shoal.training.options.options import Options, positive
+from shoal.training.options.points import needs_statistics, resolved
+from shoal.training.options.settings import Settings
+from shoal.training.step.context import StepContext
+from shoal.training.step.forces import StepInfo
 
 __all__ = ["Stepper"]
 

@@ -21,10 +21,10 @@ import shoal
 from shoal.cli.commands.list import KINDS
 from shoal.cli.main import main
 from shoal.cli.outcome import Outcome
+from shoal.core.display.progress import notice
 from shoal.core.errors import ShoalWarning
-from shoal.core.progress import notice
 from shoal.models import MLP, Blueprint
-from shoal.training.run import RunFolder
+from shoal.training.folder.run import RunFolder
 
 TINY = ["toy-classification", "model.hidden=[8]", "members=2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shoal.cli.main import main
-from shoal.data import store
+from shoal.data.files import store
 
 TINY = ["toy-classification", "model.hidden=[8]", "members=2", "steps=3"]
 

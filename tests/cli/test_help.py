@@ -9,7 +9,7 @@ import pytest
 
 from shoal.cli.parser import COMMANDS, overview, parse
 from shoal.experiment.config import experiments
-from shoal.training import provenance
+from shoal.training.folder import provenance
 
 WITHOUT_TORCH = """
 import sys

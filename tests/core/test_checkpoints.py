@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import shoal
-from shoal.core import files
-from shoal.core.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
+from shoal.core.storage import files
+from shoal.core.storage.checkpoints import Checkpoint, load_checkpoint, save_checkpoint, steps
 
 
 def content(step, again, size):
@@ -36,7 +36,7 @@ WORKER = (
     + """
 import os, signal, sys
 import torch
-from shoal.core.checkpoints import save_checkpoint
+from shoal.core.storage.checkpoints import save_checkpoint
 torch.set_num_threads(1)
 
 def save(folder, step, again, keep, size):

@@ -17,9 +17,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.core import disk, files
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError, StorageError
-from shoal.core.formats import parse_json, to_json
+from shoal.core.storage import disk, files
+from shoal.core.storage.formats import parse_json, to_json
 
 DTYPES = list(files._DTYPES.values())
 LINUX = os.path.exists("/proc/self/statm")
@@ -224,7 +224,7 @@ def test_on_macos_the_cache_of_the_drive_is_written_too(tmp_path, monkeypatch, k
         fsync(descriptor)
 
     macos = SimpleNamespace(F_FULLFSYNC=51, fcntl=control)
-    monkeypatch.setattr("shoal.core.disk.fcntl", macos)
+    monkeypatch.setattr("shoal.core.storage.disk.fcntl", macos)
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     files.write_text(tmp_path / "file", "content")
     assert full == [51, 51]  # the file, then the folder
@@ -233,7 +233,7 @@ def test_on_macos_the_cache_of_the_drive_is_written_too(tmp_path, monkeypatch, k
 
 
 def test_without_file_control_plain_synchronisation_is_used(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.core.disk.fcntl", None)
+    monkeypatch.setattr("shoal.core.storage.disk.fcntl", None)
     files.write_text(tmp_path / "file", "content")
     assert (tmp_path / "file").read_text() == "content"
 

@@ -18,10 +18,10 @@ from small_runs import (
 )
 
 import shoal
-from shoal.core.checkpoints import steps
 from shoal.core.errors import StorageError
 from shoal.core.interruption import Interruption
-from shoal.core.lock import FolderLock
+from shoal.core.storage.checkpoints import steps
+from shoal.core.storage.lock import FolderLock
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
 NEVER = 1e9

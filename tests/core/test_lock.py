@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.core import lock as lock_module
 from shoal.core.errors import ShoalWarning, StorageError
-from shoal.core.lock import FolderLock
+from shoal.core.storage import lock as lock_module
+from shoal.core.storage.lock import FolderLock
 
 pytestmark = pytest.mark.skipif(lock_module.fcntl is None, reason="this system has no file locks")
 
 WORKER = """
 import os, signal, sys
 from shoal.core.errors import StorageError
-from shoal.core.lock import FolderLock
+from shoal.core.storage.lock import FolderLock
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from shoal.core import bars
-from shoal.core.bars import NotebookBar, make_bar
+from shoal.core.display import bars
+from shoal.core.display.bars import NotebookBar, make_bar
 
 TRAINING = """
 import torch, shoal

@@ -11,7 +11,7 @@ import pytest
 import torch
 from small_runs import both, plain, quick, shoal_of
 
-from shoal.core.progress import make_progress
+from shoal.core.display.progress import make_progress
 
 FIGURES = {"epoch": 3, "loss": 0.123456, "push": 2e-5, "ratio": 1.6e-4, "seconds": 0.25}
 

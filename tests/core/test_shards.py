@@ -16,12 +16,12 @@ import pytest
 import torch
 from exchanges import PeerGone, SocketExchange, in_threads
 
-from shoal.core import checkpoints
-from shoal.core.checkpoints import load_checkpoint, save_checkpoint, steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
 from shoal.core.exchange import agreed
-from shoal.core.files import layout, sealed
-from shoal.core.shards import Shard
+from shoal.core.storage import checkpoints
+from shoal.core.storage.checkpoints import load_checkpoint, save_checkpoint, steps
+from shoal.core.storage.files import layout, sealed
+from shoal.core.storage.shards import Shard
 
 MEMBERS = 7
 SPLIT = ("ensemble", "optimizer")

@@ -5,7 +5,16 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from shoal.core.small_figures import BOTTOM, LEFT, MOST, RIGHT, TOP, Curve, bars_svg, curves_svg
+from shoal.core.display.small_figures import (
+    BOTTOM,
+    LEFT,
+    MOST,
+    RIGHT,
+    TOP,
+    Curve,
+    bars_svg,
+    curves_svg,
+)
 
 SPACE = "{http://www.w3.org/2000/svg}"
 

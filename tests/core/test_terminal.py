@@ -10,9 +10,9 @@ from PIL import Image
 
 from shoal.cli.main import main
 from shoal.core import errors
-from shoal.core import progress as notices
-from shoal.core.formats import to_toml
-from shoal.core.progress import Ticker, make_progress, notice, printable
+from shoal.core.display import progress as notices
+from shoal.core.display.progress import Ticker, make_progress, notice, printable
+from shoal.core.storage.formats import to_toml
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e\x7f"
 

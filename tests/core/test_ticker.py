@@ -2,9 +2,9 @@
 
 import pytest
 
-from shoal.core import progress as module
-from shoal.core.bars import TerminalBar
-from shoal.core.progress import Ticker
+from shoal.core.display import progress as module
+from shoal.core.display.bars import TerminalBar
+from shoal.core.display.progress import Ticker
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from small_runs import assert_equal_trees, assert_one_sentence, normed, plain
 from torch import nn
 
 from shoal.core.errors import DataError, StorageError
-from shoal.core.files import layout
-from shoal.core.weight_files import difference, read_weights, renamed, weight_files
+from shoal.core.storage.files import layout
+from shoal.core.storage.weight_files import difference, read_weights, renamed, weight_files
 
 
 def states(count=3, build=plain):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.core.errors import DataError
-from shoal.data.arrays import as_inputs, as_targets, check_columns, check_labels
+from shoal.data.batches.arrays import as_inputs, as_targets, check_columns, check_labels
 
 NUMBERS = [[0.5, 1.0], [2.0, -3.0], [4.0, 5.0]]
 

@@ -7,7 +7,7 @@ from torch import nn
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator, key
-from shoal.data.augment import CropFlip, augmented
+from shoal.data.batches.augment import CropFlip, augmented
 
 
 def images(count=6, side=5):

@@ -7,8 +7,8 @@ from sklearn.datasets import load_digits
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.data import registry
-from shoal.data.builtin import ANGLES, digits, photograph_patches
-from shoal.data.images import rotated, signs
+from shoal.data.sets.builtin import ANGLES, digits, photograph_patches
+from shoal.data.sets.images import rotated, signs
 
 
 @pytest.fixture(scope="module")

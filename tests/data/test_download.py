@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from file_server import described
 
+from shoal.core.display.progress import quiet
 from shoal.core.errors import StorageError
-from shoal.core.progress import quiet
-from shoal.data import download as module
 from shoal.data.catalogue import COLLECTIONS
-from shoal.data.download import download, fetch_bytes, flaw
+from shoal.data.files import download as module
+from shoal.data.files.download import download, fetch_bytes, flaw
 
 CONTENT = bytes(range(256)) * 4000
 

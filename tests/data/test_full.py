@@ -7,9 +7,9 @@ import torch
 
 from shoal.data import human_labels, load
 from shoal.data.catalogue import CIFAR_BATCHES, COLLECTIONS
-from shoal.data.images import as_pixels
-from shoal.data.raw import RAW
-from shoal.data.uci import PROBLEMS
+from shoal.data.files.raw import RAW
+from shoal.data.sets.images import as_pixels
+from shoal.data.sets.uci import PROBLEMS
 
 pytestmark = pytest.mark.full
 

@@ -8,8 +8,8 @@ import torch
 
 from shoal.core.errors import DataError
 from shoal.data import human_labels
-from shoal.data import raw as human
-from shoal.data.raw import content_digest
+from shoal.data.files import raw as human
+from shoal.data.files.raw import content_digest
 
 COUNTS = np.array([[50, 0, 1], [10, 30, 10]])
 SHARES = torch.tensor([[50 / 51, 0, 1 / 51], [0.2, 0.6, 0.2]])

@@ -6,8 +6,8 @@ import torch
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.data import load
-from shoal.data.images import flipped, pixel_range, rotated
-from shoal.data.raw import RAW
+from shoal.data.files.raw import RAW
+from shoal.data.sets.images import flipped, pixel_range, rotated
 
 SIZES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "kmnist": (1, 28), "notmnist": (1, 28)}
 SIZES |= {"cifar10": (3, 32), "svhn": (3, 32)}

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from shoal.data.mild_shifts import CONTRAST, NOISE, blurred, flatter, mild_shifts, noisy, translated
+from shoal.data.sets.mild_shifts import (
+    CONTRAST,
+    NOISE,
+    blurred,
+    flatter,
+    mild_shifts,
+    noisy,
+    translated,
+)
 
 
 def test_noise_has_the_scale_of_each_column():

@@ -7,8 +7,8 @@ import torch
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.data import load, registry
 from shoal.data.dataset import Dataset, Split
+from shoal.data.files.raw import RAW
 from shoal.data.load import ood_sets
-from shoal.data.raw import RAW
 
 TOY = {"name": "toy-classification", "points": 4}
 

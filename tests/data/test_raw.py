@@ -9,9 +9,9 @@ import pytest
 from scipy.io import savemat
 
 from shoal.core.errors import DataError
-from shoal.data import raw
-from shoal.data.raw import content_digest, read_batch, read_svhn_mat, read_svhn_npz
-from shoal.data.readers import read_idx
+from shoal.data.files import raw
+from shoal.data.files.raw import content_digest, read_batch, read_svhn_mat, read_svhn_npz
+from shoal.data.files.readers import read_idx
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 

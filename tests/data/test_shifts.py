@@ -5,7 +5,7 @@ import torch
 
 from shoal.core.errors import DataError
 from shoal.core.random import generator
-from shoal.data.images import rotated, signs
+from shoal.data.sets.images import rotated, signs
 
 
 def images(*shape: int) -> torch.Tensor:

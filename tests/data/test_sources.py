@@ -11,7 +11,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.data import Dataset, Split
-from shoal.data.sources import ArrayBatches, LoaderBatches, as_split, batches_of, input_batches
+from shoal.data.batches.sources import (
+    ArrayBatches,
+    LoaderBatches,
+    as_split,
+    batches_of,
+    input_batches,
+)
 
 X = torch.arange(12.0).reshape(6, 2)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

@@ -13,9 +13,9 @@ import pytest
 from file_server import described
 
 from shoal.core.errors import DataError
-from shoal.data import store
 from shoal.data.catalogue import COLLECTIONS
-from shoal.data.store import obtain, present
+from shoal.data.files import store
+from shoal.data.files.store import obtain, present
 
 CONTENT = b"0123456789" * 100
 
@@ -131,7 +131,7 @@ package = types.ModuleType("shoal.data")
 package.__path__ = [importlib.util.find_spec("shoal").submodule_search_locations[0] + "/data"]
 sys.modules["shoal.data"] = package
 from shoal.data.catalogue import File
-from shoal.data.store import obtain
+from shoal.data.files.store import obtain
 path, size, digest, address = sys.argv[1:]
 print("asking", flush=True)
 print(obtain(File(path, int(size), digest, (address,)))[0], flush=True)

@@ -7,7 +7,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 from shoal.data import registry
-from shoal.data.builtin import toy_classification, toy_regression, true_curve
+from shoal.data.sets.builtin import toy_classification, toy_regression, true_curve
 
 
 def test_regression_inputs_are_where_they_should_be():

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from shoal.core.errors import ConfigError, DataError, StorageError
-from shoal.data import load, uci
+from shoal.data import load
 from shoal.data.dataset import standardise
-from shoal.data.raw import content_digest
+from shoal.data.files.raw import content_digest
+from shoal.data.sets import uci
 
 ROWS, SPLITS = 40, 20
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.engine import graph
-from shoal.engine.graph import CapturedForward
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.plan import default_runner
-from shoal.engine.precision import calculating_in
-from shoal.engine.transfer import through_gpu
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.precision import calculating_in
+from shoal.engine.resources import graph
+from shoal.engine.resources.graph import CapturedForward
+from shoal.engine.resources.plan import default_runner
+from shoal.engine.resources.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
 from shoal.models.resnet import ResNet20
 from shoal.prediction import predict

@@ -7,8 +7,8 @@ from torch import nn
 import shoal
 from shoal.core.errors import DataError, ShoalWarning
 from shoal.interaction.methods import METHODS
-from shoal.training import compiled_stages as compilation
-from shoal.training.stages import Stages
+from shoal.training.step import compiled_stages as compilation
+from shoal.training.step.stages import Stages
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(6) % 3

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.plan import STREAMS, default_runner
-from shoal.engine.precision import calculating_in
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.precision import calculating_in
+from shoal.engine.resources.plan import STREAMS, default_runner
 from shoal.inference.ensemble import Ensemble
 
 predictions = importlib.import_module("shoal.prediction.predict")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.engine.divisible import treats_rows_alone
+from shoal.engine.resources.divisible import treats_rows_alone
 from shoal.inference.ensemble import Ensemble
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 
 POINTS, WIDTH = 50, 40
 

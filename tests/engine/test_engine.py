@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.data.sources import batches_of
-from shoal.engine import autotune as trial
+from shoal.data.batches.sources import batches_of
 from shoal.engine.kernels import small_matrices as small
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.plan import EnginePlan, has_convolutions, parse_engine
-from shoal.engine.precision import calculating_in
-from shoal.training import mover as mover_module
-from shoal.training.options import Options
-from shoal.training.settings import Settings
-from shoal.training.stages import Stages
-from shoal.training.trainer import Trainer
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.precision import calculating_in
+from shoal.engine.resources import autotune as trial
+from shoal.engine.resources.plan import EnginePlan, has_convolutions, parse_engine
+from shoal.training.loop.trainer import Trainer
+from shoal.training.mover import mover as mover_module
+from shoal.training.options.options import Options
+from shoal.training.options.settings import Settings
+from shoal.training.step.stages import Stages
 
 MEMBERS = 4
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.engine.footprint import Footprint, SavedBytes, transient_bytes
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.resources.footprint import Footprint, SavedBytes, transient_bytes
 from shoal.inference.ensemble import Ensemble
 
 BATCH, INPUTS, HIDDEN, CLASSES = 12, 6, (32, 64), 4

@@ -7,8 +7,8 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.engine.member_runner import MemberRunner, parse_runner
-from shoal.training.adversarial import Adversarial
+from shoal.engine.members.member_runner import MemberRunner, parse_runner
+from shoal.training.options.adversarial import Adversarial
 
 pytestmark = [
     pytest.mark.usefixtures("double"),

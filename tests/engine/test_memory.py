@@ -13,7 +13,7 @@ knows = knows and platform.machine() == "x86_64"  # torch on ARM brings mimalloc
 # A block that glibc takes from the system for itself alone goes back as soon as it is freed.
 MEGABYTES = """
 import ctypes, sys, torch
-from shoal.engine.memory import keep_freed
+from shoal.engine.resources.memory import keep_freed
 
 class Info(ctypes.Structure):
     _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(10)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.core.errors import ConfigError
-from shoal.engine.memory import MemoryLimit, lifted
+from shoal.engine.resources.memory import MemoryLimit, lifted
 
 GPU, TOTAL = torch.device("cuda:0"), 1000
 

@@ -8,7 +8,7 @@ from torch import nn
 from triton_ready import needs_gpu
 
 import shoal
-from shoal.engine.precision import calculating_in, full_precision, rough_products
+from shoal.engine.members.precision import calculating_in, full_precision, rough_products
 
 
 def allowed():

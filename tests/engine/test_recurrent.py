@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import shoal
 from shoal.core.random import generator
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.recurrent import install_recurrent, own_recurrence
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.members.recurrent import install_recurrent, own_recurrence
 
 pytestmark = pytest.mark.usefixtures("double")
 

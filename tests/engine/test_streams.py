@@ -3,7 +3,7 @@
 import torch
 from triton_ready import needs_gpu
 
-from shoal.engine.member_runner import lanes
+from shoal.engine.members.member_runner import lanes
 
 
 class TestOnACpu:

@@ -13,7 +13,7 @@ from torch import nn
 
 from shoal.cli.outcome import scores_text
 from shoal.core.errors import CheckpointCorrupt
-from shoal.core.files import read_json, write_json
+from shoal.core.storage.files import read_json, write_json
 from shoal.data import Dataset, Split
 from shoal.data.corruptions import registry, with_corruptions
 from shoal.data.dataset import LazySplits

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shoal.core.errors import CheckpointCorrupt, DataError
-from shoal.core.files import read_json, write_json
+from shoal.core.storage.files import read_json, write_json
 from shoal.data.dataset import Dataset, Scaling, Split
 from shoal.evaluation.scores import detected_share, evaluate_run, load_evaluation
 from shoal.inference.ensemble import Ensemble

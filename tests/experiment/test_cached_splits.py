@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from shoal.core.errors import DataError
-from shoal.data.arrays import as_inputs, mark_constant
+from shoal.data.batches.arrays import as_inputs, mark_constant
+from shoal.data.batches.sources import batches_of
 from shoal.data.dataset import Dataset, Split
-from shoal.data.sources import batches_of
 from shoal.experiment.grid import CachedSplits, resident
-from shoal.training import provenance
+from shoal.training.folder import provenance
 
 CPU = torch.device("cpu")
 

@@ -17,8 +17,8 @@ from small_runs import assert_one_sentence
 from shoal.cli.commands import demo
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, DataError, StorageError
-from shoal.core.files import write_text
-from shoal.core.lock import FolderLock
+from shoal.core.storage.files import write_text
+from shoal.core.storage.lock import FolderLock
 from shoal.experiment import grid as grids
 from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config

@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal.cli.main import main
-from shoal.core.checkpoints import steps
+from shoal.core.storage.checkpoints import steps
 
 NUMBERS = ("results.csv", "summary.csv")
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import shoal
-from shoal.inference.adapter_layers import root_mean_square
+from shoal.inference.adapting.layers import root_mean_square
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -9,7 +9,7 @@ from ready import ready
 from torch import nn
 
 import shoal
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.interaction.bandwidths import Median
 
 MEMBERS, BATCH, N, DEAD = 5, 6, 20, 2

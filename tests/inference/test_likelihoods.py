@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.inference.incomplete_beta import incomplete_beta
+from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
 from shoal.prediction import Predictive
 
 pytestmark = pytest.mark.usefixtures("double")

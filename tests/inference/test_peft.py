@@ -12,7 +12,7 @@ from small_runs import assert_one_sentence
 from torch import nn
 
 import shoal
-from shoal.inference.adapter_layers import root_mean_square
+from shoal.inference.adapting.layers import root_mean_square
 
 library = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:members run:shoal.core.errors.ShoalWarning")
@@ -317,7 +317,7 @@ def changed(tensors):
 
 @pytest.mark.parametrize("way", range(11))
 def test_wrong_tensors_are_one_sentence(way, tmp_path):
-    from shoal.core.files import read_tensors, write_tensors
+    from shoal.core.storage.files import read_tensors, write_tensors
 
     (folder,) = saved(shoal.adapters.lora(mlp(), rank=2), tmp_path)
     path = folder / "adapter_model.safetensors"

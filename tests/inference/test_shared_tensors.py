@@ -11,12 +11,12 @@ from torch.func import functional_call
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Gaussian
 from shoal.interaction import methods
 from shoal.interaction.axes import Inputs, fitted
-from shoal.training.step import forces
+from shoal.training.step.forces import forces
 
 ENGINES = [MemberRunner(), MemberRunner("loop"), MemberRunner(chunk=2)]
 

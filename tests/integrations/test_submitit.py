@@ -14,8 +14,8 @@ import pytest
 from small_runs import assert_one_sentence
 
 from shoal.cli.main import main
-from shoal.core.checkpoints import steps
 from shoal.core.errors import ConfigError, DataError, PeerLost, RunFailed, ShoalWarning
+from shoal.core.storage.checkpoints import steps
 from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config
 from shoal.experiment.grid import Grid, check_grid, run_grid

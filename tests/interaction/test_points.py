@@ -12,9 +12,9 @@ import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.random import key
 from shoal.core.structure import Structured
-from shoal.data.augment import CropFlip
+from shoal.data.batches.augment import CropFlip
 from shoal.interaction.points import Unlabelled, beta, points_of, registry
-from shoal.training.points import statistics
+from shoal.training.options.points import statistics
 
 
 def batch(rows=12):

@@ -7,7 +7,7 @@ import pytest
 import shoal
 from shoal.core.bibliography import BIBLIOGRAPHY
 from shoal.interaction import bandwidths
-from shoal.training import annealing, torch_schedules
+from shoal.training.options import annealing, torch_schedules
 
 REGISTRIES = {
     "kernels": shoal.kernels.registry,

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from shoal.core.errors import ConfigError
-from shoal.engine.member_runner import without_fallback_warnings
+from shoal.engine.members.member_runner import without_fallback_warnings
 from shoal.models import (
     MLP,
     BatchEnsemble,

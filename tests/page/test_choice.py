@@ -20,8 +20,8 @@ from shoal.page.report_data import ReportData, RunRecord, load_report_data
 from shoal.page.rerun_commands import commands
 from shoal.page.sections.choice import choice_section
 from shoal.page.sweep import sweeps
-from shoal.training.choice import ArmResult, Choice, Trial
-from shoal.training.run import RunFolder
+from shoal.training.folder.choice import ArmResult, Choice, Trial
+from shoal.training.folder.run import RunFolder
 
 SMALL = ["model.hidden=[8]", "members=2", "steps=8", "data.points=20", "strength=none"]
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from shoal.core.errors import ConfigError, ShoalWarning, StorageError
-from shoal.core.files import write_json, write_text
-from shoal.core.formats import to_toml
+from shoal.core.storage.files import write_json, write_text
+from shoal.core.storage.formats import to_toml
 from shoal.page.blocks import Figure, Section, registry, section
 from shoal.page.measures import Measure, against_baseline, measures
 from shoal.page.report import render, report, section_figures

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import shoal
-from shoal.core.formats import to_toml
+from shoal.core.storage.formats import to_toml
 from shoal.page.report_data import RunRecord
 from shoal.page.rerun_commands import commands, fit_call
-from shoal.training.own_data import what_to_type
+from shoal.training.folder.own_data import what_to_type
 
 
 def entry(folder, method="kde", members=5, seed=0, **more):

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from shoal.core import text as words
+from shoal.core.display import text as words
 from shoal.page import sentences
 from shoal.page.verdicts import Verdict, verdict
 from shoal.prediction.statistics import Difference
-from shoal.training.history import NEGLIGIBLE
+from shoal.training.mover.history import NEGLIGIBLE
 
 
 @pytest.mark.parametrize(

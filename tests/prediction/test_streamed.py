@@ -344,7 +344,7 @@ def test_a_damaged_file_is_refused(tmp_path):
 
 
 def test_large_arrays_are_converted_batch_by_batch(monkeypatch):
-    sources = sys.modules["shoal.data.sources"]
+    sources = sys.modules["shoal.data.batches.sources"]
     bytes_ = np.arange(69, dtype=np.uint8).reshape(23, 3)
     wanted = predict(ensemble(), bytes_, batch_size=4).members
     sizes = []

@@ -6,8 +6,8 @@ import pytest
 import torch
 from likelihood_examples import DEFAULTS, drawn, width
 
-from shoal.inference.custom_loss import Custom
 from shoal.inference.likelihoods import Categorical, Gaussian
+from shoal.inference.likelihoods.custom_loss import Custom
 from shoal.prediction import summary as module
 from shoal.prediction.predictive import Predictive
 from shoal.prediction.summary import summary

@@ -8,7 +8,7 @@ import torch
 from shoal.data.dataset import Scaling
 from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian
 from shoal.prediction import Predictive, evaluate
-from shoal.prediction.regression import in_units
+from shoal.prediction.metrics.regression import in_units
 
 SCALING = Scaling(mean=20.0, std=4.0)
 

@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from small_runs import both, points, quick, shoal_of  # noqa: E402
 
 from shoal.core.errors import ShoalWarning  # noqa: E402
-from shoal.training.optim import make_optimizer  # noqa: E402
+from shoal.training.options.optim import make_optimizer  # noqa: E402
 
 
 class Diary:

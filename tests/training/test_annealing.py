@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from shoal.training.annealing import Constant, Cyclic, Hyperbolic, LinearAnnealing, registry
+from shoal.training.options.annealing import Constant, Cyclic, Hyperbolic, LinearAnnealing, registry
 
 EVERY = [registry[name](gamma=gamma) for name in registry for gamma in (1.0, 0.4)]
 STEPS = 100

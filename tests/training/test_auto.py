@@ -23,13 +23,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, StorageError
-from shoal.data.batches import ArrayBatches
+from shoal.data.batches.array_batches import ArrayBatches
 from shoal.inference.likelihoods import Categorical
 from shoal.interaction.methods import METHODS
 from shoal.prediction.predictive import Predictive
-from shoal.training import auto
-from shoal.training.auto_judge import judge_on, point_losses
-from shoal.training.auto_plan import (
+from shoal.training.folder.choice import CHOICE
+from shoal.training.folder.folder_checks import checked_config
+from shoal.training.folder.run import RunFolder
+from shoal.training.search import search as auto
+from shoal.training.search.judge import judge_on, point_losses
+from shoal.training.search.plan import (
     BUDGET,
     PLAIN,
     RUNGS,
@@ -42,10 +45,7 @@ from shoal.training.auto_plan import (
     share_of,
     strength_arms,
 )
-from shoal.training.auto_price import MOST, axes_price, too_costly
-from shoal.training.choice import CHOICE
-from shoal.training.folder_checks import checked_config
-from shoal.training.run import RunFolder
+from shoal.training.search.price import MOST, axes_price, too_costly
 
 DATA = points(100)
 NOISE = torch.randn(50, generator=torch.Generator().manual_seed(0))
@@ -362,7 +362,7 @@ def test_the_members_are_restored_if_a_search_is_interrupted(monkeypatch):
     def broken(self, *given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.training.auto_judge.Judge.scores", broken)
+    monkeypatch.setattr("shoal.training.search.judge.Judge.scores", broken)
     with pytest.raises(KeyboardInterrupt):
         search.run()
     assert_equal_trees(before, frozen(search.ensemble))

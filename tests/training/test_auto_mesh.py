@@ -8,8 +8,8 @@ import torch
 from mesh_cases import started, together
 
 import shoal
-from shoal.core.files import read_tensors
-from shoal.training.choice import Choice
+from shoal.core.storage.files import read_tensors
+from shoal.training.folder.choice import Choice
 
 FAILED = {
     "mixed": {"kde:1000": "no common weight space", "forde:4": "no second derivative",

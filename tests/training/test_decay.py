@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.training.optim import make_optimizer
-from shoal.training.options import Options
-from shoal.training.prepare import hand_over
+from shoal.training.mover.prepare import hand_over
+from shoal.training.options.optim import make_optimizer
+from shoal.training.options.options import Options
 
 pytestmark = pytest.mark.usefixtures("double")
 

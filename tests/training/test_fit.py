@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.core.errors import DataError
-from shoal.data.augment import CropFlip
-from shoal.data.builtin import toy_classification, toy_regression, true_curve
+from shoal.data.batches.augment import CropFlip
+from shoal.data.sets.builtin import toy_classification, toy_regression, true_curve
 from shoal.inference.likelihoods import (
     Categorical,
     Gaussian,
@@ -38,8 +38,8 @@ from shoal.inference.likelihoods import (
 )
 from shoal.inference.priors import Flat
 from shoal.models import MLP, Blueprint, SmallCNN
-from shoal.training.optim import optimizers
-from shoal.training.schedules import schedules
+from shoal.training.options.optim import optimizers
+from shoal.training.options.schedules import schedules
 
 WASSERSTEIN = ["kde", "sge", "ssge", "f-kde", "f-sge", "f-ssge"]
 

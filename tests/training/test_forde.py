@@ -13,12 +13,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.inference.network_pass import random_rows
 from shoal.interaction.axes import cosines
 from shoal.interaction.repulsion import interact
 from shoal.models import MLP, SmallCNN
-from shoal.training import step as fraction
+from shoal.training.step import forces as fraction
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from host_questions import Questions, as_on_a_gpu
 
-from shoal.engine.precision import calculating_in
+from shoal.engine.members.precision import calculating_in
 from shoal.experiment.bench.agreement import SmoothCNN
 from shoal.experiment.bench.contestants import Case, Network, trainer
 from shoal.models import SmallCNN

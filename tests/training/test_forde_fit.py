@@ -9,14 +9,14 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.files import read_tensors
-from shoal.engine.member_runner import MemberRunner
+from shoal.core.storage.files import read_tensors
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.evaluation.inspection import gradient_similarity
 from shoal.experiment.build import check_names, default_folder
 from shoal.experiment.config import load_config
 from shoal.experiment.variants import variant_of
-from shoal.training.prepare import AXES
-from shoal.training.run import RunFolder
+from shoal.training.folder.run import RunFolder
+from shoal.training.mover.prepare import AXES
 
 
 def test_the_axes_are_kept_beside_the_run(tmp_path):
@@ -34,7 +34,7 @@ def test_the_axes_are_kept_beside_the_run(tmp_path):
 def test_a_resumed_run_reads_its_axes_instead_of_finding_them_again(tmp_path, monkeypatch):
     quick(plain, method="forde", epochs=1, out=tmp_path)
     found = []
-    monkeypatch.setattr("shoal.training.prepare.fitted", lambda *_: found.append(1))
+    monkeypatch.setattr("shoal.training.mover.prepare.fitted", lambda *_: found.append(1))
     quick(shoal_of(plain), method="forde", epochs=1, out=tmp_path, resume=True)
     assert not found
 

@@ -13,8 +13,8 @@ import pytest
 from small_runs import STEPS_PER_EPOCH, Fuse, assert_one_sentence, assert_same_run, both, quick
 
 import shoal
-from shoal.core.checkpoints import steps
 from shoal.core.errors import StorageError
+from shoal.core.storage.checkpoints import steps
 
 
 @contextlib.contextmanager

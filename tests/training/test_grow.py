@@ -20,7 +20,7 @@ from small_runs import (
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.inference.likelihoods import Categorical
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Gaussian
@@ -30,9 +30,9 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import Normalised, Weights
 from shoal.models import MLP, Blueprint
 from shoal.training.fit import fit
+from shoal.training.folder.run import load
 from shoal.training.grow import grow
-from shoal.training.run import load
-from shoal.training.step import forces
+from shoal.training.step.forces import forces
 
 OLD, NEW = 3, 2
 COMPOSITIONS = {name: method.repulsion for name, method in METHODS.items()} | {

@@ -10,7 +10,7 @@ import signal
 import pytest
 from killed_runs import check_finished, check_survivor, kill_often, serving, uninterrupted
 
-from shoal.core.checkpoints import steps
+from shoal.core.storage.checkpoints import steps
 
 pytestmark = pytest.mark.kill
 

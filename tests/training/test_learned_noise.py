@@ -13,10 +13,10 @@ import shoal
 from shoal.core.errors import CheckpointCorrupt, DataError
 from shoal.data import load
 from shoal.data.catalogue import UCI_PATH
-from shoal.data.store import path_of
+from shoal.data.files.store import path_of
 from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian, HomoscedasticGaussian
 from shoal.interaction.methods import METHODS
-from shoal.prediction.regression import in_units
+from shoal.prediction.metrics.regression import in_units
 
 
 def wave(n=400, seed=0):

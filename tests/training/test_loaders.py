@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
-from shoal.data import loaders
-from shoal.data.sources import batches_of
+from shoal.data.batches import loaders
+from shoal.data.batches.sources import batches_of
 
 X, Y = points()
 
@@ -263,9 +263,9 @@ class TestCounting:
 
     def test_from_then_on_the_posterior_has_it(self):
         """Weight decay of the prior, 1 / N, after the first pass is that of the arrays."""
-        from shoal.training.options import Options
-        from shoal.training.settings import Settings
-        from shoal.training.trainer import Trainer
+        from shoal.training.loop.trainer import Trainer
+        from shoal.training.options.options import Options
+        from shoal.training.options.settings import Settings
 
         def trainer(data):
             options = Options(

@@ -24,16 +24,22 @@ from torch import nn
 import shoal
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError
-from shoal.engine.footprint import Footprint
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.memory import MemoryLimit
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.resources.footprint import Footprint
+from shoal.engine.resources.memory import MemoryLimit
 from shoal.inference.likelihoods import Categorical
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Flat
-from shoal.training.context import StepContext
-from shoal.training.memory import _ENDLESS, MemoryChoice, choose_runner, state_bytes, tried_out
-from shoal.training.options import Options
-from shoal.training.step import forces
+from shoal.training.mover.memory import (
+    _ENDLESS,
+    MemoryChoice,
+    choose_runner,
+    state_bytes,
+    tried_out,
+)
+from shoal.training.options.options import Options
+from shoal.training.step.context import StepContext
+from shoal.training.step.forces import forces
 
 MEMBERS, WIDTH = 6, 200
 CPU = torch.device("cpu")

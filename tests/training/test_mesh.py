@@ -10,9 +10,9 @@ from mesh_cases import predicted_bytes, received_bytes, started, together
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.core.files import read_tensors
-from shoal.engine.mesh import Mesh
-from shoal.engine.process_grid import layout_of, shares
+from shoal.core.storage.files import read_tensors
+from shoal.engine.processes.mesh import Mesh
+from shoal.engine.processes.process_grid import layout_of, shares
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.core.files import read_tensors
-from shoal.engine.mesh import Mesh
-from shoal.engine.sharded_trunk import ShardedTensor, TrunkShards, WholeFirst
-from shoal.training.noise import add_shared_noise
-from shoal.training.options import Options
-from shoal.training.sharded_state import check_trunk
+from shoal.core.storage.files import read_tensors
+from shoal.engine.members.sharded_trunk import ShardedTensor, TrunkShards, WholeFirst
+from shoal.engine.processes.mesh import Mesh
+from shoal.training.members.sharded_state import check_trunk
+from shoal.training.options.noise import add_shared_noise
+from shoal.training.options.options import Options
 
 FEW = ("frozen", "trained", "trained, svgd", "trained, forde", "noise", "adapters", "convolutions")
 

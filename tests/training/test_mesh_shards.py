@@ -9,8 +9,8 @@ import torch
 from lost_processes import on
 
 import shoal
-from shoal.core.checkpoints import steps
-from shoal.training.run import RunFolder
+from shoal.core.storage.checkpoints import steps
+from shoal.training.folder.run import RunFolder
 
 WORKER = Path(__file__).with_name("shards_worker.py")
 STEPS = 6

@@ -24,11 +24,11 @@ from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.data.batches import ArrayBatches
+from shoal.data.batches.array_batches import ArrayBatches
 from shoal.experiment.config import make_config
-from shoal.training import noise as noises
-from shoal.training.noise import add_noise, add_shared_noise, noise_std
-from shoal.training.optim import make_optimizer
+from shoal.training.options import noise as noises
+from shoal.training.options.noise import add_noise, add_shared_noise, noise_std
+from shoal.training.options.optim import make_optimizer
 
 MOMENTUM = {"name": "sgd", "momentum": 0.9}
 NOISY = {"noise": 1.0, "optimizer": MOMENTUM, "lr": 0.01}

@@ -12,8 +12,8 @@ from torch import nn
 import shoal
 from shoal.core.random import hashed, key, normal_stream
 from shoal.interaction.bandwidths import Fixed
-from shoal.training.noise import noise_std
-from shoal.training.optim import make_optimizer
+from shoal.training.options.noise import noise_std
+from shoal.training.options.optim import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("double")
 

@@ -8,14 +8,14 @@ from small_runs import assert_one_sentence
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.training.optim import (
+from shoal.training.options.optim import (
     clip_members,
     make_optimizer,
     optimizer_table,
     optimizers,
     set_learning_rate,
 )
-from shoal.training.schedules import (
+from shoal.training.options.schedules import (
     Cosine,
     Exponential,
     FlatThenLinear,

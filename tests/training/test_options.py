@@ -19,9 +19,9 @@ from shoal.core.errors import ConfigError
 from shoal.experiment.config import keys
 from shoal.inference import priors
 from shoal.training.fit import fit
-from shoal.training.options import DEFAULTS, KEPT, NAMES, Options
-from shoal.training.run import RunFolder
-from shoal.training.settings import REGISTRIES, Settings
+from shoal.training.folder.run import RunFolder
+from shoal.training.options.options import DEFAULTS, KEPT, NAMES, Options
+from shoal.training.options.settings import REGISTRIES, Settings
 
 OF_ONE_CALL = {"ensemble", "data", "sample_weight", "resume", "out", "loggers", "callbacks"}
 OF_ONE_CALL |= {"progress"}
@@ -154,6 +154,6 @@ def test_keys_are_told_as_they_are_typed():
 
 
 def test_the_list_loads_neither_torch_nor_numpy():
-    code = "import sys, shoal.training.options, shoal.experiment.config\n"
+    code = "import sys, shoal.training.options.options, shoal.experiment.config\n"
     code += "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

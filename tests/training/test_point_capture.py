@@ -10,13 +10,13 @@ from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.random import key, normal, uniform
-from shoal.data.augment import CropFlip
-from shoal.data.batches import ArrayBatches
+from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.augment import CropFlip
 from shoal.interaction import cloud
 from shoal.interaction import points as kinds
-from shoal.training.points import resolved
-from shoal.training.prepare import prepared
-from shoal.training.step import forces
+from shoal.training.mover.prepare import prepared
+from shoal.training.options.points import resolved
+from shoal.training.step.forces import forces
 
 KINDS = {
     "noise": lambda: shoal.points.Noise(),

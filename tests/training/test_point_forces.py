@@ -15,11 +15,11 @@ import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import key
 from shoal.core.structure import Structured, Weighted
-from shoal.data.batches import ArrayBatches
-from shoal.engine.member_runner import MemberRunner
+from shoal.data.batches.array_batches import ArrayBatches
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.models import MLP
-from shoal.training.points import resolved
-from shoal.training.prepare import prepared
+from shoal.training.mover.prepare import prepared
+from shoal.training.options.points import resolved
 
 pytestmark = pytest.mark.usefixtures("double")
 

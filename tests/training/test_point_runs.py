@@ -26,7 +26,7 @@ from shoal.experiment.build import check_names, make_data, train
 from shoal.experiment.config import load_config
 from shoal.experiment.variants import parse_method, variant_of
 from shoal.models import Blueprint, SmallCNN
-from shoal.training.prepare import AXES
+from shoal.training.mover.prepare import AXES
 
 METHODS = ["f-kde", "f-svgd", "forde"]
 
@@ -78,7 +78,7 @@ def test_engines_train_alike(engine, kind):
 def test_statistics_are_kept_with_the_run_and_read_again(tmp_path):
     x, y = points()
     quick(data=(x, y), method=table("f-kde", "uniform"), out=tmp_path / "run", epochs=1)
-    kept = shoal.core.files.read_tensors(tmp_path / "run" / AXES)
+    kept = shoal.core.storage.files.read_tensors(tmp_path / "run" / AXES)
     assert torch.equal(kept["points.low/x"], x.amin(0))
     assert torch.equal(kept["points.high/x"], x.amax(0))
 
@@ -86,8 +86,8 @@ def test_statistics_are_kept_with_the_run_and_read_again(tmp_path):
 def test_statistics_of_a_loader_are_those_of_its_data():
     x, y = points()
     sources = (x, y), DataLoader(TensorDataset(x, y), 7), [(x[:13], y[:13]), (x[13:], y[13:])]
-    from shoal.data.sources import batches_of
-    from shoal.training.prepare import prepared
+    from shoal.data.batches.sources import batches_of
+    from shoal.training.mover.prepare import prepared
 
     method = shoal.methods.get("f-kde", points="noise")
     found = [prepared(method, batches_of(s), None, torch.float64)[1] for s in sources]
@@ -213,7 +213,7 @@ def test_grown_members_are_compared_at_points(method, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_stepper_takes_the_steps_of_fit(method, kind):
-    from shoal.data.batches import ArrayBatches
+    from shoal.data.batches.array_batches import ArrayBatches
 
     x, y = points()
     how = {"method": table(method, kind), "lr": 1e-2, "seed": 4}

@@ -10,8 +10,8 @@ from small_runs import plain, points, quick
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
-from shoal.data.sources import batches_of
-from shoal.training.provenance import digest, provenance
+from shoal.data.batches.sources import batches_of
+from shoal.training.folder.provenance import digest, provenance
 
 CPU = torch.device("cpu")
 
@@ -99,5 +99,5 @@ def test_a_package_that_was_never_installed_has_no_version(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("shoal.training.provenance.version", missing)
+    monkeypatch.setattr("shoal.training.folder.provenance.version", missing)
     assert provenance(batches_of(points()), CPU)["versions"]["shoal"] is None

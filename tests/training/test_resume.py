@@ -33,12 +33,12 @@ from torch.utils.data import DataLoader, Dataset
 from triton_ready import needs_gpu
 
 import shoal
-from shoal.core.checkpoints import steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning, StorageError
-from shoal.engine.member_runner import MemberRunner
+from shoal.core.storage.checkpoints import steps
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.interaction.methods import METHODS
 from shoal.models import Blueprint, SmallCNN
-from shoal.training.optim import optimizers
+from shoal.training.options.optim import optimizers
 
 EPOCHS = 3
 MOMENTUM = {"name": "sgd", "momentum": 0.9, "nesterov": True}
@@ -160,15 +160,18 @@ def test_a_run_goes_on_as_it_was_begun_whatever_a_trial_says_now(
     images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     build = Blueprint(SmallCNN((4, 4)), (1, 8, 8), 4)
     options = {"data": (images, torch.arange(20) % 4), "batch_size": 5}
-    monkeypatch.setattr("shoal.training.trainer.WORTH_A_TRIAL", 0)
+    monkeypatch.setattr("shoal.training.loop.trainer.WORTH_A_TRIAL", 0)
 
     used = []  # the kind of runner of each run; the two kinds may agree to the bit
     monkeypatch.setattr(
-        "shoal.training.trainer.faster_threads", lambda _, runner: used.append(runner.kind) or 1
+        "shoal.training.loop.trainer.faster_threads",
+        lambda _, runner: used.append(runner.kind) or 1,
     )
 
     def found_faster(kind):
-        monkeypatch.setattr("shoal.training.trainer.faster_runner", lambda *_: MemberRunner(kind))
+        monkeypatch.setattr(
+            "shoal.training.loop.trainer.faster_runner", lambda *_: MemberRunner(kind)
+        )
 
     found_faster(first)
     one = whole(None, build, **options)
@@ -239,7 +242,7 @@ class TestBeginnings:
     def test_temporary_folders_of_killed_writers_are_swept_away(self, tmp_path):
         stopped(tmp_path, at=5)
         for place in (tmp_path, tmp_path / "checkpoints"):
-            (place / f".tmp-{2**22 + 1}-abcdef01-abcdef01-{shoal.core.disk.HOST}").mkdir()
+            (place / f".tmp-{2**22 + 1}-abcdef01-abcdef01-{shoal.core.storage.disk.HOST}").mkdir()
         resumed(tmp_path)
         assert not list(tmp_path.rglob(".tmp-*"))
 

@@ -293,7 +293,7 @@ class TestWhatIsNotARun:
         quick(BLUEPRINT, out=tmp_path)
         config = settings_in(tmp_path)
         del config["model"][0][key]
-        (tmp_path / "config.toml").write_text(shoal.core.formats.to_toml(config))
+        (tmp_path / "config.toml").write_text(shoal.core.storage.formats.to_toml(config))
         with pytest.raises((ConfigError, StorageError)) as caught:
             shoal.load(tmp_path)
         assert_one_sentence(caught.value)
@@ -302,7 +302,7 @@ class TestWhatIsNotARun:
         quick(BLUEPRINT, out=tmp_path)
         config = settings_in(tmp_path)
         config["model"][0]["hidden"] = [7]
-        (tmp_path / "config.toml").write_text(shoal.core.formats.to_toml(config))
+        (tmp_path / "config.toml").write_text(shoal.core.storage.formats.to_toml(config))
         with pytest.raises(CheckpointCorrupt) as caught:
             shoal.load(tmp_path)
         assert_one_sentence(caught.value, "config.toml was changed")

@@ -9,9 +9,9 @@ import torch
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.data.targets import StandardGaussian
+from shoal.data.batches.targets import StandardGaussian
 from shoal.interaction.bandwidths import Fixed, Median
-from shoal.training.annealing import Constant
+from shoal.training.options.annealing import Constant
 
 pytestmark = pytest.mark.usefixtures("double")
 

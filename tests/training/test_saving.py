@@ -10,10 +10,10 @@ import torch
 from small_runs import Fuse, assert_same_run, both, plain, quick
 
 import shoal
-from shoal.core.background import BackgroundWriter
-from shoal.core.checkpoints import steps
 from shoal.core.errors import ConfigError, ShoalWarning, StorageError
-from shoal.training.saving import RunState, host_copy
+from shoal.core.storage.background import BackgroundWriter
+from shoal.core.storage.checkpoints import steps
+from shoal.training.loop.saving import RunState, host_copy
 
 SOON = 20
 
@@ -169,7 +169,7 @@ def test_several_failures_in_a_row_are_warned_of_once_and_a_later_one_again(tmp_
 
 
 def test_a_limit_of_host_memory_leaves_no_room_for_a_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.training.saving.host_copy", None)
+    monkeypatch.setattr("shoal.training.loop.saving.host_copy", None)
     quick(out=tmp_path, memory="1GB", save_every=0)
     assert steps(tmp_path / "checkpoints")[-1] == 8
 

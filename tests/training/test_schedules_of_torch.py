@@ -20,8 +20,13 @@ from torch.optim import lr_scheduler
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.training.schedules import Constant, Cosine, LinearDecay, Stairs, schedules
-from shoal.training.torch_schedules import Plateau, TorchScheduler, as_schedule, torch_schedulers
+from shoal.training.options.schedules import Constant, Cosine, LinearDecay, Stairs, schedules
+from shoal.training.options.torch_schedules import (
+    Plateau,
+    TorchScheduler,
+    as_schedule,
+    torch_schedulers,
+)
 
 LR, STEPS = 0.02, 37
 SETTINGS = {

@@ -6,15 +6,15 @@ from torch import nn
 from triton_ready import runs_kernels
 
 import shoal
-from shoal.data.sources import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 from shoal.engine.kernels import fused
 from shoal.interaction import kernels as radial
 from shoal.interaction.bandwidths import Fixed, Median
-from shoal.training import stage_kernels
-from shoal.training.options import Options
-from shoal.training.settings import Settings
-from shoal.training.stages import Stages
-from shoal.training.trainer import Trainer
+from shoal.training.loop.trainer import Trainer
+from shoal.training.options.options import Options
+from shoal.training.options.settings import Settings
+from shoal.training.step import stage_kernels
+from shoal.training.step.stages import Stages
 
 pytestmark = [
     runs_kernels(fused.step_kernels),

@@ -8,8 +8,8 @@ import textwrap
 import pytest
 import torch
 
-from shoal.training.optim import make_optimizer, optimizers
-from shoal.training.torch_optimizers import kind_of, uncompiled
+from shoal.training.options.optim import make_optimizer, optimizers
+from shoal.training.options.torch_optimizers import kind_of, uncompiled
 
 SMALL = """
     import sys, torch, shoal

@@ -10,7 +10,7 @@ from torch import nn
 
 import shoal
 from shoal.core.errors import ConfigError
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.interaction.bandwidths import Fixed, Median
 
 pytestmark = pytest.mark.usefixtures("double")

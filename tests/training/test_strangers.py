@@ -26,15 +26,15 @@ from small_runs import (
 )
 
 import shoal
-from shoal.core.checkpoints import load_checkpoint, save_checkpoint, steps
 from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError, ShoalWarning, StorageError
-from shoal.core.files import sealed, sha256
-from shoal.core.formats import parse_toml, to_toml
+from shoal.core.storage.checkpoints import load_checkpoint, save_checkpoint, steps
+from shoal.core.storage.files import sealed, sha256
+from shoal.core.storage.formats import parse_toml, to_toml
 from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
-from shoal.training.history_file import HistoryFile
-from shoal.training.run import RunFolder
-from shoal.training.saving import RunState
+from shoal.training.folder.history_file import HistoryFile
+from shoal.training.folder.run import RunFolder
+from shoal.training.loop.saving import RunState
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -5,8 +5,8 @@ import torch
 from small_runs import Fuse, assert_equal_trees, assert_one_sentence, both, frozen, quick, shoal_of
 
 from shoal.core.errors import ConfigError, StorageError
-from shoal.training.run import load
-from shoal.training.trajectory import BOUND, RECENT, Trajectory, wanted
+from shoal.training.folder.run import load
+from shoal.training.folder.trajectory import BOUND, RECENT, Trajectory, wanted
 
 
 @pytest.mark.parametrize("every", [1, 3])

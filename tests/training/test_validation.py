@@ -33,9 +33,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Dataset, Split
-from shoal.training.history import best_epoch
-from shoal.training.run import RunFolder
-from shoal.training.validation import has_waited, held_out
+from shoal.training.folder.run import RunFolder
+from shoal.training.loop.validation import has_waited, held_out
+from shoal.training.mover.history import best_epoch
 
 HELD = points(24, seed=9)
 LATE = {"lr": 0.1, "epochs": 14, "validation": HELD, "patience": 2}
@@ -222,7 +222,7 @@ def test_the_held_out_points_have_their_weights():
 
 
 def test_a_run_loads_the_training_part_of_its_data_set(tmp_path):
-    from shoal.training.own_data import own_data
+    from shoal.training.folder.own_data import own_data
 
     data = shoal.data.load("toy-classification")
     run = quick(lambda: nn.Linear(2, 5), data, validation=0.5, out=tmp_path)
@@ -388,7 +388,7 @@ def test_a_kill_between_the_two_configs_leaves_a_run(tmp_path, monkeypatch):
     def fail(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.training.run_folder.write_text", fail)
+    monkeypatch.setattr("shoal.training.folder.run_folder.write_text", fail)
     with pytest.raises(KeyboardInterrupt):
         quick(both, out=tmp_path, epochs=4, resume=True)
     monkeypatch.undo()

@@ -17,10 +17,10 @@ from typing import Any
 from torch import Tensor
 
 import shoal
-from shoal.data.batches import ArrayBatches
+from shoal.data.batches.array_batches import ArrayBatches
 from shoal.inference import likelihoods
-from shoal.training.schedules import factor_of, schedules
-from shoal.training.step import StepInfo
+from shoal.training.options.schedules import factor_of, schedules
+from shoal.training.step.forces import StepInfo
 
 __all__ = ["TARGETS", "Controlled", "Controller", "train"]
 

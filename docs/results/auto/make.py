@@ -33,7 +33,7 @@ from torch import Tensor
 import shoal
 from shoal.core.errors import ShoalError
 from shoal.core.random import generator
-from shoal.prediction.detection import auroc
+from shoal.prediction.metrics.detection import auroc
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))

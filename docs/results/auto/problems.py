@@ -25,9 +25,9 @@ from torch import Tensor
 import shoal
 from shoal.core.random import generator
 from shoal.data.corruptions import with_corruptions
-from shoal.data.image_sets import OBJECTS, image_dataset
+from shoal.data.files.raw import RAW
 from shoal.data.load import load
-from shoal.data.raw import RAW
+from shoal.data.sets.image_sets import OBJECTS, image_dataset
 from shoal.models import Blueprint, registry
 
 TRAIN, TEST, CORRUPTED = 5_000, 1_500, 300

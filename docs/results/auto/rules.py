@@ -16,13 +16,13 @@ import pandas as pd
 from controller import TARGETS
 from problems import UNSEEN, UNSEEN_AFTER, UNSEEN_BEFORE
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, paired_difference, paired_p_value
 
 HERE = Path(__file__).resolve().parent
 PLAIN = "ensemble"
 WIDE = ("features",)
-"""Sets on which axes of input gradients cost more than `shoal.training.auto_price.MOST`."""
+"""Sets on which axes of input gradients cost more than `shoal.training.search.price.MOST`."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.core.files import write_bytes, write_json, write_text
-from shoal.core.lock import FolderLock
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
+from shoal.core.storage.files import write_bytes, write_json, write_text
+from shoal.core.storage.lock import FolderLock
 from shoal.data.corruptions import SEVERITIES
 from shoal.data.corruptions import registry as corruptions
 from shoal.experiment.bench.measure import machine, versions

@@ -28,8 +28,8 @@ from shoal.analysis.evidence.prior_comparison import PriorComparison
 from shoal.data.dataset import Split
 from shoal.inference.posterior import as_points
 from shoal.models import MLP, Blueprint
+from shoal.prediction.metrics.similarity import affinity, effective_number
 from shoal.prediction.predict import member_outputs
-from shoal.prediction.similarity import affinity, effective_number
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))

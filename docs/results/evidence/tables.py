@@ -9,7 +9,7 @@ import numpy as np
 from make import METHODS, spearman
 
 from shoal import plots
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.plots.style import COLOURS, INK, blank
 from shoal.prediction.statistics import mean_and_error, paired_difference, t_quantile
 

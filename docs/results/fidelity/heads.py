@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import shoal
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.data.dataset import Split
 from shoal.models import MLP, Blueprint
 from shoal.prediction.statistics import mean_and_error, paired_difference

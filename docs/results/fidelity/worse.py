@@ -7,7 +7,7 @@ plain ensemble, paired by seed, with 95 % intervals by Student's t.
 import csv
 from pathlib import Path
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import paired_difference
 
 RESULTS = Path(__file__).with_name("results.csv")

@@ -34,8 +34,8 @@ from shoal.inference.posterior import Posterior, functional_score
 from shoal.inference.priors import FunctionalPrior
 from shoal.interaction.methods import get
 from shoal.interaction.repulsion import interact
-from shoal.training.options import Options
-from shoal.training.settings import Settings
+from shoal.training.options.options import Options
+from shoal.training.options.settings import Settings
 
 MEMBERS, RATE = 20, 0.1
 """Ensemble size and learning rate of Adam, as in the fidelity study."""

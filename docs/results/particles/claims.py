@@ -9,7 +9,7 @@ from claim_line import Expected, Line, line_of
 from comparison import Case, Rows, interval
 from summary import annealing_pairs, fidelity_pairs, hot_pairs, kernel_pairs, slopes
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 
 BLOCK = re.compile(r"(<!-- claims -->\n).*?(<!-- end of claims -->)", re.DOTALL)
 

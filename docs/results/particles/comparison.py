@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import (
     holm,
     mean_and_error,

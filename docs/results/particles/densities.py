@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from shoal.analysis.fidelity.distances import mmd, sliced_wasserstein
-from shoal.data import targets
+from shoal.data.batches import targets
 from shoal.interaction.bandwidths import Fixed
 from shoal.interaction.estimators import SSGE
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.kernels import IMQ, RBF, Laplace, LinearKernel, Matern
 from shoal.interaction.methods import get
 from shoal.interaction.repulsion import Repulsion, interact
-from shoal.training import annealing
+from shoal.training.options import annealing
 
 KERNELS = {
     "rbf": RBF(),
@@ -69,7 +69,7 @@ class Hills:
 
 @dataclass(frozen=True)
 class FunnelScore:
-    """Neal's funnel of `shoal.data.targets`, with its score written out."""
+    """Neal's funnel of `shoal.data.batches.targets`, with its score written out."""
 
     target: targets.Funnel
 

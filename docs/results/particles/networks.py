@@ -20,8 +20,8 @@ from shoal.interaction.bandwidths import Fixed
 from shoal.interaction.methods import Method, get
 from shoal.models import MLP, Blueprint
 from shoal.prediction import Predictive
-from shoal.prediction.detection import auroc
-from shoal.training.annealing import Constant
+from shoal.prediction.metrics.detection import auroc
+from shoal.training.options.annealing import Constant
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from released import LinearDensity  # noqa: E402

@@ -22,7 +22,7 @@ from comparison import (
 )
 from make import CASES
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 
 MMD, SLICED = Column("mmd", "MMD"), Column("sliced", "sliced distance")
 ACCURACY, NLL = Column("accuracy", "accuracy, %", 100, 2), Column("nll", "NLL", digits=4)

@@ -19,7 +19,7 @@ from PIL import Image
 from scipy.stats import t as student
 
 import shoal
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.models import MLP, Blueprint
 from shoal.plots.toys import band, plane
 

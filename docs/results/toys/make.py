@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import shoal
-from shoal.data import targets
+from shoal.data.batches import targets
 from shoal.models import MLP, Blueprint
 from shoal.plots.toys import band, particles, plane
 

@@ -25,7 +25,7 @@ import torch
 import shoal
 from shoal.experiment.build import make_data, train
 from shoal.experiment.config import load_config
-from shoal.prediction.regression import in_units
+from shoal.prediction.metrics.regression import in_units
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
 
 __all__ = ["PUBLISHED", "read", "strengths", "write"]

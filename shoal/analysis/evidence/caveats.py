@@ -12,9 +12,9 @@ from shoal.core.types import Tree
 from shoal.data.dataset import Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import Posterior, total_weight
+from shoal.prediction.metrics.similarity import affinity
 from shoal.prediction.predictive import ArrayLike, Predictive
-from shoal.prediction.similarity import affinity
-from shoal.training.step import Batch, forces
+from shoal.training.step.forces import Batch, forces
 
 __all__ = [
     "Degeneracy",

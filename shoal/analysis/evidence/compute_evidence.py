@@ -25,7 +25,7 @@ from shoal.analysis.evidence.prior_comparison import PriorComparison, PriorResul
 from shoal.core.opaque import Opaque
 from shoal.core.structure import parted
 from shoal.data.dataset import Split
-from shoal.engine.precision import full_precision
+from shoal.engine.members.precision import full_precision
 from shoal.inference.posterior import Posterior, as_points, total_weight
 from shoal.inference.priors import Flat
 from shoal.prediction.predict import member_outputs

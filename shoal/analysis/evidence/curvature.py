@@ -23,8 +23,8 @@ from shoal.core.errors import ConfigError
 from shoal.core.structure import Inputs, Structured
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
-from shoal.engine.member_runner import without_fallback_warnings
-from shoal.engine.network_call import call_network, member_call, selected_output
+from shoal.engine.members.member_runner import without_fallback_warnings
+from shoal.engine.members.network_call import call_network, member_call, selected_output
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points
 

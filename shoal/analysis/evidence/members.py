@@ -13,14 +13,14 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.optional import require
 from shoal.core.structure import parted
+from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
-from shoal.data.sources import as_split
 from shoal.inference import priors
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import as_points
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.prediction.predict import member_outputs
-from shoal.training.run import is_adopted
+from shoal.training.folder.run import is_adopted
 
 __all__ = [
     "EvidenceSplits",

@@ -24,7 +24,7 @@ from shoal.core.opaque import Opaque
 from shoal.core.random import generator
 from shoal.core.structure import Inputs
 from shoal.data.dataset import Split
-from shoal.engine.network_call import member_call
+from shoal.engine.members.network_call import member_call
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points
 from shoal.prediction.predictive import Predictive

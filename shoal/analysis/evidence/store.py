@@ -13,7 +13,7 @@ from shoal.analysis.stored_results import keep_result, stored_table, write_resul
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.registry import nearest
 from shoal.core.values import came
-from shoal.training.own_data import again, own_data
+from shoal.training.folder.own_data import again, own_data
 
 __all__ = [
     "FILE",

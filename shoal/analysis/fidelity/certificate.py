@@ -26,9 +26,9 @@ from shoal.analysis.fidelity.last_layer_problem import LastLayer, last_layer_pro
 from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import LIMIT, Reference, Whitening
 from shoal.analysis.fidelity.study import ALWAYS, discrepancy
+from shoal.core.display.text import seconds
 from shoal.core.errors import ConfigError
 from shoal.core.optional import require
-from shoal.core.text import seconds
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.likelihoods import Gaussian
 

@@ -8,7 +8,7 @@ from typing import Any
 from shoal.analysis.fidelity.certificate import Certificate
 from shoal.analysis.stored_results import keep_result, stored_table
 from shoal.core.errors import CheckpointCorrupt
-from shoal.training.own_data import again
+from shoal.training.folder.own_data import again
 
 __all__ = ["FILE", "keep_certificate", "kept_certificate", "load_certificate"]
 

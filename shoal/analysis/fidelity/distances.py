@@ -14,7 +14,7 @@ from shoal.core.tree import rows
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Gaussian
 from shoal.inference.posterior import Posterior
-from shoal.training.step import Batch, forces
+from shoal.training.step.forces import Batch, forces
 
 __all__ = [
     "covariance_error",

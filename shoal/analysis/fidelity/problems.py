@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoal.core.random import generator
 from shoal.core.registry import Registry
-from shoal.data.builtin import digits as load_digits
+from shoal.data.sets.builtin import digits as load_digits
 from shoal.inference.likelihoods import Categorical, Gaussian, Likelihood
 from shoal.inference.priors import FanIn, WeightPrior
 from shoal.models.mlp import MLP

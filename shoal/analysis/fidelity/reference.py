@@ -17,12 +17,12 @@ from torch import Tensor
 
 from shoal.analysis.fidelity.problems import Problem
 from shoal.core.errors import DataError, StorageError
-from shoal.core.files import read_json, read_tensors, write_json, write_tensors
 from shoal.core.optional import require
+from shoal.core.storage.files import read_json, read_tensors, write_json, write_tensors
 from shoal.inference.likelihoods import Gaussian, HeteroscedasticGaussian
+from shoal.inference.likelihoods.real_targets import LEAST
 from shoal.inference.priors import FanIn
 from shoal.inference.priors import Gaussian as GaussianPrior
-from shoal.inference.real_targets import LEAST
 
 __all__ = [
     "Chains",

@@ -13,7 +13,7 @@ from shoal.analysis.landscape.subspace import SWAG, Mode, sample_mode
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.core.structure import Inputs
-from shoal.engine.layers import KeyedDropout
+from shoal.engine.members.layers import KeyedDropout
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.prediction.metrics import accuracy, nll

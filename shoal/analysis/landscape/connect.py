@@ -21,7 +21,7 @@ from shoal.core.random import generator
 from shoal.core.tree import mixed, per_member, rows
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
-from shoal.engine.plan import default_runner
+from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.inference.posterior import as_points

@@ -22,7 +22,7 @@ from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs
 from shoal.core.tree import mixed, rows
 from shoal.core.types import Tree
-from shoal.engine.group import Group
+from shoal.engine.members.group import Group
 from shoal.inference.ensemble import Ensemble
 
 __all__ = [

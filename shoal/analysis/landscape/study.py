@@ -10,10 +10,10 @@ import torch
 
 from shoal.analysis.landscape.scene import AnalysisResult, Effort, Scene, registry
 from shoal.core.errors import ConfigError, DataError, ShoalWarning, StorageError
-from shoal.core.files import read_json, read_tensors, write_json, write_tensors
+from shoal.core.storage.files import read_json, read_tensors, write_json, write_tensors
 from shoal.data.dataset import Dataset
-from shoal.engine.precision import full_precision
-from shoal.training.own_data import again
+from shoal.engine.members.precision import full_precision
+from shoal.training.folder.own_data import again
 
 __all__ = ["kept_study", "load_part", "load_study", "study"]
 

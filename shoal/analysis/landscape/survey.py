@@ -11,8 +11,8 @@ from shoal.core.errors import DataError
 from shoal.core.opaque import tensors_in
 from shoal.core.structure import Inputs, Structured
 from shoal.data.dataset import Split
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.plan import default_runner
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points

@@ -12,8 +12,8 @@ from shoal.core.optional import require
 from shoal.core.random import derive
 from shoal.inference.ensemble import Ensemble
 from shoal.prediction.predictive import Predictive
-from shoal.training.run import is_adopted
-from shoal.training.trajectory import Trajectory
+from shoal.training.folder.run import is_adopted
+from shoal.training.folder.trajectory import Trajectory
 
 __all__ = ["Track", "embedded", "tracks"]
 

@@ -6,11 +6,11 @@ from shlex import quote
 
 from shoal.cli.outcome import Outcome
 from shoal.cli.own_network import network_functions
+from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError
-from shoal.core.text import counted
 from shoal.experiment.config import parse_value
 from shoal.training.adopt import adopt
-from shoal.training.run import Run, RunFolder
+from shoal.training.folder.run import Run, RunFolder
 
 __all__ = ["run"]
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from shoal.cli.outcome import Outcome
-from shoal.core.files import write_json
-from shoal.core.progress import Ticker
-from shoal.core.text import counted, number, seconds, table
+from shoal.core.display.progress import Ticker
+from shoal.core.display.text import counted, number, seconds, table
+from shoal.core.storage.files import write_json
 from shoal.experiment.bench.agreement import COMPARED, agreement
 from shoal.experiment.bench.battery import EPOCHS, Row, measure, train_once
 from shoal.experiment.bench.measure import load, machine, versions

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from shoal.cli.outcome import Outcome
+from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError
-from shoal.core.text import counted
-from shoal.engine.autotune import set_threads
+from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.config import Config
 from shoal.experiment.grid import Grid
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of

@@ -5,7 +5,7 @@ from pathlib import Path
 from shlex import quote
 
 from shoal.cli.outcome import Outcome, opened_for
-from shoal.engine.autotune import set_threads
+from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.compress import compress
 from shoal.experiment.config import parse_value
 

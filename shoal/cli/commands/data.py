@@ -5,13 +5,13 @@ from typing import Any
 
 from shoal.cli.commands.list import ListedName, entries, listing_text
 from shoal.cli.outcome import Outcome
+from shoal.core.display.text import table
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.core.text import table
 from shoal.data import load, registry
 from shoal.data.catalogue import COLLECTIONS
 from shoal.data.dataset import Dataset, sizes
-from shoal.data.store import cache, folders, path_of, present
+from shoal.data.files.store import cache, folders, path_of, present
 from shoal.experiment.config import parse_value
 
 __all__ = ["run"]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
+from shoal.core.display.text import number, percent
 from shoal.core.errors import DataError, ShoalWarning
-from shoal.core.files import write_json
+from shoal.core.storage.files import write_json
 from shoal.core.structure import parted
-from shoal.core.text import number, percent
 from shoal.data.dataset import Dataset
-from shoal.engine.autotune import set_threads
+from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.build import check_device
 from shoal.prediction import Predictive, decisions, metrics, predict
-from shoal.prediction.regression import in_units
+from shoal.prediction.metrics.regression import in_units
 
 __all__ = ["run"]
 

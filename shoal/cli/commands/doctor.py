@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.core.display.text import counted, size
 from shoal.core.errors import first_line
-from shoal.core.text import counted, size
 
 __all__ = ["EXTRAS", "Diagnosis", "Requirement", "diagnose", "requirements", "run"]
 
@@ -236,7 +236,7 @@ def _devices() -> tuple[list[dict[str, Any]], list[str]]:
 
 def _memory() -> dict[str, int | None]:
     """Bytes of main memory: free and total, within the limit of a container."""
-    from shoal.core.disk import machine_memory
+    from shoal.core.storage.disk import machine_memory
 
     total, free = machine_memory(), None
     with suppress(OSError, ValueError, IndexError):
@@ -276,7 +276,7 @@ def _data() -> list[dict[str, Any]]:
     """Every folder of data files, with the data sets that are complete in one of them."""
     try:
         from shoal.data.catalogue import COLLECTIONS
-        from shoal.data.store import folders, present, shared
+        from shoal.data.files.store import folders, present, shared
     except Exception:  # without torch
         return []
     here = [name for name in COLLECTIONS if present(name) == "here"]

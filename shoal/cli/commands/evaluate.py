@@ -3,11 +3,11 @@
 from argparse import Namespace
 
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for, scores_text
-from shoal.core.files import write_json
-from shoal.engine.autotune import set_threads
+from shoal.core.storage.files import write_json
+from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.evaluate import evaluate
 from shoal.experiment.build import check_device
-from shoal.training.own_data import has_own_data
+from shoal.training.folder.own_data import has_own_data
 
 __all__ = ["run"]
 

@@ -6,9 +6,9 @@ from shlex import quote
 
 from shoal.analysis.evidence.compute_evidence import Evidence
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
+from shoal.core.display.text import number, table
 from shoal.core.errors import ConfigError
-from shoal.core.text import number, table
-from shoal.engine.autotune import set_threads
+from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.analyse import evidence
 from shoal.page.findings import answers
 

@@ -3,9 +3,9 @@
 from argparse import Namespace
 
 from shoal.cli.outcome import Outcome, opened_for
-from shoal.core.text import counted, table
-from shoal.data.files import load_file
-from shoal.engine.autotune import set_threads
+from shoal.core.display.text import counted, table
+from shoal.data.files.file_dataset import load_file
+from shoal.engine.resources.autotune import set_threads
 from shoal.integrations.export import export
 
 __all__ = ["run"]

@@ -14,11 +14,11 @@ from shoal.analysis.fidelity.certificate_store import FILE
 from shoal.analysis.fidelity.contestants import EVERY, QUICK, Budget, contestant
 from shoal.analysis.fidelity.study import Row, Study
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
+from shoal.core.display.progress import Ticker, printable
+from shoal.core.display.text import counted, table
 from shoal.core.errors import ConfigError
-from shoal.core.files import write_bytes, write_text
 from shoal.core.optional import require
-from shoal.core.progress import Ticker, printable
-from shoal.core.text import counted, table
+from shoal.core.storage.files import write_bytes, write_text
 from shoal.evaluation.analyse import fidelity
 from shoal.page.certificate_words import certificate_figure, certificate_text
 from shoal.page.fidelity_words import (

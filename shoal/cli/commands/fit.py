@@ -7,17 +7,17 @@ from shlex import quote
 
 from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, scores_text
+from shoal.core.display.text import counted, seconds
 from shoal.core.errors import ConfigError
-from shoal.core.text import counted, seconds
-from shoal.engine.autotune import set_threads
-from shoal.engine.processes import restarted
+from shoal.engine.processes.launch import restarted
+from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.evaluate import splits_ticker
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import default_folder, make_data, train
 from shoal.experiment.config import Config, parse_value
 from shoal.experiment.variants import variant_of
 from shoal.inference.ensemble import Ensemble
-from shoal.training.run import Run, RunFolder
+from shoal.training.folder.run import Run, RunFolder
 
 __all__ = ["run"]
 

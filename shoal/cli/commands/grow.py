@@ -7,16 +7,16 @@ from typing import Any
 
 from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for, scores_text
+from shoal.core.display.text import counted, seconds
 from shoal.core.errors import ConfigError
-from shoal.core.text import counted, seconds
-from shoal.engine.autotune import set_threads
-from shoal.engine.processes import TIMEOUT, restarted
+from shoal.engine.processes.launch import TIMEOUT, restarted
+from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import check_device
 from shoal.experiment.config import apply_override
+from shoal.training.folder.run import Run, RunFolder
 from shoal.training.grow import grow
-from shoal.training.options import NAMES
-from shoal.training.run import Run, RunFolder
+from shoal.training.options.options import NAMES
 
 __all__ = ["run"]
 

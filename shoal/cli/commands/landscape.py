@@ -4,7 +4,7 @@ from argparse import Namespace
 from shlex import quote
 
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
-from shoal.engine.autotune import set_threads
+from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.analyse import landscape
 from shoal.experiment.build import check_device
 from shoal.page.findings import finding

@@ -12,9 +12,9 @@ from typing import Any
 from shoal.cli.outcome import Outcome
 from shoal.core.bibliography import BIBLIOGRAPHY
 from shoal.core.citation import Citation
+from shoal.core.display.text import table
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.core.text import table
 from shoal.experiment.config import experiments, keys, summary
 
 __all__ = ["KINDS", "ListedName", "entries", "listing_text", "plain", "run"]
@@ -28,8 +28,8 @@ _REGISTRIES = {
     "points": "interaction.points",
     "likelihoods": "inference.likelihoods",
     "priors": "inference.priors",
-    "annealings": "training.annealing",
-    "augmentations": "data.augment",
+    "annealings": "training.options.annealing",
+    "augmentations": "data.batches.augment",
     "corruptions": "data.corruptions",
     "datasets": "data",
     "models": "models",
@@ -37,7 +37,7 @@ _REGISTRIES = {
     "plots": "plots",
     "samplers": "analysis.landscape.subspace",
     "curves": "analysis.landscape.curves",
-    "targets": "data.targets",
+    "targets": "data.batches.targets",
     "problems": "analysis.fidelity.problems",
 }
 
@@ -73,7 +73,7 @@ def entries(kind: str) -> list[ListedName]:
 
         return [ListedName(method.name, method.summary, method.cite) for method in METHODS.values()]
     if kind == "schedules":
-        from shoal.training.torch_schedules import schedules
+        from shoal.training.options.torch_schedules import schedules
 
         return _registered(schedules)
     if kind == "optimizers":
@@ -99,7 +99,7 @@ def _words(summary: str) -> str:
 def _optimizers() -> list[ListedName]:
     import torch
 
-    from shoal.training.optim import optimizers
+    from shoal.training.options.optim import optimizers
 
     classes = {name.lower(): value for name, value in vars(torch.optim).items()}
     return [ListedName(name, f"torch.optim.{classes[name].__name__}") for name in optimizers()]

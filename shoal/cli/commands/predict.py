@@ -10,18 +10,18 @@ from torch import Tensor
 
 from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, opened_for
-from shoal.core.disk import replacing
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.files import write_text
-from shoal.data.files import load_file
-from shoal.data.images import fitted, in_range
-from shoal.engine.autotune import set_threads
-from shoal.engine.processes import TIMEOUT
+from shoal.core.storage.disk import replacing
+from shoal.core.storage.files import write_text
+from shoal.data.files.file_dataset import load_file
+from shoal.data.sets.images import fitted, in_range
+from shoal.engine.processes.launch import TIMEOUT
+from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.build import check_device
 from shoal.prediction import Predictive
 from shoal.prediction.frame import main_columns
 from shoal.prediction.together import predict_together
-from shoal.training.run import Run
+from shoal.training.folder.run import Run
 
 __all__ = ["run"]
 

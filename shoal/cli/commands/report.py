@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.cli.outcome import Outcome, opened_for
+from shoal.core.display.text import counted
 from shoal.core.errors import StorageError
-from shoal.core.text import counted
 from shoal.data import load as load_data
 from shoal.data.dataset import Dataset
 from shoal.evaluation.evaluation import kept_evaluation
 from shoal.experiment.config import parse_value
 from shoal.page.report import report
-from shoal.training.own_data import has_own_data, own_data
-from shoal.training.run import Run, RunFolder
+from shoal.training.folder.own_data import has_own_data, own_data
+from shoal.training.folder.run import Run, RunFolder
 
 __all__ = ["run"]
 

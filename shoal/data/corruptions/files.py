@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from shoal.core.disk import storage_errors
 from shoal.core.errors import DataError, StorageError
+from shoal.core.storage.disk import storage_errors
 from shoal.data.corruptions.registry import SEVERITIES
 from shoal.data.dataset import Split
-from shoal.data.store import folders
+from shoal.data.files.store import folders
 
 __all__ = ["FOLDER", "PublishedFiles"]
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import nearest
-from shoal.data.arrays import check_labels
+from shoal.data.batches.arrays import check_labels
 from shoal.data.corruptions.files import PublishedFiles
 from shoal.data.corruptions.registry import SEVERITIES, Draws, registry
 from shoal.data.dataset import Dataset, LazySplits, Split, sizes
-from shoal.data.images import in_range, in_unit
+from shoal.data.sets.images import in_range, in_unit
 
 __all__ = [
     "check_images",

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional as F
 
-from shoal.engine.layers import functorch, unwrapped
 from shoal.engine.member_layers.parts import whole_of
 from shoal.engine.member_layers.short_attention import attend, takes_attention
+from shoal.engine.members.layers import functorch, unwrapped
 
 __all__ = ["attend_folded", "folded_attention"]
 

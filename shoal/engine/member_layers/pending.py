@@ -16,11 +16,11 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
-from shoal.engine.layers import functorch, unwrapped
 from shoal.engine.member_layers.activation import activate
 from shoal.engine.member_layers.norm import NormSettings, add_norm
 from shoal.engine.member_layers.product import product
 from shoal.engine.member_layers.rows import RowOrder
+from shoal.engine.members.layers import functorch, unwrapped
 
 __all__ = ["Layer", "Pending", "computed", "of_members"]
 

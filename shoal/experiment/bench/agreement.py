@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from shoal.core.errors import ShoalWarning
 from shoal.core.types import Tree
-from shoal.engine.precision import calculating_in
+from shoal.engine.members.precision import calculating_in
 from shoal.experiment.bench.battery import reason
 from shoal.experiment.bench.contestants import Case, Network, trainer
 from shoal.experiment.bench.sequences import RecurrentReader

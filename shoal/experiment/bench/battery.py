@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from shoal.core.errors import ShoalError, ShoalWarning
-from shoal.engine.precision import calculating_in
+from shoal.engine.members.precision import calculating_in
 from shoal.experiment.bench.contestants import BareProducts, Case, EnsembleSteps, ModuleLoop
 from shoal.experiment.bench.measure import Peak, Timing, Work, floor, interleave, seconds_of
 from shoal.experiment.variants import parse_method

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.core.random import generator
-from shoal.data.sources import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 from shoal.experiment.bench.networks import CLASSES, NETWORKS, Network, network, perceptron
 from shoal.experiment.variants import parse_method
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
 from shoal.inference.priors import WeightPrior
 from shoal.interaction.methods import Method
-from shoal.training.options import Options
-from shoal.training.prepare import destination, prepared
-from shoal.training.settings import Settings
-from shoal.training.trainer import Trainer
+from shoal.training.loop.trainer import Trainer
+from shoal.training.mover.prepare import destination, prepared
+from shoal.training.options.options import Options
+from shoal.training.options.settings import Settings
 
 __all__ = [
     "CLASSES",

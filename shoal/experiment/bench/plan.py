@@ -11,7 +11,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.experiment.bench.battery import Contestant, contestants
 from shoal.experiment.bench.contestants import NETWORKS, Case, Network, network
-from shoal.training.prepare import PRECISIONS
+from shoal.training.mover.prepare import PRECISIONS
 
 __all__ = ["BenchPlan", "find_device"]
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from shoal.engine.precision import calculating_in
+from shoal.engine.members.precision import calculating_in
 from shoal.experiment.bench.battery import LOOP, Row, measure
 from shoal.experiment.bench.contestants import Case
 from shoal.experiment.bench.measure import Work

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from shoal.core import errors
 from shoal.core.errors import ShoalError
-from shoal.core.formats import parse_json, to_json
+from shoal.core.storage.formats import parse_json, to_json
 from shoal.experiment.config import make_config
 from shoal.experiment.grid import Grid, GridPoint
 from shoal.experiment.variants import Variant

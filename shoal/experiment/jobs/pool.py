@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal.core.errors import PeerLost, RunFailed, ShoalError, ShoalWarning
-from shoal.core.formats import parse_json
 from shoal.core.interruption import Interruption
-from shoal.core.lock import FolderLock
+from shoal.core.storage.formats import parse_json
+from shoal.core.storage.lock import FolderLock
 from shoal.experiment.grid import Grid, GridPoint
 from shoal.experiment.jobs.gpus import VISIBLE, Gpus, visible_gpus
 from shoal.experiment.jobs.messages import error_of, first_order, point_order
 from shoal.experiment.retries import Attempts
-from shoal.training.provenance import COMMAND, command
+from shoal.training.folder.provenance import COMMAND, command
 
 __all__ = ["run_jobs"]
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import torch
 
 from shoal.core.errors import ShoalError, ShoalWarning, StorageError
-from shoal.core.lock import FolderLock
+from shoal.core.storage.lock import FolderLock
 from shoal.data.dataset import Dataset
 from shoal.experiment.build import check_device, make_data
 from shoal.experiment.grid import Grid, GridPoint, resident, run_point

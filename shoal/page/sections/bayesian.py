@@ -7,7 +7,7 @@ from shoal import plots
 from shoal.analysis.evidence.compute_evidence import Evidence
 from shoal.analysis.fidelity.certificate_store import load_certificate
 from shoal.analysis.fidelity.study import Row, summarise
-from shoal.core.text import number
+from shoal.core.display.text import number
 from shoal.page.blocks import Block, Figure, Remark, Section, Table, TableCell, section
 from shoal.page.certificate_words import (
     COLUMNS,

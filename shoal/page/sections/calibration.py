@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from shoal import plots
-from shoal.core.text import number
+from shoal.core.display.text import number
 from shoal.data.corruptions import parse_shift
 from shoal.page import sentences
 from shoal.page.blocks import Block, Figure, Fold, Section, Table, TableCell, section

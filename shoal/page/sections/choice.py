@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from shoal.core.text import counted, joined, number, plus_minus, seconds
+from shoal.core.display.text import counted, joined, number, plus_minus, seconds
 from shoal.page.blocks import Block, Fold, Remark, Section, Table, TableCell, folded, section
 from shoal.page.report_data import ReportData, RunRecord
-from shoal.training.choice import ArmResult, Choice, Trial
+from shoal.training.folder.choice import ArmResult, Choice, Trial
 
 __all__ = ["choice_section"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from shoal import plots
-from shoal.core.text import percent
+from shoal.core.display.text import percent
 from shoal.page import sentences
 from shoal.page.blocks import Block, Figure, Section, rest_folded, section
 from shoal.page.measures import Measure

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.core.bibliography import BIBLIOGRAPHY
-from shoal.core.text import flat, plain, seconds
+from shoal.core.display.text import flat, plain, seconds
 from shoal.interaction.methods import METHODS
 from shoal.page.blocks import Block, Listing, Section, Table, TableCell, folded, section
 from shoal.page.report_data import ReportData, RunRecord

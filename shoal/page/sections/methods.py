@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from shoal import plots
-from shoal.core.text import number, plus_minus
+from shoal.core.display.text import number, plus_minus
 from shoal.page import sentences
 from shoal.page.blocks import (
     Block,
@@ -23,7 +23,7 @@ from shoal.page.sweep import Sweep, growth_sentence, strength_sentence, sweeps
 from shoal.page.verdicts import Verdict, verdict
 from shoal.plots.comparison import outliers
 from shoal.prediction.statistics import Difference
-from shoal.training.own_data import has_own_data, has_own_network
+from shoal.training.folder.own_data import has_own_data, has_own_network
 
 __all__ = ["methods_section", "strength_blocks"]
 

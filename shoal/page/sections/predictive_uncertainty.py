@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from shoal import plots
-from shoal.core.text import percent
+from shoal.core.display.text import percent
 from shoal.evaluation.evaluation import Evaluation
 from shoal.page import sentences
 from shoal.page.answering import answering_slider

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from shoal import plots
-from shoal.core.text import joined, number, percent, seconds
+from shoal.core.display.text import joined, number, percent, seconds
 from shoal.page.blocks import (
     Block,
     Figure,
@@ -20,7 +20,7 @@ from shoal.page.convergence import loss_sentence
 from shoal.page.measures import SIGNS, diverged
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sentences import ADOPTED
-from shoal.training.history import NEGLIGIBLE, best_epoch, held_out_loss
+from shoal.training.mover.history import NEGLIGIBLE, best_epoch, held_out_loss
 
 __all__ = ["training_section"]
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from shoal.core.text import counted, percent
+from shoal.core.display.text import counted, percent
 from shoal.page import sentences
 from shoal.page.blocks import Section, Statement, section
 from shoal.page.measures import Measure

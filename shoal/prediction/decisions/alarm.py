@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.inference.incomplete_beta import incomplete_beta
+from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
 from shoal.prediction.decisions.binomial import beta_quantile, check_share, conformal_rank
-from shoal.prediction.detection import scores
+from shoal.prediction.metrics.detection import scores
 from shoal.prediction.predictive import Predictive
 
 __all__ = ["Alarm", "ood_alarm"]

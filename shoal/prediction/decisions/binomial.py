@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.inference.incomplete_beta import incomplete_beta
+from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = [

@@ -15,7 +15,7 @@ from shoal.analysis.evidence import evidence, load_evidence, member_weights, sav
 from shoal.analysis.evidence.caveats import degeneracy, gradient_norms, merged
 from shoal.analysis.evidence.members import log_likelihoods, parts_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
-from shoal.core.files import sealed, write_json
+from shoal.core.storage.files import sealed, write_json
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Gaussian, HomoscedasticGaussian

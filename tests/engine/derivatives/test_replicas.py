@@ -13,7 +13,7 @@ from shoal.core.errors import DataError
 from shoal.core.random import chance, key
 from shoal.engine.derivatives import fast_second_order
 from shoal.engine.derivatives.replicas import Division, divided_batch, first_element
-from shoal.engine.layers import install_dropout
+from shoal.engine.members.layers import install_dropout
 
 ROWS = (slice(0, 4), slice(4, 7))
 

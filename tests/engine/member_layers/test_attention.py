@@ -10,9 +10,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import shoal
 from shoal.core.random import generator
-from shoal.engine import member_runner
 from shoal.engine.member_layers.attention import folded_attention
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members import member_runner
+from shoal.engine.members.member_runner import MemberRunner
 
 M, B, H, T, D = 3, 2, 4, 5, 8
 

@@ -93,7 +93,7 @@ torch.testing.assert_close(activation.add_bias_(rows.clone(), bias), wanted)
 NETWORKS = """
 sys.path.insert(0, "tests/engine/member_layers")
 import shoal
-from shoal.engine.member_runner import MemberRunner
+from shoal.engine.members.member_runner import MemberRunner
 from test_member_layers import NETWORKS, images
 for name in ("vit", "encoder, normalised first", "encoder, two masks", "decoder", "mixed"):
     x = images().detach().float().to(device).requires_grad_()

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import shoal
 from shoal.core.errors import ShoalWarning
 from shoal.core.random import generator
-from shoal.engine.member_runner import MemberRunner
-from shoal.engine.plan import default_runner
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.resources.plan import default_runner
 
 WIDTH, CLASSES, B, M = 8, 3, 3, 2
 

@@ -36,7 +36,7 @@ from shoal.interaction.bandwidths import Fixed
 from shoal.interaction.kernels import Laplace, LinearKernel
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import InputGradients, Normalised
-from shoal.training.annealing import registry as annealings
+from shoal.training.options.annealing import registry as annealings
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from released import LinearDensity  # noqa: E402

@@ -37,15 +37,15 @@ import shoal
 from shoal.analysis.landscape.averaging import multiswag
 from shoal.analysis.landscape.scene import Scene
 from shoal.core.errors import DataError
-from shoal.data.augment import CropFlip
+from shoal.data.batches.augment import CropFlip
 from shoal.data.corruptions import with_corruptions
-from shoal.data.image_sets import OBJECTS, image_dataset
-from shoal.data.raw import RAW
+from shoal.data.files.raw import RAW
+from shoal.data.sets.image_sets import OBJECTS, image_dataset
 from shoal.evaluation.inspection import attention_maps, gradient_similarity
 from shoal.models import Blueprint, registry
-from shoal.prediction.detection import auroc
+from shoal.prediction.metrics.detection import auroc
+from shoal.prediction.metrics.similarity import pairwise_disagreement
 from shoal.prediction.predictive import Predictive
-from shoal.prediction.similarity import pairwise_disagreement
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from studies import finished, fit_apart  # noqa: E402

@@ -14,7 +14,7 @@ from typing import Any
 
 from arms import SIZES, named, parsed
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, paired_difference, paired_p_value
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))

@@ -17,8 +17,8 @@ import torch
 
 import shoal
 from shoal.data.corruptions import with_corruptions
-from shoal.data.image_sets import OBJECTS, image_dataset
-from shoal.data.raw import RAW
+from shoal.data.files.raw import RAW
+from shoal.data.sets.image_sets import OBJECTS, image_dataset
 from shoal.models import Blueprint, registry
 from shoal.prediction.statistics import paired_difference
 

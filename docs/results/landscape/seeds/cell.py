@@ -22,7 +22,7 @@ from shoal.analysis.landscape.scene import Effort, Scene
 from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import evaluated, outputs, survey
 from shoal.data.dataset import Dataset, Split
-from shoal.engine.precision import full_precision
+from shoal.engine.members.precision import full_precision
 from shoal.models import Blueprint
 
 __all__ = ["Case", "Row", "analysed", "brier_parts", "scores"]

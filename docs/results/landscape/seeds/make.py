@@ -22,8 +22,8 @@ import torch
 from cell import Case, analysed
 
 from shoal.data.corruptions import with_corruptions
-from shoal.data.image_sets import FASHION, OBJECTS, image_dataset
-from shoal.data.raw import RAW
+from shoal.data.files.raw import RAW
+from shoal.data.sets.image_sets import FASHION, OBJECTS, image_dataset
 from shoal.models import MLP, MediumCNN, SmallCNN
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))

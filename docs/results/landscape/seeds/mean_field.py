@@ -18,7 +18,7 @@ from shoal.core.random import generator, key, normal
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
-from shoal.engine.plan import default_runner
+from shoal.engine.resources.plan import default_runner
 from shoal.inference.priors import FanIn
 
 __all__ = ["KL_WEIGHTS", "MeanField", "divergence", "fitted"]

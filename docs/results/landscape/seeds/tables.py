@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import (
     holm,
     mean_and_error,

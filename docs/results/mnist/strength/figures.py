@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from shoal.data.raw import RAW
+from shoal.data.files.raw import RAW
 from shoal.plots.figure import png
 from shoal.plots.style import COLOURS, INK, power, rc
 from shoal.prediction.statistics import mean_and_error

@@ -27,14 +27,14 @@ from tables import write
 import shoal
 from shoal.core.errors import DataError
 from shoal.core.random import generator
-from shoal.data.image_sets import rotated_flipped, rotated_shifts
-from shoal.data.images import as_pixels
-from shoal.data.raw import RAW
+from shoal.data.files.raw import RAW
+from shoal.data.sets.image_sets import rotated_flipped, rotated_shifts
+from shoal.data.sets.images import as_pixels
 from shoal.interaction.kernels import Fixed, Laplace
 from shoal.interaction.methods import METHODS
 from shoal.models import Blueprint, registry
-from shoal.prediction.calibration import accuracy_confidence
-from shoal.prediction.detection import auroc
+from shoal.prediction.metrics.calibration import accuracy_confidence
+from shoal.prediction.metrics.detection import auroc
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.core.text import markdown_table
+from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))

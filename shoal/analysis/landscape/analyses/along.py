@@ -12,11 +12,11 @@ from shoal.analysis.landscape.survey import apart, outputs
 from shoal.analysis.landscape.trajectories import embedded, tracks
 from shoal.core.errors import DataError
 from shoal.data.dataset import Split
-from shoal.engine.member_runner import MemberRunner, without_fallback_warnings
+from shoal.engine.members.member_runner import MemberRunner, without_fallback_warnings
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import as_points
+from shoal.prediction.metrics.similarity import affinity, effective_number, pairwise_disagreement
 from shoal.prediction.predictive import Predictive
-from shoal.prediction.similarity import affinity, effective_number, pairwise_disagreement
 
 __all__ = ["effective_numbers", "functions", "gradient_similarity", "trajectories"]
 

@@ -14,7 +14,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.core.structure import Inputs
 from shoal.inference.ensemble import Ensemble
-from shoal.training.run import is_adopted
+from shoal.training.folder.run import is_adopted
 
 __all__ = ["averaging", "diversity"]
 

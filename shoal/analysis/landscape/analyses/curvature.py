@@ -20,7 +20,7 @@ from shoal.core.structure import Inputs, parted
 from shoal.core.tree import member_norms, per_member, rows
 from shoal.core.types import Tree
 from shoal.data.dataset import Split
-from shoal.engine.member_runner import MemberRunner, twice_differentiable
+from shoal.engine.members.member_runner import MemberRunner, twice_differentiable
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
 from shoal.inference.posterior import as_points

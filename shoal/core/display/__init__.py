@@ -1,0 +1,1 @@
+"""What a person sees of long work, numbers and objects."""

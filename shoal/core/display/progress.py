@@ -1,0 +1,177 @@
+"""Progress: a bar on a terminal or in a notebook, one line per epoch or run elsewhere."""
+
+import re
+import sys
+import time
+from contextlib import suppress
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from shoal.core.display.bars import Bar, make_bar
+from shoal.core.display.text import seconds
+
+__all__ = ["Progress", "Ticker", "make_progress", "notice", "printable", "quiet"]
+
+quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+"""Set by `--quiet` and `--json`."""
+
+# C0 and C1 controls except tab and newline, marks of writing direction, line separators, and
+# surrogates, which cannot be sent to a terminal.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """The text with escaped control characters; tabs and newlines stay.
+
+    All text for people passes this function, so that a name from a file cannot control a terminal.
+
+    >>> print(printable("run \\x1b[2J of \\u202eyesterday"))
+    run \\x1b[2J of \\u202eyesterday
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def notice(sentence: str) -> None:
+    """Print a sentence on standard error, unless quiet."""
+    if not quiet.get():
+        print(f"shoal: {printable(sentence)}", file=sys.stderr, flush=True)
+
+
+class Progress(Protocol):
+    """Progress of a run."""
+
+    def step(self) -> None:
+        """After each step."""
+        ...
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """After each epoch."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence."""
+        ...
+
+    def close(self) -> None:
+        """After the run."""
+        ...
+
+
+def make_progress(show: bool, label: str, steps: int, done: int) -> Progress:
+    """A bar in a notebook or on a terminal, lines elsewhere, nothing without `show`."""
+    if not show:
+        return _Silent()
+    bar = make_bar(label, steps, done, stays=True)
+    with suppress(Exception):  # such as a second bar of an older rich
+        if bar is not None:
+            return _Bar(bar)
+    return _Lines(label)
+
+
+class _Silent:
+    def step(self) -> None:
+        pass
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        pass
+
+    def say(self, sentence: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Lines(_Silent):
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        seconds = f"{row['seconds']:.1f} s"
+        print(f"{self.label}: epoch {row['epoch']}: {_figures(row)}, {seconds}", file=sys.stderr)
+
+    def say(self, sentence: str) -> None:
+        print(f"{self.label}: {printable(sentence)}", file=sys.stderr)
+
+
+class _Bar(_Silent):
+    def __init__(self, bar: Bar) -> None:
+        self.bar = bar
+        self.bar.start()
+
+    def step(self) -> None:
+        self.bar.advance()
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        self.bar.show(_figures(row))
+
+    def say(self, sentence: str) -> None:
+        self.bar.say(printable(sentence))
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def _figures(row: dict[str, Any]) -> str:
+    loss = row["loss"]
+    form = ".4f" if loss is None or abs(loss) < 1e6 else ".3g"
+    text = "loss not finite" if loss is None else f"loss {loss:{form}}"
+    for name, value in (row.get("validation") or {}).items():
+        text += f", validation {name} {'not finite' if value is None else f'{value:.4f}'}"
+    return f"{text}, push/drive {row['ratio']:.1e}" if row["push"] and row["ratio"] else text
+
+
+class Ticker:
+    """Counts finished tasks, such as runs, on standard error.
+
+    Args:
+        total: number of tasks.
+        done: number of tasks that are already done.
+        show: print progress.
+    """
+
+    def __init__(self, total: int, done: int = 0, show: bool = True) -> None:
+        self.total, self.done, self.show = total, done, show
+        self._started, self._before = time.monotonic(), done
+        self._bar = make_bar("", total, done, stays=False) if show else None
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def note(self, words: str) -> None:
+        """Show the current task next to the bar, if there is a bar."""
+        if self._bar is not None:
+            self._bar.show(printable(words))
+
+    def tick(self, line: str, count: int = 1) -> None:
+        """Count one or several finished tasks."""
+        self.done += count
+        width = len(str(self.total))
+        text = printable(f"{self.done:{width}}/{self.total}  {line}")
+        if self._bar is not None:
+            self._bar.advance(count)
+            self._bar.say(text)
+        elif self.show:
+            print(f"{text}{self._left()}", file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        """Estimated remaining time; the bar shows its own estimate."""
+        waiting = self.total - self.done
+        if waiting == 0:
+            return ""
+        each = (time.monotonic() - self._started) / (self.done - self._before)
+        return f"; {seconds(waiting * each)} left"

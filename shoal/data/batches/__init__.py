@@ -1,0 +1,1 @@
+"""Data as the batches that train."""

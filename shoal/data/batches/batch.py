@@ -1,0 +1,151 @@
+"""A batch: inputs, targets and weights, in whatever form a user, loader or library gives them.
+
+`fit`, `predict` and `evaluate` read every batch here. Inputs and targets become tensors, or
+`Structured` if they are dicts, tuples or dataclasses, or `Opaque` if they are objects of a library.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import DataError
+from shoal.core.opaque import Opaque
+from shoal.core.structure import Inputs, Structured, Weighted, is_structure
+from shoal.data.batches.arrays import as_inputs, as_targets, as_tensor
+
+__all__ = [
+    "RawBatch",
+    "Targets",
+    "checked_weights",
+    "inputs_of",
+    "points_of",
+    "raw_batch",
+    "targets_of",
+]
+
+Targets = Tensor | Structured
+"""Targets of a batch: one tensor [B, ...], or a structure; `Weighted` if points have weights."""
+
+_TARGETS = ("labels", "label", "targets", "target", "y")
+_WEIGHTS = ("sample_weight", "sample_weights")
+
+
+class RawBatch(NamedTuple):
+    """The parts of a batch as they came; None for a part that did not come."""
+
+    x: Any
+    y: Any = None
+    weight: Any = None
+
+
+def raw_batch(batch: Any, step: int = 0) -> RawBatch:
+    """Inputs, targets and weights of a batch.
+
+    A batch is (x, y), (x, y, weight), a dict with the targets under `labels`, or an object with the
+    targets in its attribute `y`.
+
+    >>> raw_batch({"input_ids": 1, "labels": 2})
+    RawBatch(x={'input_ids': 1}, y=2, weight=None)
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) in (2, 3):
+        return RawBatch(*batch)
+    if isinstance(batch, Mapping):
+        name = next((name for name in _TARGETS if name in batch), None)
+        weight = next((name for name in _WEIGHTS if name in batch), None)
+        left = {key: value for key, value in batch.items() if key not in (name, weight)}
+        if name is not None and left:
+            return RawBatch(left, batch[name], None if weight is None else batch[weight])
+        raise DataError(
+            f"batch {step} is a dict of {', '.join(map(repr, batch))}; "
+            f"it needs inputs, and the targets under 'labels'"
+        )
+    if is_structure(batch) and not isinstance(batch, (tuple, list)) and hasattr(batch, "y"):
+        return RawBatch(batch, batch.y)
+    size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+    raise DataError(
+        f"batch {step} of the loader is a {type(batch).__name__}{size}; wanted a pair "
+        f"(x, y): give the loader a collate_fn that returns one"
+    )
+
+
+def inputs_of(
+    x: Any,
+    dtype: torch.dtype = torch.float32,
+    whole: Callable[[Tensor], bool] | None = None,
+    points: int | None = None,
+) -> Inputs:
+    """Inputs as a tensor, a structure of tensors, or an object that stays as it is.
+
+    Args:
+        x: an array of `as_inputs`; a dict, tuple or dataclass of arrays; or a batch object.
+        dtype: type of real inputs.
+        whole: returns whether the network takes integers; see `as_inputs`.
+        points: number of data points of a batch object.
+    """
+    if isinstance(x, (Structured, Opaque)):
+        return x.to(dtype)
+    if not is_structure(x):
+        return as_inputs(x, dtype, whole)
+    if isinstance(x, (Mapping, tuple)) or hasattr(x, "__dataclass_fields__"):
+        return Structured.of(x, lambda name, value: _part(name, value, dtype))
+    return Opaque(x, 0 if points is None else points)
+
+
+def targets_of(
+    y: Any, n: int | None, dtype: torch.dtype = torch.float32, weight: Any = None
+) -> Targets:
+    """Targets of `n` data points, with their weights if there are any.
+
+    Args:
+        y: an array of `as_targets`, or a dict, tuple or dataclass of arrays.
+        n: number of data points; None takes that of the targets.
+        dtype: type of real targets.
+        weight: weight of each data point [N].
+    """
+    if isinstance(y, Structured):
+        found: Targets = y.to(dtype)
+    elif is_structure(y):
+        found = Structured.of(y, lambda name, value: _part(name, value, dtype))
+    else:
+        found = as_targets(y, n, dtype)
+    if n is not None and len(found) != n:
+        raise DataError(f"x has {n} points but y has {len(found)} points; each x needs its own y")
+    if weight is None:
+        return found
+    return Weighted.of_pair(found, checked_weights(weight, len(found), dtype))
+
+
+def points_of(batch: Any) -> int:
+    """Number of data points of a batch, without converting it; 0 if unknown."""
+    try:
+        found = raw_batch(batch)
+    except DataError:
+        return 0
+    if is_structure(found.y):
+        return len(targets_of(found.y, None))
+    return len(found.y) if hasattr(found.y, "__len__") else 0
+
+
+def _part(name: str, value: Any, dtype: torch.dtype) -> Tensor:
+    """One tensor of a structure: real numbers as `dtype`, byte images in [0, 1], integers as they
+    are."""
+    tensor = as_tensor(value, name)
+    if tensor.dtype == torch.uint8 and tensor.ndim >= 4:
+        return tensor.to(dtype) / 255
+    if tensor.is_floating_point():
+        return tensor.to(dtype)
+    return tensor if tensor.dtype == torch.bool else tensor.to(torch.int64)
+
+
+def checked_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
+    """Weights of `n` data points [N], or of their targets [N, ...], if they are valid."""
+    found = as_tensor(weight, "sample_weight").to(dtype)
+    if found.ndim == 0 or len(found) != n:
+        raise DataError(
+            f"sample_weight has shape {tuple(found.shape)}; wanted one number per point, ({n},)"
+        )
+    if not bool(((found >= 0) & found.isfinite()).all()) or float(found.sum()) == 0:
+        raise DataError("sample_weight must be numbers from 0 on, and some must be positive")
+    return found

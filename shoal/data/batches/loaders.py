@@ -1,0 +1,338 @@
+"""Training data from loaders and streams, with or without a known length."""
+
+import signal
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import SubsetRandomSampler
+
+from shoal.core.errors import DataError, ShoalWarning
+from shoal.core.random import derive, seeded
+from shoal.core.structure import Inputs, parted
+from shoal.data.batches.batch import Targets, inputs_of, points_of, raw_batch, targets_of
+from shoal.data.batches.input_range import value_range
+
+__all__ = ["LoaderBatches"]
+
+_SPANS = 20
+"""Number of history rows of a run on a stream, which has no epochs."""
+
+_MANY = 1000
+"""Batches after which counting a stream gives a warning, since it may be endless."""
+
+_END = object()
+
+
+class LoaderBatches:
+    """Batches from a torch DataLoader, or from any iterable that can be read repeatedly.
+
+    While the loader works, the generators of torch, numpy and Python are set from (seed, epoch,
+    step) and restored afterwards. So shuffling and augmentation are reproducible and resumable, and
+    nothing else is disturbed. A generator or an epoch-aware sampler of the loader is set too.
+    (Persistent workers seed themselves once; their augmentation is not reproducible from the middle
+    of a run.)
+
+    The loader is opened once per epoch: `first` leaves its pass open for the first epoch. A loader
+    of unknown length is read once to count its batches, unless the number of steps is given. Then
+    the data are a stream, which is read pass after pass without counting. A stream has no epochs; a
+    twentieth of its steps counts as one epoch.
+
+    Args:
+        loader: gives batches, in a form of `raw_batch`.
+        seed: with the epoch, fixes the randomness of the loader.
+        device: device of the batches; None keeps their device.
+        dtype: type of floating-point inputs and targets.
+        check: refuses targets [B, ...] that do not fit the network.
+        steps: total number of batches; None for whole epochs.
+        whole: returns whether the network takes integers; see `as_inputs`.
+
+    Attributes:
+        input_range: smallest and largest value of the first batch.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        seed: int = 0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+        check: Callable[[Any], None] | None = None,
+        steps: int | None = None,
+        whole: Callable[[Tensor], bool] | None = None,
+    ) -> None:
+        self.loader, self.seed, self.device = loader, seed, device
+        self.dtype, self.check, self.steps, self.whole = dtype, check, steps, whole
+        self.input_range: list[float] | None = None
+        self._once, self._opened_before = isinstance(loader, Iterator), False
+        if self._once and steps is None:
+            raise self._read_only_once("every epoch reads the data again")
+        self._length, self._points = _known_sizes(loader)
+        if isinstance(loader, (list, tuple)):
+            self._points = self._counted(loader)[1]
+        self._streams = self._length is None and steps is not None
+        self._guesses = self._points is None and (self._streams or self._length is not None)
+        self._reading: _Reading | None = None
+        self._place = 0
+        self._first: Any = None
+        self._size = 0
+
+    @property
+    def n(self) -> int:
+        """Data points N: from the loader, by counting, or the value of `guess` while unknown."""
+        if self._points is None and not self._guesses:
+            self._count()
+        if self._points is not None:
+            return self._points
+        batches, size = self._guessed()
+        return batches * size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches per epoch; for a stream, a twentieth of all steps."""
+        if self._streams:
+            return -(-(self.steps or 1) // _SPANS)
+        if self._length is None:
+            self._count()
+        return self._length or 0
+
+    @property
+    def guess(self) -> str | None:
+        """A sentence about the assumed N while N is unknown; None if N is known."""
+        if self._points is not None or not self._guesses:
+            return None
+        batches, size = self._guessed()
+        if self._streams:
+            return (
+                f"The stream has no length: N is {batches * size:,} data points, {batches:,} steps "
+                f"of {size:,}. Give the data a `__len__` to set N."
+            )
+        return (
+            f"The loader does not say how many data points it has: N is {batches * size:,}, "
+            f"{batches:,} batches of {size:,}, until the first pass has counted them."
+        )
+
+    @property
+    def found(self) -> dict[str, int | None]:
+        """Counts found by reading, for a checkpoint; empty if there are none."""
+        count = self._length if self._streams else self._points if self._guesses else None
+        return {} if count is None else {"points": self._points, "batches": self._length}
+
+    @found.setter
+    def found(self, known: Mapping[str, int | None]) -> None:
+        if known:
+            self._points, self._length = known["points"], known["batches"]
+
+    def first(self) -> tuple[Inputs, Targets]:
+        """The first batch of the first epoch; its pass stays open for further reading."""
+        if self._first is None:
+            reading = self._open(0)
+            self._first, self._reading = reading.peek(), reading
+        return self._pair(self._first, 0)
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
+        """The batches of one epoch from number `start` on; earlier batches are read and dropped.
+
+        For a stream, all further batches.
+        """
+        if self._streams:
+            yield from self._stream(epoch * self.steps_per_epoch + start)
+            return
+        reading = self._open(epoch)
+        for batch in reading:
+            if self._points is None and reading.place == self._length:
+                self._points = reading.points
+            if reading.place > start:
+                yield self._pair(batch, reading.place - 1)
+
+    def sweep(self) -> Iterator[tuple[Inputs, Targets]]:
+        """One separate pass; over a stream, at most as many batches as training reads."""
+        limit = self.steps if self._streams else None
+        for step, batch in enumerate(islice(self._open(0), limit)):
+            yield self._pair(batch, step)
+
+    def _stream(self, place: int) -> Iterator[tuple[Inputs, Targets]]:
+        if self._reading is None or self._place != place:
+            passes, left = divmod(place, self._length) if self._length else (0, place)
+            self._reading = self._open(passes)
+            for _ in range(left):
+                self._read(self._reading)
+        self._place = place
+        while True:
+            batch = self._read(self._reading)
+            self._place += 1
+            yield self._pair(batch, self._place - 1)
+
+    def _read(self, reading: "_Reading") -> Any:
+        """The next batch of a stream, which restarts at its end."""
+        for batch in reading:
+            return batch
+        if self._length is None:
+            self._length = reading.place
+            self._points = reading.points if self._points is None else self._points
+        self._reading = self._open(reading.number + 1)
+        return next(self._reading)
+
+    def _open(self, number: int) -> "_Reading":
+        """A pass from its beginning: the pass that is already open, or a new one."""
+        reading, self._reading = self._reading, None
+        if reading is not None and (reading.number, reading.place) == (number, 0):
+            return reading
+        if self._once and self._opened_before:
+            raise self._read_only_once(f"{self.steps} steps need more than it gave")
+        del reading  # ends its workers before others start
+        self._opened_before = True
+        return _Reading(self.loader, self.seed, number)
+
+    def _count(self) -> None:
+        reading = self._open(0)
+        self._first = reading.peek()
+        self._length, points = self._counted(reading)
+        self._points = points if self._points is None else self._points
+
+    def _counted(self, batches: Iterable[Any]) -> tuple[int, int]:
+        """Number of batches and of data points."""
+        number, points = 0, 0
+        for number, batch in enumerate(batches, 1):
+            points += len(self._checked(batch, number - 1)[0])
+            if number == _MANY and not isinstance(batches, (list, tuple)):
+                warnings.warn(
+                    f"{_MANY:,} batches of a stream were read to count its data points, and it "
+                    f"has more; type steps=10000 instead of epochs to avoid the count",
+                    ShoalWarning,
+                    stacklevel=2,
+                )
+        if number == 0:
+            raise _no_batches(0)
+        return number, points
+
+    def _guessed(self) -> tuple[int, int]:
+        """Batches, and data points per batch; their product is the assumed N."""
+        self._size = self._size or len(self.first()[0])
+        return self._length or self.steps or 0, self._size
+
+    def _pair(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
+        x, y = self._checked(batch, step)
+        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+    def _checked(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
+        given = raw_batch(batch, step)
+        try:
+            y = targets_of(given.y, None, self.dtype, given.weight)
+            x = inputs_of(given.x, self.dtype, self.whole, len(y))
+            if len(x) != len(y):
+                raise DataError(
+                    f"x has {len(x)} points but y has {len(y)} points; each x needs its own y"
+                )
+            if self.check is not None:
+                self.check(parted(y)[0])
+        except DataError as error:
+            raise DataError(f"in batch {step} of the loader, {error}") from None
+        if self.input_range is None and isinstance(x, Tensor):
+            self.input_range = value_range(x)
+        return x, y
+
+    def _read_only_once(self, why: str) -> DataError:
+        return DataError(
+            f"a {type(self.loader).__name__} can be read only once, but {why}; "
+            f"pass a list of batches or a DataLoader"
+        )
+
+
+class _Reading:
+    """One pass over a loader, batch by batch.
+
+    Attributes:
+        number: index of the pass.
+        place: number of batches read.
+        points: number of data points read.
+    """
+
+    def __init__(self, loader: Iterable[Any], seed: int, number: int) -> None:
+        self.number, self.place, self.points = number, 0, 0
+        self._seed, self._ahead = seed, _END
+        _prepare(loader, derive(seed, "loader", number), number)
+        with seeded(derive(seed, "loader", number)), _spared_signals():
+            self._iterator = iter(loader)
+
+    def __iter__(self) -> "_Reading":
+        return self
+
+    def __next__(self) -> Any:
+        batch, self._ahead = self._ahead, _END
+        batch = self._fetch() if batch is _END else batch
+        if batch is _END:
+            if self.place == 0:
+                raise _no_batches(self.number)
+            raise StopIteration
+        self.place += 1
+        self.points += points_of(batch)
+        return batch
+
+    def peek(self) -> Any:
+        """The next batch, without reading past it."""
+        self._ahead = self._fetch() if self._ahead is _END else self._ahead
+        if self._ahead is _END:
+            raise _no_batches(self.number)
+        return self._ahead
+
+    def _fetch(self) -> Any:
+        with seeded(derive(self._seed, "loader", self.number, self.place)):
+            return next(self._iterator, _END)
+
+
+@contextmanager
+def _spared_signals() -> Iterator[None]:
+    """Block the signals that stop a run in the processes that start here.
+
+    Otherwise Ctrl-C, which reaches all processes, would end the workers before the run is saved.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    stopping = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _no_batches(number: int) -> DataError:
+    if number == 0:
+        return DataError("the loader gave no batches; there is nothing to train on")
+    return DataError(
+        f"the loader gave no batches in its pass {number + 1}; every pass must start again"
+    )
+
+
+def _known_sizes(loader: Any) -> tuple[int | None, int | None]:
+    """Batches and data points in one pass, as far as the loader knows them."""
+    sampler = getattr(loader, "sampler", None)
+    chosen = isinstance(sampler, SubsetRandomSampler)
+    source = sampler if chosen else getattr(loader, "dataset", None)
+    length, points = _length(loader), _length(source)
+    if points == 0:
+        raise DataError("there are no data: the loader's dataset is empty")
+    return length, points
+
+
+def _length(what: Any) -> int | None:
+    try:
+        return len(what)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+
+
+def _prepare(loader: Any, seed: int, epoch: int) -> None:
+    sampler = getattr(loader, "sampler", None)
+    for owner in (loader, sampler):
+        own = getattr(owner, "generator", None)
+        if isinstance(own, torch.Generator):
+            own.manual_seed(seed)
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)  # type: ignore[union-attr]

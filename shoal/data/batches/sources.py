@@ -1,0 +1,336 @@
+"""Data arguments of `fit` and `predict`, turned into batches of tensors."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
+
+from shoal.core.errors import DataError
+from shoal.core.opaque import Opaque, is_batch_object
+from shoal.core.structure import Inputs, Structured, is_structure, joined, parted
+from shoal.data.batches.array_batches import ArrayBatches, Batches, checked_size
+from shoal.data.batches.arrays import as_inputs, check_labels
+from shoal.data.batches.batch import RawBatch, inputs_of, raw_batch, targets_of
+from shoal.data.batches.input_range import check_range
+from shoal.data.batches.loaders import LoaderBatches
+from shoal.data.dataset import Dataset, Split
+
+__all__ = [
+    "ArrayBatches",
+    "Batches",
+    "LoaderBatches",
+    "as_split",
+    "batches_of",
+    "check_labels",
+    "gathered",
+    "gathered_inputs",
+    "input_batches",
+    "input_count",
+]
+
+
+def as_split(
+    data: Any,
+    dtype: torch.dtype = torch.float32,
+    whole: Callable[[Tensor], bool] | None = None,
+    weight: Any = None,
+) -> Split:
+    """Validated tensors from a Dataset (its training data), a Split, a pair (x, y), or x alone.
+
+    Arrays, tensors, nested lists and structures of them are allowed; see `data.batches.batch`. A
+    dict with `labels`, or a triple (x, y, weight), is a batch too.
+
+    >>> as_split(([[0.5], [1.5]], [0, 1])).y
+    tensor([0, 1])
+    """
+    if isinstance(data, Dataset):
+        data = data.train
+    if isinstance(data, Split):
+        x, y = data.x, data.y
+    elif _is_batch(data):
+        x, y, own = raw_batch(data)
+        weight = own if weight is None else weight
+    elif isinstance(data, (tuple, DataLoader, TorchDataset)):
+        raise _not_arrays(data)
+    else:
+        x, y = data, None
+    if is_batch_object(x):
+        targets = targets_of(y, None, dtype, weight)
+        return Split(inputs_of(x, dtype, whole, len(targets)), targets)
+    inputs = inputs_of(x, dtype, whole)
+    return Split(inputs, None if y is None else targets_of(y, len(inputs), dtype, weight))
+
+
+def batches_of(
+    data: Any,
+    batch_size: int = 128,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    steps: int | None = None,
+    whole: Callable[[Tensor], bool] | None = None,
+    weight: Any = None,
+) -> ArrayBatches | LoaderBatches:
+    """Batches of any training data, on `device`.
+
+    Args:
+        data: a Dataset, a Split, a pair (x, y) of arrays, a torch Dataset of points (x, y),
+            indexed or iterable, a torch DataLoader, or any iterable of batches (x, y) that can be
+            read repeatedly, such as a list.
+        batch_size: data points per batch; a loader has its own.
+        seed: with the epoch, fixes the order of the points.
+        device: device of the batches; None keeps that of the data.
+        dtype: type of floating-point inputs and targets.
+        steps: number of batches; with it, data of unknown length are not counted.
+        whole: returns whether the network takes integers; see `as_inputs`.
+        weight: weight of each data point [N], for arrays.
+    """
+    if isinstance(data, TensorDataset) and len(data.tensors) in (2, 3):
+        data = data.tensors
+    elif isinstance(data, TorchDataset):
+        shuffle = not isinstance(data, IterableDataset)
+        data = DataLoader(data, checked_size(batch_size), shuffle=shuffle)
+    if _is_loader(data):
+        if weight is not None:
+            raise DataError("a loader gives its own weights, as triples (x, y, weight)")
+        return LoaderBatches(data, seed, device, dtype, None, steps, whole)
+    split = as_split(data, dtype, whole, weight)
+    if split.y is None:
+        raise DataError("there are inputs but no targets; pass a pair (x, y)")
+    if isinstance(split.x, Opaque):
+        y, own = parted(split.y)
+        batch = (split.x.value, y) if own is None else (split.x.value, y, own)
+        return LoaderBatches([batch], seed, device, dtype, None, steps, whole)
+    return ArrayBatches(split.x.to(device), split.y.to(device), batch_size, seed)
+
+
+def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
+    """All data as one split: arrays as in `as_split`, or the joined batches of a loader.
+
+    Args:
+        data: a Split, a pair (x, y) of arrays, x alone, a torch Dataset, or a loader of batches x
+            or (x, y), which is read once.
+        dtype: type of floating-point inputs and targets.
+    """
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        data = data.tensors
+    elif isinstance(data, TorchDataset):
+        data = DataLoader(data, 1024)
+    if not _is_loader(data):
+        return as_split(data, dtype)
+    splits = [_gathered_batch(batch, dtype) for batch in data]
+    if not splits or len({split.y is None for split in splits}) > 1:
+        raise DataError("the loader gives no batches, or some with targets and some without")
+    x = joined([split.x for split in splits])
+    y = None if splits[0].y is None else joined([split.y for split in splits])
+    if isinstance(y, Opaque):
+        raise DataError(
+            "the targets of the batches have different lengths; pad inputs and labels to one "
+            "length, the labels with -100"
+        )
+    return Split(x, y)
+
+
+def gathered_inputs(
+    data: Any,
+    dtype: torch.dtype = torch.float32,
+    takes: Callable[[int], bool] = lambda count: False,
+) -> Split:
+    """As `gathered`, for data whose targets may be absent: a dict or a tuple may be inputs alone.
+
+    Args:
+        data: inputs, a pair (x, y), or a loader.
+        dtype: type of floating-point inputs and targets.
+        takes: whether the network takes this number of inputs, so that a tuple is not (x, y).
+    """
+    if is_structure(data) and not isinstance(data, (Dataset, Split, TorchDataset)):
+        alone = isinstance(data, tuple) and (hasattr(data, "_fields") or takes(len(data)))
+        given = RawBatch(data) if alone else _inputs_or_batch(data)
+        return as_split(Split(given.x, given.y), dtype, weight=given.weight)
+    return gathered(data, dtype)
+
+
+def _gathered_batch(batch: Any, dtype: torch.dtype) -> Split:
+    """One batch of a loader on the CPU: inputs, and targets if it has them."""
+    given = _inputs_or_batch(batch)
+    y = None if given.y is None else targets_of(given.y, None, dtype, given.weight).cpu()
+    x = inputs_of(given.x, dtype, points=None if y is None else len(y))
+    return Split(x.cpu(), y)
+
+
+def _inputs_or_batch(batch: Any) -> RawBatch:
+    """The parts of a batch that may have no targets: x, [x], (x, y), a dict or an object."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return RawBatch(batch[0])
+    if isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields"):
+        return raw_batch(batch)
+    try:
+        return raw_batch(batch)
+    except DataError:
+        return RawBatch(batch)
+
+
+def input_batches(
+    data: Any,
+    batch_size: int = 1024,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype = torch.float32,
+    whole: Callable[[Tensor], bool] | None = None,
+    trained: Sequence[float] | None = None,
+    takes: Callable[[int], bool] = lambda count: False,
+) -> Iterator[Inputs]:
+    """Inputs in their own order, batch by batch on `device`; targets, if any, are left out.
+
+    Args:
+        data: an array or tensor, a Split, a pair (x, y), a torch Dataset of points x or (x, y), or
+            a loader, list or other iterable of batches x or (x, y).
+        batch_size: inputs per batch; a loader has its own.
+        device: device of the batches; None keeps that of the data.
+        dtype: type of floating-point inputs.
+        whole: returns whether the network takes integers; see `as_inputs`.
+        trained: range of the training inputs, to check the first batch.
+        takes: whether the network takes this number of inputs, so that a tuple is not (x, y).
+    """
+    size = checked_size(batch_size)
+    data = _inputs_alone(data, takes)
+    if isinstance(data, TorchDataset):
+        data = DataLoader(data, size)
+    if hasattr(data, "__array__"):
+        if _is_large(data) and len(data) > size:
+            yield from _converted_by_batch(data, size, device, dtype, whole, trained)
+            return
+        inputs = as_inputs(data, dtype, whole)
+        check_range(data, inputs, trained)
+        for x in inputs.split(size):
+            yield x.to(device)
+        return
+    if is_structure(data) or isinstance(data, (Structured, Opaque)):
+        yield from _structured_batches(data, size, device, dtype)
+        return
+    if not hasattr(data, "__iter__") or isinstance(data, (str, bytes)):
+        raise DataError(f"x must be an array, a tensor or a loader, not {type(data).__name__}")
+    for step, batch in enumerate(data):
+        x = batch if isinstance(batch, tuple) and takes(len(batch)) else _inputs_or_batch(batch).x
+        if not hasattr(x, "__array__") and not is_structure(x):
+            raise DataError(
+                f"a loader must yield tensors x or pairs (x, y), but a {type(x).__name__} came; "
+                f"turn plain lists into one array with numpy.asarray(x)"
+            )
+        inputs = inputs_of(x, dtype, whole)
+        if step == 0 and isinstance(inputs, Tensor):
+            check_range(x, inputs, trained)
+        yield inputs.to(device, non_blocking=True)
+
+
+def input_count(data: Any, takes: Callable[[int], bool] = lambda count: False) -> int | None:
+    """Number of inputs that `input_batches` is expected to give; None if the data do not say.
+
+    A loader with a sampler of its own may give another number.
+    """
+    data = _inputs_alone(data, takes)
+    known = (TorchDataset, Structured, Opaque)
+    if isinstance(data, DataLoader):
+        data = data.sampler if hasattr(data.sampler, "__len__") else data.dataset
+    elif isinstance(data, (Mapping, tuple)):
+        data = next((leaf for leaf in tree_leaves(data) if hasattr(leaf, "__array__")), None)
+    elif not hasattr(data, "__array__") and not isinstance(data, known):
+        return None
+    try:
+        return len(data)  # pyright: ignore[reportArgumentType]
+    except (TypeError, NotImplementedError, RuntimeError):  # nested tensors raise the last
+        return None
+
+
+def _inputs_alone(data: Any, takes: Callable[[int], bool]) -> Any:
+    """What a user gave, without its targets."""
+    if isinstance(data, Dataset):
+        raise DataError(f"dataset '{data.name}' has several splits; pass one, such as data.test")
+    if isinstance(data, tuple) and not hasattr(data, "_fields") and not takes(len(data)):
+        return _inputs_of_pair(*data) if len(data) == 2 else list(data)
+    if isinstance(data, Split):
+        return data.x
+    return _inputs_or_batch(data).x if isinstance(data, Mapping) else data
+
+
+_LARGE = 1 << 26
+"""Bytes of an array from which inputs are converted batch by batch, to save memory."""
+
+
+def _is_large(data: Any) -> bool:
+    if isinstance(data, np.ndarray):
+        plain = type(data) in (np.ndarray, np.memmap) and data.dtype.kind in "biuf"
+        return plain and data.ndim > 1 and data.nbytes > _LARGE
+    if not isinstance(data, Tensor) or data.is_nested or data.layout != torch.strided:
+        return False
+    return data.ndim > 1 and data.nbytes > _LARGE
+
+
+def _converted_by_batch(
+    data: Any,
+    size: int,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+    whole: Callable[[Tensor], bool] | None,
+    trained: Sequence[float] | None,
+) -> Iterator[Inputs]:
+    for start in range(0, len(data), size):
+        part = data[start : start + size]
+        try:
+            inputs = as_inputs(part, dtype, whole)
+        except DataError:
+            as_inputs(data, dtype, whole)  # the same sentence, with places in the whole array
+            raise
+        if start == 0:
+            check_range(part, inputs, trained)
+        yield inputs.to(device)
+
+
+def _structured_batches(
+    data: Any, size: int, device: torch.device | str | None, dtype: torch.dtype
+) -> Iterator[Inputs]:
+    for x in inputs_of(data, dtype).split(size):
+        yield x.to(device)
+
+
+def _inputs_of_pair(x: Any, y: Any) -> Any:
+    shapes = [np.shape(array)[1:] for array in (x, y) if hasattr(array, "__array__")]
+    if len(shapes) == 2 and shapes[0] and shapes[0] == shapes[1]:
+        raise DataError(
+            f"a tuple of two arrays may be a pair (x, y) or two batches; type x alone for the "
+            f"inputs {list(np.shape(x))}, or a list [a, b] of batches"
+        )
+    return x
+
+
+def _is_batch(data: Any) -> bool:
+    """Whether arrays come as (x, y), (x, y, weight), a dict with labels, or a batch object."""
+    if isinstance(data, tuple):
+        return len(data) in (2, 3)
+    if isinstance(data, Mapping):
+        return any(hasattr(value, "__array__") for value in data.values())
+    if is_structure(data):
+        return hasattr(data, "y")
+    arrays = (np.ndarray, Tensor)
+    return isinstance(data, list) and len(data) == 2 and all(isinstance(d, arrays) for d in data)
+
+
+def _is_loader(data: Any) -> bool:
+    whole = (Dataset, Split, tuple, Tensor, str, bytes, Mapping)
+    if isinstance(data, whole) or hasattr(data, "__array__"):
+        return False
+    if isinstance(data, list):
+        first = data[0] if data else None
+        if isinstance(first, (tuple, list)):
+            return any(hasattr(d, "__array__") or is_structure(d) for d in first)
+        return is_structure(first)
+    return hasattr(data, "__iter__") and not is_structure(data)
+
+
+def _not_arrays(data: object) -> DataError:
+    what = f"a tuple of {len(data)}" if isinstance(data, tuple) else f"a {type(data).__name__}"
+    return DataError(f"{what} is not data that fits in one piece; wanted a pair (x, y) of arrays")

@@ -1,0 +1,1 @@
+"""Data read from files."""

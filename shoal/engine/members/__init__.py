@@ -1,0 +1,1 @@
+"""How the networks of members are stacked and run."""

@@ -1,0 +1,1 @@
+"""Who exchanges what: several processes."""

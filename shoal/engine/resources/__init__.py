@@ -1,0 +1,1 @@
+"""What fits, and what is fast: memory, captured graphs, transfers."""

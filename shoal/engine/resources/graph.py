@@ -1,0 +1,342 @@
+"""Whole training steps as CUDA graphs: one launch per step, and nothing waits for the host.
+
+A step of a small ensemble is a few dozen kernels of some microseconds each, so launching them from
+Python takes longer than running them. Here a step is captured once per batch size: selection of the
+batch on the device, forward pass, repulsion, backward pass, optimiser and history. Values that
+change between steps (data order, learning rate, annealing, step number) are tensors on the device.
+
+A prediction repeats a forward pass: `CapturedForward` replays it if launching takes longer.
+"""
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ShoalError
+from shoal.core.structure import Structured
+from shoal.engine.kernels import fused
+from shoal.engine.kernels.fused import serves
+from shoal.engine.resources.memory import MemoryLimit, lifted
+
+__all__ = ["CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice"]
+
+Move = Callable[[Any, Any, float | Tensor, Tensor], object]
+"""One training step: (x, y, annealing, step)."""
+
+
+class DataOnDevice(Protocol):
+    """Data from which a captured step selects its batch; defines the order of each epoch.
+
+    Attributes:
+        x: inputs [N, ...] on the device.
+        y: targets [N, ...] on the device.
+        batch_size: data points per batch; the last batch of an epoch may have fewer.
+    """
+
+    @property
+    def x(self) -> Any: ...
+
+    @property
+    def y(self) -> Any: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def n(self) -> int:
+        """Data points N."""
+        ...
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one epoch."""
+        ...
+
+    def order(self, epoch: int) -> Tensor:
+        """The data points in the order of one epoch [N]."""
+        ...
+
+
+class MemoryRoom(Protocol):
+    """What decides whether a captured step may keep its memory.
+
+    Attributes:
+        limit: the most that the run takes; None without a limit.
+    """
+
+    limit: MemoryLimit | None
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be captured at all."""
+        ...
+
+    def fits_captured(self) -> bool:
+        """Whether the run stays within its limit after a capture; if not, later steps take less."""
+        ...
+
+
+class CapturedSteps:
+    """Replays captured steps over the epochs of data on the device.
+
+    Args:
+        move: one training step that uses only operations on the device.
+        batches: the data, on the device.
+        pace: learning rate and annealing factor of every step of the run.
+        rate: the optimiser's learning rate, a scalar on the device.
+        annealed: whether the annealing factor can differ from 1.
+        room: the memory that the steps may take.
+    """
+
+    def __init__(
+        self,
+        move: Move,
+        batches: DataOnDevice,
+        pace: list[tuple[float, float]],
+        rate: Tensor,
+        annealed: bool,
+        room: MemoryRoom,
+    ) -> None:
+        device = batches.x.device
+        self.move, self.batches, self.rate, self.annealed = move, batches, rate, annealed
+        self.room = room
+        self.pace = torch.tensor(pace, device=device, dtype=rate.dtype)
+        shape = batches.steps_per_epoch, batches.batch_size
+        self.order = torch.zeros(shape, dtype=torch.int64, device=device)
+        # Position of the next batch in `order`, and the number of the next step.
+        self.places = torch.zeros(2, dtype=torch.int64, device=device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.warm: dict[int, int] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+        self.side = torch.cuda.Stream(device)
+
+    def epoch(self, epoch: int, start: int, count: int, step: int) -> Iterator[None]:
+        """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
+        batches = self.batches
+        order = batches.order(epoch)[: self.order.numel()]
+        self.order.view(-1)[: len(order)].copy_(order)
+        self.places.copy_(torch.tensor([start, step]))
+        for number in range(start, start + count):
+            left = batches.n - number * batches.batch_size
+            self._step(min(batches.batch_size, left))
+            yield
+
+    def _step(self, size: int) -> None:
+        # The first steps run eagerly: libraries choose kernels, the optimiser makes its state.
+        ready = self.warm.get(size, 0) >= (1 if self.graphs else 3)
+        if size not in self.graphs and ready and self.room.captures:
+            self.graphs[size] = self._captured(size)
+            if not self.room.fits_captured():
+                self._forget()
+        if size in self.graphs:
+            self.graphs[size].replay()
+            return
+        self.warm[size] = self.warm.get(size, 0) + 1
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            self._body(size)
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def _forget(self) -> None:
+        """Delete all graphs and their memory; the next steps run eagerly and are captured anew."""
+        self.graphs.clear()
+        self.warm.clear()
+        self.pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()
+
+    def _captured(self, size: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        gc.collect()
+        with lifted(self.room.limit), torch.cuda.graph(graph, pool=self.pool, stream=self.side):
+            self._body(size)
+        return graph
+
+    def _body(self, size: int) -> None:
+        rows, annealing, step = self._next(size)
+        x, y = self.batches.x.index_select(0, rows), self.batches.y.index_select(0, rows)
+        self.move(x, y, annealing if self.annealed else 1.0, step)
+
+    def _next(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, annealing factor and number of the next step; sets the learning rate."""
+        if serves(self.pace, self.rate):
+            return fused.step_kernels.next_batch(
+                self.places, self.order, self.pace, self.rate, size
+            )
+        place, step = self.places.clone().split(1)
+        rows = self.order.index_select(0, place).view(-1)[:size]
+        pace = self.pace.index_select(0, step)[0]
+        self.rate.copy_(pace[0])
+        self.places += 1
+        return rows, pace[1], step[0]
+
+
+class CapturedMove:
+    """Replays one training step on further batches of the same shape.
+
+    Args:
+        move: one step: from inputs, targets and the step number to a dataclass of measures.
+        x: the first inputs.
+        y: the first targets.
+        room: the memory that the steps may take.
+    """
+
+    WARM = 3
+
+    def __init__(
+        self,
+        move: Callable[[Any, Any, Tensor], Any],
+        x: Any,
+        y: Any,
+        room: MemoryRoom,
+    ) -> None:
+        self.room = room
+        self.move, self.x, self.y = move, _copied(x), _copied(y)
+        self.step = torch.zeros((), dtype=torch.int64, device=x.device)
+        self.side = torch.cuda.Stream(x.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.steps = 0
+        self.info: Any = None
+
+    def __call__(self, x: Any, y: Any, step: int) -> Any:
+        """Take one step; the measures are copies, which later steps do not change."""
+        _copy_into(self.x, x)
+        _copy_into(self.y, y)
+        self.step.fill_(step)
+        self.steps += 1
+        if self.steps > self.WARM and self.graph is None and self.room.captures:
+            self._capture()
+        if self.graph is None:  # libraries choose kernels, the optimiser makes its state
+            here = torch.cuda.current_stream()
+            self.side.wait_stream(here)
+            with torch.cuda.stream(self.side):
+                info = self.move(self.x, self.y, self.step)
+            here.wait_stream(self.side)
+            return info
+        self.graph.replay()
+        copies = {n: v.clone() for n, v in vars(self.info).items() if isinstance(v, Tensor)}
+        return replace(self.info, **copies)
+
+    def _capture(self) -> None:
+        torch.cuda.synchronize()
+        gc.collect()
+        self.graph = torch.cuda.CUDAGraph()
+        with lifted(self.room.limit), torch.cuda.graph(self.graph, stream=self.side):
+            self.info = self.move(self.x, self.y, self.step)
+        if not self.room.fits_captured():
+            self.graph = self.info = None
+            self.steps = 1  # this step runs eagerly, as the first of a smaller size
+            torch.cuda.empty_cache()
+
+
+class CapturedForward:
+    """A forward pass without gradients that is replayed where launching its kernels takes longest.
+
+    The first full batches run eagerly and are timed. The pass is captured if the host needs most of
+    the time for launching, and if the batches left would need longer than a capture. Batches of
+    another shape run eagerly, and so does everything after a capture that failed.
+
+    Args:
+        call: from inputs on the GPU to outputs.
+        points: number of data points to come; None if unknown, then nothing is captured.
+    """
+
+    WARM = 3
+    CAPTURE_SECONDS = 0.2
+    CAPTURE_LAUNCHES = 4
+    LAUNCH_SHARE = 0.7
+
+    def __init__(self, call: Callable[[Any], Tensor], points: int | None) -> None:
+        self.call, self.left = call, points or 0
+        self.kind: Any = None
+        self.seen = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.x: Any = None
+        self.outputs: Tensor | None = None
+
+    def __call__(self, x: Any) -> Tensor:
+        """The outputs; a replay gives a copy, which later batches do not change."""
+        self.left -= len(x)
+        kind = _kind(x)
+        self.kind = self.kind or kind
+        if kind is None or kind != self.kind:
+            return self.call(x)
+        if self.graph is None:
+            return self._eager(x)
+        _copy_into(self.x, x)
+        self.graph.replay()
+        assert self.outputs is not None
+        return self.outputs.clone()
+
+    def _eager(self, x: Any) -> Tensor:
+        """A pass that may be timed; the last of them decides about the capture."""
+        self.seen += 1
+        if self.seen != self.WARM:
+            return self.call(x)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        outputs = self.call(x)
+        launched = time.perf_counter() - start
+        torch.cuda.synchronize()
+        whole = time.perf_counter() - start
+        rest = self.left // len(x) * launched
+        price = self.CAPTURE_SECONDS + self.CAPTURE_LAUNCHES * launched
+        if launched > self.LAUNCH_SHARE * whole and rest > price:
+            self._capture(x)
+        return outputs
+
+    def _capture(self, x: Any) -> None:
+        # The allocator frees nothing any more after a capture that failed, so try without one.
+        if _waits_for_host(self.call, x):
+            return
+        self.x, graph = _copied(x), torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(x.device)):
+                self.outputs = self.call(self.x)
+        except (RuntimeError, ShoalError):
+            self.x, self.outputs = None, None
+            torch.cuda.synchronize()
+        else:
+            self.graph = graph
+
+
+def _waits_for_host(call: Callable[[Any], Tensor], x: Any) -> bool:
+    """Whether a call reads numbers from the device, as by `item`, which no graph can contain."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call(x)
+        except (RuntimeError, ShoalError):
+            return True
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return False
+
+
+def _kind(x: Any) -> Any:
+    """Names, shapes and types of the inputs; None for objects, which are not captured."""
+    if not isinstance(x, (Tensor, Structured)):
+        return None
+    parts, form = ({"": x}, "") if isinstance(x, Tensor) else (x.tensors, repr(x.form))
+    return form, [(name, t.shape, t.stride(), t.dtype) for name, t in parts.items()]
+
+
+def _copied(value: Any) -> Any:
+    return value.map(Tensor.clone) if isinstance(value, Structured) else value.clone()
+
+
+def _copy_into(kept: Any, value: Any) -> None:
+    if isinstance(kept, Structured):
+        for name, tensor in kept.tensors.items():
+            tensor.copy_(value.tensors[name], non_blocking=True)
+    else:
+        kept.copy_(value, non_blocking=True)

@@ -1,0 +1,1 @@
+"""Adapters of one network: their layers, what they change, and their files."""

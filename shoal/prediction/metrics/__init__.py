@@ -1,0 +1,181 @@
+"""All metrics, and `evaluate`, which applies the metrics that fit the task.
+
+To add a metric, write a function of `(pred, y)`, or of `(pred_test, pred_ood)`, in the file of its
+family. Decorate the function with `register`: it appears in `evaluate`, in listings and in tests.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.data.batches.batch import checked_weights
+from shoal.prediction.metrics.calibration import (
+    AccuracyConfidence,
+    Reliability,
+    accuracy_confidence,
+    reliability,
+)
+from shoal.prediction.metrics.classification import (
+    accuracy,
+    brier,
+    confidence,
+    disagreement,
+    ece,
+    ece_30,
+    ece_adaptive,
+    entropy,
+    loss,
+    mutual_information,
+    nll,
+    nll_legacy,
+)
+from shoal.prediction.metrics.detection import (
+    aupr,
+    auroc,
+    check_pair,
+    disagreement_ratio,
+    entropy_ratio,
+    fpr95,
+    scores,
+)
+from shoal.prediction.metrics.label_metrics import (
+    ece_positive,
+    label_auroc,
+    label_mae,
+    rps,
+    subset_accuracy,
+)
+from shoal.prediction.metrics.metric import Metric, register, registry, weighing
+from shoal.prediction.metrics.regression import coverage, crps, pit, rmse, sharpness
+from shoal.prediction.metrics.similarity import affinity, effective_functions, pairwise_disagreement
+from shoal.prediction.predictive import ArrayLike, Predictive
+
+__all__ = [
+    "AccuracyConfidence",
+    "Metric",
+    "Reliability",
+    "accuracy",
+    "accuracy_confidence",
+    "affinity",
+    "aupr",
+    "auroc",
+    "brier",
+    "confidence",
+    "coverage",
+    "crps",
+    "disagreement",
+    "disagreement_ratio",
+    "ece",
+    "ece_30",
+    "ece_adaptive",
+    "ece_positive",
+    "effective_functions",
+    "entropy",
+    "entropy_ratio",
+    "evaluate",
+    "fpr95",
+    "label_auroc",
+    "label_mae",
+    "loss",
+    "mean_scores",
+    "mutual_information",
+    "nll",
+    "nll_legacy",
+    "pairwise_disagreement",
+    "pit",
+    "register",
+    "registry",
+    "reliability",
+    "rmse",
+    "rps",
+    "scores",
+    "sharpness",
+    "subset_accuracy",
+]
+
+
+def evaluate(
+    pred: Predictive,
+    y: ArrayLike,
+    ood: Predictive | None = None,
+    sample_weight: ArrayLike | None = None,
+) -> dict[str, float]:
+    """Every registered metric that fits the task, by name.
+
+    Args:
+        pred: the prediction for labelled data.
+        y: labels [B] for classes, targets [B] or [B, K] for regression.
+        ood: the same ensemble's prediction for OOD data; adds OOD detection metrics.
+        sample_weight: weight of each data point [B]. A whole number equals repetition. With other
+            numbers, metrics that are not means over data points are left out.
+
+    >>> import torch
+    >>> from shoal.inference.likelihoods import Categorical
+    >>> pred = Predictive(torch.tensor([[[2.0, 0.0], [0.0, 2.0]]]), Categorical())
+    >>> evaluate(pred, [0, 1])["accuracy"]
+    1.0
+    """
+    targets = pred.check(y)
+    weight = None if sample_weight is None else _of_points(pred, targets, sample_weight)
+    pred, targets = pred.points(targets)
+    metrics = {name: registry[name] for name in registry if registry[name].fits(pred)}
+    if weight is not None and bool((weight == weight.round()).all()):
+        rows = torch.arange(len(weight), device=weight.device).repeat_interleave(weight.long())
+        pred, targets = (
+            Predictive(pred.members[:, rows], pred.likelihood, pred.weights),
+            targets[rows],
+        )
+        weight = None
+    with weighing(weight):
+        found = {
+            name: metric(pred, targets)
+            for name, metric in metrics.items()
+            if not metric.ood and (metric.weighs or weight is None)
+        }
+    if ood is not None:
+        check_pair(pred, ood := ood.points()[0])
+        found |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
+    return found
+
+
+MEANS = ("nll", "loss", "accuracy", "rmse")
+"""Metrics of whole data that follow from those of their batches."""
+
+
+def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, float]:
+    """NLL (or loss), and accuracy or root mean square error, of data that come in batches.
+
+    The outputs of all batches never exist together. The numbers are those of `evaluate`.
+
+    Args:
+        batches: for each batch its prediction, its targets, and the weights of its data points,
+            or None.
+    """
+    total, sums = 0.0, dict[str, float]()
+    for pred, y, sample_weight in batches:
+        targets = pred.check(y)
+        weight = None if sample_weight is None else _of_points(pred, targets, sample_weight)
+        pred, targets = pred.points(targets)
+        count = float(len(targets)) if weight is None else float(weight.sum())
+        if not count:
+            continue
+        total += count
+        with weighing(weight):
+            found = {n: registry[n](pred, targets) for n in MEANS if registry[n].fits(pred)}
+        for name, value in found.items():
+            mean = value**2 if name == "rmse" else value
+            sums[name] = sums.get(name, 0.0) + count * mean
+    means = {name: value / total for name, value in sums.items()}
+    return means | ({"rmse": math.sqrt(means["rmse"])} if "rmse" in means else {})
+
+
+def _of_points(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:
+    """The weight of every target that counts, from the weights of the data points [B]."""
+    own = checked_weights(weight, len(pred), torch.float64).to(pred.members.device)
+    sites = pred.members.shape[2:-1].numel()
+    counted = pred.likelihood.counted(y)
+    own = own.flatten().repeat_interleave(sites * len(pred) // own.numel())
+    return own if counted is None else own[counted.flatten().to(own.device)]

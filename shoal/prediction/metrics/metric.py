@@ -1,0 +1,139 @@
+"""The registry of metrics: a function, the predictions it applies to, the better direction."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import Tensor
+
+from shoal.core.registry import Registry
+
+__all__ = [
+    "ANY",
+    "BINARY",
+    "CLASSES",
+    "GAUSSIAN",
+    "INTERVALS",
+    "LOSS",
+    "NUMBERS",
+    "ORDINAL",
+    "OUTPUTS",
+    "Better",
+    "Metric",
+    "average",
+    "of_points",
+    "point_weight",
+    "register",
+    "registry",
+    "weighing",
+]
+
+registry = Registry("metric")
+
+Better = Literal["lower", "higher", "neither"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+ANY = ("any",)
+CLASSES = ("classes",)
+BINARY = ("binary",)
+ORDINAL = ("ordinal",)
+NUMBERS = ("numbers",)
+GAUSSIAN = ("gaussian",)
+INTERVALS = ("intervals", "gaussian")
+LOSS = ("loss",)
+OUTPUTS = ("any", "loss")
+"""Metrics that need the outputs alone."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric: one number for a prediction.
+
+    Attributes:
+        function: `function(pred, y)`, or `function(pred_test, pred_ood)` when `ood` is set.
+        kinds: kinds of predictions that the metric applies to; see `Task`.
+        better: "lower", "higher", or "neither" for descriptive numbers.
+        ood: whether the metric compares test and OOD predictions.
+        weighs: whether data points may have weights that are not whole numbers.
+    """
+
+    function: Callable[..., float]
+    kinds: tuple[str, ...]
+    better: Better
+    ood: bool = False
+    weighs: bool = True
+
+    def __post_init__(self) -> None:
+        vars(self)["__doc__"] = inspect.getdoc(self.function)
+
+    def fits(self, pred: Any) -> bool:
+        """Whether the metric applies to a prediction."""
+        return any(kind in pred.likelihood.about.kinds for kind in self.kinds)
+
+    def __call__(self, pred: Any, other: Any) -> float:
+        return self.function(pred, other)
+
+
+def register(
+    name: str,
+    kinds: tuple[str, ...],
+    better: Better,
+    *,
+    ood: bool = False,
+    weighs: bool = True,
+    cite: tuple[str, ...] = (),
+) -> Callable[[F], F]:
+    """Decorator that registers a function as a metric, of the data points that count."""
+
+    def file(function: F) -> F:
+        found = of_points(function)
+        registry.register(name, cite=cite)(Metric(found, kinds, better, ood, weighs))
+        return found
+
+    return file
+
+
+def of_points(function: F) -> F:
+    """Decorator that calls `function(pred, y)` with sites as data points, without ignored ones.
+
+    The second argument may be a prediction, for OOD metrics.
+    """
+
+    @functools.wraps(function)
+    def wrapped(pred: Any, y: Any = None, *args: Any, **options: Any) -> Any:
+        if hasattr(y, "members"):
+            return function(pred.points()[0], y.points()[0], *args, **options)
+        return function(*pred.points(y), *args, **options)
+
+    return wrapped  # pyright: ignore[reportReturnType]
+
+
+def average(values: Tensor) -> float:
+    """Mean of all entries, summed in double precision; weighted inside of `weighing`."""
+    weight = point_weight()
+    if weight is None:
+        return float(values.double().mean())
+    rows = values.double().reshape(len(values), -1).mean(1)
+    return float((rows * weight).sum() / weight.sum())
+
+
+_WEIGHT: ContextVar[Tensor | None] = ContextVar("weight of the data points", default=None)
+
+
+def point_weight() -> Tensor | None:
+    """Weights of the data points [B] of the present evaluation; None for equal weights."""
+    return _WEIGHT.get()
+
+
+@contextmanager
+def weighing(weight: Tensor | None) -> Iterator[None]:
+    """A block in which metrics are weighted means over the data points."""
+    token = _WEIGHT.set(None if weight is None else weight.double())
+    try:
+        yield
+    finally:
+        _WEIGHT.reset(token)

@@ -1,0 +1,137 @@
+"""Which networks and data a run can load from its config, and what to type otherwise.
+
+A folder stores the names of registered networks and data sets. It cannot store a network from the
+user's own function, or data from the user's own arrays. For these, messages name the Python call.
+"""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ConfigError, StorageError
+from shoal.data.dataset import Dataset, registry
+from shoal.data.load import load as load_data
+from shoal.training.folder.run import Run, RunFolder, is_adopted
+from shoal.training.loop.validation import training_part
+
+__all__ = [
+    "OWN_DATA",
+    "again",
+    "data_name",
+    "has_own_data",
+    "has_own_network",
+    "own_data",
+    "what_to_type",
+]
+
+OWN_DATA = "own data"
+"""Name of data without a name: arrays and loaders."""
+
+_TYPES = {"tuple", "list", "DataLoader", "TensorDataset"}
+"""Names of own data in older runs."""
+
+_TAKES = {
+    "evaluate": ("(x_test, y_test)", ""),
+    "landscape": ("(x, y)", "test=(x_test, y_test)"),
+    "evidence": ("(x, y)", "test=(x_test, y_test)"),
+    "fidelity": ("(x, y)", "test=(x_test, y_test)"),
+    "grow": ("", "data=(x, y)"),
+    "predict": ("x", ""),
+    "export": ("'model.onnx'", "x=x"),
+    "compress": ("to", "test=(x_test, y_test)"),
+}
+"""Arguments of each function after the run: positional, and keyword."""
+
+
+def has_own_network(config: Mapping[str, Any]) -> bool:
+    """Whether the networks come from the user's own function."""
+    models = config.get("model")
+    tables = models if isinstance(models, list) else [models]
+    return any(isinstance(table, Mapping) and "custom" in table for table in tables)
+
+
+def has_own_data(config: Mapping[str, Any]) -> bool:
+    """Whether the data have no registered name."""
+    data = config.get("data")
+    name = data.get("name") if isinstance(data, Mapping) else data
+    return name not in registry
+
+
+def data_name(config: Mapping[str, Any]) -> str:
+    """Name of the data.
+
+    >>> data_name({"data": {"name": "digits"}}), data_name({"data": {"custom": "wine"}})
+    ('digits', 'wine')
+    """
+    data = config.get("data", OWN_DATA)
+    if isinstance(data, Mapping):
+        data = data.get("name") or data.get("custom") or OWN_DATA
+    return OWN_DATA if data in _TYPES else str(data)
+
+
+def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None = None) -> str:
+    """The command to type, or the Python call for a run with own networks or data.
+
+    >>> what_to_type("evaluate", {"data": "digits"}, "runs/first")
+    'shoal evaluate runs/first'
+    >>> what_to_type("evaluate", {"data": "tuple", "model": [{"custom": "<lambda>"}]}, "runs/first")
+    "shoal.evaluate(shoal.load('runs/first', build), (x_test, y_test))"
+
+    Args:
+        verb: a command that is also a function.
+        config: the run's config.
+        folder: the run's folder; None for a run in memory.
+    """
+    own_network, own = has_own_network(config), has_own_data(config)
+    if folder is not None and is_adopted(config):
+        return _typed_for_adopted(verb, own, folder)
+    if folder is not None and not own_network and not own:
+        return f"shoal {verb} {shlex.quote(str(folder))}"
+    if folder is None:
+        source = "run"
+    else:
+        source = f"shoal.load({str(folder)!r}, build)" if own_network else repr(str(folder))
+    place, name = _TAKES[verb]
+    given = [place, name] if own or verb in ("predict", "export", "compress") else []
+    return f"shoal.{verb}({', '.join(filter(None, [source, *given]))})"
+
+
+def _typed_for_adopted(verb: str, own: bool, folder: Path | str) -> str:
+    """The command for networks that came from files; their function is typed again."""
+    file = " FILE" if verb == "predict" else ""
+    data = " --data DATA" if own and verb != "predict" else ""
+    method = " method=f-kde" if verb == "grow" else ""
+    where = shlex.quote(str(folder))
+    return f"shoal {verb} {where}{file} --model MODULE:FUNCTION{data}{method}"
+
+
+def again(verb: str, folder: Path | str) -> str:
+    """What to type to recompute a file of a run folder."""
+    try:
+        return what_to_type(verb, RunFolder(Path(folder)).config(), folder)
+    except StorageError:
+        return f"shoal {verb} {shlex.quote(str(folder))}"
+
+
+def own_data(run: Run, name: str, advice: str, whole: bool = False) -> Dataset:
+    """The data set named in the config, without the training data that the run held out.
+
+    Args:
+        run: the run.
+        name: name of the run in the error message.
+        advice: what the error message suggests.
+        whole: with all training data, also those that were held out.
+    """
+    if is_adopted(run.config) and "data" not in run.config:
+        raise ConfigError(f"{name} was adopted without data, so its data are not known; {advice}")
+    if has_own_data(run.config):
+        raise ConfigError(f"{name} was trained on your own data, which cannot be loaded; {advice}")
+    try:
+        found = load_data(run.config.get("data", ""))
+    except ConfigError as error:
+        raise ConfigError(f"the data of {name} cannot be loaded: {error}; {advice}") from error
+    share = run.config.get("validation")
+    if whole or not isinstance(share, float):
+        return found
+    return training_part(found, share, run.config["seed"])

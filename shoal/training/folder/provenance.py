@@ -1,0 +1,149 @@
+"""Provenance: versions, machine, commit and data digest of a run, to reproduce it."""
+
+import hashlib
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.core.opaque import tensors_in
+from shoal.core.structure import Inputs, Structured
+from shoal.data.batches.arrays import recalled
+from shoal.data.batches.input_range import value_range
+from shoal.data.batches.sources import ArrayBatches, LoaderBatches
+
+__all__ = [
+    "COMMAND",
+    "about_data",
+    "command",
+    "digest",
+    "environment",
+    "input_range",
+    "inputs_digest",
+    "provenance",
+]
+
+COMMAND = "SHOAL_COMMAND"
+"""Environment variable with the command that the user typed."""
+
+
+def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> dict[str, Any]:
+    """The environment, a digest of the data, and the time of the training so far."""
+    return {**environment(device), **about_data(batches), "seconds": 0.0}
+
+
+def about_data(batches: ArrayBatches | LoaderBatches) -> dict[str, Any]:
+    """Number, digest and range of the data."""
+    return {
+        "data": {"points": batches.n, "sha256": digest(batches)},
+        "input_range": input_range(batches),
+    }
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, machine, command and commit, and a unique name of the run."""
+    return {
+        "run_id": secrets.token_hex(8),
+        "versions": {
+            "shoal": _own_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "device": _device_name(device),
+        "threads": torch.get_num_threads(),
+        "command": command(),
+        "commit": _commit(),
+    }
+
+
+def command() -> str:
+    """The command that the user typed; a worker process returns its parent's command."""
+    own = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return os.environ.get(COMMAND, own)
+
+
+def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
+    """SHA-256 of the training tensors; None for a loader, whose data may change between passes."""
+    if isinstance(batches, LoaderBatches):
+        return None
+    x, y = batches.x, batches.y
+    first, *rest = [x] if isinstance(x, Tensor) else x.tensors.values()
+    total = _begun(first).copy()
+    for tensor in [*rest, *([y] if isinstance(y, Tensor) else y.tensors.values())]:
+        _add(total, tensor)
+    return total.hexdigest()
+
+
+def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
+    """Smallest and largest input value; for a loader, of its first batch."""
+    loader = isinstance(batches, LoaderBatches)
+    if loader:
+        return batches.input_range
+    return value_range(batches.x) if isinstance(batches.x, Tensor) else None
+
+
+def inputs_digest(x: Inputs) -> str:
+    """SHA-256 of inputs or targets: of one tensor, or of all tensors of a structure or object."""
+    if isinstance(x, Tensor):
+        return _tensor_digest(x)
+    total = hashlib.sha256()
+    for tensor in x.tensors.values() if isinstance(x, Structured) else tensors_in(x):
+        total.update(_tensor_digest(tensor).encode())
+    return total.hexdigest()
+
+
+@recalled
+def _tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of one tensor, its shape and its type."""
+    total = hashlib.sha256()
+    _add(total, tensor)
+    return total.hexdigest()
+
+
+@recalled
+def _begun(x: Tensor) -> Any:
+    total = hashlib.sha256()
+    _add(total, x)
+    return total
+
+
+def _add(total: Any, tensor: Tensor) -> None:
+    total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+    total.update(_bytes(tensor))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()})"
+
+
+def _own_version() -> str | None:
+    """Version of the package; None if it is not installed."""
+    try:
+        return version("shoal")
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the working folder; None outside a repository."""
+    try:
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,220 @@
+"""A run: the result of `fit`, in memory and in its folder, and `load`, which reads the folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shoal.core.errors import ConfigError, StorageError
+from shoal.core.storage.checkpoints import steps
+from shoal.core.storage.disk import checked_path
+from shoal.core.values import came, check_spec
+from shoal.inference import likelihoods
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.initialise import Build
+from shoal.inference.likelihoods import Likelihood
+from shoal.models.blueprint import Blueprint
+from shoal.training.folder.choice import Choice
+from shoal.training.folder.run_folder import RunFolder
+from shoal.training.folder.run_html import run_html
+from shoal.training.mover.history import best_epoch
+
+__all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
+
+ADOPTED = "adopted"
+"""The method of a run whose members were trained elsewhere."""
+
+_BESIDE = 32 << 20
+_MOST_LAYERS = 5000
+
+
+def is_adopted(config: Mapping[str, Any]) -> bool:
+    """Whether the members were trained elsewhere, so that their training is not known."""
+    return config.get("method") == ADOPTED
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A trained ensemble with its settings and history.
+
+    Attributes:
+        ensemble: the members.
+        likelihood: distribution of the targets, given the members' outputs.
+        config: every setting, as plain values.
+        history: one row per epoch.
+        notes: important sentences, for example that repulsion was negligible.
+        provenance: versions, device, data digest, input range, wall time.
+        folder: the folder of the run; None for a run in memory.
+        results: results of `shoal.evaluate`, `shoal.landscape` and `shoal.evidence`, by name, for a
+            run in memory. A run with a folder stores them in files.
+        choice: what a search chose, with `method="auto"` or `strength="auto"`; None otherwise.
+    """
+
+    ensemble: Ensemble
+    likelihood: Likelihood
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    results: dict[str, Any] = field(default_factory=dict, compare=False)
+    choice: Choice | None = None
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch with the lowest validation NLL; None without validation data."""
+        return best_epoch(self.history)
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        where = "in memory" if self.folder is None else repr(str(self.folder))
+        return f"Run({facts['method']}, {facts['training']}, {self.ensemble!r}, {where})"
+
+    def _repr_html_(self) -> str:
+        return run_html(self, self._facts())
+
+    def _facts(self) -> dict[str, object]:
+        method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
+        epochs = len(self.history)
+        last = "" if loss is None else f", last loss {loss:.4g}"
+        known = f"{epochs} epoch{'' if epochs == 1 else 's'}{last}"
+        return {
+            "method": method.get("name", "custom") if isinstance(method, dict) else method,
+            "training": "training not known" if is_adopted(self.config) else known,
+        }
+
+
+def load(
+    folder: str | Path,
+    build: Build | Sequence[tuple[Build, int]] | None = None,
+    likelihood: Likelihood | None = None,
+) -> Run:
+    """Load a run from its folder, at its last valid checkpoint.
+
+    A run with `keep="best"` has the members of its best epoch so far.
+
+    Args:
+        folder: the folder that `fit(out=...)` wrote.
+        build: makes the networks; not needed for a registered model.
+        likelihood: the likelihood of the run, if it is your own; a registered one is in the folder.
+    """
+    files = RunFolder(checked_path(folder, "folder"))
+    config = files.config()
+    if not steps(files.checkpoints):
+        raise StorageError(
+            f"{files.path} holds no checkpoint yet; its run stopped before the first checkpoint"
+        )
+    likelihood, numbers = _likelihood(config, likelihood), None
+    if build is None:
+        build = blueprints = _builds(config, files.path)
+        numbers = sum(blueprint.numbers() * count for blueprint, count in blueprints)
+    # A checkpoint holds at most eight numbers of eight bytes per weight, and some small tensors.
+    checkpoint = files.checkpoint(limit=None if numbers is None else 64 * numbers + _BESIDE)
+    likelihood = likelihood.restored(files.likelihood_state(checkpoint))
+    state = files.ensemble_state(checkpoint)
+    if numbers is not None:
+        _check_size(state, numbers, files.path)
+    frozen = state.keys() - checkpoint.parts.get("ensemble", {}).keys()
+    ensemble = Ensemble.from_state(state, build, frozen)
+    ensemble.use_output(config.get("outputs"))
+    provenance = files.provenance()
+    return Run(
+        ensemble,
+        likelihood,
+        config,
+        checkpoint.state["history"],
+        provenance.pop("notes", []),
+        provenance,
+        files.path,
+        choice=files.choice(),
+    )
+
+
+def run_id(folder: Path | str) -> str | None:
+    """The unique name of a run; None for older runs and for folders without a run."""
+    files = RunFolder(Path(folder))
+    return files.provenance().get("run_id") if (files.path / "provenance.json").exists() else None
+
+
+def _check_size(state: Mapping[str, Tensor], numbers: int, path: Path) -> None:
+    """Refuse networks whose size differs from the tensors, before memory is allocated."""
+    held = sum(tensor.numel() for name, tensor in state.items() if name != "alive")
+    held += _repeated(state)
+    if held != numbers:
+        raise ConfigError(
+            f"the networks in the config.toml of {path} hold {numbers:,} numbers, its "
+            f"checkpoint holds {held:,}; restore the original config.toml"
+        )
+
+
+def _repeated(state: Mapping[str, Tensor]) -> int:
+    """How many more numbers there would be if no tensor were shared."""
+    total = 0
+    for name, tensor in state.items():
+        kind, _, rest = name.partition("/")
+        if kind == "shared":
+            group = rest.partition(".")[0] + "."
+            own = [t for n, t in state.items() if n.startswith(f"weights/{group}")]
+            own = own or [t for n, t in state.items() if n.startswith("weights/")]
+            total += tensor.numel() * (len(own[0]) - 1 if own else 0)
+    return total
+
+
+def model_config(ensemble: Ensemble) -> dict[str, Any]:
+    """The networks as a folder stores them: their blueprints, or the name of the user's class."""
+    tables = []
+    for build, group in zip(ensemble.builds, ensemble.groups, strict=True):
+        if isinstance(build, Blueprint):
+            tables.append(build.spec | {"members": group.members})
+        else:
+            made = type(group.prototype) if build is None else build
+            name = getattr(made, "__qualname__", type(made).__qualname__)
+            tables.append({"custom": name, "members": group.members})
+    return {"members": ensemble.members, "init_seed": ensemble.seed, "model": tables}
+
+
+def _builds(config: dict[str, Any], folder: Path) -> list[tuple[Blueprint, int]]:
+    """Blueprints of the networks, each with its number of members."""
+    pairs = []
+    lists = [v for table in config.get("model", []) for v in table.values() if isinstance(v, list)]
+    if sum(map(len, lists)) > _MOST_LAYERS:
+        raise ConfigError(f"the run's config.toml has networks of over {_MOST_LAYERS:,} layers")
+    for table in config.get("model", []):
+        if "custom" in table:
+            raise ConfigError(
+                f"the network of {folder} was made by your own '{table['custom']}', not stored "
+                f"there; type: shoal.load({str(folder)!r}, build={_argument(table['custom'])})"
+            )
+        settings = dict(table)
+        count = settings.pop("members", None)
+        if type(count) is not int or count < 1:
+            raise ConfigError(f"the run's config.toml has a model of {came(count)} members")
+        try:
+            pairs.append((Blueprint.from_spec(settings), count))
+        except KeyError as error:
+            raise ConfigError(f"the run's config.toml has a model without {error}") from error
+        except TypeError as error:
+            raise ConfigError(
+                f"the run's config.toml has a model of wrong types: {error}"
+            ) from error
+    return pairs
+
+
+def _argument(name: str) -> str:
+    """The name of a function if users can type it, or a placeholder."""
+    return name if name.isidentifier() else "build"
+
+
+def _likelihood(config: dict[str, Any], given: Likelihood | None) -> Likelihood:
+    spec = config.get("likelihood", "categorical")
+    if isinstance(spec, dict) and "custom" in spec:
+        if given is not None:
+            return given
+        raise ConfigError(
+            f"this run's likelihood is your own '{spec['custom']}', which a folder cannot store; "
+            f"type: shoal.load(folder, build, likelihood=...)"
+        )
+    check_spec("likelihood", spec, likelihoods.registry)
+    return likelihoods.registry.make(spec)

@@ -1,0 +1,1 @@
+"""From the first step to the last."""

@@ -1,0 +1,254 @@
+"""Validation: data that never train, on which the ensemble is measured after every epoch.
+
+The measures are those of the ensemble's prediction, not means over members. The epoch with the
+lowest validation NLL is the best one: `keep="best"` returns its members, and `patience` ends the
+run when later epochs are not better.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.core.random import generator
+from shoal.core.storage.checkpoints import Checkpoint
+from shoal.core.structure import Inputs, parted
+from shoal.core.types import Tree
+from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
+from shoal.data.dataset import Dataset, Split
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.processes.mesh import Mesh
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.prediction.metrics import mean_scores
+from shoal.prediction.predictive import Predictive
+from shoal.training.folder.run_folder import BEST
+from shoal.training.mover.history import best_epoch
+from shoal.training.options.options import Options
+
+__all__ = [
+    "BestMembers",
+    "Data",
+    "Validation",
+    "evaluating",
+    "has_waited",
+    "held_out",
+    "keeps_best",
+    "training_part",
+    "validation_batches",
+]
+
+Data = ArrayBatches | LoaderBatches
+
+
+def held_out(
+    points: int, share: float, seed: int, purpose: str = "validation"
+) -> tuple[Tensor, Tensor]:
+    """Data points that train and that are held out, both in increasing order.
+
+    >>> [len(rows) for rows in held_out(10, 0.25, seed=0)]
+    [8, 2]
+    """
+    count = min(max(round(share * points), 1), points - 1)
+    if count < 1:
+        raise DataError(f"{points} data point cannot be divided; give validation=(x, y)")
+    order = torch.randperm(points, generator=generator(seed, purpose))
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def training_part(data: Dataset, share: float, seed: int) -> Dataset:
+    """The data set as a run with this share of validation data has trained on it."""
+    trains, held = held_out(len(data.train), share, seed)
+    x, y = data.train.x, data.train.y
+    return replace(data, train=Split(x[trains], y[trains]), validation=Split(x[held], y[held]))
+
+
+def validation_batches(
+    options: Options,
+    batches: Data,
+    ensemble: Ensemble,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Data, Data | None]:
+    """The batches that train, and those of the validation data; None without any."""
+    given: Any = options.validation
+    if given is None:
+        return batches, None
+    if isinstance(given, float):
+        if isinstance(batches, LoaderBatches):
+            raise ConfigError(
+                f"validation={given:g} divides arrays, and a loader came; "
+                f"give validation=(x, y) or a loader of validation data"
+            )
+        rows = [each.to(batches.x.device) for each in held_out(batches.n, given, options.seed)]
+        trains, held = (replace(batches, x=batches.x[r], y=batches.y[r]) for r in rows)
+        return trains, held
+    if isinstance(given, Dataset):
+        if given.validation is None:
+            raise DataError(
+                f"dataset '{given.name}' has no validation split; give validation=0.1, which holds "
+                f"out a tenth of the training data"
+            )
+        given = given.validation
+    found = batches_of(
+        given,
+        options.batch_size,
+        options.seed,
+        device,
+        dtype,
+        whole=ensemble.takes_whole,
+    )
+    return batches, found
+
+
+class Validation:
+    """Validation data, and how the ensemble is measured on them.
+
+    Attributes:
+        batches: the data, in batches.
+        mesh: the processes with the other members; None for one process.
+        frozen: number of frozen members, which every process has.
+    """
+
+    def __init__(self, batches: Data, mesh: Mesh | None = None, frozen: int = 0) -> None:
+        self.batches, self.mesh, self.frozen = batches, mesh, frozen
+
+    def measure(
+        self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None = None
+    ) -> dict[str, float | None]:
+        """NLL (or loss), and accuracy or RMSE, of the ensemble; None for what is not finite.
+
+        With several processes, all must call this.
+
+        Args:
+            ensemble: the members of this process.
+            likelihood: with its learned numbers.
+            runner: how members run; None for the default.
+        """
+        with torch.no_grad(), evaluating(ensemble):
+            found = mean_scores(self.predictions(ensemble, likelihood, runner))
+        if self.mesh is not None:  # rounding must not let processes disagree about the best epoch
+            found = json.loads(self.mesh.from_first(json.dumps(found)))
+        return {name: v if math.isfinite(v) else None for name, v in found.items()}
+
+    def predictions(
+        self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None = None
+    ) -> Iterator[tuple[Predictive, Any, Any]]:
+        """Prediction of the finite members, targets and weights of each batch."""
+        for x, y in self._batches():
+            outputs, sound = self._outputs(ensemble, x, runner)
+            if bool(sound.any()):
+                targets, weight = parted(y)
+                members = outputs if bool(sound.all()) else outputs[sound]
+                yield Predictive(members, likelihood), targets, weight
+
+    def _batches(self) -> Iterator[tuple[Inputs, Any]]:
+        batches = self.batches
+        if isinstance(batches, LoaderBatches):
+            yield from batches.sweep()
+        else:
+            yield from Split(batches.x, batches.y).batches(batches.batch_size)
+
+    def _outputs(
+        self, ensemble: Ensemble, x: Inputs, runner: MemberRunner | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of all members [M, B, ...], and which of them are finite [M]."""
+        outputs = ensemble(x, runner)
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        sound = ensemble.alive & (outputs < torch.inf).flatten(1).all(-1)
+        if self.mesh is None:
+            return outputs, sound
+        first = self.frozen
+        others, theirs = self.mesh.gather(outputs[first:], sound[first:], "validation")
+        return torch.cat([outputs[:first], others]), torch.cat([sound[:first], theirs])
+
+
+@contextmanager
+def evaluating(ensemble: Ensemble) -> Iterator[None]:
+    """A block in which members are in evaluation mode and draw from generators of their own."""
+    training = ensemble.training
+    ensemble.train(False)
+    on_gpu = ensemble.device.type == "cuda"
+    try:
+        with torch.random.fork_rng(devices=[ensemble.device] if on_gpu else []):
+            yield
+    finally:
+        ensemble.train(training)
+
+
+def keeps_best(options: Options) -> bool:
+    """Whether the run ends with the members of its best epoch."""
+    if options.validation is None:
+        for name in ("patience", "keep"):
+            if getattr(options, name) not in (None, "last"):
+                raise ConfigError(
+                    f"{name} needs validation data; give validation=0.1, which holds out a tenth "
+                    f"of the training data"
+                )
+    return options.keep == "best" or (options.keep is None and options.patience is not None)
+
+
+def has_waited(rows: Sequence[dict[str, Any]], patience: int | None) -> bool:
+    """Whether `patience` epochs have passed without a lower validation NLL."""
+    if patience is None or not rows:
+        return False
+    return rows[-1]["epoch"] - (best_epoch(rows) or 0) >= patience
+
+
+class BestMembers:
+    """A copy of the members and the likelihood of the best epoch so far.
+
+    Attributes:
+        epoch: the best epoch; None before the first.
+        parts: its tensors, as a checkpoint stores them.
+    """
+
+    def __init__(self) -> None:
+        self.epoch: int | None = None
+        self.parts: dict[str, dict[str, Tensor]] = {}
+
+    def keep(self, epoch: int, ensemble: Ensemble, likelihood: Likelihood) -> None:
+        """Copy the present state, into the memory of the former copy if there is one."""
+        state = {BEST: ensemble.changing_state, f"{BEST}_likelihood": likelihood.state}
+        for part, tensors in state.items():
+            own = self.parts.setdefault(part, {})
+            for name, tensor in tensors.items():
+                if name in own:
+                    own[name].copy_(tensor.detach())
+                else:
+                    own[name] = self._copied(tensor.detach(), ensemble)
+        self.parts = {part: tensors for part, tensors in self.parts.items() if tensors}
+        self.epoch = epoch
+
+    def _copied(self, tensor: Tensor, ensemble: Ensemble) -> Tensor:
+        if ensemble.offload is not None and tensor.ndim and not tensor.is_cuda:
+            return ensemble.offload.stored(tensor)
+        return tensor.to("cpu", copy=True)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {} if self.epoch is None else {BEST: {"epoch": self.epoch}}
+
+    @property
+    def ensemble(self) -> Tree:
+        """The members of the best epoch."""
+        return self.parts[BEST]
+
+    @property
+    def likelihood(self) -> Tree:
+        """What the likelihood had learned by the best epoch."""
+        return self.parts.get(f"{BEST}_likelihood", {})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue with the copy of a checkpoint, if it has one."""
+        if BEST in checkpoint.state and BEST in checkpoint.parts:
+            self.epoch = checkpoint.state[BEST]["epoch"]
+            names = BEST, f"{BEST}_likelihood"
+            self.parts = {n: dict(t) for n, t in checkpoint.parts.items() if n in names}

@@ -1,0 +1,1 @@
+"""Applies velocities, within the memory of the device."""

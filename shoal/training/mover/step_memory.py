@@ -1,0 +1,199 @@
+"""The memory of a mover's steps: what is chosen from the first batch, and what is kept."""
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from shoal.core.opaque import tensors_in
+from shoal.core.structure import Inputs
+from shoal.core.types import Tree
+from shoal.data.batches.batch import Targets
+from shoal.engine.members.member_runner import MemberRunner
+from shoal.engine.resources.footprint import Footprint, bytes_of
+from shoal.engine.resources.memory import KEPT_FREE, MemoryLimit, smaller
+from shoal.engine.resources.plan import EnginePlan
+from shoal.inference.ensemble import Ensemble
+from shoal.training.members.offload import OffloadedSteps
+from shoal.training.mover.memory import (
+    Measured,
+    MemoryChoice,
+    block_footprint,
+    choose_resident,
+    choose_runner,
+    state_bytes,
+    tried_out,
+    with_activations,
+)
+from shoal.training.options.settings import Settings
+from shoal.training.step.context import StepContext
+from shoal.training.step.forces import Batch, forces_in
+from shoal.training.step.stages import Stages
+
+__all__ = ["StepMemory"]
+
+
+class StepMemory:
+    """What the steps of a mover may take on their device.
+
+    Attributes:
+        ensemble: the members.
+        moving: the trained members.
+        settings: the settings of the run.
+        context: the settings of every step.
+        optimizer: the optimiser.
+        plan: how members run.
+        mapping: the member runner, which becomes one that fits.
+        limit: the most that the run takes on its device; None without a limit.
+        offloaded: steps of members that live on the host; None if all are on the device.
+    """
+
+    ensemble: Ensemble
+    moving: Ensemble
+    settings: Settings
+    context: StepContext
+    optimizer: torch.optim.Optimizer
+    plan: EnginePlan
+    mapping: MemberRunner
+    limit: MemoryLimit | None
+    offloaded: OffloadedSteps | None
+    _captures: bool
+
+    @property
+    def trained(self) -> Tree:
+        """The tensors that the optimiser moves: private ones [M, ...], then shared ones [...]."""
+        return self.moving.weights | self.moving.trained_shared
+
+    def fit_memory(
+        self, x: Inputs, y: Targets, data: int = 0, other_size: float = 0.0
+    ) -> MemoryChoice:
+        """Choose how many members run at a time, from the first batch.
+
+        Args:
+            x: inputs of a batch that all members share.
+            y: its targets.
+            data: bytes of the data on the device.
+            other_size: size of another batch whose steps are captured besides, as a share of this.
+        """
+        if not self.watches_memory:
+            return MemoryChoice(self.mapping)
+        plain = replace(self.context, own_inputs=False, stages=Stages(), mesh=None)
+        fixed = self._fixed_bytes(x, data)
+
+        def measured(most: int, mapping: MemberRunner) -> Footprint | None:
+            runner = replace(mapping, chunk=None, compiled=False)
+            return with_activations(
+                fixed,
+                self.moving,
+                lambda part: forces_in(plain.at(0, 1.0, runner), part, (x, y)),
+                [*tensors_in(x), *tensors_in(y)],
+                most,
+                1 + other_size,
+            )
+
+        if self.limit is not None:
+            self.limit.include(data)
+        training = self.moving.training
+        self.moving.train()
+        try:
+            with self.limited():
+                choice = self._chosen(x, data, fixed, measured)
+                on_gpu = self.ensemble.device.type == "cuda"
+                if on_gpu and self.limit is not None and choice.resident is None:
+                    held = functools.partial(self._held, self.limit, plain, (x, y))
+                    members, captures = self.moving.members, self.plan.graph
+                    choice, self._captures = tried_out(choice, held, members, captures)
+        finally:
+            self.moving.train(training)
+        self.mapping = choice.mapping
+        return choice
+
+    def _held(
+        self, limit: MemoryLimit, context: StepContext, batch: Batch, runner: MemberRunner
+    ) -> int | None:
+        """Bytes that a GPU's allocator held in a trial step; None if memory ran out."""
+        states = state_bytes(self.settings.optimizer, self.settings.options.lr, self.trained)
+        device = self.ensemble.device
+        limit.restart()
+        try:
+            later = torch.empty(states, dtype=torch.uint8, device=device)
+            with torch.random.fork_rng(devices=[device]):
+                forces_in(context.at(0, 1.0, runner), self.moving.aside(), batch)
+            del later
+            return limit.held
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            limit.restart()
+
+    def _chosen(self, x: Inputs, data: int, fixed: Footprint, measured: Measured) -> MemoryChoice:
+        mapping, offload, moving = self.mapping, self.ensemble.offload, self.moving
+        if offload is None:
+            device = self.ensemble.device
+            return choose_runner(mapping, self.context, fixed, self.limit, measured, device)
+        if self.settings.options.resident is not None:
+            return MemoryChoice(mapping, resident=offload.resident)
+        optimizer, lr = self.settings.optimizer, self.settings.options.lr
+        found = measured(2, mapping) or fixed
+        always = data + 4 * bytes_of(moving.shared.values()) + self._coordinates(x)
+        footprint = block_footprint(moving, optimizer, lr, found, always)
+        return choose_resident(mapping, offload, moving.members, footprint, self.limit)
+
+    def _coordinates(self, x: Inputs) -> int:
+        """Bytes of input gradients, and of inputs of their own, of all members."""
+        per_member = (self.context.base == "gradients") + self.context.own_inputs
+        return self.moving.members * per_member * bytes_of(tensors_in(x))
+
+    @property
+    def watches_memory(self) -> bool:
+        """Whether memory decides how members run: with a limit, and with several on a GPU."""
+        if self.ensemble.groups[0].shards is not None:  # processes must run the same passes
+            return False
+        on_gpu = self.ensemble.device.type == "cuda"
+        several = on_gpu and self.moving.members > 1
+        return self.limit is not None or several or self.offloaded is not None
+
+    def limited(self) -> AbstractContextManager:
+        """A block in which the run stays within its limit."""
+        return nullcontext() if self.limit is None else self.limit.kept()
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be captured, which keeps the memory of a step.
+
+        Recomputed blocks set random numbers back, which a captured step cannot.
+        """
+        return self._captures and not self.mapping.recompute
+
+    def fits_captured(self) -> bool:
+        """Whether the run stays within its limit after a capture; if not, later steps take less.
+
+        Smaller chunks are captured again. Steps of one member at a time are not captured.
+        """
+        if self.limit is None or not self.limit.exceeded:
+            return True
+        self._captures = self.mapping.chunk != 1 and self.moving.members > 1
+        if self._captures:
+            self.mapping = smaller(self.mapping, self.moving.members)
+        return False
+
+    def _fixed_bytes(self, x: Inputs, data: int) -> Footprint:
+        """Bytes of a step without activations."""
+        options, base, moving = self.settings.options, self.context.base, self.moving
+        trained = bytes_of(self.trained.values())
+        states = state_bytes(self.settings.optimizer, options.lr, self.trained)
+        fused = bool(self.optimizer.defaults.get("fused"))
+        copies = (not fused) + (base == "weights" or options.clip is not None)
+        cast = 0
+        if self.plan.graph and moving.compute is not None and self.mapping.streams > 1:
+            item = moving.compute.itemsize
+            cast = sum(w[0].numel() * item for w in moving.weights.values())
+        return Footprint(
+            members=moving.members,
+            resident=bytes_of(self.ensemble.state.values()) + states + data,
+            gradients=trained + self._coordinates(x),
+            update=copies * trained,
+            delayed=cast,
+            unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,
+        )

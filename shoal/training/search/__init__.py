@@ -1,0 +1,1 @@
+"""Chooses method and strength on held-out data."""

@@ -1,0 +1,101 @@
+"""Where kernels of our own serve a stage of a step, and where the compiler's come second.
+
+The kernels (`shoal.engine.kernels`) do with one launch what torch does with a dozen. They know the
+usual choices: labels by softmax, members compared by outputs or weights as they are, radial kernels
+with one bandwidth. Everything else runs by the formulas of the stages.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from shoal.core.tree import rows
+from shoal.core.types import Tree
+from shoal.data.batches.batch import Targets
+from shoal.engine.kernels import fused
+from shoal.engine.kernels.fused import serves
+from shoal.inference.likelihoods.labels import Categorical
+from shoal.inference.posterior import Posterior
+from shoal.interaction.cloud import adds_multiples
+from shoal.interaction.flows import Stein
+from shoal.interaction.repulsion import Repulsion, kernel_choices
+from shoal.interaction.spaces import Outputs
+
+__all__ = ["in_columns", "kernels_first", "reads_weights_once", "takes_outputs"]
+
+
+def takes_outputs(posterior: Posterior, outputs: Tensor, y: Targets) -> bool:
+    """Whether one kernel computes loss and gradient: labels that all count the same, by softmax."""
+    likelihood = posterior.likelihood
+    if type(likelihood) is not Categorical or not isinstance(y, Tensor) or not serves(outputs):
+        return False
+    return likelihood.unweighted and fused.likelihood_kernels.takes(outputs, y)
+
+
+def reads_weights_once(repulsion: Repulsion | None, velocity: Tree, weights: Tree) -> bool:
+    """Whether the kernel that adds the push to the drives can add a normal prior with it."""
+    if repulsion is None or repulsion.space.base != "weights":
+        return False
+    if isinstance(repulsion.flow, Stein):  # it mixes drives that contain the prior
+        return False
+    return repulsion.space.isometric and adds_multiples(
+        [rows(weights[name]).unsqueeze(1) for name in velocity], list(velocity.values())
+    )
+
+
+def in_columns(repulsion: Repulsion, base: Tree) -> bool:
+    """Whether the coordinates are outputs [M, B, C] with the data points next to each other."""
+    outputs = base.get("outputs")
+    if outputs is None or type(repulsion.space) is not Outputs or not repulsion.space.isometric:
+        return False
+    in_columns = not outputs.is_contiguous() and outputs.mT.is_contiguous()
+    return outputs.ndim == 3 and in_columns and serves(outputs)
+
+
+def kernels_first(compiled: Any, plain: Any) -> Any:
+    """The compiled stages, except where own kernels need fewer launches than the compiler's.
+
+    Args:
+        compiled: the `Stages` through the compiler.
+        plain: the `Stages` as they are.
+    """
+    return compiled._replace(
+        output_stage=_unless(_has_output_kernels, plain.output_stage, compiled.output_stage),
+        weight_stage=_unless(_has_weight_kernels, plain.weight_stage, compiled.weight_stage),
+    )
+
+
+def _unless(own: Callable[..., bool], stage: Callable, compiled: Callable) -> Callable:
+    return lambda *given: stage(*given) if own(*given) else compiled(*given)
+
+
+def _has_output_kernels(
+    posterior: Posterior,
+    repulsion: Repulsion | None,
+    outputs: Tensor,
+    y: Targets,
+    alive: Tensor,
+    weight: float | Tensor,
+    prior: Tensor | None,
+    frozen: Any = None,
+) -> bool:
+    if prior is not None or not takes_outputs(posterior, outputs, y):
+        return False
+    if repulsion is None or repulsion.space.base != "outputs":
+        return True
+    return _has_kernels(repulsion, outputs, frozen)
+
+
+def _has_weight_kernels(
+    posterior: Posterior, repulsion: Repulsion | None, velocity: Tree, weights: Tree, *given: Any
+) -> bool:
+    if repulsion is None or not reads_weights_once(repulsion, velocity, weights):
+        return False
+    return _has_kernels(repulsion, next(iter(weights.values())), given[-1])
+
+
+def _has_kernels(repulsion: Repulsion, base: Tensor, frozen: Any) -> bool:
+    members = len(base) + (0 if frozen is None else len(frozen.alive))
+    choices = kernel_choices(repulsion, base, members)
+    return repulsion.space.isometric and choices is not None and choices["flow"] != "laplacian"
