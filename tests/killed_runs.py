@@ -105,7 +105,11 @@ def check_survivor(folder):
             shoal.load(folder, both)
         return
     # A step begins while the one before is written, and not before the second last is written.
-    assert saved[-1] in (begun(folder) - 1, begun(folder), begun(folder) + 1)
+    assert saved[-1] in (
+        begun(folder) - 1,
+        begun(folder),
+        begun(folder) + 1,
+    )
     run = shoal.load(folder, both)
     assert run.ensemble.alive.all()
     assert len(run.history) == saved[-1] // STEPS_PER_EPOCH

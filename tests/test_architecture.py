@@ -1,4 +1,4 @@
-"""What holds the tree together: imports go downward, functions fit a screen, names are explained."""
+"""What holds the tree together: imports point down, functions fit a screen, names are explained."""
 
 import ast
 import importlib

@@ -10,7 +10,15 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry, nearest
 
-__all__ = ["LARGEST", "came", "check_settings", "check_spec", "check_value", "fits", "wanted"]
+__all__ = [
+    "LARGEST",
+    "check_settings",
+    "check_spec",
+    "check_value",
+    "describe_value",
+    "fits",
+    "wanted",
+]
 
 LARGEST = 1e15
 """Size of real numbers whose squares and their inverses are single precision numbers too."""
@@ -94,10 +102,10 @@ def _phrases(annotation: Any) -> Iterator[str]:
         yield _WORDS.get(plain) or f"a {getattr(plain, '__name__', 'value')}"
 
 
-def came(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value as words for a sentence.
 
-    >>> came("1e-3"), came(True), came({"a": 1}), came(2.5)
+    >>> describe_value("1e-3"), describe_value(True), describe_value({"a": 1}), describe_value(2.5)
     ("the text '1e-3'", 'true', 'a table', '2.5')
     """
     if isinstance(value, str):
@@ -120,7 +128,7 @@ def _short(text: str) -> str:
 def check_value(key: str, value: object, annotation: Any) -> None:
     """Refuse a value that does not fit the annotation."""
     if not fits(value, annotation):
-        words = f"{key} must be {wanted(annotation)}, not {came(value)}"
+        words = f"{key} must be {wanted(annotation)}, not {describe_value(value)}"
         raise ConfigError(words + _advice(value))
 
 
@@ -144,7 +152,9 @@ def check_spec(key: str, spec: object, registry: Registry) -> None:
         registry[spec]
         return
     if not isinstance(spec, Mapping):
-        raise ConfigError(f"{key} must be a name or a table with a name, not {came(spec)}")
+        raise ConfigError(
+            f"{key} must be a name or a table with a name, not {describe_value(spec)}"
+        )
     name = spec.get("name")
     if name is None:
         raise ConfigError(f"{key} needs a name; {nearest('', registry)}")

@@ -27,7 +27,7 @@ from torch.nn.utils import parametrize
 
 from shoal.core.errors import ConfigError
 from shoal.core.storage.disk import checked_path
-from shoal.core.values import came
+from shoal.core.values import describe_value
 from shoal.inference.adapting.adapted import AdaptedBuild, FrozenTensors
 from shoal.inference.adapting.layers import (
     LoRAConv,
@@ -196,14 +196,14 @@ def _check_number(name: str, value: Any, whole: bool = False) -> Any:
     kind = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < 1e6:
         wanted = "a whole number of at least 1" if whole else "a positive number"
-        raise ConfigError(f"{name} must be {wanted}, not {came(value)}")
+        raise ConfigError(f"{name} must be {wanted}, not {describe_value(value)}")
     return value
 
 
 def _check_spread(spread: Any) -> None:
     number = isinstance(spread, (int, float)) and not isinstance(spread, bool)
     if not number or not 0 <= spread < 1e6:
-        raise ConfigError(f"spread must be a number of at least 0, not {came(spread)}")
+        raise ConfigError(f"spread must be a number of at least 0, not {describe_value(spread)}")
 
 
 def peft(model: nn.Module, spread: float = SPREAD) -> PeftBuild:
@@ -233,7 +233,7 @@ def save_peft(ensemble: Any, folder: str | Path) -> list[Path]:
     """
     found = getattr(ensemble, "ensemble", ensemble)
     if not isinstance(found, Ensemble):
-        raise ConfigError(f"save_peft needs an ensemble or a run, not {came(ensemble)}")
+        raise ConfigError(f"save_peft needs an ensemble or a run, not {describe_value(ensemble)}")
     folder = checked_path(folder, "folder")
     if any(folder.glob("member-*")):
         raise ConfigError(f"{folder} holds members already; choose a new folder")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
-from shoal.core.values import came
+from shoal.core.values import describe_value
 from shoal.engine.members.group import Group
 from shoal.engine.members.layers import dropout_keys
 from shoal.engine.members.member_runner import MemberInputs, MemberRunner
@@ -306,7 +306,7 @@ class Ensemble(StoredTensors):
         part.seed, part.offload = self.seed, self.offload
         return part
 
-    def aside(self) -> "Ensemble":
+    def without_side_effects(self) -> "Ensemble":
         """The same members with copied running statistics, so a pass changes nothing."""
         aside = self.slice_members(0, self.members)
         for group, own in zip(aside.groups, self.groups, strict=True):
@@ -342,7 +342,9 @@ def _count(count: object) -> int:
     whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
     found = int(count) if whole else 0  # pyright: ignore[reportArgumentType]
     if found < 1:
-        raise ConfigError(f"an ensemble needs at least one member, not {came(count)}")
+        raise ConfigError(f"an ensemble needs at least one member, not {describe_value(count)}")
     if found >= 2**63:
-        raise ConfigError(f"an ensemble of {came(count)} members does not fit into any memory")
+        raise ConfigError(
+            f"an ensemble of {describe_value(count)} members does not fit into any memory"
+        )
     return found

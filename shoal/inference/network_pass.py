@@ -136,7 +136,7 @@ class TrackedInputs:
         apart = apart or self.probes is not None
         if rule is None or apart or not isinstance(self.x, Tensor):
             whole = ensemble(batch.x, context.mapping, batch.own, seed, step)
-            return whole, self.run(ensemble.aside(), context)
+            return whole, self.run(ensemble.without_side_effects(), context)
         fast = twice_differentiable(context.mapping, self.x.is_cuda)
         with fast as mapping, row_rule(rule):
             whole, part = ensemble.forward_with_rows(batch, self.x, mapping, seed, step)
@@ -178,7 +178,7 @@ class PassResult(NamedTuple):
     gradients: Tensor | None = None
     at_points: Tensor | None = None
 
-    def still(self) -> "PassResult":
+    def detached(self) -> "PassResult":
         """The same tensors, detached."""
         compared = [None if t is None else t.detach() for t in (self.gradients, self.at_points)]
         return PassResult(self.inputs.detach(), self.outputs.detach(), *compared)
@@ -242,7 +242,7 @@ def forward_with_gradients(
         seed, step, shown = context.seed, context.step, part.batch.x
         outputs = ensemble(shown, context.mapping, part.batch.own, seed, step)
         tracked, y = TrackedInputs.of(ensemble, points, name), parted(y)[0][part.rows]
-        scored = tracked.run(ensemble.aside(), context)
+        scored = tracked.run(ensemble.without_side_effects(), context)
         if scored.shape[2:] != outputs.shape[2:]:
             raise DataError(
                 f"outputs at the points have shape {tuple(scored.shape[2:])}, at the batch "

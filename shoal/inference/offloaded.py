@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = [
     "copied_to_device",
     "host_blocks",
+    "load_to_device",
     "move_to_host",
     "part_of",
     "parts_on_device",
-    "recall",
     "store_buffers",
     "tensors_of",
 ]
@@ -46,7 +46,7 @@ def move_to_host(ensemble: "Ensemble", offload: Offload, dtype: torch.dtype) -> 
     ensemble.offload = offload
 
 
-def recall(ensemble: "Ensemble") -> None:
+def load_to_device(ensemble: "Ensemble") -> None:
     """Make an offloaded ensemble an ordinary one of the host, in place and without copies."""
     if ensemble.offload is not None:
         ensemble.to("cpu")

@@ -38,8 +38,8 @@ from shoal.inference.priors import (
 __all__ = [
     "Posterior",
     "as_points",
-    "begun",
     "functional_score",
+    "initialised_from",
     "point_weights",
     "site_axes",
     "target_weights",
@@ -161,12 +161,16 @@ def point_weights(y: Targets) -> Tensor | None:
     return own.mean(0) if getattr(y, "per_member", False) else (own != 0).flatten(1).any(1).to(own)
 
 
-def begun(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:
+def initialised_from(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:
     """The likelihood at the start of a run on these targets, perhaps `Weighted`."""
     targets, weight = parted(y)
     if weight is None:
-        return likelihood.begun(targets, len(sites)) if sites else likelihood.begun(targets)
-    return likelihood.begun(targets, len(sites), weight)
+        return (
+            likelihood.initialised_from(targets, len(sites))
+            if sites
+            else likelihood.initialised_from(targets)
+        )
+    return likelihood.initialised_from(targets, len(sites), weight)
 
 
 def site_axes(sites: torch.Size) -> tuple[int, ...]:

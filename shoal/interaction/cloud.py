@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.core.tree import member_norms
 from shoal.core.types import Leaves
 from shoal.engine.kernels import cloud_blocks, fused
-from shoal.engine.kernels.fused import serves
+from shoal.engine.kernels.fused import kernel_supports
 
 try:
     from shoal.engine.kernels import cloud_kernels
@@ -92,7 +92,7 @@ class Cloud:
 
 def adds_multiples(leaves: Leaves, drives: Sequence[Tensor]) -> bool:
     """Whether `Cloud.added_to` takes multiples of such leaves, in the pass that adds the push."""
-    if cloud_kernels is None or not serves(*leaves, *drives):
+    if cloud_kernels is None or not kernel_supports(*leaves, *drives):
         return False
     return _fused(leaves) is cloud_kernels
 

@@ -23,7 +23,7 @@ from shoal.core.registry import Registry, nested_field
 from shoal.core.tree import add_scaled, member_norms, rows
 from shoal.core.types import Leaves, Tree
 from shoal.engine.kernels import fused
-from shoal.engine.kernels.fused import serves
+from shoal.engine.kernels.fused import kernel_supports
 from shoal.interaction import bandwidths, flows, kernels, points, spaces
 from shoal.interaction.bandwidths import Bandwidth, Fixed, Median, MemberMedian
 from shoal.interaction.calibration import Whitening, stein_factor
@@ -218,7 +218,7 @@ def kernel_choices(repulsion: Repulsion, like: Tensor, members: int) -> dict[str
         like: a tensor with the device and type of the Gram matrix at one site.
         members: M.
     """
-    if repulsion.calibrated or not serves(like):
+    if repulsion.calibrated or not kernel_supports(like):
         return None
     return _settings(repulsion) if members <= fused.interaction_kernels.LARGEST else None
 

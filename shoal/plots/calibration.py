@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, MethodStyle, blank, legend, looks, percent, tip
+from shoal.plots.style import INK, SIZE, MethodStyle, blank, legend, method_styles, percent, tip
 from shoal.prediction.metrics.calibration import Reliability
 
 __all__ = ["Spread", "contact_sheet", "corrupted", "coverage", "reliability", "wilson"]
@@ -42,7 +42,7 @@ def reliability(curves: Mapping[str, Reliability], title: str = "") -> Any:
     """
     figure, (above, below) = blank(2, 1.4, sharex=True, height_ratios=(3.2, 1))
     above.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", label="perfect")
-    styles = looks(curves)
+    styles = method_styles(curves)
     for label, curve in curves.items():
         _reliability(above, below, label, curve, styles[label], intervals=len(curves) == 1)
     above.set(ylabel="accuracy", title=title, xlim=(-0.02, 1.03), ylim=(-0.02, 1.03))
@@ -90,7 +90,7 @@ def coverage(curves: Mapping[str, Tensor], title: str = "") -> Any:
     figure, axes = blank(height=1.1)
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", label="perfect")
     levels = np.linspace(0, 1, 21)
-    styles = looks(curves)
+    styles = method_styles(curves)
     for label, pit in curves.items():
         inside = 2 * np.abs(np.asarray(pit, dtype=float).ravel() - 0.5)
         found = (inside[:, None] <= levels).mean(0) if inside.size else np.full(21, math.nan)
@@ -135,7 +135,7 @@ def corrupted(
         title: written above.
     """
     figure, axes = blank()
-    styles = looks(curves)
+    styles = method_styles(curves)
     for index, (label, curve) in enumerate(curves.items()):
         style, aside = styles[label], 0.09 * (index - (len(curves) - 1) / 2)
         x = [place + aside for place in curve.x]

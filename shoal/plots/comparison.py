@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, blank, legend, looks, percent, power, tip
+from shoal.plots.style import INK, SIZE, blank, legend, method_styles, percent, power, tip
 
 __all__ = ["MetricCurve", "comparison", "heatmap", "outliers", "severity", "sizes", "strength"]
 
@@ -44,7 +44,7 @@ def comparison(
         title: written above.
     """
     figure, axes = blank(height=(0.95 + 0.34 * len(rows)) / SIZE[1])
-    styles, beyond = looks(rows), outliers(rows)
+    styles, beyond = method_styles(rows), outliers(rows)
     for place, (label, (mean, error)) in enumerate(rows.items()):
         style = styles[label]
         if label in beyond:
@@ -104,7 +104,7 @@ def _curves(
     """Draw every curve with a small offset, so that error bars do not overlap."""
     places = [x for curve in curves.values() for x in curve.x]
     offset *= max(places) - min(places)
-    styles = looks(curves)
+    styles = method_styles(curves)
     for index, (label, curve) in enumerate(curves.items()):
         style = styles[label]
         how = {"color": style.colour, "linestyle": ("-", "--", "-.", ":")[index % 4]}
@@ -237,7 +237,7 @@ def strength(
         title: written above.
     """
     figure, axes = blank()
-    styles, falls = looks(curves), falls or {}
+    styles, falls = method_styles(curves), falls or {}
     if plain is not None:
         _band(axes, *plain)
     for index, (label, curve) in enumerate(curves.items()):

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, blank, legend, looks, percent, power, tip
+from shoal.plots.style import INK, SIZE, blank, legend, method_styles, percent, power, tip
 
 __all__ = ["curvature", "effective", "members", "pairwise"]
 
@@ -64,7 +64,7 @@ def members(points: Mapping[str, tuple[Tensor, Tensor]], title: str = "") -> Any
         title: written above.
     """
     figure, axes = blank()
-    styles = looks(points)
+    styles = method_styles(points)
     for label, (accuracy, disagreement) in points.items():
         style = styles[label]
         rate, difference = (np.asarray(v, dtype=float) for v in (accuracy, disagreement))
@@ -92,7 +92,7 @@ def curvature(found: Mapping[str, Tensor], title: str = "") -> Any:
         title: written above.
     """
     figure, axes = blank()
-    styles = looks(found)
+    styles = method_styles(found)
     for index, (label, values) in enumerate(found.items()):
         style, rank = styles[label], np.arange(1, values.shape[1] + 1)
         aside = 0.12 * (index - (len(found) - 1) / 2)
@@ -125,7 +125,7 @@ def effective(
     spaces = list(dict.fromkeys(space for numbers in found.values() for space in numbers))
     rows = len(spaces) * (1 + 0.35 * (len(found) - 1))
     figure, axes = blank(height=(1.2 + 0.42 * rows) / SIZE[1])
-    styles = looks(found)
+    styles = method_styles(found)
     for index, (label, numbers) in enumerate(found.items()):
         style = styles[label]
         axes.plot([], [], linestyle="", label=label, **style.spot)

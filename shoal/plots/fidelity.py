@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shoal.analysis.fidelity.score_shrinkage import Measurement
 from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, blank, legend, looks, power
+from shoal.plots.style import INK, SIZE, blank, legend, method_styles, power
 
 __all__ = ["distances", "posterior_bands", "score_law", "stein_growth"]
 
@@ -35,7 +35,7 @@ def posterior_bands(
     figure, grid = blank(len(found), height=0.62 * len(found), sharex=True, squeeze=False)
     order = x.flatten().argsort()
     places, mean, std = (t.flatten()[order].numpy() for t in (x, *truth))
-    for axes, (label, style) in zip(grid[:, 0], looks(found).items(), strict=True):
+    for axes, (label, style) in zip(grid[:, 0], method_styles(found).items(), strict=True):
         axes.fill_between(
             places, mean - 2 * std, mean + 2 * std, color=INK, alpha=0.15, linewidth=0
         )
@@ -94,7 +94,7 @@ def stein_growth(curves: Mapping[str, Sequence[tuple[int, float]]], title: str =
         title: written above.
     """
     figure, axes = blank()
-    for label, style in looks(curves).items():
+    for label, style in method_styles(curves).items():
         sizes, values = zip(*curves[label], strict=True)
         axes.plot(sizes, values, label=label, linestyle=style.linestyle, **style.spot)
     axes.set(xscale="log", yscale="log", xlabel="ensemble size M", ylabel="Stein discrepancy")
@@ -114,7 +114,7 @@ def score_law(measured: Sequence[Measurement], title: str = "") -> Any:
         title: written above.
     """
     figure, axes = blank(height=1.1)
-    styles = looks(dict.fromkeys(point.label for point in measured))
+    styles = method_styles(dict.fromkeys(point.label for point in measured))
     for label, style in styles.items():
         points = [point for point in measured if point.label == label]
         d = [point.dimension for point in points]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal.plots.figure import plot
-from shoal.plots.style import INK, blank, legend, look, looks, percent, power
+from shoal.plots.style import INK, blank, legend, look, method_styles, percent, power
 
 __all__ = ["bandwidth", "bandwidths", "forces", "loss"]
 
@@ -133,7 +133,7 @@ def bandwidths(histories: Mapping[str, Sequence[History]], title: str = "") -> A
         title: written above.
     """
     figure, axes = blank()
-    styles = looks(histories)
+    styles = method_styles(histories)
     for label, runs in histories.items():
         colour, dashes = styles[label].colour, styles[label].linestyle
         for history in runs:

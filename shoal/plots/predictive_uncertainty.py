@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.plots.figure import plot
-from shoal.plots.style import INK, blank, legend, look, looks, percent, tip
+from shoal.plots.style import INK, blank, legend, look, method_styles, percent, tip
 from shoal.prediction.metrics.calibration import AccuracyConfidence
 
 __all__ = ["accuracy_confidence", "uncertainty", "uncertainty_by_size"]
@@ -112,7 +112,7 @@ def accuracy_confidence(curves: Mapping[str, AccuracyConfidence], title: str = "
         title: written above.
     """
     figure, (above, below) = blank(2, 1.4, sharex=True, height_ratios=(3, 2))
-    styles = looks(curves)
+    styles = method_styles(curves)
     for label, curve in curves.items():
         style = styles[label]
         how = {"color": style.colour, "linestyle": style.linestyle, "label": label}

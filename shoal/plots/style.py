@@ -21,7 +21,7 @@ __all__ = [
     "blank",
     "legend",
     "look",
-    "looks",
+    "method_styles",
     "percent",
     "power",
     "rc",
@@ -98,7 +98,7 @@ def look(label: str) -> MethodStyle:
     return MethodStyle(COLOURS[name], _MARKERS[name])
 
 
-def looks(labels: Iterable[str]) -> dict[str, MethodStyle]:
+def method_styles(labels: Iterable[str]) -> dict[str, MethodStyle]:
     """Styles of several labels in one figure; variants of a method differ by fill and dash.
 
     >>> [style.fillstyle for style in looks(["kde", "sge", "kde (lr = 0.1)"]).values()]

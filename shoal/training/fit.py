@@ -14,7 +14,7 @@ from shoal.engine.processes.launch import restarted
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.offloaded import recall
+from shoal.inference.offloaded import load_to_device
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method
@@ -175,7 +175,7 @@ def fit(
             checked_path(out, "out")
         listeners = Listeners(checked_callbacks(callbacks), checked_loggers(loggers))
         best = keeps_best(options)
-        recall(ensemble)
+        load_to_device(ensemble)
         batches = batches_of(
             data,
             options.batch_size,

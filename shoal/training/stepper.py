@@ -17,7 +17,7 @@ from shoal.engine.resources.graph import CapturedMove
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
 from shoal.inference.likelihoods.custom_loss import Custom
-from shoal.inference.posterior import begun, site_axes, total_weight
+from shoal.inference.posterior import initialised_from, site_axes, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.axes import needs_data
@@ -206,7 +206,7 @@ class Stepper:
         options = self._options
         self.ensemble.keep_written(one[0])
         with torch.no_grad():
-            outputs = self.ensemble.aside()(one[0])
+            outputs = self.ensemble.without_side_effects()(one[0])
         if options.likelihood is None:
             known = Custom(loss) if loss is not None else default_for(targets, outputs.shape[-1])
             options = replace(options, likelihood=known)
@@ -216,7 +216,7 @@ class Stepper:
         likelihood.check(targets, outputs.shape[-1], *site_axes(sites))
         # Weights of single members choose their points; they do not change what the data are.
         common = targets if isinstance(one[1], MemberWeighted) else one[1]
-        likelihood = begun(likelihood, common, sites)
+        likelihood = initialised_from(likelihood, common, sites)
         share = total_weight(likelihood, common, sites) / len(targets)
         repulsion = self._repulsion(settings, one[0])
         n = self.n * share

@@ -283,7 +283,7 @@ class TestTrial:
         before = {name: tensor.clone() for name, tensor in ensemble.state.items()}
         trainer = Trainer(ensemble, settings(steps=1000), batches_of(data(), 12, 3))
         threads = torch.get_num_threads()
-        assert 1 <= trainer.try_out() <= threads
+        assert 1 <= trainer.autotune_threads() <= threads
         assert torch.get_num_threads() == threads
         for name, tensor in ensemble.state.items():
             assert torch.equal(tensor, before[name]), name
@@ -292,4 +292,4 @@ class TestTrial:
         monkeypatch.setattr(trial, "_seconds", lambda *_: pytest.fail("tried"))
         with warnings.catch_warnings():
             trainer = Trainer(ensemble_of(mlp), settings(steps=10), batches_of(data(), 12, 3))
-            trainer.try_out()
+            trainer.autotune_threads()

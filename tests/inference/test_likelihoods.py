@@ -129,7 +129,7 @@ def test_training_is_that_of_cross_entropy(sites, smoothing, weights, ignored):
         outputs.movedim(-1, 1), y, label_smoothing=smoothing,
         weight=None if weights is None else torch.tensor(weights), **settings,
     )  # fmt: skip
-    for used in (likelihood, likelihood.begun(y)):
+    for used in (likelihood, likelihood.initialised_from(y)):
         found = -trained(used, outputs, y)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         gradients = (torch.autograd.grad(value, outputs, retain_graph=True)[0]
@@ -224,7 +224,7 @@ def test_a_prediction_with_sites_is_that_of_its_points():
 
 def test_learned_noise_is_that_of_all_sites_and_weights():
     outputs, y = drawn(2, 6, 4, 1), drawn(6, 4, seed=2)
-    likelihood = likelihoods.HomoscedasticGaussian().begun(y, sites=1)
+    likelihood = likelihoods.HomoscedasticGaussian().initialised_from(y, sites=1)
     alive = torch.tensor([True, True])
     found = likelihood.statistics(outputs, y, alive)
     flat = likelihood.statistics(outputs.flatten(1, 2), y.flatten(), alive)

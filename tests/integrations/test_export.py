@@ -156,7 +156,9 @@ def test_diverged_members_are_left_out(tmp_path):
 @pytest.mark.parametrize("likelihood", [Gaussian(0.5), MixtureDensity(2)])
 def test_quantiles_are_those_of_predict(likelihood):
     """The wide steps of a file find what bisection finds."""
-    likelihood = likelihood.begun(100 + 20 * torch.randn(50, 1, generator=torch.manual_seed(0)))
+    likelihood = likelihood.initialised_from(
+        100 + 20 * torch.randn(50, 1, generator=torch.manual_seed(0))
+    )
     outputs = torch.randn(3, 8, likelihood.width(1))
     weights = torch.tensor([0.5, 0.3, 0.2])
     pred = Predictive(outputs, likelihood, weights)

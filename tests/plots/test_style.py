@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.interaction.methods import METHODS
-from shoal.plots.style import COLOURS, INK, look, looks, rc
+from shoal.plots.style import COLOURS, INK, look, method_styles, rc
 
 # Machado et al. (2009), full severity, on linear RGB
 BLINDNESS = {
@@ -77,7 +77,7 @@ def test_every_method_has_a_colour_and_a_marker_of_its_own():
 
 def test_variants_keep_the_colour_and_differ_otherwise():
     labels = ["f-kde", "kde", "f-kde (strength = 100.0)", "f-kde:10"]
-    styles = looks(labels)
+    styles = method_styles(labels)
     variants = [styles[label] for label in labels if label != "kde"]
     assert {style.colour for style in variants} == {COLOURS["f-kde"]}
     assert len({(style.fillstyle, style.linestyle) for style in variants}) == 3

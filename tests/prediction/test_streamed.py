@@ -218,7 +218,7 @@ def test_diverged_members_are_not_in_the_file(tmp_path, x):
 @pytest.mark.parametrize("likelihood", DEFAULTS, ids=lambda each: type(each).__name__)
 def test_every_likelihood_comes_back_with_what_it_learned(tmp_path, likelihood):
     y = targets(likelihood, 41)
-    begun = likelihood.begun(y if y.is_floating_point() or y.ndim == 1 else y.float())
+    begun = likelihood.initialised_from(y if y.is_floating_point() or y.ndim == 1 else y.float())
     pred = Predictive(drawn(3, 41, width(likelihood)).double(), begun)
     pred.save(tmp_path / "p.safetensors")
     found = Predictive.load(tmp_path / "p.safetensors")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.training.mover.prepare import hand_over
+from shoal.training.mover.prepare import prior_as_weight_decay
 from shoal.training.options.optim import make_optimizer
 from shoal.training.options.options import Options
 
@@ -63,7 +63,7 @@ def test_only_optimisers_that_decay_the_gradient_take_the_prior(optimizer):
     before = moves.param_groups[0]["weight_decay"]
     posterior = shoal.Posterior(shoal.likelihoods.Categorical(), shoal.priors.Gaussian(STD), N)
     free = SimpleNamespace(annealing=None, options=Options(clip=None))
-    left = hand_over(posterior, None, free, moves)
+    left = prior_as_weight_decay(posterior, None, free, moves)
     taken = moves.param_groups[0]["weight_decay"] - before
     if optimizer in HANDED:
         assert taken == pytest.approx(1 / (N * STD**2)) and left.prior == shoal.priors.Flat()

@@ -95,7 +95,7 @@ class TestTheNoise:
 
     def test_maximises_the_likelihood_of_all_members(self):
         outputs = torch.randn(5, 60, 1, generator=torch.Generator().manual_seed(0))
-        found = HomoscedasticGaussian().begun(self.y)
+        found = HomoscedasticGaussian().initialised_from(self.y)
         alive = torch.ones(5, dtype=torch.bool)
         found.learn(found.statistics(outputs, self.y, alive), 60, 60)
         variance = found.state["variance"].requires_grad_()
@@ -103,14 +103,14 @@ class TestTheNoise:
         assert float(variance.grad) == pytest.approx(0, abs=1e-3)
 
     def test_is_averaged_over_about_an_epoch(self):
-        found = HomoscedasticGaussian().begun(self.y)
+        found = HomoscedasticGaussian().initialised_from(self.y)
         for _ in range(6):
             found.learn(torch.tensor([0.25]), 10, 60)
         expected = 0.25 + 0.75 * (1 - 10 / 60) ** 6
         torch.testing.assert_close(found.state["variance"], torch.tensor([expected]).double())
 
     def test_forgets_members_that_are_not_finite(self):
-        found = HomoscedasticGaussian().begun(self.y)
+        found = HomoscedasticGaussian().initialised_from(self.y)
         outputs = torch.zeros(3, 60, 1)
         outputs[1], outputs[2] = torch.nan, 1e30
         alive = torch.tensor([True, True, False])
@@ -159,7 +159,7 @@ class TestTheNoise:
         assert shoal.evaluate(shoal.predict(run, x), y)["rmse"] < 10
 
     def test_is_a_statistic_of_forces(self):
-        likelihood = HomoscedasticGaussian().begun(self.y)
+        likelihood = HomoscedasticGaussian().initialised_from(self.y)
         posterior = shoal.Posterior(likelihood, shoal.priors.Gaussian(1.0), 60)
         ensemble = shoal_of(network)
         _, info = shoal.forces(ensemble, posterior, METHODS["f-kde"].repulsion, (self.x, self.y))
@@ -227,7 +227,9 @@ class TestWhatIsAskedFor:
     def test_standardised_targets_stay_as_they_are(self):
         x, y = wave(60)
         y = ((y - y.mean()) / y.std(correction=0)).double()
-        likelihood = HeteroscedasticGaussian().begun((y - y.mean()) / y.std(correction=0))
+        likelihood = HeteroscedasticGaussian().initialised_from(
+            (y - y.mean()) / y.std(correction=0)
+        )
         assert likelihood.state["location"].item() == 0 and likelihood.state["scale"].item() == 1
 
     def test_whole_numbers_are_refused(self):
@@ -260,5 +262,5 @@ def test_concrete_in_raw_units_with_nothing_but_defaults():
 @UCI
 def test_data_that_come_standardised_train_as_they_did_before():
     y = load({"name": "uci", "problem": "concrete"}).train.y
-    assert HeteroscedasticGaussian().begun(y).state["location"].tolist() == [0.0]
-    assert HeteroscedasticGaussian().begun(y).state["scale"].tolist() == [1.0]
+    assert HeteroscedasticGaussian().initialised_from(y).state["location"].tolist() == [0.0]
+    assert HeteroscedasticGaussian().initialised_from(y).state["scale"].tolist() == [1.0]

@@ -90,7 +90,7 @@ def train(
     x, y = data
     batches = ArrayBatches(x, y, batch_size, seed=seed)
     rates = schedules.make(schedule)
-    own = likelihoods.registry.make(likelihood).begun(y)
+    own = likelihoods.registry.make(likelihood).initialised_from(y)
     stepper = shoal.Stepper(ensemble, len(x), method=method, likelihood=own, seed=seed, lr=lr)
     forces = []
     while stepper.step < steps:

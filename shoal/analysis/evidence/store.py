@@ -12,7 +12,7 @@ from shoal.analysis.evidence.prior_comparison import PriorResult
 from shoal.analysis.stored_results import keep_result, stored_table, write_result
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.registry import nearest
-from shoal.core.values import came
+from shoal.core.values import describe_value
 from shoal.training.folder.own_data import again, own_data
 
 __all__ = [
@@ -119,7 +119,7 @@ def _check_types(found: Any) -> None:
     """Refuse values of wrong types."""
     for name, annotation in get_type_hints(type(found)).items():
         if not _fits(getattr(found, name), annotation):
-            raise TypeError(f"{name} is {came(getattr(found, name))}")
+            raise TypeError(f"{name} is {describe_value(getattr(found, name))}")
 
 
 def _fits(value: Any, annotation: Any) -> bool:

@@ -4,8 +4,8 @@ A checkpoint is a folder `step-000000120` with a safetensors file per group of t
 `state.json`, and `manifest.json`. Several processes write a file each per group
 (`core.storage.shards`). The manifest has the size and SHA-256 of each file, the run, and its own
 SHA-256. A checkpoint is written under a temporary name and renamed when complete, so every folder
-with a proper name was once complete. If the same step is saved again, the former folder stays as `step-000000120-old`
-until the new folder is in place.
+with a proper name was once complete. If the same step is saved again, the former folder stays as
+`step-000000120-old` until the new folder is in place.
 """
 
 import contextlib

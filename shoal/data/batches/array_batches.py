@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
 from shoal.core.structure import Inputs, Structured
-from shoal.core.values import came
+from shoal.core.values import describe_value
 from shoal.data.batches.batch import Targets
 
 __all__ = ["ArrayBatches", "Batches", "checked_size"]
@@ -46,7 +46,9 @@ def checked_size(batch_size: int) -> int:
         size = operator.index(batch_size)
         if not isinstance(batch_size, bool) and 1 <= size < 2**63:
             return size
-    raise ConfigError(f"batch_size must be a whole number from 1 on, not {came(batch_size)}")
+    raise ConfigError(
+        f"batch_size must be a whole number from 1 on, not {describe_value(batch_size)}"
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,13 @@ try:
 except Exception:  # Triton is missing or does not work
     interaction_kernels = likelihood_kernels = step_kernels = None
 
-__all__ = ["ENABLED", "interaction_kernels", "likelihood_kernels", "serves", "step_kernels"]
+__all__ = [
+    "ENABLED",
+    "interaction_kernels",
+    "kernel_supports",
+    "likelihood_kernels",
+    "step_kernels",
+]
 
 ENABLED = True
 
@@ -25,7 +31,7 @@ DEVICES = ("cuda",)
 """Devices with kernels. Triton's interpreter, for tests, also takes tensors on the CPU."""
 
 
-def serves(*tensors: Tensor) -> bool:
+def kernel_supports(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors; compiled code has kernels of its own.
 
     >>> serves(torch.zeros(3))

@@ -53,7 +53,7 @@ class Group:
         shared: tensors [...] of all members, stored once. Those that require a gradient are
             trained, the others are frozen.
         keys: names of the dropout keys of the skeleton.
-        still: names of layers that stay in evaluation mode.
+        in_evaluation: names of layers that stay in evaluation mode.
         initial: values of one network's buffers before training.
         prefix: prefix of the weights' names, unique among groups.
         compute: type of the networks' arithmetic; None for the type of the weights.
@@ -66,7 +66,7 @@ class Group:
     buffers: Tree
     shared: Tree
     keys: list[str]
-    still: frozenset[str] = frozenset()
+    in_evaluation: frozenset[str] = frozenset()
     initial: Tree = field(default_factory=dict, repr=False)
     prefix: str = ""
     compute: torch.dtype | None = None
@@ -206,9 +206,9 @@ class Group:
             self._lowered.clear()
 
     def train(self, mode: bool) -> None:
-        """Set training or evaluation mode; layers in `still` stay in evaluation mode."""
+        """Set training or evaluation mode; layers in `in_evaluation` stay in evaluation mode."""
         self.skeleton.train(mode)
-        for name in self.still if mode else ():
+        for name in self.in_evaluation if mode else ():
             layer = self.skeleton.get_submodule(name)
             layer.training = False
 

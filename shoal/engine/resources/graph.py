@@ -21,7 +21,7 @@ from torch import Tensor
 from shoal.core.errors import ShoalError
 from shoal.core.structure import Structured
 from shoal.engine.kernels import fused
-from shoal.engine.kernels.fused import serves
+from shoal.engine.kernels.fused import kernel_supports
 from shoal.engine.resources.memory import MemoryLimit, lifted
 
 __all__ = ["CapturedForward", "CapturedMove", "CapturedSteps", "DataOnDevice"]
@@ -165,7 +165,7 @@ class CapturedSteps:
 
     def _next(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, annealing factor and number of the next step; sets the learning rate."""
-        if serves(self.pace, self.rate):
+        if kernel_supports(self.pace, self.rate):
             return fused.step_kernels.next_batch(
                 self.places, self.order, self.pace, self.rate, size
             )

@@ -82,7 +82,7 @@ def divide(group: Group, x: Inputs, sizes: Sequence[int]) -> Trunk:
     rest = _Rest({size: cuts[size] for size in sizes})
     set_output(rest, group.skeleton.__dict__.get("_shoal_output"))
     behind = replace(
-        group, prototype=rest, skeleton=rest, still=frozenset(),
+        group, prototype=rest, skeleton=rest, in_evaluation=frozenset(),
         shared={name: t for name, t in group.shared.items() if name in rest.names},
         keys=[key for key in group.keys if key in rest.names],
         _proven={}, _embedded={}, _seen=set(), _whole=[], _lowered={},

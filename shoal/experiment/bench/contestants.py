@@ -157,7 +157,7 @@ class EnsembleSteps:
     ) -> None:
         self.trainer = trainer(case, ensemble, method, engine, legacy=legacy)
         self.trainer.fit_batches()
-        torch.set_num_threads(self.trainer.try_out())
+        torch.set_num_threads(self.trainer.autotune_threads())
         self._steps = self._forever()
 
     def __call__(self, steps: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.core.values import came
+from shoal.core.values import describe_value
 from shoal.inference.adapting.layers import is_convolution, is_transposed
 
 __all__ = [
@@ -105,7 +105,9 @@ def layer_called(module: nn.Module, name: str | None) -> str:
         return _last_of(module)
     names = [each for each, _ in module.named_modules()]
     if not isinstance(name, str):
-        raise ConfigError(f"layer must be the name of a layer such as 'head', not {came(name)}")
+        raise ConfigError(
+            f"layer must be the name of a layer such as 'head', not {describe_value(name)}"
+        )
     if name not in names:
         found = matching("layer", [name], names)[name]
         if len(found) > 1:

@@ -245,7 +245,7 @@ class Categorical(Classes):
             )
         super().check(y, outputs, sites)
 
-    def begun(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
+    def initialised_from(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
         """The likelihood with its class weights on the device of the targets."""
         if self.class_weights is None:
             return self

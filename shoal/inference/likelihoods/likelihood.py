@@ -226,7 +226,7 @@ class Likelihood:
 
     # Learned numbers besides the weights. Most likelihoods learn nothing.
 
-    def begun(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
+    def initialised_from(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
         """The likelihood at the start of a run on these targets with weights [B]."""
         return self
 

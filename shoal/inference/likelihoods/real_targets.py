@@ -146,7 +146,7 @@ class RealTargets(Likelihood):
 class Standardising(RealTargets):
     """Standardises its training targets, which may have any unit."""
 
-    def begun(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
+    def initialised_from(self, y: Tensor, sites: int = 0, weight: Tensor | None = None) -> Self:
         """Standardise by these targets; numbers learned before stay."""
         where = y.device, torch.float32 if y.device.type == "mps" else torch.float64
         if self.learned is not None:

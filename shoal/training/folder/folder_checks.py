@@ -13,7 +13,7 @@ from typing import Any
 from shoal.core.errors import CheckpointCorrupt, ShoalError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.storage.checkpoints import Checkpoint
-from shoal.core.values import came
+from shoal.core.values import describe_value
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.training.options.options import stored_method
 from shoal.training.options.settings import Settings
@@ -149,4 +149,4 @@ def _check(
 ) -> None:
     for key, (words, fits) in checks.items():
         if key in table and not fits(table[key]):
-            raise error(f"in {path}, {key} must be {words}, not {came(table[key])}")
+            raise error(f"in {path}, {key} must be {words}, not {describe_value(table[key])}")

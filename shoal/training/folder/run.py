@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.storage.checkpoints import steps
 from shoal.core.storage.disk import checked_path
-from shoal.core.values import came, check_spec
+from shoal.core.values import check_spec, describe_value
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
@@ -190,7 +190,9 @@ def _builds(config: dict[str, Any], folder: Path) -> list[tuple[Blueprint, int]]
         settings = dict(table)
         count = settings.pop("members", None)
         if type(count) is not int or count < 1:
-            raise ConfigError(f"the run's config.toml has a model of {came(count)} members")
+            raise ConfigError(
+                f"the run's config.toml has a model of {describe_value(count)} members"
+            )
         try:
             pairs.append((Blueprint.from_spec(settings), count))
         except KeyError as error:

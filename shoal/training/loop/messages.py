@@ -42,9 +42,9 @@ class Messages:
         if len(diverged) == self.processes.trained(trainer):
             raise DataError(f"all members diverged by step {max(diverged.values())}; {LESS}")
 
-    def warn_of_sickness(self, trainer: Trainer) -> None:
+    def warn_unhealthy(self, trainer: Trainer) -> None:
         """Warn of what the health checks found in this epoch."""
-        for sentence in self.processes.united(findings(trainer)):
+        for sentence in self.processes.gather_unique(findings(trainer)):
             if is_new(sentence, self.notes):
                 self._warn(sentence)
 

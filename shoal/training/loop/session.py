@@ -102,12 +102,12 @@ class Session:
         self.provenance: dict[str, Any] = provenance(self.batches, device) | self.pixels
         self.provenance |= self.held_data
         processes.check_same(self.config, self.provenance)
-        self.begun = False
+        self.initialised_from = False
         with ExitStack() as stack:
             if folder is not None:
                 stack.enter_context(self.interruption)
                 processes.on_first(lambda: self._open(folder, resume, stack))
-                self.begun = processes.any(self.begun)
+                self.initialised_from = processes.any(self.initialised_from)
                 self.saver = Saver(folder, self.settings.options.save_every, processes.shards())
                 stack.callback(self.saver.close)
             path = None if folder is None else folder.path
@@ -122,8 +122,8 @@ class Session:
             trainer, self.part = Trainer(*given), ensemble
             self.trainer, trainer.best = trainer, BestMembers() if self.keeps_best else None
             stack.enter_context(_own_random(trainer))
-            if folder is not None and self.begun:
-                self._go_on(folder, ensemble)
+            if folder is not None and self.initialised_from:
+                self._restore(folder, ensemble)
             processes.check_step(trainer.step)
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = processes.copied(ensemble)
@@ -132,7 +132,7 @@ class Session:
                 self.provenance["memory"] = choice.table()
             stack.enter_context(trainer.limited())
             stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(trainer.try_out())
+            torch.set_num_threads(trainer.autotune_threads())
             show = show and processes.first
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
@@ -171,14 +171,14 @@ class Session:
         stack.enter_context(FolderLock(folder.path))
         sweep(folder.path)
         folder.refuse_links()
-        self.begun = folder.holds_run
-        if not self.begun:
+        self.initialised_from = folder.holds_run
+        if not self.initialised_from:
             return
         if not resume:
             raise folder.is_taken()
-        self._take_over(folder)
+        self._check_resumable(folder)
 
-    def _take_over(self, folder: RunFolder) -> None:
+    def _check_resumable(self, folder: RunFolder) -> None:
         """Continue the run of a folder, if it has these settings and data."""
         check_same_settings(folder, self.config)
         check_same_data(folder, self.provenance, self._guess is None)
@@ -189,7 +189,7 @@ class Session:
         self.provenance["seconds"] = before.get("seconds", 0.0)
         self.notes[:] = before.get("notes", [])
 
-    def _go_on(self, folder: RunFolder, part: Ensemble) -> None:
+    def _restore(self, folder: RunFolder, part: Ensemble) -> None:
         """Continue from the last checkpoint, if any, maybe for longer than was planned."""
         trainer, processes = self.trainer, self.processes
         if steps(folder.checkpoints):
@@ -217,10 +217,10 @@ class Session:
         trainer.ensemble.train()
         processes, started = self.processes, time.monotonic()
         for _ in processes.steps(trainer.run(), self.interruption, self._due):
-            if not self.begun:
+            if not self.initialised_from:
                 frozen = processes.frozen_state(trainer.ensemble) if self.folder else {}
                 processes.on_first(functools.partial(self._begin, frozen))
-                self.begun = True
+                self.initialised_from = True
             progress.step()
             if self.watched:
                 number = (trainer.step - 1) // trainer.batches.steps_per_epoch + 1
@@ -264,7 +264,7 @@ class Session:
         self._keep_snapshot()
         self._recount(progress)
         self.messages.warn_of_divergence(trainer)
-        self.messages.warn_of_sickness(trainer)
+        self.messages.warn_unhealthy(trainer)
         self.messages.end_if_waited(progress, trainer)
         if self.listened:
             self.processes.collect(self.trainer.ensemble)
@@ -282,7 +282,7 @@ class Session:
     def _end_if_asked(self, progress: Progress) -> None:
         """End the run if a callback of any process has asked for it."""
         request, trainer = self.listeners.request, self.trainer
-        whys = self.processes.united([request.why] if request.asked else [])
+        whys = self.processes.gather_unique([request.why] if request.asked else [])
         if whys and trainer.ended is None:
             reason = f": {whys[0].rstrip('.')}" if whys[0] else ""
             trainer.ended = f"A callback ended the run at step {trainer.step}{reason}."

@@ -59,7 +59,7 @@ class Processes:
             return said
         return "yes" in self.mesh.texts("yes" if said else "no")
 
-    def united(self, sentences: list[str]) -> list[str]:
+    def gather_unique(self, sentences: list[str]) -> list[str]:
         """The sentences of all processes, each once."""
         if self.mesh is None:
             return sentences

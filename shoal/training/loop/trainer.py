@@ -26,7 +26,7 @@ from shoal.engine.resources.plan import has_convolutions, parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.offloaded import parts_on_device
-from shoal.inference.posterior import begun, total_weight
+from shoal.inference.posterior import initialised_from, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.loop.validation import BestMembers
 from shoal.training.mover.history import Tracker, best_epoch, held_out_loss
@@ -75,7 +75,7 @@ class Trainer(Mover):
         self.steps = settings.total_steps(batches.steps_per_epoch)
         likelihood = settings.likelihood
         if isinstance(batches, ArrayBatches):
-            likelihood = begun(likelihood, batches.y.to(ensemble.device), sites)
+            likelihood = initialised_from(likelihood, batches.y.to(ensemble.device), sites)
         targets = self._targets(likelihood)
         settings = _fitted(settings, batches)
         given = repulsion, likelihood, targets, batches.n, self.steps, mesh
@@ -135,7 +135,7 @@ class Trainer(Mover):
         for x, y in islice(self.waiting(self.batches.batches(self.epoch, start)), count):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
-                likelihood = begun(self.settings.likelihood, y, self.sites)
+                likelihood = initialised_from(self.settings.likelihood, y, self.sites)
                 self.posterior = replace(self.posterior, likelihood=likelihood)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self._recount()
@@ -178,7 +178,7 @@ class Trainer(Mover):
                 other = batches.n % batches.batch_size / batches.batch_size
         return self.fit_memory(*batches.first(), data, other)
 
-    def try_out(self) -> int:
+    def autotune_threads(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""
         ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
         worth = self.steps - self.step >= WORTH_A_TRIAL and self.offloaded is None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.kernels import fused
-from shoal.engine.kernels.fused import serves
+from shoal.engine.kernels.fused import kernel_supports
 from shoal.engine.processes.mesh import Mesh
 from shoal.training.step.forces import StepInfo
 
@@ -60,7 +60,7 @@ class Tracker:
         """Add one step, in place."""
         if self.last is not None:
             self.last.copy_(torch.cat([info.measures, info.loss.float()]))
-        if serves(self.sums, info.measures, info.loss):
+        if kernel_supports(self.sums, info.measures, info.loss):
             kept = self.sums, self.ratio_max, self.lived
             fused.step_kernels.add_to_history(*kept, info.measures, info.loss, info.alive)
             return

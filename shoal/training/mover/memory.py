@@ -271,7 +271,7 @@ def with_activations(
 
     def measured(start: int, count: int) -> int:
         part = moving.slice_members(start, start + count)
-        part = (part if part.offload is None else copied_to_device(part)).aside()
+        part = (part if part.offload is None else copied_to_device(part)).without_side_effects()
         known_here = [*known, *part.state.values()]
         with torch.random.fork_rng(devices=[moving.device] if on_gpu else []):
             return transient_bytes(lambda: probe(part), moving.device, known_here)

@@ -26,7 +26,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.members.mesh_state import agreed, prior_of_all
 from shoal.training.members.offload import OffloadedSteps, laid_out_like
 from shoal.training.members.sharded_state import norms_of_whole, shares_of_noise
-from shoal.training.mover.prepare import divided, hand_over
+from shoal.training.mover.prepare import divided, prior_as_weight_decay
 from shoal.training.mover.step_memory import StepMemory
 from shoal.training.options.noise import add_noise, add_shared_noise
 from shoal.training.options.optim import clip_members, flat_state, load_flat_state, make_optimizer
@@ -205,7 +205,7 @@ class Mover(StepMemory):
                 group["weight_decay"] = decay
         prior = prior_of_all(settings.prior, self.mesh)
         whole = Posterior(likelihood, prior, n, settings.options.temperature)
-        return hand_over(whole, self.repulsion, settings, self.optimizer)
+        return prior_as_weight_decay(whole, self.repulsion, settings, self.optimizer)
 
     def for_targets(self, n: float) -> Posterior:
         """The posterior for another number of targets."""

@@ -1,7 +1,7 @@
 """Preparation of a run before its first step.
 
 `destination` finds device and type of the members. `divided` separates frozen from trained members.
-`hand_over` lets the optimiser apply a Gaussian prior as weight decay. `prepared` and `keep` fit and
+`prior_as_weight_decay` lets the optimiser apply a Gaussian prior. `prepared` and `keep` fit and
 store the axes of the repulsion's space, and the statistics of its points.
 """
 
@@ -42,10 +42,10 @@ __all__ = [
     "check_count",
     "destination",
     "divided",
-    "hand_over",
     "keep",
     "nothing_to_prepare",
     "prepared",
+    "prior_as_weight_decay",
 ]
 
 
@@ -104,7 +104,7 @@ _FIRST_OF_ALL = (torch.optim.Adam, torch.optim.SGD)
 """Optimisers that add weight decay to the gradient."""
 
 
-def hand_over(
+def prior_as_weight_decay(
     posterior: Posterior,
     repulsion: Repulsion | None,
     settings: Settings,

@@ -119,7 +119,7 @@ class StepMemory:
         try:
             later = torch.empty(states, dtype=torch.uint8, device=device)
             with torch.random.fork_rng(devices=[device]):
-                forces_in(context.at(0, 1.0, runner), self.moving.aside(), batch)
+                forces_in(context.at(0, 1.0, runner), self.moving.without_side_effects(), batch)
             del later
             return limit.held
         except torch.OutOfMemoryError:

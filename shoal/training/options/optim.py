@@ -15,7 +15,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.core.tree import member_norms, per_member
 from shoal.core.types import Tree
-from shoal.core.values import came
+from shoal.core.values import describe_value
 from shoal.training.options.torch_optimizers import uncompiled
 
 __all__ = [
@@ -88,7 +88,9 @@ def make_optimizer(
         raise ConfigError(f"the learning rate must be positive, not {lr}")
     for setting, value in settings.items():
         if isinstance(value, int) and abs(value) >= 2**63:
-            raise ConfigError(f"optimizer.{setting} is {came(value)}; take a smaller number")
+            raise ConfigError(
+                f"optimizer.{setting} is {describe_value(value)}; take a smaller number"
+            )
     kind = next(entry for key, entry in vars(torch.optim).items() if key.lower() == name.lower())
     try:
         tensors, fastest = list(weights.values()), _fastest(kind, weights, lr)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.core.errors import ConfigError
-from shoal.core.values import LARGEST, came
+from shoal.core.values import LARGEST, describe_value
 
 AUTO = "auto"
 """The value of an option that a search chooses."""
@@ -40,7 +40,7 @@ def flag(name: str, value: Any) -> bool:
     """True or false, of whatever library it came from."""
     if _is_truth(value):
         return bool(value)
-    raise ConfigError(f"{name} must be True or False, not {came(value)}")
+    raise ConfigError(f"{name} must be True or False, not {describe_value(value)}")
 
 
 def number(name: str, value: Any) -> float:
@@ -49,7 +49,7 @@ def number(name: str, value: Any) -> float:
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         found = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
     if not math.isfinite(found):
-        raise ConfigError(f"{name} must be a finite number, not {came(value)}")
+        raise ConfigError(f"{name} must be a finite number, not {describe_value(value)}")
     if abs(found) > LARGEST:
         raise ConfigError(f"{name} must be a number up to {LARGEST:g} in size, not {found:g}")
     return found
@@ -60,7 +60,7 @@ def number_or_auto(name: str, value: Any) -> float | str:
     if isinstance(value, str):
         if value == AUTO:
             return value
-        raise ConfigError(f"{name} must be a finite number or 'auto', not {came(value)}")
+        raise ConfigError(f"{name} must be a finite number or 'auto', not {describe_value(value)}")
     return number(name, value)
 
 
@@ -68,14 +68,14 @@ def positive(name: str, value: Any) -> float:
     """A number above zero."""
     if (found := number(name, value)) > 0:
         return found
-    raise ConfigError(f"{name} must be positive, not {came(value)}")
+    raise ConfigError(f"{name} must be positive, not {describe_value(value)}")
 
 
 def not_negative(name: str, value: Any) -> float:
     """A number from zero on."""
     if (found := number(name, value)) >= 0:
         return found
-    raise ConfigError(f"{name} must be zero or positive, not {came(value)}")
+    raise ConfigError(f"{name} must be zero or positive, not {describe_value(value)}")
 
 
 def factor_or_none(name: str, value: Any) -> float | None:
@@ -88,7 +88,7 @@ def seconds(name: str, value: Any) -> float:
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
         if not (_is_truth(value) or isinstance(value, str | bytes)) and float(value) >= 0:
             return float(value)
-    raise ConfigError(f"{name} must be a number of seconds from 0 on, not {came(value)}")
+    raise ConfigError(f"{name} must be a number of seconds from 0 on, not {describe_value(value)}")
 
 
 def whole(name: str, value: Any) -> int:
@@ -115,7 +115,7 @@ def process_grid(name: str, value: Any) -> str:
     """Processes along members x along data, such as "2x2"."""
     if isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,6}x[1-9]\d{0,6}", value):
         return value
-    raise ConfigError(f'{name} must be members x data, such as "2x2", not {came(value)}')
+    raise ConfigError(f'{name} must be members x data, such as "2x2", not {describe_value(value)}')
 
 
 _UNITS = {
@@ -146,7 +146,7 @@ def memory_size(name: str, value: Any) -> int | float:
                 return int(amount)
     raise ConfigError(
         f'{name} must be a size such as "8GiB" or "800MB", a number of bytes or a share of the '
-        f"device such as 0.5, not {came(value)}"
+        f"device such as 0.5, not {describe_value(value)}"
     )
 
 
@@ -159,7 +159,7 @@ def place(name: str, value: Any) -> str:
     """Where members stay."""
     if value in ("host", "disk"):
         return value
-    raise ConfigError(f"{name} must be 'host' or 'disk', not {came(value)}")
+    raise ConfigError(f"{name} must be 'host' or 'disk', not {describe_value(value)}")
 
 
 def share_or_data(name: str, value: Any) -> Any:
@@ -171,7 +171,7 @@ def share_or_data(name: str, value: Any) -> Any:
             return found
     raise ConfigError(
         f"{name} must be a share of the data such as 0.1, a pair (x, y), a Dataset or a loader, "
-        f"not {came(value)}"
+        f"not {describe_value(value)}"
     )
 
 
@@ -190,14 +190,14 @@ def which_kept(name: str, value: Any) -> str:
     """Which members a run ends with."""
     if isinstance(value, str) and value in ("best", "last"):
         return value
-    raise ConfigError(f"{name} must be 'best' or 'last', not {came(value)}")
+    raise ConfigError(f"{name} must be 'best' or 'last', not {describe_value(value)}")
 
 
 def placing(name: str, value: Any) -> str:
     """How processes hold what members share."""
     if value in ("replicated", "sharded"):
         return value
-    raise ConfigError(f"{name} must be 'replicated' or 'sharded', not {came(value)}")
+    raise ConfigError(f"{name} must be 'replicated' or 'sharded', not {describe_value(value)}")
 
 
 def _is_truth(value: Any) -> bool:
@@ -208,4 +208,4 @@ def _index(name: str, value: Any, least: int, words: str) -> int:
     with suppress(TypeError):
         if not _is_truth(value) and least <= (found := operator.index(value)) < 2**63:
             return found
-    raise ConfigError(f"{name} must be a whole number {words}, not {came(value)}")
+    raise ConfigError(f"{name} must be a whole number {words}, not {describe_value(value)}")

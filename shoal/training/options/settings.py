@@ -9,7 +9,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
-from shoal.core.values import came, fits
+from shoal.core.values import describe_value, fits
 from shoal.data.batches import augment as augmentations
 from shoal.data.batches.augment import Augmentation
 from shoal.engine.kernels.small_matrices import waits_for_host
@@ -287,7 +287,7 @@ def _in_range(key: str, made: Any) -> Any:
         value, name = getattr(made, entry.name), f"{key}.{entry.name}"
         if isinstance(value, (int, float)) and not fits(value, type(value)):
             raise ConfigError(
-                f"{name} is {came(value)}, but its size must lie between 1e-15 and 1e15"
+                f"{name} is {describe_value(value)}, but its size must lie between 1e-15 and 1e15"
             )
         _in_range(name, value)
     return made

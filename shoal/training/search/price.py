@@ -33,7 +33,7 @@ def axes_price(ensemble: Ensemble, x: Tensor) -> float:
         ensemble: the members.
         x: inputs [B, ...].
     """
-    one = ensemble.slice_members(0, 1).aside()
+    one = ensemble.slice_members(0, 1).without_side_effects()
     random = torch.random.fork_rng(devices=[x.device] if x.is_cuda else [])
     with torch.no_grad(), random, FlopCounterMode(display=False) as counter:
         one(x, MemberRunner("loop"))

@@ -99,7 +99,7 @@ class SearchProcesses:
             raise PeerLost("a connection to another process was lost; start all processes again")
         return whys[0][1].partition(": ")[2].partition("\n")[0] or whys[0][1].partition(":")[0]
 
-    def told(self, make: Callable[[], T]) -> T:
+    def broadcast_from_first(self, make: Callable[[], T]) -> T:
         """What `make` returns on the first process, in types that JSON has; its errors too."""
         if self.mesh is None:
             return make()
@@ -120,7 +120,7 @@ class SearchProcesses:
             found = make()
             return None if found is None else found.table()
 
-        told = self.told(table)
+        told = self.broadcast_from_first(table)
         return None if told is None else Choice.of(told)
 
 

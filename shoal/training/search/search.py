@@ -23,7 +23,7 @@ from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.offloaded import recall
+from shoal.inference.offloaded import load_to_device
 from shoal.training.folder.choice import ArmResult, Choice, Trial, reason
 from shoal.training.folder.run_folder import RunFolder
 from shoal.training.loop.callbacks import Listeners
@@ -108,7 +108,7 @@ class Search:
         arms = method_arms() if self.options.method == AUTO else strength_arms(self.settings.method)
         trains, judge = self._judge()
         own = too_costly(arms, self.ensemble, self.batches)
-        costly = self.processes.told(lambda: own)
+        costly = self.processes.broadcast_from_first(lambda: own)
         for arm in arms:
             result = ArmResult(arm.label, arm.method, arm.strength, failed=costly.get(arm.label))
             self.results[arm.label] = result
@@ -181,7 +181,7 @@ class Search:
         scores: dict[str, PointScores] = {}
         for rung in RUNGS:
             if (keep := rung.keep) is not None:
-                best = self.processes.told(functools.partial(_best, scores, keep))
+                best = self.processes.broadcast_from_first(functools.partial(_best, scores, keep))
                 taking = [arm for arm in arms if arm is PLAIN or arm.label in best]
             steps = int(share_of(rung, taking, left - spent) * whole)
             if scores and (len(taking) == 1 or steps <= max(self._lengths())):
@@ -290,7 +290,7 @@ class Search:
     def _restore(self) -> None:
         if self.device.type == "cuda":
             gc.collect()  # frees the captured steps of the last arm
-        recall(self.ensemble)
+        load_to_device(self.ensemble)
         refill_trunk(self.ensemble, self.trunk)
         self.ensemble.load_state(self.initial)
         self.ensemble.made = self.drawn

@@ -79,7 +79,7 @@ class Drive:
         if self._is_divided(ensemble, x):
             return self._on_own_rows(ensemble, x)
         passed = self._forward(ensemble, x)
-        result = self._output_result(ensemble, x, passed.still(), self._frozen_state(x))
+        result = self._output_result(ensemble, x, passed.detached(), self._frozen_state(x))
         velocity, head = self._back(ensemble, passed, result)
         return result._replace(head=head), velocity
 
@@ -138,7 +138,7 @@ class Drive:
             mine = places_of(part, ensemble)
             drive = whole._of_members(mine)
             passed = drive._forward(part, x[mine] if context.own_inputs else x)
-            passes.append(passed.still())
+            passes.append(passed.detached())
             if context.compares_passes and result is None:
                 together = PassResult.joined([passes[0], *others])
                 result = whole._output_result(ensemble, x, together, frozen)
@@ -192,7 +192,7 @@ class Drive:
             at_batch, at_points = outputs[:, : len(x)], outputs[:, len(x) :]
         else:
             at_batch = ensemble(shown, context.mapping, own, *how)
-            at_points = ensemble.aside()(points.x, context.mapping, False, *how)
+            at_points = ensemble.without_side_effects()(points.x, context.mapping, False, *how)
         return PassResult(shown, at_batch, at_points=at_points)
 
     def _member_inputs(self, ensemble: Ensemble, x: Inputs) -> MemberInputs:
@@ -206,7 +206,7 @@ class Drive:
         with torch.set_grad_enabled(self.context.base == "gradients"):
             for part in parts.others():
                 own = plain._of_members(places_of(part, ensemble))
-                passes.append(own._forward(part.aside(), x, live=False).still())
+                passes.append(own._forward(part.without_side_effects(), x, live=False).detached())
         return passes
 
     def _output_result(
@@ -267,7 +267,7 @@ class Drive:
         if self.points is not None and not context.shares_drives:  # the batch is not needed
             plain, x = replace(plain, points=None, y=parted(y)[0][self.points.rows]), self.points.x
         with torch.set_grad_enabled(base == "gradients"):
-            looks = [plain._forward(p, x, live=False).still() for p in parts_on_device(frozen)]
+            looks = [plain._forward(p, x, live=False).detached() for p in parts_on_device(frozen)]
         passed = PassResult.joined(looks)
         compared = [passed.gradients, passed.at_points, passed.outputs]
         repelled = next(tensor for tensor in compared if tensor is not None)

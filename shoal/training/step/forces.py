@@ -292,7 +292,7 @@ def _with_neighbours(
         return context, batch
     shown = adversarial.watch(x, ensemble.members)
     how = context.mapping, True, context.seed, context.step
-    outputs = ensemble.aside()(shown, *how)
+    outputs = ensemble.without_side_effects()(shown, *how)
     found = likelihood_gradient(context.posterior, outputs.detach(), y, ensemble.alive)
     at_inputs = pull_back(outputs, found[2], {"": shown})[""]
     worst = adversarial.neighbours(shown, at_inputs, found[1], context.mesh)

@@ -14,7 +14,7 @@ from shoal.core.tree import rows
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
 from shoal.engine.kernels import fused
-from shoal.engine.kernels.fused import serves
+from shoal.engine.kernels.fused import kernel_supports
 from shoal.inference.likelihoods.labels import Categorical
 from shoal.inference.posterior import Posterior
 from shoal.interaction.cloud import adds_multiples
@@ -28,7 +28,11 @@ __all__ = ["in_columns", "kernels_first", "reads_weights_once", "takes_outputs"]
 def takes_outputs(posterior: Posterior, outputs: Tensor, y: Targets) -> bool:
     """Whether one kernel computes loss and gradient: labels that all count the same, by softmax."""
     likelihood = posterior.likelihood
-    if type(likelihood) is not Categorical or not isinstance(y, Tensor) or not serves(outputs):
+    if (
+        type(likelihood) is not Categorical
+        or not isinstance(y, Tensor)
+        or not kernel_supports(outputs)
+    ):
         return False
     return likelihood.unweighted and fused.likelihood_kernels.takes(outputs, y)
 
@@ -50,7 +54,7 @@ def in_columns(repulsion: Repulsion, base: Tree) -> bool:
     if outputs is None or type(repulsion.space) is not Outputs or not repulsion.space.isometric:
         return False
     in_columns = not outputs.is_contiguous() and outputs.mT.is_contiguous()
-    return outputs.ndim == 3 and in_columns and serves(outputs)
+    return outputs.ndim == 3 and in_columns and kernel_supports(outputs)
 
 
 def kernels_first(compiled: Any, plain: Any) -> Any:

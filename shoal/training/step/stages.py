@@ -19,7 +19,7 @@ from shoal.core.tree import finite, member_norms
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
 from shoal.engine.kernels import fused
-from shoal.engine.kernels.fused import serves
+from shoal.engine.kernels.fused import kernel_supports
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.posterior import Posterior, target_weights
 from shoal.interaction.repulsion import Repulsion
@@ -300,7 +300,7 @@ def measured(
     drive: Tensor, push: Tensor | None, alive: Tensor, kernel: Tensor | None = None
 ) -> Tensor:
     """Root mean square norms of drive and push over finite members; bandwidth; members."""
-    if serves(*(tensor for tensor in (drive, push, alive, kernel) if tensor is not None)):
+    if kernel_supports(*(tensor for tensor in (drive, push, alive, kernel) if tensor is not None)):
         return fused.step_kernels.measures(drive, push, alive, kernel)
     count = alive.sum().clamp(min=1)
     lengths = torch.stack([drive, torch.zeros_like(drive) if push is None else push])
