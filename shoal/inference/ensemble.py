@@ -1,13 +1,31 @@
-"""The ensemble: M members of one or several architectures, their tensors stacked."""
+"""The ensemble: M members of one or several architectures, their tensors stacked.
 
-from collections.abc import Iterable, Sequence
-from typing import Self
+An ensemble has the interface of `nn.Module`. A parameter is one tensor [M, ...] for all members,
+named like the parameter of one network. A torch optimiser and the user's own loop work as with a
+module.
+
+An ensemble saves and loads all its tensors by kind and name: `weights/NAME` and `buffers/NAME` for
+private tensors [M, ...], `shared/NAME` for tensors [...] that all members share, and `alive`, which
+marks the finite members.
+
+Members of an offloaded ensemble live on the host and visit the device in blocks. Their weights and
+buffers are tensors of the host, or of files. Everything else is on the device: `alive`, tensors
+that all members share, and what the networks hold themselves.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.display.notebook import facts_html
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.storage.files import read_tensors, write_tensors
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
@@ -18,16 +36,36 @@ from shoal.engine.members.network_call import required_inputs
 from shoal.engine.processes.launch import own_members
 from shoal.engine.resources.offload import Offload
 from shoal.engine.resources.plan import default_runner
-from shoal.inference.adopted import adopted_groups
+from shoal.inference.adopted import adopted_groups, as_saved
 from shoal.inference.initialise import Build, build_members, drawn, spread
-from shoal.inference.offloaded import copied_to_device, parts_on_device, store_buffers
-from shoal.inference.stored_tensors import StoredTensors
 from shoal.inference.unrolled import UnrolledEnsemble
 
-__all__ = ["Ensemble", "Group"]
+__all__ = [
+    "Ensemble",
+    "Group",
+    "IncompatibleKeys",
+    "copied_to_device",
+    "host_blocks",
+    "load_to_device",
+    "move_to_host",
+    "part_of",
+    "parts_on_device",
+    "store_buffers",
+    "tensors_of",
+]
+
+FINITE = "ensemble.alive"
+"""Name of the tensor in a state dict that marks the finite members."""
 
 
-class Ensemble(StoredTensors):
+class IncompatibleKeys(NamedTuple):
+    """Names that `load_state_dict` did not find, and names that it did not use."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class Ensemble:
     """M networks that train and predict together, with the interface of one torch module.
 
     >>> ensemble = Ensemble.init(lambda: nn.Linear(3, 2), members=4, seed=0)
@@ -46,6 +84,7 @@ class Ensemble(StoredTensors):
         made: the members that exist on this process until `fit` fills in the others; None for all.
     """
 
+    builds: list[Build | None]
     offload: Offload | None = None
     made: slice | None = None
 
@@ -68,7 +107,7 @@ class Ensemble(StoredTensors):
         seed: int = 0,
         shared: Sequence[str] = (),
         divided: bool | str = False,
-    ) -> "Ensemble":
+    ) -> Self:
         """An ensemble of new members, each drawn from its own seed.
 
         Frozen tensors that are equal in all networks are stored once.
@@ -93,20 +132,21 @@ class Ensemble(StoredTensors):
         if not pairs:
             raise ConfigError("an ensemble needs at least one member, not an empty list")
         layout = divided if isinstance(divided, str) else None
-        own = own_members(sum(counts), layout) if divided else None
+        made = own_members(sum(counts), layout) if divided else None
         groups, first = [], 0
         for (make, _), count in zip(pairs, counts, strict=True):
-            here = drawn(range(first, first + count), own)
-            group = Group.of(build_members(make, here, seed), shared)
-            whole = own is None
-            groups.append(group if whole else spread(group, [i - first for i in here], count))
+            indices = drawn(range(first, first + count), made)
+            group = Group.of(build_members(make, indices, seed), shared)
+            if made is not None:
+                group = spread(group, [i - first for i in indices], count)
+            groups.append(group)
             first += count
         ensemble = cls(groups, [make for make, _ in pairs])
-        ensemble.seed, ensemble.made = seed, own
+        ensemble.seed, ensemble.made = seed, made
         return ensemble
 
     @classmethod
-    def of(cls, networks: Iterable[nn.Module]) -> "Ensemble":
+    def of(cls, networks: Iterable[nn.Module]) -> Self:
         """An ensemble of trained networks, in the given order; the networks stay untouched.
 
         The members are copies, with their running statistics. Parameters of a network that is
@@ -145,6 +185,16 @@ class Ensemble(StoredTensors):
     def trained_shared(self) -> Tree:
         """The shared tensors that all members train together."""
         return self._collect("trained_shared")
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the members."""
+        return self.alive.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return next(iter(self.weights.values())).dtype
 
     @property
     def spans(self) -> list[slice]:
@@ -235,12 +285,12 @@ class Ensemble(StoredTensors):
         outputs, first = [], 0
         for index, group in enumerate(self.groups):
             mine = slice(first, first + group.members)
-            inputs = [MemberInputs(x[mine] if own and several else x, own) for x, own in shown]
-            own_keys = None if keys is None else keys[mine]
+            inputs = [_inputs_of(each, mine) if several else each for each in shown]
+            member_keys = None if keys is None else keys[mine]
             probe = None if probes is None else probes[index]
             trains_shared = torch.is_grad_enabled() and group.trained_shared
             alive = self.alive[mine] if trains_shared else None
-            outputs.append(group.run(inputs, mapping, own_keys, probe, alive))
+            outputs.append(group.run(inputs, mapping, member_keys, probe, alive))
             first += group.members
         if any(out[0].shape[1:] != outputs[0][0].shape[1:] for out in outputs):
             shapes = [tuple(out[0].shape[1:]) for out in outputs]
@@ -254,7 +304,7 @@ class Ensemble(StoredTensors):
         for part in parts_on_device(self):
             first = part.first - self.first
             mine = slice(first, first + part.members)
-            inputs = [MemberInputs(x[mine] if own else x, own) for x, own in shown]
+            inputs = [_inputs_of(each, mine) for each in shown]
             outputs.append(part._run(inputs, mapping, seed, step, None))
             if self.training:
                 store_buffers(self, part)
@@ -263,8 +313,8 @@ class Ensemble(StoredTensors):
     def _dropout_keys(self, seed: int, step: int | Tensor) -> Tensor | None:
         if not any(group.keys for group in self.groups):
             return None
-        own = torch.arange(self.first, self.first + self.members, device=self.device)
-        return dropout_keys(seed, step, own)
+        indices = torch.arange(self.first, self.first + self.members, device=self.device)
+        return dropout_keys(seed, step, indices)
 
     def member(self, index: int) -> nn.Module:
         """Member `index` as an ordinary module, a copy in evaluation mode."""
@@ -308,11 +358,11 @@ class Ensemble(StoredTensors):
 
     def without_side_effects(self) -> "Ensemble":
         """The same members with copied running statistics, so a pass changes nothing."""
-        aside = self.slice_members(0, self.members)
-        for group, own in zip(aside.groups, self.groups, strict=True):
-            group.weights = own.weights  # the leaves that collect gradients
+        twin = self.slice_members(0, self.members)
+        for group, original in zip(twin.groups, self.groups, strict=True):
+            group.weights = original.weights  # the leaves that collect gradients
             group.buffers = {name: tensor.clone() for name, tensor in group.buffers.items()}
-        return aside
+        return twin
 
     @property
     def compute(self) -> torch.dtype | None:
@@ -330,6 +380,211 @@ class Ensemble(StoredTensors):
         for group in self.groups:
             group.keep_written(x)
 
+    def __len__(self) -> int:
+        return self.members
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return map(self.member, range(self.members))
+
+    @overload
+    def __getitem__(self, index: int) -> nn.Module: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Ensemble": ...
+
+    def __getitem__(self, index: int | slice) -> "nn.Module | Ensemble":
+        """A copy of one member as an ordinary module; or a range of members on the same memory."""
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self.members)
+            if step != 1 or start >= stop:
+                raise IndexError("a range of members has step 1 and at least one member")
+            return self.slice_members(start, stop)
+        return self.member(index + self.members if index < 0 else index)
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors of all trained parameters: [M, ...], or [...] for shared ones."""
+        return iter((self.weights | self.trained_shared).items())
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Tensors of all trained parameters, for a torch optimiser."""
+        return (tensor for _, tensor in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors [M, ...] that members store but do not train."""
+        return iter(self.buffers.items())
+
+    def state_dict(self) -> Tree:
+        """All tensors by their name in one network, and which members are finite."""
+        return {
+            **{name: tensor.detach() for name, tensor in (self.weights | self.shared).items()},
+            **self.buffers,
+            FINITE: self.alive,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
+        """Copy the tensors of a `state_dict` into the ensemble, in place.
+
+        Args:
+            state: tensors by name.
+            strict: refuse missing and unexpected names.
+        """
+        mine = self.state_dict()
+        keys = IncompatibleKeys(
+            [name for name in mine if name not in state and name != FINITE],
+            [name for name in state if name not in mine],
+        )
+        if strict and any(keys):
+            raise ConfigError(
+                f"the state dict has another architecture: missing {keys.missing_keys}, unexpected "
+                f"{keys.unexpected_keys}; type strict=False to load the names that fit"
+            )
+        shared = {name: tensor for name, tensor in mine.items() if name in state}
+        for name, tensor in shared.items():
+            if tensor.shape != state[name].shape:
+                raise ConfigError(
+                    f"{name} has shape {tuple(state[name].shape)} in the state dict, but "
+                    f"{tuple(tensor.shape)} in this ensemble"
+                )
+        with torch.no_grad():
+            for name, tensor in shared.items():
+                tensor.copy_(state[name])
+        return keys
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients of all parameters."""
+        for tensor in self.parameters():
+            if set_to_none:
+                tensor.grad = None
+            elif tensor.grad is not None:
+                tensor.grad.zero_()
+
+    def eval(self) -> Self:
+        """Set evaluation mode, as `train(False)`."""
+        return self.train(False)
+
+    def to(
+        self,
+        device: torch.device | str | int | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Self:
+        """Move the members to a device or a floating point type, in place, in either order."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise ConfigError(f"members need a floating point type, not {dtype}")
+        device = f"cuda:{device}" if isinstance(device, int) else device
+        if self.offload is not None:
+            self.offload.flush()
+        for group in self.groups:
+            group.to(device, dtype)
+        self.alive, self.offload = self.alive.to(device), None
+        return self
+
+    def cpu(self) -> Self:
+        """Move the members to the CPU, in place."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | None = None) -> Self:
+        """Move the members to a GPU, in place."""
+        return self.to("cuda" if device is None else f"cuda:{device}")
+
+    @property
+    def state(self) -> Tree:
+        """All tensors to save."""
+        return self.changing_state | self.frozen_state
+
+    @property
+    def changing_state(self) -> Tree:
+        """The tensors that training may change."""
+        weights = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
+        buffers = {f"buffers/{name}": tensor for name, tensor in self.buffers.items()}
+        shared = {f"shared/{name}": tensor for name, tensor in self.trained_shared.items()}
+        return {"alive": self.alive, **weights, **buffers, **shared}
+
+    @property
+    def frozen_state(self) -> Tree:
+        """The frozen shared tensors, which a run stores once."""
+        shared = self.shared.items()
+        return {f"shared/{name}": tensor for name, tensor in shared if not tensor.requires_grad}
+
+    def arrange_like(self, state: Iterable[str]) -> None:
+        """Share the tensors that a saved ensemble shares, and no others.
+
+        Args:
+            state: names of the saved tensors.
+        """
+        names = set(state)
+        for group in self.groups:
+            stacked = group.weights | group.buffers
+            shared = [n for n in stacked if f"shared/{group.prefix}{n}" in names]
+            private = [
+                n
+                for n in group.shared
+                if f"shared/{group.prefix}{n}" not in names
+                and {f"{kind}/{group.prefix}{n}" for kind in ("weights", "buffers")} & names
+            ]
+            group.rearrange(shared, private)
+
+    def load_state(self, state: Tree) -> Self:
+        """Copy the tensors of `state` into the ensemble, in place.
+
+        Frozen shared tensors may be missing, as in a checkpoint; they keep their values.
+        """
+        mine = self.changing_state | {n: t for n, t in self.frozen_state.items() if n in state}
+        if mine.keys() != state.keys():
+            names = sorted(mine.keys() ^ state.keys())
+            raise ConfigError(f"the saved ensemble has another architecture; {names[0]} differs")
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                if tensor.shape != state[name].shape:
+                    raise ConfigError(
+                        f"the saved ensemble has {name} of shape {tuple(state[name].shape)}, "
+                        f"this one {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(state[name])
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write all tensors to one safetensors file."""
+        write_tensors(Path(path), {name: t.detach() for name, t in self.state.items()})
+
+    @classmethod
+    def load(cls, path: str | Path, build: Build | Sequence[tuple[Build, int]]) -> Self:
+        """Read what `save` wrote; `build` makes the networks that the tensors belong to."""
+        return cls.from_state(read_tensors(Path(path)), build)
+
+    @classmethod
+    def from_state(
+        cls,
+        state: Tree,
+        build: Build | Sequence[tuple[Build, int]],
+        frozen: Iterable[str] = (),
+    ) -> Self:
+        """An ensemble of the networks that `build` makes, with the tensors of `state`.
+
+        Parameters are trained where those of `state` are, whatever `build` freezes.
+
+        Args:
+            state: the saved tensors.
+            build: makes the networks.
+            frozen: names of shared tensors in `state` that are not trained.
+        """
+        members = len(state["alive"]) if callable(build) and "alive" in state else None
+        with warnings.catch_warnings():
+            # The factory's initial weights do not matter: all are replaced.
+            warnings.simplefilter("ignore", ShoalWarning)
+            ensemble = cls.init(as_saved(build, state, frozen), members)
+        ensemble.builds = [build] if callable(build) else [make for make, _ in build]
+        kinds = {t.dtype for name, t in state.items() if name.startswith("weights/")}
+        if strange := [kind for kind in kinds if not kind.is_floating_point]:
+            raise ConfigError(
+                f"the saved weights have type {strange[0]}, not a real floating point type"
+            )
+        if len(kinds) == 1:
+            ensemble.to(kinds.pop())
+        ensemble.arrange_like(state)
+        return ensemble.load_state(state)
+
     def _collect(self, kind: str) -> Tree:
         return {
             f"{group.prefix}{name}": tensor
@@ -337,14 +592,141 @@ class Ensemble(StoredTensors):
             for name, tensor in getattr(group, kind).items()
         }
 
+    def _facts(self) -> dict[str, object]:
+        kinds = {type(group.prototype).__name__: group for group in self.groups}
+        total = sum(tensor.numel() for tensor in self.weights.values())
+        each = total // self.members
+        lost = self.members - int(self.alive.sum())
+        common = sum(tensor.numel() for tensor in self.shared.values())
+        return {
+            "members": self.members,
+            "network": " and ".join(kinds),
+            "weights": f"{each:,} in each member" if len(self.groups) == 1 else f"{total:,} in all",
+            "shared": f"{common:,} shared by all" if common else None,
+            "device": str(self.device),
+            "type": str(self.dtype).removeprefix("torch."),
+            "diverged": lost or None,
+        }
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        held = ", ".join(str(facts[key]) for key in ("weights", "shared") if facts[key])
+        return (
+            f"Ensemble({self.members} x {facts['network']}, {held}, "
+            f"{facts['type']} on {facts['device']})"
+        )
+
+    def _repr_html_(self) -> str:
+        return facts_html("Ensemble", self._facts())
+
 
 def _count(count: object) -> int:
     whole = isinstance(count, (int, np.integer)) and not isinstance(count, bool)
-    found = int(count) if whole else 0  # pyright: ignore[reportArgumentType]
-    if found < 1:
+    members = int(count) if whole else 0  # pyright: ignore[reportArgumentType]
+    if members < 1:
         raise ConfigError(f"an ensemble needs at least one member, not {describe_value(count)}")
-    if found >= 2**63:
+    if members >= 2**63:
         raise ConfigError(
             f"an ensemble of {describe_value(count)} members does not fit into any memory"
         )
-    return found
+    return members
+
+
+def _inputs_of(inputs: MemberInputs, members: slice) -> MemberInputs:
+    """What these members see of inputs for all members."""
+    return MemberInputs(inputs.x[members], True) if inputs.own else inputs
+
+
+def move_to_host(ensemble: Ensemble, offload: Offload, dtype: torch.dtype) -> None:
+    """Give an ensemble's members to the host, in place; one tensor exists twice at a time."""
+    for group in ensemble.groups:
+        trees = group.weights, group.buffers
+        on_device = [dict(tree) for tree in trees]
+        for tree in trees:
+            tree.clear()
+        group.to(offload.device, dtype)  # what members share, and what the networks hold
+        for tree, tensors in zip(trees, on_device, strict=True):
+            for name in list(tensors):
+                tensor = tensors.pop(name)
+                kind = dtype if tensor.is_floating_point() else None
+                copy = offload.stored(tensor, kind)
+                tree[name] = copy.requires_grad_(tensor.requires_grad)
+    ensemble.alive = ensemble.alive.to(offload.device)
+    ensemble.offload = offload
+
+
+def load_to_device(ensemble: Ensemble) -> None:
+    """Make an offloaded ensemble an ordinary one of the host, in place and without copies."""
+    if ensemble.offload is not None:
+        ensemble.to("cpu")
+
+
+def host_blocks(ensemble: Ensemble) -> list[Ensemble]:
+    """The members in blocks of one architecture each, still on the host."""
+    assert ensemble.offload is not None
+    blocks, first = [], 0
+    for group in ensemble.groups:
+        last, size = first + group.members, ensemble.offload.block
+        starts = range(first, last, size)
+        blocks += [ensemble.slice_members(start, min(start + size, last)) for start in starts]
+        first = last
+    return blocks
+
+
+def tensors_of(block: Ensemble) -> list[Tensor]:
+    """The private tensors of a block of one architecture."""
+    group = block.groups[0]
+    return [*group.weights.values(), *group.buffers.values()]
+
+
+def part_of(block: Ensemble, copies: Sequence[Tensor]) -> Ensemble:
+    """The block on the device, with copies of its tensors in the order of `tensors_of`."""
+    part, group = block.slice_members(0, block.members), block.groups[0]
+    tensors = iter(copies)
+    weights = {name: next(tensors).requires_grad_() for name in group.weights}
+    buffers = {name: next(tensors) for name in group.buffers}
+    part.groups = [replace(group, weights=weights, buffers=buffers)]
+    part.alive, part.offload = block.alive, None
+    return part
+
+
+def parts_on_device(ensemble: Ensemble, skip: int = 0) -> Iterator[Ensemble]:
+    """The members block by block on the device; a part is valid until the next one.
+
+    Args:
+        ensemble: the members; if they are on the device already, they are one part.
+        skip: number of blocks to leave out, from the first.
+    """
+    if ensemble.offload is None:
+        yield ensemble
+        return
+    blocks = host_blocks(ensemble)[skip:]
+    visits = ensemble.offload.visit([tensors_of(block) for block in blocks])
+    for block, copies in zip(blocks, visits, strict=True):
+        yield part_of(block, copies)
+
+
+def store_buffers(ensemble: Ensemble, part: Ensemble) -> None:
+    """Copy the running statistics of a part to their place on the host."""
+    assert ensemble.offload is not None
+    first = part.first - ensemble.first
+    block = ensemble.slice_members(first, first + part.members)
+    for name, tensor in block.groups[0].buffers.items():
+        ensemble.offload.store(tensor, part.groups[0].buffers[name])
+
+
+def copied_to_device(ensemble: Ensemble) -> Ensemble:
+    """All members on the device, for gradients that flow back to the tensors of the host."""
+    assert ensemble.offload is not None
+    ensemble.offload.flush()
+    device, whole = ensemble.offload.device, ensemble.slice_members(0, ensemble.members)
+    whole.groups = [
+        replace(
+            group,
+            weights={name: tensor.to(device) for name, tensor in group.weights.items()},
+            buffers={name: tensor.to(device) for name, tensor in group.buffers.items()},
+        )
+        for group in ensemble.groups
+    ]
+    whole.alive, whole.offload = ensemble.alive, None
+    return whole

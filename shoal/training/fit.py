@@ -12,9 +12,8 @@ from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.members.precision import full_precision
 from shoal.engine.processes.launch import restarted
 from shoal.engine.processes.mesh import Mesh
-from shoal.inference.ensemble import Ensemble
+from shoal.inference.ensemble import Ensemble, load_to_device
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.offloaded import load_to_device
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.methods import Method

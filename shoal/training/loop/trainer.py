@@ -23,9 +23,8 @@ from shoal.engine.resources.autotune import faster_runner, faster_threads
 from shoal.engine.resources.footprint import bytes_of
 from shoal.engine.resources.graph import CapturedSteps
 from shoal.engine.resources.plan import has_convolutions, parse_engine
-from shoal.inference.ensemble import Ensemble
+from shoal.inference.ensemble import Ensemble, parts_on_device
 from shoal.inference.likelihoods import Likelihood
-from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import initialised_from, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.loop.validation import BestMembers

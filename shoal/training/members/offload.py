@@ -20,8 +20,8 @@ from torch import Tensor
 from shoal.core.errors import ConfigError
 from shoal.core.tree import finite, member_norms
 from shoal.core.types import Tree
-from shoal.inference.ensemble import Ensemble
-from shoal.inference.offloaded import (
+from shoal.inference.ensemble import (
+    Ensemble,
     host_blocks,
     part_of,
     parts_on_device,

@@ -9,8 +9,7 @@ from shoal.core.errors import ConfigError
 from shoal.engine.resources.footprint import bytes_of
 from shoal.engine.resources.memory import MemoryLimit, free_memory
 from shoal.engine.resources.offload import Offload
-from shoal.inference.ensemble import Ensemble
-from shoal.inference.offloaded import move_to_host
+from shoal.inference.ensemble import Ensemble, move_to_host
 from shoal.training.mover.memory import SHARE_OF_FREE, state_bytes
 from shoal.training.options.settings import Settings
 

@@ -20,8 +20,7 @@ from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.resources.footprint import BlockFootprint, Footprint, bytes_of, transient_bytes
 from shoal.engine.resources.memory import MemoryLimit, free_memory
 from shoal.engine.resources.offload import Offload
-from shoal.inference.ensemble import Ensemble
-from shoal.inference.offloaded import copied_to_device
+from shoal.inference.ensemble import Ensemble, copied_to_device
 from shoal.training.options.optim import make_optimizer
 from shoal.training.step.context import StepContext
 

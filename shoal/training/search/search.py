@@ -22,8 +22,7 @@ from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 from shoal.engine.processes.mesh import Mesh
-from shoal.inference.ensemble import Ensemble
-from shoal.inference.offloaded import load_to_device
+from shoal.inference.ensemble import Ensemble, load_to_device
 from shoal.training.folder.choice import ArmResult, Choice, Trial, reason
 from shoal.training.folder.run_folder import RunFolder
 from shoal.training.loop.callbacks import Listeners

@@ -27,9 +27,8 @@ from shoal.engine.members.member_runner import MemberInputs
 from shoal.engine.members.precision import rough_products
 from shoal.engine.resources.divisible import treats_rows_alone
 from shoal.engine.resources.plan import has_batch_norm
-from shoal.inference.ensemble import Ensemble
+from shoal.inference.ensemble import Ensemble, parts_on_device
 from shoal.inference.network_pass import BatchRows, PassResult, forward_with_gradients
-from shoal.inference.offloaded import parts_on_device
 from shoal.inference.posterior import functional_score, point_weights, target_weights
 from shoal.interaction.points import Drawn
 from shoal.training.members.mesh_cloud import gathered_drives
