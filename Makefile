@@ -29,12 +29,12 @@ quick: $(READY)
 	$(PYTEST) -m "not slow and not kill and not browser and not full and not nightly"
 
 test: $(READY)
-	$(BIN)/ruff check shoal tests
+	$(BIN)/ruff check shoal studies tests docs
 	$(BIN)/pyright
 	$(PYTEST) -m "not nightly"
 
 nightly: $(READY)
-	$(BIN)/ruff check shoal tests
+	$(BIN)/ruff check shoal studies tests docs
 	$(BIN)/pyright
 	$(PYTEST)
 
@@ -42,8 +42,8 @@ gpu:
 	$(PYTHON) tests/gpu_tests.py
 
 check: $(READY)
-	$(BIN)/ruff format --check shoal tests
-	$(BIN)/ruff check shoal tests
+	$(BIN)/ruff format --check shoal studies tests docs
+	$(BIN)/ruff check shoal studies tests docs
 	$(BIN)/pyright
 
 docs: $(READY)

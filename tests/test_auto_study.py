@@ -1,11 +1,10 @@
-"""The study docs/results/auto: its controller of the strength, and its data sets."""
+"""The study of method="auto": its controller of the strength, and its data sets."""
 
 import math
 
 import pytest
 import torch
 from small_runs import assert_equal_trees
-from study_modules import study_modules
 from torch import nn
 
 import shoal
@@ -13,19 +12,12 @@ from shoal.core.random import generator
 from shoal.data.batches.array_batches import ArrayBatches
 from shoal.training.search.plan import METHOD_ARMS, RULE, RUNGS, method_arms
 from shoal.training.search.price import too_costly
-
-MODULES = ("controller", "problems", "make", "rules")
-
-
-@pytest.fixture(scope="module")
-def study():
-    """The modules of the study."""
-    with study_modules("auto", *MODULES) as found:
-        yield found
+from studies.auto import make, problems, rules
+from studies.auto.controller import Controller, train
 
 
-def test_the_first_correction_is_exact_since_the_push_is_proportional_to_the_strength(study):
-    controller = study["controller"].Controller(target=0.03, every=4)
+def test_the_first_correction_is_exact_since_the_push_is_proportional_to_the_strength():
+    controller = Controller(target=0.03, every=4)
     seen = []
     for _ in range(9):
         seen.append(controller.strength)
@@ -34,8 +26,8 @@ def test_the_first_correction_is_exact_since_the_push_is_proportional_to_the_str
     assert seen[1:] == pytest.approx([0.03 * 2.0 / 5e-6] * 8, rel=1e-12)
 
 
-def test_later_corrections_are_clipped_in_log_space(study):
-    controller = study["controller"].Controller(target=0.1, every=3, most=2.0)
+def test_later_corrections_are_clipped_in_log_space():
+    controller = Controller(target=0.1, every=3, most=2.0)
     seen = []
     for step in range(20):
         size = 1.0 if step < 1 else 10.0  # the drive grows tenfold after the first step
@@ -48,14 +40,14 @@ def test_later_corrections_are_clipped_in_log_space(study):
 
 
 @pytest.mark.parametrize(("drive", "push"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
-def test_steps_without_a_force_ratio_change_nothing(study, drive, push):
-    controller = study["controller"].Controller(target=0.1, strength=7.0)
+def test_steps_without_a_force_ratio_change_nothing(drive, push):
+    controller = Controller(target=0.1, strength=7.0)
     controller.see(drive, push)
     assert controller.strength == 7.0
 
 
 @pytest.mark.parametrize("target", [0.01, 0.3])
-def test_the_ratio_converges_on_a_quadratic(study, target):
+def test_the_ratio_converges_on_a_quadratic(target):
     """Two members at -w and w, log p = -w² / 2, median bandwidth: push = s c / w, drive = w.
 
     The ratio is s c / w². A step of size lr multiplies w by 1 - lr (1 - r), and the strength that
@@ -70,7 +62,7 @@ def test_the_ratio_converges_on_a_quadratic(study, target):
         ensemble, n=1, method="kde", optimizer="sgd", lr=lr, prior="flat",
         likelihood=shoal.likelihoods.Gaussian(1.0),
     )  # fmt: skip
-    controller = study["controller"].Controller(target, every=1, most=1e9)
+    controller = Controller(target, every=1, most=1e9)
     batch = torch.ones(1, 1).double(), torch.zeros(1).double()
     places = [1.0]
     for _ in range(60):
@@ -87,7 +79,7 @@ def test_the_ratio_converges_on_a_quadratic(study, target):
 
 @pytest.mark.parametrize("method", ["kde", "f-kde"])
 @pytest.mark.parametrize("likelihood", ["categorical", "heteroscedastic"])
-def test_a_controller_that_changes_nothing_trains_as_fit_does(study, method, likelihood):
+def test_a_controller_that_changes_nothing_trains_as_fit_does(method, likelihood):
     draw = generator(0, "data")
     x = torch.randn(50, 3, generator=draw)
     y = (x[:, 0] > 0).long() if likelihood == "categorical" else 3 + 2 * x[:, 0]
@@ -101,8 +93,7 @@ def test_a_controller_that_changes_nothing_trains_as_fit_does(study, method, lik
     run = shoal.fit(
         ensembles[0], (x, y), method=method, strength=20.0, steps=11, seed=5, progress=False, **how
     )
-    still = study["controller"].Controller(0.1, strength=20.0, most=1.0, first=1.0)
-    train = study["controller"].train
+    still = Controller(0.1, strength=20.0, most=1.0, first=1.0)
     found = train(ensembles[1], (x, y), method, still, steps=11, seed=5, **how)
     weights = [{n: t.detach() for n, t in e.weights.items()} for e in ensembles]
     assert_equal_trees(*weights)
@@ -111,29 +102,29 @@ def test_a_controller_that_changes_nothing_trains_as_fit_does(study, method, lik
     torch.testing.assert_close(shoal.predict(found, x).log_prob(y), wanted)
 
 
-def test_the_study_leaves_out_the_arms_that_the_library_leaves_out(study):
+def test_the_study_leaves_out_the_arms_that_the_library_leaves_out():
     arms = method_arms()
     wide = ArrayBatches(torch.zeros(4, 1280), torch.zeros(4), 4)
     members = shoal.Ensemble.init(lambda: nn.Linear(1280, 10), members=2)
     kept = [arm for arm in arms[1:] if arm.label not in too_costly(arms, members, wide)]
-    rule = study["rules"].SHIPPED.on("features")
+    rule = rules.SHIPPED.on("features")
     assert [(arm.method, arm.strength) for arm in kept] == [
         (method, float(strength)) for method, _, strength in (a.partition(":") for a in rule.arms)
     ]
-    assert study["rules"].SHIPPED.on("mnist") is study["rules"].SHIPPED
+    assert rules.SHIPPED.on("mnist") is rules.SHIPPED
 
 
-def test_the_rule_of_the_study_is_that_of_the_library(study):
-    shipped = study["rules"].SHIPPED
+def test_the_rule_of_the_study_is_that_of_the_library():
+    shipped = rules.SHIPPED
     arms = [(name, float(word)) for name, _, word in (arm.partition(":") for arm in shipped.arms)]
     assert arms == [(name, strength) for name, strength in METHOD_ARMS]
     assert (shipped.keep, shipped.errors) == (RUNGS[1].keep, RULE.errors)
-    assert tuple(rung.share for rung in RUNGS) == study["make"].RUNGS
+    assert tuple(rung.share for rung in RUNGS) == make.RUNGS
 
 
 @pytest.mark.parametrize("name", ["diabetes", "wine-cultivars", "breast-cancer"])
-def test_tables_are_standardised_by_their_training_points(study, name):
-    made = study["problems"].problem(name, 0)
+def test_tables_are_standardised_by_their_training_points(name):
+    made = problems.problem(name, 0)
     torch.testing.assert_close(made.x.mean(0), torch.zeros(made.x.shape[1]), atol=1e-5, rtol=0)
     torch.testing.assert_close(made.x.std(0), torch.ones(made.x.shape[1]), atol=1e-5, rtol=0)
     assert made.shifted[0].shape == made.ood.shape == made.test[0].shape
@@ -142,7 +133,6 @@ def test_tables_are_standardised_by_their_training_points(study, name):
     assert outputs == (2 if made.y.is_floating_point() else len(made.y.unique()))
 
 
-def test_the_unseen_sets_took_no_part_in_the_design(study):
-    of = study["problems"]
-    assert not set(of.UNSEEN) & set(of.DESIGN)
-    assert set(of.CHEAP) <= set(of.DESIGN)
+def test_the_unseen_sets_took_no_part_in_the_design():
+    assert not set(problems.UNSEEN) & set(problems.DESIGN)
+    assert set(problems.CHEAP) <= set(problems.DESIGN)

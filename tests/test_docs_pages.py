@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import shoal
+from studies import gallery
+from studies.guide import claims, evidence, make
 
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"
@@ -59,14 +61,13 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
 
 
 def test_the_guide_the_table_of_results_and_the_claims_are_what_the_raw_files_give():
-    pages = script(DOCS / "guide" / "make.py").pages()
+    pages = make.pages()
     assert {path.name for path in pages} == {"guide.md", "README.md", "claims.md"}
     for path, text in pages.items():
-        assert path.read_text(encoding="utf-8") == text, "run python docs/guide/make.py"
+        assert path.read_text(encoding="utf-8") == text, "run python -m studies.guide.make"
 
 
 def test_an_interval_of_the_guide_says_when_it_may_be_nothing():
-    evidence = script(DOCS / "guide" / "evidence.py")
     apart = evidence.difference({0: 2.0, 1: 2.1, 2: 9.9}, {0: 1.0, 1: 1.1, 3: 7.0})
     assert apart.difference == pytest.approx(1.0)  # seed 2 and 3 have no partner
     near = evidence.difference({0: 1.0, 1: -1.0}, {0: 0.0, 1: 0.0})
@@ -78,7 +79,6 @@ def test_an_interval_of_the_guide_says_when_it_may_be_nothing():
 
 
 def test_many_intervals_are_corrected_for_their_number():
-    evidence = script(DOCS / "guide" / "evidence.py")
     clear = evidence.difference({0: 1.0, 1: 1.2, 2: 1.1}, {0: 0.0, 1: 0.0, 2: 0.2})  # p = 0.011
     noise = evidence.difference({0: 1.0, 1: -1.0, 2: 0.3}, dict.fromkeys(range(3), 0.0))
     assert "significant" not in evidence.corrected([evidence.interval(clear)])[0]
@@ -87,7 +87,6 @@ def test_many_intervals_are_corrected_for_their_number():
 
 
 def test_a_claim_is_confirmed_refuted_or_open():
-    claims = script(DOCS / "guide" / "claims.py")
     zero, one = dict.fromkeys(range(4), 0.0), {0: 1.0, 1: 1.1, 2: 0.9, 3: 1.05}
     noise = {0: 1.0, 1: -1.0, 2: 0.5, 3: -0.6}
 
@@ -105,7 +104,6 @@ def test_a_claim_is_confirmed_refuted_or_open():
 
 
 def test_a_claim_without_data_is_listed_as_not_measured():
-    claims = script(DOCS / "guide" / "claims.py")
 
     def nothing():
         raise KeyError("no such file")
@@ -115,7 +113,6 @@ def test_a_claim_without_data_is_listed_as_not_measured():
 
 
 def test_the_gallery_shows_the_figures_that_its_command_draws():
-    gallery = script(DOCS / "gallery" / "make.py")
     assert (DOCS / "gallery" / "README.md").read_text(encoding="utf-8") == gallery.page()
     drawn = {path.stem for path in (DOCS / "gallery").glob("*.svg")}
     assert drawn == set(gallery.FIGURES)

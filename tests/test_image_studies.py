@@ -1,10 +1,5 @@
 """The parts of the image studies that have a closed form: penalties, priors, decompositions."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
@@ -12,29 +7,11 @@ from torch.distributions import Normal, kl_divergence
 from shoal.interaction.bandwidths import Fixed
 from shoal.interaction.repulsion import Repulsion, interact
 from shoal.interaction.spaces import Outputs
-
-RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Import a script of a study; its neighbours are importable until the test ends."""
-
-    def found(path: str) -> ModuleType:
-        file = RESULTS / path
-        monkeypatch.syspath_prepend(str(file.parent))
-        spec = importlib.util.spec_from_file_location(file.stem, file)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, file.stem, module)
-        spec.loader.exec_module(module)
-        return module
-
-    return found
+from studies.cifar10_methods import arms, hyper, tables
+from studies.landscape_seeds import cell, mean_field
 
 
-def test_a_word_names_method_changes_and_strength(load):
-    arms = load("cifar10/methods/arms.py")
+def test_a_word_names_method_changes_and_strength():
     assert arms.parsed("ensemble") == ("ensemble", {}, None)
     assert arms.parsed("ensemble+members=11").changes == {"members": "11"}
     assert arms.parsed("kde+laplace+hyperbolic:1000")[1:] == (
@@ -43,8 +20,7 @@ def test_a_word_names_method_changes_and_strength(load):
     )
 
 
-def test_local_independence_descends_the_squared_cosines(load):
-    arms = load("cifar10/methods/arms.py")
+def test_local_independence_descends_the_squared_cosines():
     z = torch.nn.functional.normalize(torch.randn(3, 4, dtype=torch.float64), dim=-1)
     repulsion = Repulsion(Outputs(), arms.SquaredCosine(), Fixed(1.0), arms.Energy())
     found = interact(repulsion, [z[:, None]], torch.ones(3, dtype=torch.bool))
@@ -57,8 +33,7 @@ def test_local_independence_descends_the_squared_cosines(load):
     assert torch.allclose(found.K, (z @ z.T).square(), atol=1e-12)
 
 
-def test_the_score_of_the_empirical_covariance_prior_is_its_gradient(load):
-    arms = load("cifar10/methods/arms.py")
+def test_the_score_of_the_empirical_covariance_prior_is_its_gradient():
     prior = arms.EmpCov.of(torch.rand(20, 1, 6, 6), size=3)
     tree = {"first": torch.randn(2, 4, 1, 3, 3), "other": torch.randn(2, 5)}
     live = {name: t.requires_grad_() for name, t in tree.items()}
@@ -69,16 +44,14 @@ def test_the_score_of_the_empirical_covariance_prior_is_its_gradient(load):
         assert torch.allclose(score[name], t.grad, rtol=1e-4, atol=1e-3)
 
 
-def test_the_score_of_one_network_is_that_of_the_mean_plus_the_variance(load):
-    cell = load("landscape/seeds/cell.py")
+def test_the_score_of_one_network_is_that_of_the_mean_plus_the_variance():
     y = torch.tensor([0, 2, 1, 1])
     found = cell.brier_parts(torch.randn(5, 4, 3), y)
     assert found["variance"] > 0
     assert found["one"] == pytest.approx(found["averaged"] + found["variance"], abs=1e-12)
 
 
-def test_scores_are_those_of_the_mean_probability(load):
-    cell = load("landscape/seeds/cell.py")
+def test_scores_are_those_of_the_mean_probability():
     outputs, y = torch.randn(3, 6, 4), torch.randint(4, (6,))
     mean = outputs.double().softmax(-1).mean(0)
     found = cell.scores(outputs, y)
@@ -86,30 +59,26 @@ def test_scores_are_those_of_the_mean_probability(load):
     assert found["accuracy"] == float((mean.argmax(-1) == y).double().mean())
 
 
-def test_the_divergence_of_a_mean_field_is_that_of_its_normals(load):
-    field = load("landscape/seeds/mean_field.py")
+def test_the_divergence_of_a_mean_field_is_that_of_its_normals():
     mean = {"w": torch.randn(2, 3, 8), "b": torch.randn(2, 3)}
     log_sigma = {name: 0.3 * torch.randn_like(t) for name, t in mean.items()}
     wanted = sum(
-        kl_divergence(Normal(mu, log_sigma[n].exp()), Normal(0.0, field.PRIOR.width(mu)))
+        kl_divergence(Normal(mu, log_sigma[n].exp()), Normal(0.0, mean_field.PRIOR.width(mu)))
         .flatten(1)
         .sum(1)
         for n, mu in mean.items()
     )
-    assert torch.allclose(field.divergence(mean, log_sigma), wanted, rtol=1e-5)
+    assert torch.allclose(mean_field.divergence(mean, log_sigma), wanted, rtol=1e-5)
 
 
-def test_a_strength_in_capitals_is_the_chosen_one(load):
-    arms = load("cifar10/methods/arms.py")
+def test_a_strength_in_capitals_is_the_chosen_one():
     strengths = {"kde": 1000.0, "f-kde": 30.0}
     assert arms.named("kde+laplace:KDE", strengths) == "kde+laplace:1000"
     assert arms.named("f-kde:F-KDE", strengths) == "f-kde:30"
     assert arms.named("forde:16", strengths) == "forde:16"
 
 
-def test_strengths_are_chosen_by_validation_nll_of_another_seed(load):
-    load("cifar10/methods/arms.py")
-    tables = load("cifar10/methods/tables.py")
+def test_strengths_are_chosen_by_validation_nll_of_another_seed():
 
     def row(method, seed, held, nll=1.0):
         return {"method": method, "seed": seed, "validation_nll": held, "nll": nll}
@@ -124,15 +93,12 @@ def test_strengths_are_chosen_by_validation_nll_of_another_seed(load):
     assert tables.strengths([]) == tables.USUAL
 
 
-def test_columns_of_activation_maps_follow_the_network(load):
-    load("cifar10/methods/arms.py")
-    tables = load("cifar10/methods/tables.py")
+def test_columns_of_activation_maps_follow_the_network():
     rows = [{"cam_8": 0.1, "cam_32": 0.2, "nll": 1.0}, {"cam_16": 0.3}]
     assert tables.maps(rows) == ["cam_32", "cam_16", "cam_8"]
 
 
-def test_a_hyper_deep_ensemble_chooses_what_lowers_the_nll_of_the_mean(load):
-    hyper = load("cifar10/methods/hyper.py")
+def test_a_hyper_deep_ensemble_chooses_what_lowers_the_nll_of_the_mean():
     probabilities = torch.rand(4, 6, dtype=torch.float64)
     chosen = hyper.greedy(probabilities, 3)
     for count in (1, 2, 3):
@@ -144,8 +110,7 @@ def test_a_hyper_deep_ensemble_chooses_what_lowers_the_nll_of_the_mean(load):
     assert hyper.greedy(best, 2) == [0, 0]  # with replacement
 
 
-def test_candidates_of_a_hyper_deep_ensemble_are_in_their_ranges(load):
-    hyper = load("cifar10/methods/hyper.py")
+def test_candidates_of_a_hyper_deep_ensemble_are_in_their_ranges():
     for setting in hyper.drawn(3, count=50):
         assert 1 / 3 <= setting.lr_factor <= 3
         assert 0.1 <= setting.prior_std <= 10

@@ -1,21 +1,11 @@
 """The flows of the Jacobian study: their directions against autograd and against the library."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 import shoal
 from shoal.analysis.fidelity.problems import make
-
-FILE = Path(__file__).parents[1] / "docs/results/jacobian/flows.py"
-spec = importlib.util.spec_from_file_location("jacobian_flows", FILE)
-assert spec is not None and spec.loader is not None
-flows = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = flows
-spec.loader.exec_module(flows)
+from studies.jacobian import flows
 
 
 @pytest.mark.parametrize("name", ["linear", "regression", "classification"])

@@ -1,21 +1,6 @@
 """The tables of the pre-trained study: pairs by seed, significance, missing rows."""
 
-import importlib.util
-from pathlib import Path
-
-import pytest
-
-HOME = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def tables():
-    path = HOME / "docs/results/pretrained/tables.py"
-    spec = importlib.util.spec_from_file_location("pretrained_tables", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from studies.pretrained import tables
 
 
 def cells(table: str) -> list[list[str]]:
@@ -23,7 +8,7 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
-def test_a_difference_takes_only_the_seeds_that_both_methods_have(tables):
+def test_a_difference_takes_only_the_seeds_that_both_methods_have():
     rows = {
         ("heads", 1000, "x"): {0: 1.0, 1: 2.0, 2: 3.0},
         ("heads-repelled", 1000, "x"): {1: 3.0, 2: 5.0, 3: 99.0},
@@ -34,7 +19,7 @@ def test_a_difference_takes_only_the_seeds_that_both_methods_have(tables):
     assert found[0][3].startswith("+1.5 (")
 
 
-def test_bold_means_significant_after_the_correction(tables):
+def test_bold_means_significant_after_the_correction():
     # t = 4.24 with 4 degrees, p = 0.0132: significant alone, not as the smallest of four
     clear = {seed: 1.0 + 0.1 * (seed - 2) * 3.333 for seed in range(5)}
     plain = dict.fromkeys(range(5), 0.0)
@@ -49,7 +34,7 @@ def test_bold_means_significant_after_the_correction(tables):
     assert len(found) >= 4 and not any(row[3].startswith("**") for row in found)
 
 
-def test_tables_and_figure_are_made_from_the_rows_that_there_are(tables, tmp_path):
+def test_tables_and_figure_are_made_from_the_rows_that_there_are(tmp_path):
     lines = ["method,images,seed,metric,value,device"]
     lines += [f"heads,1000,{seed},test_accuracy,{0.7 + seed / 100},cpu" for seed in range(2)]
     lines += ["fine-tuned-1,0,0,test_accuracy,0.9,cuda", "fine-tuned-1,0,0,auroc_entropy,0.8,cuda"]

@@ -1,42 +1,35 @@
-"""What the studies in docs/results share."""
+"""What the studies share."""
 
 from itertools import chain, repeat
 from types import SimpleNamespace
 
-import pytest
-from study_modules import study_modules
-
-
-@pytest.fixture(scope="module")
-def studies():
-    with study_modules("", "studies") as found:
-        yield found["studies"]
+from studies import common
 
 
 def inverse(number):
     return 1 / number
 
 
-def test_every_cell_comes_with_its_result(studies):
-    found = dict(studies.finished([(1,), (2,), (4,)], inverse, jobs=2, within=1e9))
+def test_every_cell_comes_with_its_result():
+    found = dict(common.finished([(1,), (2,), (4,)], inverse, jobs=2, within=1e9))
     assert found == {(1,): 1.0, (2,): 0.5, (4,): 0.25}
 
 
-def test_a_cell_that_fails_is_named_and_the_others_run(studies, capfd):
-    found = dict(studies.finished([(0,), (2,)], inverse, jobs=1, within=1e9))
+def test_a_cell_that_fails_is_named_and_the_others_run(capfd):
+    found = dict(common.finished([(0,), (2,)], inverse, jobs=1, within=1e9))
     assert found == {(2,): 0.5}
     printed = capfd.readouterr()
     assert "0 failed" in printed.out and "ZeroDivisionError" in printed.err
 
 
-def test_no_cell_starts_that_would_end_too_late_by_others_of_its_kind(studies, monkeypatch):
+def test_no_cell_starts_that_would_end_too_late_by_others_of_its_kind(monkeypatch):
     # The clock is read at the start, before and after the first cell, which takes ten seconds.
     clock = chain([0, 0, 0, 10], repeat(10))
-    monkeypatch.setattr(studies, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(common, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     cells = [(1,), (3,), (2,)]
-    found = studies.finished(cells, inverse, jobs=1, within=15, kind=lambda cell: cell[0] % 2)
+    found = common.finished(cells, inverse, jobs=1, within=15, kind=lambda cell: cell[0] % 2)
     assert [cell for cell, _ in found] == [(1,), (2,)]
 
 
-def test_without_time_nothing_starts(studies):
-    assert not list(studies.finished([(1,)], inverse, jobs=1, within=-1.0))
+def test_without_time_nothing_starts():
+    assert not list(common.finished([(1,)], inverse, jobs=1, within=-1.0))

@@ -1,21 +1,11 @@
 """The tables of the UCI study: choices on held-out data, pairs by split, Holm's correction."""
 
 import csv
-import importlib.util
-from pathlib import Path
 
-import pytest
+from studies import RESULTS
+from studies.uci import tables
 
-FOLDER = Path(__file__).parents[1] / "docs/results/uci"
-
-
-@pytest.fixture(scope="module")
-def tables():
-    spec = importlib.util.spec_from_file_location("uci_tables", FOLDER / "tables.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+FOLDER = RESULTS / "uci"
 
 
 def write(path, rows):
@@ -25,7 +15,7 @@ def write(path, rows):
         writer.writerows(rows)
 
 
-def test_the_strength_of_lowest_held_out_nll_is_chosen(tables, tmp_path):
+def test_the_strength_of_lowest_held_out_nll_is_chosen(tmp_path):
     nll = {("f-kde", 1.0): (2.0, 4.0), ("f-kde", 10.0): (3.0, 2.0), ("kde", 10.0): (9.0, 9.0)}
     rows = [
         {"problem": "wine", "split": split, "column": f"{method} {strength:g}",
@@ -38,7 +28,7 @@ def test_the_strength_of_lowest_held_out_nll_is_chosen(tables, tmp_path):
     assert tables.strengths(tmp_path / "nothing") == {}
 
 
-def test_candidates_are_compared_on_splits_that_all_of_them_have(tables, tmp_path):
+def test_candidates_are_compared_on_splits_that_all_of_them_have(tmp_path):
     """Problems weigh the same, whatever their number of splits."""
     values = [
         ("boston", 0, "a", 1.0), ("boston", 0, "b", 2.0),
@@ -54,7 +44,7 @@ def test_candidates_are_compared_on_splits_that_all_of_them_have(tables, tmp_pat
     assert tables.candidates(tmp_path) == [("b", 3.0, 0.0), ("a", 3.5, 0.0)]
 
 
-def test_a_difference_is_paired_by_split_and_bold_if_it_survives_holm(tables):
+def test_a_difference_is_paired_by_split_and_bold_if_it_survives_holm():
     found = {
         ("boston", "uci", "nll"): {0: 1.0, 1: 2.01, 2: 3.02, 9: 50.0},
         ("boston", "before", "nll"): {0: 2.0, 1: 3.0, 2: 4.0},
@@ -70,5 +60,5 @@ def test_a_difference_is_paired_by_split_and_bold_if_it_survives_holm(tables):
     assert not any("(" in line for line in lines if line.startswith("| wine"))  # two splits
 
 
-def test_the_page_of_tables_is_what_the_raw_files_give(tables):
+def test_the_page_of_tables_is_what_the_raw_files_give():
     assert tables.page(FOLDER) == (FOLDER / "tables.md").read_text()

@@ -1,0 +1,47 @@
+"""Where calibrated function-space methods are worse: python -m studies.fidelity.worse
+
+The script prints the table of README.md from results.csv: means over seeds, and differences to the
+plain ensemble, paired by seed, with 95 % intervals by Student's t.
+"""
+
+import csv
+
+from shoal.core.display.text import markdown_table
+from shoal.prediction.statistics import paired_difference
+from studies import RESULTS
+
+FILE = RESULTS / "fidelity/results.csv"
+CASES = (
+    *(("ksd", problem) for problem in ("regression", "classification", "digits")),
+    *(("ksd2", problem) for problem in ("regression", "classification", "digits")),
+    ("weights/sliced", "linear"),
+    ("weights/mmd", "linear"),
+)
+OURS = ("f-kde:calibrated", "f-svgd:calibrated")
+BESIDE = ("ensemble", "kde:legacy", "svgd:legacy", "kde:calibrated")
+
+
+def main() -> None:
+    """Print the table."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    with FILE.open() as lines:
+        for row in csv.DictReader(lines):
+            key = row["distance"], row["problem"], row["method"]
+            found.setdefault(key, []).append(float(row["value"]))
+    rows = []
+    for distance, problem in CASES:
+        means = {
+            method: sum(found[distance, problem, method]) / len(found[distance, problem, method])
+            for method in ("posterior draws", *OURS, *BESIDE)
+        }
+        change = paired_difference(
+            found[distance, problem, OURS[1]], found[distance, problem, "ensemble"]
+        )
+        ends = f"{change.difference:+.3g} ({change.low:+.3g} to {change.high:+.3g})"
+        rows.append([distance, problem, *(f"{value:.3g}" for value in means.values()), ends])
+    header = ["distance", "problem", "posterior draws", *OURS, *BESIDE]
+    print(markdown_table([*header, "f-svgd:calibrated minus ensemble"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Claims of the papers, each with what we measured and a verdict.
+
+To add a line, append a `Claim` to a list in one of the modules claims_*.py beside this file. Its
+measures are computed from raw files; a missing file makes it "not measured".
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shoal.core.display.text import markdown_table
+from shoal.prediction.statistics import holm, paired_p_value
+from studies.guide.evidence import corrected, difference, interval
+
+SURE = 0.05
+FEWEST = 3
+"""Fewer seeds decide nothing: two may agree by the number of test images alone."""
+
+
+class Measure(NamedTuple):
+    """What speaks for or against a claim.
+
+    Attributes:
+        words: the number, with its interval.
+        seeds: number of pairs; 0 for a number without interval.
+        p: p value of no difference.
+        sign: 1 if the difference has the claimed sign, -1 if not; of a fact: 1, -1 or 0.
+        p_size: p value of the claimed size; for equality, of a difference at the margin.
+        falls_short: whether the difference is smaller than the claimed size.
+        equality: whether the claim says that there is no difference.
+    """
+
+    words: str
+    seeds: int = 0
+    p: float | None = None
+    sign: int = 0
+    p_size: float | None = None
+    falls_short: bool = False
+    equality: bool = False
+
+    def tests(self):
+        """The p values that count."""
+        return [p for p in (self.p, self.p_size) if p is not None]
+
+    def speaks(self, adjusted):
+        """1 for the claim, -1 against it, 0 for neither; `adjusted` maps p values."""
+        if self.p is None:
+            return self.sign
+        different = adjusted(self.p) < SURE
+        sized = self.p_size is not None and adjusted(self.p_size) < SURE
+        if self.equality:
+            return 1 if sized and not self.falls_short else -1 if different else 0
+        if different:
+            return self.sign
+        return -1 if sized and self.falls_short else 0
+
+
+class Claim(NamedTuple):
+    """One line.
+
+    Attributes:
+        words: what the source says.
+        source: who says it.
+        setting: our data, networks and methods.
+        measures: what we measured, computed on demand.
+        link: the study, from docs/results.
+        one: whether one measure that speaks for the claim is enough.
+        missing: what has to be done, shown if there are no data.
+    """
+
+    words: str
+    source: str
+    setting: str
+    measures: Callable[[], Sequence[Measure]] | None
+    link: str = ""
+    one: bool = False
+    missing: str = ""
+
+
+def _paired(first, second):
+    """Values of the seeds that both have; a number stands for every seed."""
+    if not isinstance(second, dict):
+        second = dict.fromkeys(first, second)
+    seeds = sorted(first.keys() & second.keys())
+    return [first[s] for s in seeds], [second[s] for s in seeds]
+
+
+def _against(words, first, second, sign, size, style):
+    a, b = _paired(first, second)
+    found = difference(dict(enumerate(a)), dict(enumerate(b)))
+    text = f"{words} {corrected([interval(found, **style)])[0]}"
+    p_size = None if size is None else paired_p_value(a, [x + sign * size for x in b])
+    if size is not None:
+        text += f"; claimed {sign * size * style.get('scale', 1):+g}"
+    right = 1 if sign * found.difference > 0 else -1
+    short = size is not None and sign * found.difference < size
+    if len(a) < FEWEST:
+        return Measure(text, len(a), 1.0, right)
+    return Measure(text, len(a), paired_p_value(a, b), right, p_size, short)
+
+
+def higher(words, first, second, size=None, **style):
+    """The claim says that the first is higher, by `size` if it says how much."""
+    return _against(words, first, second, 1, size, style)
+
+
+def lower(words, first, second, size=None, **style):
+    """The claim says that the first is lower, by `size` if it says how much."""
+    return _against(words, first, second, -1, size, style)
+
+
+def same(words, first, second, margin, **style):
+    """The claim says that there is no difference: two one-sided tests at the margin."""
+    a, b = _paired(first, second)
+    found = _against(words, first, second, 1, None, style)
+    ends = [paired_p_value(a, [x + end for x in b]) / 2 for end in (margin, -margin)]
+    mean = sum(x - y for x, y in zip(a, b, strict=True)) / len(a)
+    scale, digits = style.get("scale", 1), style.get("digits", 3)
+    words = f"{found.words}; margin {scale * margin:.{digits}f}"
+    outside = abs(mean) > margin
+    return Measure(words, found.seeds, found.p, 1, max(ends), outside, equality=True)
+
+
+def fact(words, holds, seeds=0):
+    """A number without interval. Holds: True, False, or None if it decides nothing."""
+    return Measure(words, seeds, None, {True: 1, False: -1, None: 0}[holds])
+
+
+def verdict(measures, adjusted, one=False):
+    """Confirmed, refuted or cannot be told."""
+    votes = [measure.speaks(adjusted) for measure in measures]
+    if -1 in votes and not (one and 1 in votes):
+        return "refuted"
+    enough = any(vote == 1 for vote in votes) if one else all(vote == 1 for vote in votes)
+    return "confirmed" if enough else "cannot be told"
+
+
+def _adjuster(measures):
+    """Holm's correction over all tests of these measures."""
+    tests = [p for measure in measures for p in measure.tests()]
+    return dict(zip(tests, holm(tests), strict=True)).__getitem__
+
+
+def evaluated(claims):
+    """Claims with their measures; an empty list where a raw file is missing."""
+    found = []
+    for claim in claims:
+        try:
+            found.append((claim, list(claim.measures()) if claim.measures else []))
+        except (KeyError, FileNotFoundError):
+            found.append((claim, []))
+    return found
+
+
+def lines(groups):
+    """Rows of every group, rows that are not measured, and the number of each verdict.
+
+    A verdict is bold if it also holds after Holm's correction over all tests of the page. A verdict
+    from numbers without interval is never bold.
+    """
+    found = {title: evaluated(claims) for title, claims in groups.items()}
+    everything = [measure for group in found.values() for _, ms in group for measure in ms]
+    page, number, missing, counts = _adjuster(everything), 0, [], {}
+    tables = {}
+    for title, group in found.items():
+        rows = tables.setdefault(title, [])
+        for claim, measures in group:
+            if not measures:
+                absent = claim.missing or f"the numbers of results/{claim.link.rpartition('/')[0]}"
+                missing.append([claim.words, claim.source, absent])
+                continue
+            number += 1
+            words = verdict(measures, _adjuster(measures), claim.one)
+            sure = verdict(measures, page, claim.one) == words and all(m.seeds for m in measures)
+            counts[words] = counts.get(words, 0) + 1
+            bold = sure and words != "cannot be told"
+            counts["bold"] = counts.get("bold", 0) + bold
+            link = f"[study]({claim.link})" if claim.link else ""
+            text = "<br>".join(measure.words for measure in measures)
+            once = "" if all(measure.seeds for measure in measures) else ", one run"
+            shown = f"**{words}**" if bold else words + once
+            rows.append(
+                [number, claim.words, claim.source, _setting(claim, measures), text, shown, link]
+            )
+    return tables, missing, counts
+
+
+def _setting(claim, measures):
+    seeds = sorted({measure.seeds for measure in measures if measure.seeds})
+    word = "seed" if seeds == [1] else "seeds"
+    return f"{claim.setting}, {' or '.join(map(str, seeds))} {word}" if seeds else claim.setting
+
+
+def page(groups, words):
+    """The text of the page; `words` has places for the tables and the counts."""
+    tables, missing, counts = lines(groups)
+    titles = ["", "claim", "source", "our data and networks", "measured", "verdict", ""]
+    parts = [f"## {title}\n\n{markdown_table(titles, rows)}" for title, rows in tables.items()]
+    absent = markdown_table(["claim", "source", "missing"], missing) if missing else "None."
+    total = sum(map(len, tables.values()))
+    return words.format(
+        tables="\n\n".join(parts), missing=absent, total=total, unmeasured=len(missing),
+        confirmed=counts.get("confirmed", 0), refuted=counts.get("refuted", 0),
+        unknown=counts.get("cannot be told", 0), bold=counts.get("bold", 0),
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""Numbers of the guide, from the raw files of docs/results and docs/benchmarks."""
+
+import csv
+import functools
+import json
+import re
+from typing import NamedTuple
+
+from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
+from studies import DOCS, RESULTS
+
+BENCHMARKS = DOCS / "benchmarks"
+PERCENT = {"scale": 100, "digits": 2, "unit": " points"}
+
+
+@functools.cache
+def rows(path):
+    """The rows of a CSV file."""
+    with (RESULTS / path).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def by_seed(path, metric, by="seed", **where):
+    """Values of a metric by seed, for the rows that agree with `where`; fails if there are none.
+
+    `by` names another column than the seed, such as the split.
+    A file has a column per metric, or the columns metric and value. `path` may be several files.
+    Values that are not numbers, as those of a run that diverged, are left out.
+    """
+    found = {}
+    for row in (
+        rows(path) if isinstance(path, str) else [row for each in path for row in rows(each)]
+    ):
+        if all(row[key] == str(value) for key, value in where.items()):
+            if row.get(metric, "nan") not in ("", "nan"):
+                found[int(row[by])] = float(row[metric])
+            elif metric in (row.get("metric"), row.get("distance")):
+                found[int(row[by])] = float(row["value"])
+    if not found:
+        raise KeyError(f"{path} has no {metric} for {where}")
+    return found
+
+
+class Compared(NamedTuple):
+    """A mean difference, its 95 % interval, its p value and the number of pairs."""
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+
+
+def difference(first, second):
+    """Mean difference of two methods with its 95 % interval, over the seeds that both have."""
+    seeds = sorted(first.keys() & second.keys())
+    a, b = [first[s] for s in seeds], [second[s] for s in seeds]
+    return Compared(*paired_difference(a, b), paired_p_value(a, b), len(seeds))
+
+
+def interval(found, scale=1.0, digits=3, unit=""):
+    """A difference in words: `+3.38 points (+2.72 to +4.04⟦0.0005⟧)`; see `corrected`."""
+    mean, low, high = (scale * value for value in found[:3])
+    if found.seeds < 2:
+        return f"{mean:+.{digits}f}{unit} (one seed)"
+    return f"{mean:+.{digits}f}{unit} ({low:+.{digits}f} to {high:+.{digits}f}⟦{found.p!r}⟧)"
+
+
+MARK = re.compile(r"⟦([^⟧]*)⟧")
+
+
+def corrected(texts):
+    """Texts in which every interval says whether it is significant, by Holm over all of them."""
+    marks = [float(p) for text in texts for p in MARK.findall(text)]
+    adjusted = dict(zip(marks, holm(marks), strict=True))
+
+    def words(match):
+        p = float(match[1])
+        if adjusted[p] < 0.05:
+            return ""
+        return ", not significant after correction" if p < 0.05 else ", not significant"
+
+    return [MARK.sub(words, text) for text in texts]
+
+
+def noise_share(path, method, plain="ensemble"):
+    """The share of a gain in corrupted accuracy that noise brings, and the gain without noise."""
+    found = {}
+    for name in [key.split(".")[1] for key in rows(path)[0] if key.startswith("shifts.")]:
+        gain = compared(path, f"shifts.{name}.accuracy", method, plain).difference
+        found[name] = gain
+    noise = {name: gain for name, gain in found.items() if "noise" in name}
+    rest = [gain for name, gain in found.items() if name not in noise]
+    return sum(noise.values()) / sum(found.values()), sum(rest) / len(rest)
+
+
+def mean(values, scale=1.0, digits=3):
+    """Mean and standard error over seeds."""
+    value, error = mean_and_error(list(values.values()))
+    return f"{scale * value:.{digits}f} ± {scale * error:.{digits}f}"
+
+
+def seeds(*values):
+    """The number of seeds that all of these have."""
+    return len(set.intersection(*(set(each) for each in values)))
+
+
+def compared(path, metric, method, plain="ensemble", **where):
+    """The paired difference of a method to the plain ensemble."""
+    return difference(
+        by_seed(path, metric, method=method, **where), by_seed(path, metric, method=plain, **where)
+    )
+
+
+def significant(found, sign=0):
+    """How many differences (of one sign) are significant, by Holm over all of them."""
+    adjusted = zip(found, holm([each.p for each in found]), strict=True)
+    return sum(p < 0.05 and sign * each.difference >= 0 for each, p in adjusted)
+
+
+def largest(path, metric, methods, **where):
+    """The largest absolute difference of these methods to the plain ensemble."""
+    return max(abs(compared(path, metric, method, **where).difference) for method in methods)
+
+
+def times_plain(file, method, model, engine="auto"):
+    """Time of a step, as a multiple of the plain ensemble's in the same measurement."""
+    return step_ms(file, method, model, engine) / step_ms(file, "ensemble", model, engine)
+
+
+def step_ms(file, method, model, engine="auto"):
+    """Milliseconds per step in a file of `shoal bench`."""
+    steps = json.loads((BENCHMARKS / file).read_text(encoding="utf-8"))["steps"]
+    found = [
+        row["ms"]
+        for row in steps
+        if (row["model"], row["method"], row["engine"]) == (model, method, engine)
+        and row["what"] == "shoal"
+    ]
+    if not found:
+        raise KeyError(f"{file} has no {method} of {model} with {engine}")
+    return found[0]
+
+
+def strength_row(label, members):
+    """One row of the strength sweep on MNIST: accuracy, NLL, ECE and two AUROCs, as printed."""
+    for line in (RESULTS / "mnist/strength.txt").read_text(encoding="utf-8").splitlines():
+        if match := re.match(rf"{re.escape(label)}\s+{members}\s+(.*)", line):
+            return [cell.strip() for cell in re.findall(r"[\d.]+ ± [\d.]+", match[1])]
+    raise KeyError(f"strength.txt has no {label} with {members} members")
