@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.display.small_figures import Curve, bars_svg, curves_svg
+from shoal.core.display.notebook import Curve, bars_svg, curves_svg
 from shoal.core.display.text import number, percent
 
 __all__ = ["summary"]

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from shoal.core.display import bars
-from shoal.core.display.bars import NotebookBar, make_bar
+from shoal.core.display import progress
+from shoal.core.display.progress import NotebookBar, make_bar
 
 TRAINING = """
 import torch, shoal
@@ -54,7 +54,7 @@ class Screen:
     def __init__(self, monkeypatch):
         display = pytest.importorskip("IPython.display")
         self.shown, self.drawn = {}, 0
-        monkeypatch.setattr(bars, "_in_notebook", lambda: True)
+        monkeypatch.setattr(progress, "_in_notebook", lambda: True)
         monkeypatch.setattr(display, "display", self.display)
 
     def display(self, bundle, *, raw, display_id, update):
@@ -74,7 +74,7 @@ def screen(monkeypatch):
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(bars.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -278,7 +278,9 @@ def test_any_changed_byte_sends_all_processes_to_the_step_before(tmp_path, how):
 def test_a_process_reads_through_only_the_shards_of_its_rows(tmp_path, monkeypatch):
     save_in_threads(tmp_path, 1, (2, 2, 2, 1))
     seen = []
-    monkeypatch.setattr(checkpoints, "check_digests", lambda path, files, names: seen.extend(names))
+    monkeypatch.setattr(
+        checkpoints, "_check_digests", lambda path, files, names: seen.extend(names)
+    )
     load_checkpoint(tmp_path, rows=rows_of(slice(3, 5)))
     # The first shard has the tensors that all members share.
     assert sorted(seen) == [

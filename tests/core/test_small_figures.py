@@ -5,7 +5,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from shoal.core.display.small_figures import (
+from shoal.core.display.notebook import (
     BOTTOM,
     LEFT,
     MOST,

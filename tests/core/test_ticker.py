@@ -3,8 +3,7 @@
 import pytest
 
 from shoal.core.display import progress as module
-from shoal.core.display.bars import TerminalBar
-from shoal.core.display.progress import Ticker
+from shoal.core.display.progress import TerminalBar, Ticker
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.cli.outcome import Outcome
-from shoal.core.bibliography import BIBLIOGRAPHY
-from shoal.core.citation import Citation
+from shoal.core.bibliography import BIBLIOGRAPHY, Citation
 from shoal.core.display.text import table
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest

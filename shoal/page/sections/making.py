@@ -84,7 +84,7 @@ def bibtex(records: list[RunRecord]) -> str:
     methods = [record.config.get("method") for record in records]
     names = dict.fromkeys(m.get("name") if isinstance(m, Mapping) else m for m in methods)
     keys = dict.fromkeys(k for name in names if name in METHODS for k in METHODS[name].cite)
-    return "\n\n".join(BIBLIOGRAPHY[key].bibtex(key) for key in keys if key in BIBLIOGRAPHY)
+    return "\n\n".join(BIBLIOGRAPHY[key].bibtex for key in keys if key in BIBLIOGRAPHY)
 
 
 def numbers_csv(records: list[RunRecord]) -> str:

@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.core.display.notebook import facts_html
-from shoal.core.display.small_figures import ORANGE, Curve, curves_svg
+from shoal.core.display.notebook import ORANGE, Curve, curves_svg, facts_html
 
 __all__ = ["history_svg", "run_html"]
 
