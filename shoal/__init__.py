@@ -75,7 +75,7 @@ _HOMES = {
     "evidence": "evaluation.analyse",
     "fidelity": "evaluation.analyse",
     "compare": "page.compare",
-    "Comparison": "page.compare_grid",
+    "Comparison": "page.compare",
     # Use elsewhere
     "compress": "evaluation.compress",
     "Compressed": "evaluation.compress",

@@ -32,7 +32,7 @@ from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config
 from shoal.experiment.grid import Grid, check_grid, resident, run_point
 from shoal.experiment.variants import parse_variants
-from shoal.page.comparison import comparison_value, groups_of, results_csv, summary_csv
+from shoal.page.compare import comparison_value, groups_of, results_csv, summary_csv
 from shoal.page.measures import Measure, against_baseline
 from shoal.page.report_data import RunRecord, SeedGroup
 from shoal.plots import MetricCurve, png, severity

@@ -20,6 +20,7 @@ import shoal
 from shoal.core.errors import PeerLost
 from shoal.core.storage.files import write_json, write_tensors
 from shoal.engine.processes.launch import join_processes, restarted
+from shoal.training import fit as fit_module
 from shoal.training.search import plan as auto_plan
 
 
@@ -188,9 +189,10 @@ def divided(out):
 def killed(out):
     """A run that loses a process during its search, once."""
     join_processes(timeout=60)
+    fit_module.TIMEOUT = 30.0
     schedule = Interrupted(12, _lose_contact)
     try:
-        run = searched("kde", schedule=schedule, out=out / "run", peer_timeout=30)
+        run = searched("kde", schedule=schedule, out=out / "run")
     except PeerLost as error:
         sys.exit(error.exit_status)
     kept(out, "killed", run)

@@ -43,15 +43,12 @@ def speaks(error: BaseException | None = None) -> bool:
     return _rank() == 0 or not alike or isinstance(error, PeerLost)
 
 
-def together(timeout: float) -> None:
-    """Join the other processes, if torchrun started several.
-
-    A short timeout is meant for steps: processes may start and read data many seconds apart.
-    """
+def together() -> None:
+    """Join the other processes, if torchrun started several."""
     if _several():
-        from shoal.engine.processes.launch import TIMEOUT, join_processes
+        from shoal.engine.processes.launch import join_processes
 
-        join_processes(max(timeout, TIMEOUT))
+        join_processes()
 
 
 def prepare(make: Callable[[], T]) -> T:

@@ -19,25 +19,13 @@ The equation
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
-__all__ = ["UNSET", "Leaves", "Tree"]
+__all__ = ["Leaves", "Tree"]
 
 Tree = dict[str, Tensor]
 """Tensors stacked over members, [M, ...], named like the module's parameters."""
 
 Leaves = Sequence[Tensor]
 """Coordinates of all members in a space: tensors [M, S, D], one per component of the space."""
-
-
-class _Unset:
-    """The type of `UNSET`, which is annotated as Any, so that arguments keep their types."""
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-
-UNSET: Any = _Unset()
-"""The default of an argument that keeps a setting, where None is a value."""

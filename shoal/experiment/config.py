@@ -16,7 +16,16 @@ from shoal.core.registry import nearest
 from shoal.core.storage.disk import size_of, storage_errors
 from shoal.core.storage.formats import MAX_BYTES, MAX_DEPTH, parse_toml
 from shoal.core.values import check_value
-from shoal.training.options.options import EXCLUDES, NAMES, Options, Spec, option, stored_method
+from shoal.training.options.options import (
+    EXCLUDES,
+    NAMES,
+    RETIRED,
+    Options,
+    Spec,
+    option,
+    stored_method,
+    warn_retired,
+)
 
 __all__ = [
     "DEFAULTS",
@@ -53,6 +62,9 @@ def apply_override(
     path = [word.strip() for word in key.split(".")]
     if not equals or not all(path) or len(path) > MAX_DEPTH:
         raise ConfigError(f"a setting is typed as key=value, such as lr=0.01, not {override!r}")
+    if path[0] in RETIRED:
+        warn_retired(path[0])
+        return dict(table)
     if defaults and path[0] not in defaults:
         raise ConfigError(f"there is no key {path[0]!r} in a config; {nearest(path[0], defaults)}")
     changed = dict(table)
@@ -181,12 +193,16 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 def make_config(table: Mapping[str, Any], name: str = "config") -> Config:
     """A config from a table of plain values; an error names the first wrong key or value."""
     for key, value in table.items():
+        if key in RETIRED:
+            warn_retired(key)
+            continue
         if key not in KEYS:
             raise ConfigError(f"there is no key {key!r} in a config; {nearest(key, KEYS)}")
         check_value(key, value, _TYPES[key])
     if "data" not in table:
         raise ConfigError("a config needs a data set; write data = 'digits', for example")
-    config = Config(**{"name": name, **table})
+    known = {key: value for key, value in table.items() if key in KEYS}
+    config = Config(**{"name": name, **known})
     _check_members(config.model, config.members, "members" in table)
     return config
 

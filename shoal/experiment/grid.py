@@ -25,7 +25,7 @@ from shoal.inference.initialise import Build
 from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import METHODS
-from shoal.training.options.option_checks import AUTO
+from shoal.training.options.options import AUTO, KEPT, NAMES
 
 __all__ = [
     "ROOM",
@@ -98,22 +98,8 @@ def _room(device: torch.device) -> int:
     return ROOM["cpu"]
 
 
-_FREE = (
-    "members",
-    "seed",
-    "init_seed",
-    "out",
-    "device",
-    "save_every",
-    "cache",
-    "memory",
-    "resident",
-    "offload",
-    "mesh",
-    "trunk",
-    "peer_timeout",
-    "stall_after",
-)
+_FREE = ("members", "seed", "init_seed", "out", *(name for name in NAMES if name not in KEPT))
+"""Keys in which the runs of a grid may differ: the others decide what is compared."""
 
 
 @dataclass(frozen=True)

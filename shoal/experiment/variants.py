@@ -9,7 +9,7 @@ from shoal.core.registry import nearest
 from shoal.interaction import methods, points
 from shoal.interaction.methods import METHODS, Method, changed, known
 from shoal.interaction.spaces import InputGradients
-from shoal.training.options.option_checks import AUTO
+from shoal.training.options.options import AUTO
 
 __all__ = [
     "PUBLISHED",

@@ -1,40 +1,72 @@
-"""`shoal.compare`: a grid of methods, ensemble sizes and seeds, trained, evaluated and compared."""
+"""Grids of methods, ensemble sizes and seeds: trained, evaluated, and compared in tables.
 
+`compare` is the public call, `compare_grid` runs a grid, and `Comparison` shows means with error
+bars and differences to the plain ensemble.
+"""
+
+import csv
 import functools
+import html
+import io
+import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from shoal.core.errors import ConfigError
+from shoal.core.display.notebook import facts_html
+from shoal.core.display.progress import Ticker, printable
+from shoal.core.display.text import counted, number, plus_minus, table
+from shoal.core.errors import ConfigError, ShoalError
+from shoal.core.optional import require
 from shoal.core.registry import Registry
-from shoal.core.types import UNSET
+from shoal.core.storage.files import write_text
 from shoal.data.batches import augment as augmentations
 from shoal.data.dataset import Dataset
 from shoal.evaluation.given_data import Inputs, Labelled, Shifts, splits_of
-from shoal.experiment.build import make_data
+from shoal.experiment.build import check_device, make_data
 from shoal.experiment.config import Config, load_config, make_config
-from shoal.experiment.grid import Grid
+from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid
+from shoal.experiment.jobs import run_jobs
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of
 from shoal.inference import likelihoods, priors
+from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
-from shoal.inference.likelihoods import Likelihood
-from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction import repulsion as repulsions
-from shoal.interaction.repulsion import Repulsion
-from shoal.page.compare_grid import Comparison, compare_grid
+from shoal.page.measures import CORRUPTED, Measure, against_baseline, headline
+from shoal.page.report import report as write_report
+from shoal.page.report_data import SeedGroup, flat, load_report_data
+from shoal.page.sweep import growth_sentence, strength_sentence, sweeps
+from shoal.page.verdicts import Verdict, verdict
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.provenance import inputs_digest
 from shoal.training.options import annealing as annealings
 from shoal.training.options.adversarial import Adversarial
 from shoal.training.options.optim import optimizer_table
-from shoal.training.options.options import DEFAULTS
+from shoal.training.options.options import DEFAULTS, RunOptions, accepted
 from shoal.training.options.torch_schedules import as_schedule, schedules
 
-__all__ = ["Comparison", "compare"]
+__all__ = [
+    "COLUMNS",
+    "Comparison",
+    "Runner",
+    "compare",
+    "compare_grid",
+    "comparison_text",
+    "comparison_value",
+    "every_measure",
+    "groups_of",
+    "headlines",
+    "results_csv",
+    "summary_csv",
+]
+
+Runner = Callable[[Grid, Callable[[GridPoint], None]], dict[GridPoint, ShoalError]]
+"""Runs the unfinished points of a checked grid, calls a function after each, returns failures."""
 
 _NAMED: dict[str, Registry] = {
     "likelihood": likelihoods.registry,
@@ -44,8 +76,61 @@ _NAMED: dict[str, Registry] = {
     "augment": augmentations.registry,
     "method": repulsions.registry,
 }
-_ELSEWHERE = {"source", "data", "test", "ood", "shifts", "methods", "strengths", "sizes", "seeds"}
-_ELSEWHERE |= {"out", "report", "jobs", "threads", "retries", "progress"}
+
+_SETS = 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """The result of a grid; printed, a table with error bars.
+
+    Attributes:
+        folder: holds the folder of each run, which `shoal.load` opens.
+        groups: completed runs, grouped by method and ensemble size.
+        failed: failed runs, with their errors; the table lacks them.
+        written: written files: "results", "summary" and, if requested, "page".
+    """
+
+    folder: Path
+    groups: list[SeedGroup]
+    failed: dict[GridPoint, ShoalError] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """Means, standard errors and differences to the plain ensemble, per method and size."""
+        return comparison_value(self.groups)
+
+    @property
+    def answers(self) -> list[str]:
+        """Sentences about strengths and ensemble sizes, where there are several."""
+        every, measure = sweeps(self.groups), Measure("nll")
+        size = max((sweep.members for sweep in every), default=0)
+        largest = [sweep for sweep in every if sweep.members == size]
+        strengths = [strength_sentence(largest, self.groups, measure)] if largest else []
+        growth = growth_sentence(self.groups, measure)
+        return strengths + ([growth] if growth else [])
+
+    @property
+    def missing(self) -> str:
+        """Which runs the table lacks, and why; empty if it has all."""
+        if not self.failed:
+            return ""
+        lines = [f"{point.name} failed: {why}" for point, why in self.failed.items()]
+        return "\n".join([f"Missing from the table: {counted(len(lines), 'run')}", *lines])
+
+    def __str__(self) -> str:
+        blocks = [comparison_text(self.groups), self.missing, *self.answers]
+        return "\n\n".join(filter(None, blocks))
+
+    def __repr__(self) -> str:
+        runs = sum(len(group.entries) for group in self.groups)
+        count = f"{counted(len(self.groups), 'group')}, {counted(runs, 'run')}"
+        return f"Comparison({count} in {str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        rows = {"folder": self.folder, **self.written}
+        return f"<pre>{html.escape(str(self))}</pre>{facts_html('Comparison', rows)}"
 
 
 def compare(
@@ -65,48 +150,13 @@ def compare(
     threads: int | None = None,
     retries: int = 1,
     progress: bool = True,
-    method: Repulsion | str | Mapping[str, Any] = UNSET,
-    legacy: bool = UNSET,
-    calibrated: bool = UNSET,
-    likelihood: Likelihood | str | Mapping[str, Any] | None = UNSET,
-    prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = UNSET,
-    optimizer: str | type[torch.optim.Optimizer] | Mapping[str, Any] = UNSET,
-    lr: float = UNSET,
-    schedule: Any = UNSET,
-    epochs: int | None = UNSET,
-    steps: int | None = UNSET,
-    batch_size: int = UNSET,
-    validation: Any = UNSET,
-    patience: int | None = UNSET,
-    keep: str | None = UNSET,
-    outputs: str | int | None = UNSET,
-    temperature: float = UNSET,
-    strength: float | str | None = UNSET,
-    noise: float | None = UNSET,
-    annealing: Any = UNSET,
-    adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,
-    augment: Any = UNSET,
-    clip: float | None = UNSET,
-    seed: int = UNSET,
-    device: torch.device | str | None = UNSET,
-    precision: str | None = UNSET,
-    engine: str = UNSET,
-    memory: str | int | float | None = UNSET,
-    resident: int | None = UNSET,
-    offload: str = UNSET,
-    cache: bool = UNSET,
-    mesh: str | None = UNSET,
-    trunk: str = UNSET,
-    peer_timeout: float = UNSET,
-    save_every: float = UNSET,
-    stall_after: float = UNSET,
-    keep_every: int | None = UNSET,
+    **settings: Unpack[RunOptions],
 ) -> Comparison:
     """Train methods, ensemble sizes and seeds, and compare them with error bars.
 
-        found = shoal.compare(build, (x, y), test=(x_test, y_test), methods=["ensemble", "f-kde"])
-        found = shoal.compare("digits", methods=["ensemble", "kde:300"], sizes=[5, 10], seeds=5)
-        print(found)
+        table = shoal.compare(build, (x, y), test=(x_test, y_test), methods=["ensemble", "f-kde"])
+        table = shoal.compare("digits", methods=["ensemble", "kde:300"], sizes=[5, 10], seeds=5)
+        print(table)
 
     Every run has its own folder. The same call can be repeated: it skips completed runs and
     resumes interrupted ones. `shoal compare CONFIG` does the same.
@@ -129,24 +179,24 @@ def compare(
         threads: CPU threads of each process.
         retries: further attempts at a failed run; an error of data or settings is final.
         progress: report progress on standard error.
-        method: your own repulsion, called "custom" in `methods`.
 
-    Every other argument is a setting of `shoal.fit` for all runs. Its default is the config's, or
-    `shoal.fit`'s.
+    Every other argument is an option of `shoal.fit` for all runs, such as `epochs`. Its default is
+    the config's, or that of `shoal.fit`. `method` is your own repulsion, called "custom" in
+    `methods`.
     """
-    given = {k: v for k, v in locals().items() if k not in _ELSEWHERE and v is not UNSET}
-    settings = {key: _plain(key, value) for key, value in given.items()}
+    changes = accepted(compare, RunOptions, settings)
+    changes = {key: _plain(key, value) for key, value in changes.items()}
     if callable(source):
         if data is None:
             raise ConfigError(
                 "your own network needs data; type: shoal.compare(build, (x, y), ...)"
             )
         known = splits_of(data, test, ood, shifts)
-        config, build = _own_config(source, known, settings), source
+        config, build = _own_config(source, known, changes), source
     else:
         if data is not None or test is not None:
             raise ConfigError("a config names its data; change them in the config")
-        config, build = _config(source, settings), None
+        config, build = _config(source, changes), None
         known = splits_of(make_data(config), None, ood, shifts) if ood or shifts else None
     variants = parse_variants(_listed(methods) or f"ensemble,{variant_of(config.method).label}")
     if strengths is not None:
@@ -154,8 +204,15 @@ def compare(
     grid = Grid(config, _folder(out, config), variants, _sizes(sizes, config), seeds, build)
     if (build is not None or known is not None) and jobs > 1:
         raise ConfigError("several jobs need a config that names network and data; type jobs=1")
-    how = {"jobs": jobs, "threads": threads, "retries": retries, "progress": progress}
-    return compare_grid(grid, known, page=report, **how)
+    return compare_grid(
+        grid,
+        known,
+        page=report,
+        jobs=jobs,
+        threads=threads,
+        retries=retries,
+        progress=progress,
+    )
 
 
 def _config(source: Any, settings: Mapping[str, Any]) -> Config:
@@ -178,8 +235,8 @@ def _own_config(build: Build, data: Dataset, settings: Mapping[str, Any]) -> Con
     name = getattr(build, "__qualname__", type(build).__qualname__)
     digest = "-".join(inputs_digest(t)[:16] for t in (data.train.x, data.train.y) if t is not None)
     known = {key: value for key, value in settings.items() if value is not None}
-    own = {"data": {"custom": data.name, "sha256": digest}, "model": {"custom": name}}
-    return make_config(own | known, "compare" if data.name == OWN_DATA else data.name)
+    made = {"data": {"custom": data.name, "sha256": digest}, "model": {"custom": name}}
+    return make_config(made | known, "compare" if data.name == OWN_DATA else data.name)
 
 
 def _plain(key: str, value: Any) -> Any:
@@ -209,3 +266,259 @@ def _sizes(sizes: int | Sequence[int] | None, config: Config) -> tuple[int, ...]
     if sizes is None:
         return (config.members,)
     return tuple(dict.fromkeys([sizes] if isinstance(sizes, int) else sizes))
+
+
+def compare_grid(
+    grid: Grid,
+    data: Dataset | None = None,
+    *,
+    page: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    threads: int | None = None,
+    progress: bool = True,
+    debug: bool = False,
+    prepare: Callable[[Ensemble], None] = lambda ensemble: None,
+    retries: int = 1,
+    runner: Runner | None = None,
+) -> Comparison:
+    """Run the missing points of a grid, write the tables and, if requested, a page.
+
+    Args:
+        grid: the grid to run.
+        data: training and test data; by default the config's.
+        page: path of the page.
+        jobs: processes that share the runs.
+        threads: CPU threads of each process.
+        progress: report progress on standard error.
+        debug: show tracebacks of workers.
+        prepare: called with each ensemble before it is trained in this process.
+        retries: further attempts at a failed run, unless an error of data or settings stopped it.
+        runner: carries out the runs instead of `jobs` processes of this machine.
+    """
+    if grid.seeds < 1:
+        raise ConfigError(f"a grid needs at least one seed, not {grid.seeds}")
+    for library in ("jinja2", "matplotlib") if page is not None else ():
+        require(library, extra="report")  # before anything is trained
+    data = make_data(grid.config) if data is None else data
+    check_grid(grid, data)
+    done = len(grid.points) - len(grid.queue)
+    if progress:
+        print(printable(_announcement(grid, done)), file=sys.stderr)
+    with Ticker(len(grid.points), done, progress) as ticker:
+
+        def after(point: GridPoint) -> None:
+            ticker.tick(_line(grid, point))
+
+        if runner is not None:
+            failed = runner(grid, after)
+        elif jobs > 1:
+            failed = run_jobs(grid, jobs, after, threads=threads or 1, debug=debug, retries=retries)
+        else:
+            check_device(grid.config.device)
+            placed = resident(data, grid.config.device)
+            failed = run_grid(grid, placed, after, prepare, retries=retries)
+    groups = groups_of(grid)
+    if not groups:
+        first = next(iter(failed.values()))
+        raise type(first)(f"every run failed: {first}") from first
+    return Comparison(grid.folder, groups, failed, _written(grid, groups, page, progress))
+
+
+def _written(
+    grid: Grid, groups: list[SeedGroup], page: str | os.PathLike[str] | None, progress: bool
+) -> dict[str, str]:
+    written = {}
+    for name, text in (("results", results_csv(groups)), ("summary", summary_csv(groups))):
+        path = grid.folder / f"{name}.csv"
+        write_text(path, text)
+        written[name] = str(path)
+    if page is not None:
+        places = [grid.place(point) for point in grid.points if grid.is_done(point)]
+        written["page"] = str(write_report(places, Path(page), progress=progress))
+    return written
+
+
+def _announcement(grid: Grid, done: int) -> str:
+    parts = {"method": len(grid.variants), "size": len(grid.sizes), "seed": grid.seeds}
+    product = ", ".join(counted(count, word) for word, count in parts.items())
+    text = f"{counted(len(grid.points), 'run')} in {grid.folder}: {product}"
+    return f"{text}; {done} done already" if done else text
+
+
+def _line(grid: Grid, point: GridPoint) -> str:
+    name = f"{point.variant.label}, {counted(point.members, 'member')}, seed {point.seed}"
+    if not grid.is_done(point):
+        return f"{name}: failed"
+    record = load_report_data([grid.place(point)]).entries[0]
+    shown = [
+        (measure.title, measure(record)) for measure in map(Measure, ("accuracy", "rmse", "nll"))
+    ]
+    figures = ", ".join(f"{title} {value:.4f}" for title, value in shown if value == value)
+    return f"{name}: {figures}, {record.provenance.get('seconds', 0.0):.1f} s"
+
+
+def groups_of(grid: Grid) -> list[SeedGroup]:
+    """The completed runs, grouped by method and ensemble size."""
+    completed: dict[tuple[str, int], list[GridPoint]] = {}
+    for point in grid.points:
+        if grid.is_done(point):
+            completed.setdefault((point.variant.label, point.members), []).append(point)
+    return [
+        SeedGroup(label, load_report_data([grid.place(point) for point in points]).entries)
+        for (label, _), points in completed.items()
+    ]
+
+
+def headlines(groups: list[SeedGroup]) -> list[Measure]:
+    """The few metrics that fit in a terminal."""
+    assessment = groups[0].first.assessment
+    if assessment is None:
+        return []
+    detection = f"auroc_{assessment.about.uncertainty}"
+    wanted = [*(Measure(key) for key in headline(assessment.about)), *CORRUPTED]
+    wanted += [Measure(detection, f"ood:{name}") for name in list(assessment.ood)[:_SETS]]
+    return [m for m in wanted if any(group.values(m) for group in groups)]
+
+
+def comparison_text(groups: list[SeedGroup]) -> str:
+    """A table of means, and one of differences to the plain ensemble where there is one."""
+    measures = headlines(groups)
+    header = ["", "members", *(f"{m.title}, %" if m.share else m.title for m in measures)]
+    rows = [
+        [group.label, str(group.members), *(_mean(m, group) for m in measures)] for group in groups
+    ]
+    seeds = max(len(group.entries) for group in groups)
+    heading = (
+        f"Mean ± standard error over {seeds} seeds" if seeds > 1 else "One seed, no error bars"
+    )
+    blocks = [f"{heading}\n\n{table(rows, header)}"]
+    differing = [
+        [group.label, str(group.members), *cells]
+        for group in groups
+        if any(cells := [_difference(m, group, groups) for m in measures])
+    ]
+    if differing and seeds > 1:
+        words = (
+            "Difference to the plain ensemble of the same ensemble size and seeds (95 % intervals)"
+        )
+        blocks.append(f"{words}\n\n{table(differing, header)}")
+    return "\n\n".join(blocks)
+
+
+def _mean(measure: Measure, group: SeedGroup) -> str:
+    return plus_minus(*measure.summary(group), scale=measure.scale)
+
+
+def _difference(measure: Measure, group: SeedGroup, groups: list[SeedGroup]) -> str:
+    pair = against_baseline(measure, group, groups)
+    if pair is None:
+        return ""
+    difference, low, high = (measure.scale * value for value in pair[0])
+    word = verdict(pair[0], measure.better)
+    if word is Verdict.EQUAL:
+        return "not significant"
+    text = number(difference, (high - low) / 4)
+    return f"{word} {text if text.startswith('−') else f'+{text}'}"
+
+
+def comparison_value(groups: list[SeedGroup]) -> list[dict[str, Any]]:
+    """The numbers of `comparison_text`, for programs."""
+    rows = []
+    for group in groups:
+        scores: dict[str, Any] = {}
+        for measure in headlines(groups):
+            mean, error = measure.summary(group)
+            scores[_key(measure)] = {"mean": mean, "error": error}
+            pair = against_baseline(measure, group, groups)
+            if pair is not None:
+                scores[_key(measure)]["to_ensemble"] = pair[0]._asdict()
+        head = {"method": group.label, "members": group.members, "seeds": len(group.entries)}
+        rows.append(head | {"scores": scores})
+    return rows
+
+
+def _key(measure: Measure) -> str:
+    return f"{measure.split}/{measure.key}"
+
+
+def results_csv(groups: list[SeedGroup]) -> str:
+    """Every score of every run, one row per run."""
+    rows = []
+    for group in groups:
+        for record in group.entries:
+            scores = record.assessment.scores if record.assessment else {}
+            splits = {kind: scores.get(kind, {}) for kind in ("test", *_KINDS)}
+            head = {"method": group.label, "members": group.members, "seed": record.seed}
+            rows.append(head | _flat(splits))
+    text = io.StringIO()
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _flat(scores: dict[str, Any]) -> dict[str, str]:
+    return {key: "" if value == str(math.nan) else value for key, value in flat(scores).items()}
+
+
+COLUMNS: tuple[str, ...] = (
+    "method", "size", "metric", "part", "mean", "stderr", "n", "difference", "low", "high",
+    "verdict",
+)  # fmt: skip
+"""`difference` is the mean over the seeds of this method minus the plain ensemble. Both have the
+same ensemble size, seed and initial weights. `low` and `high` are the ends of the 95 % interval by
+Student's t. `verdict` is "equal" where the interval contains 0, else "better" or "worse"."""
+
+_KINDS = {"shifts": "shift", "corrupted": "corrupted", "ood": "ood"}
+
+
+def summary_csv(groups: Sequence[SeedGroup]) -> str:
+    """A row per method, ensemble size, metric and split; all digits, empty where not known."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for measure in every_measure(groups):
+        writer.writerows(_row(measure, group, groups) for group in groups if group.values(measure))
+    return text.getvalue()
+
+
+def every_measure(groups: Sequence[SeedGroup]) -> list[Measure]:
+    """Every metric of the runs, split by split: test, shifts, means over corruptions, OOD."""
+    measures: dict[Measure, None] = {}
+    for group in groups:
+        for record in group.entries:
+            scores = record.assessment.scores if record.assessment else {}
+            measures |= dict.fromkeys(_measures(scores))
+    order = {split: i for i, split in enumerate(dict.fromkeys(m.split for m in measures))}
+    return sorted(measures, key=lambda measure: order[measure.split])
+
+
+def _measures(scores: dict[str, Any]) -> Iterator[Measure]:
+    yield from (Measure(key) for key in scores.get("test", {}))
+    for kind, start in _KINDS.items():
+        for name, metrics in scores.get(kind, {}).items():
+            yield from (Measure(key, f"{start}:{name}") for key in metrics)
+
+
+def _row(measure: Measure, group: SeedGroup, groups: Sequence[SeedGroup]) -> dict[str, Any]:
+    mean, error = measure.summary(group)
+    row: dict[str, Any] = {
+        "method": group.label,
+        "size": group.members,
+        "metric": measure.key,
+        "part": measure.split,
+        "mean": _number(mean),
+        "stderr": _number(error),
+        "n": len(group.values(measure)),
+    }
+    pair = against_baseline(measure, group, groups)
+    if pair is None:
+        return row
+    difference, pairs = pair
+    row |= {name: _number(value) for name, value in difference._asdict().items()}
+    return row | {"verdict": verdict(difference, measure.better) if pairs > 1 else ""}
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else ""

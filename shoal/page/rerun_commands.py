@@ -1,6 +1,5 @@
 """What to type to repeat the runs of a page: commands, or Python for the user's network."""
 
-import inspect
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,8 +10,8 @@ from shoal.experiment.variants import Variant, variant_of
 from shoal.inference.priors import registry as priors
 from shoal.interaction.methods import METHODS
 from shoal.page.report_data import RunRecord, shown_path
-from shoal.training.fit import fit
 from shoal.training.folder.own_data import has_own_data, has_own_network
+from shoal.training.options.options import DEFAULTS
 
 __all__ = ["commands", "fit_call"]
 
@@ -144,8 +143,8 @@ def _own(name: str) -> str:
 
 def _settings(config: Mapping[str, Any]) -> list[str]:
     """The arguments of `fit` that differ from the defaults."""
-    defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
-    usual = defaults["prior"]
+    defaults = dict(DEFAULTS)
+    usual = priors.make(defaults["prior"])
     method = config.get("method")
     known = METHODS.get(method) if isinstance(method, str) else None
     if known is not None and known.repulsion is not None:
@@ -155,7 +154,7 @@ def _settings(config: Mapping[str, Any]) -> list[str]:
         value = config.get(name)
         if name == "prior" and value is not None and _same_prior(value, usual):
             continue
-        if name == "data" or value is None or value == default or value == {"name": default}:
+        if value is None or value == default or value == {"name": default}:
             continue
         if isinstance(value, Mapping) and "custom" in value:
             found.append(f"{name}={value['custom']}")

@@ -3,25 +3,19 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from shoal.core.errors import ConfigError
-from shoal.core.types import UNSET
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.adopted import as_saved
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Likelihood
-from shoal.inference.priors import FunctionalPrior, WeightPrior
-from shoal.interaction.methods import Method
-from shoal.interaction.repulsion import Repulsion
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import own_data
 from shoal.training.folder.run import Run, is_adopted, load
 from shoal.training.loop.callbacks import Callback, EpochEnd
-from shoal.training.options.adversarial import Adversarial
-from shoal.training.options.options import EXCLUDES, KEPT, NAMES
+from shoal.training.options.options import EXCLUDES, KEPT, RunOptions, accepted
 
 __all__ = ["grow"]
 
@@ -34,47 +28,12 @@ def grow(
     more: int = 5,
     *,
     data: Dataset | Split | tuple[Any, Any] | Iterable[Any] | None = None,
-    method: str | Method | Repulsion | Mapping[str, Any] = UNSET,
-    legacy: bool = UNSET,
-    calibrated: bool = UNSET,
-    likelihood: Likelihood | str | Mapping[str, Any] | None = UNSET,
-    prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = UNSET,
-    optimizer: str | type[torch.optim.Optimizer] | Mapping[str, Any] = UNSET,
-    lr: float = UNSET,
-    schedule: Any = UNSET,
-    epochs: int | None = UNSET,
-    steps: int | None = UNSET,
-    batch_size: int = UNSET,
-    validation: Any = UNSET,
-    patience: int | None = UNSET,
-    keep: str | None = UNSET,
-    outputs: str | int | None = UNSET,
-    temperature: float = UNSET,
-    strength: float | str | None = UNSET,
-    noise: float | None = UNSET,
-    annealing: Any = UNSET,
-    adversarial: Adversarial | float | Mapping[str, Any] | None = UNSET,
-    augment: Any = UNSET,
-    clip: float | None = UNSET,
-    seed: int = UNSET,
-    device: torch.device | str | None = UNSET,
-    precision: str | None = UNSET,
-    engine: str = UNSET,
-    memory: str | int | float | None = UNSET,
-    resident: int | None = UNSET,
-    offload: str = UNSET,
-    cache: bool = UNSET,
-    mesh: str | None = UNSET,
-    trunk: str = UNSET,
-    peer_timeout: float = UNSET,
-    resume: bool = False,
     out: str | Path | None = None,
-    save_every: float = UNSET,
-    stall_after: float = UNSET,
-    keep_every: int | None = UNSET,
+    resume: bool = False,
     loggers: Sequence[Any] = (),
     callbacks: Sequence[Callback | Callable[[EpochEnd], Any]] = (),
     progress: bool = True,
+    **settings: Unpack[RunOptions],
 ) -> Run:
     """Train new members, which the old members repel.
 
@@ -87,32 +46,32 @@ def grow(
         run: a run or its folder.
         more: how many new members.
         data: the training data; by default the run's data set, if it can be loaded.
-        method: method of the new members; by default the run's. Adopted networks have none.
         out: the folder that stores the grown run.
         resume: continue the grown run in `out`, if there is one.
         loggers: as in `shoal.fit`.
         callbacks: as in `shoal.fit`.
         progress: show a progress bar, or one line per epoch.
 
-    Every other argument is a setting of `shoal.fit`. By default it keeps the run's value.
+    Every other argument is an option of `shoal.fit`, such as `epochs`. By default it keeps the
+    run's value. Adopted networks have no method: name the method of the new members.
     """
-    settings = _given(locals())
+    changes = accepted(grow, RunOptions, settings)
     if isinstance(more, bool) or not isinstance(more, int) or more < 1:
         raise ConfigError(f"an ensemble grows by one member or more, not by {more!r}")
     run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
-    if is_adopted(run.config) and "method" not in settings:
+    if is_adopted(run.config) and "method" not in changes:
         raise ConfigError(
             "these members were adopted, so their method is not known; "
             "name the method of the new members, such as method='f-kde'"
         )
-    given = _settings(run, settings)
+    arguments = _arguments(run, changes)
     if run.ensemble.offload is not None:  # the members are on the host, their device is not
-        given.setdefault("device", run.ensemble.device)
+        arguments.setdefault("device", run.ensemble.device)
     whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
     return fit(
         whole,
         own_data(run, "this run", "pass data=(x, y)", whole=True) if data is None else data,
-        **{"likelihood": run.likelihood, **given},
+        **arguments,
         frozen=run.ensemble.members,
         out=out,
         resume=resume,
@@ -122,25 +81,19 @@ def grow(
     )
 
 
-def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that differ from the run's own."""
-    named = {name: arguments[name] for name in NAMES if name in arguments}
-    return {name: value for name, value in named.items() if value is not UNSET}
-
-
-def _settings(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The run's arguments of `fit`, with the changes."""
     known = set(KEPT) - {"likelihood", "frozen"} - changes.keys()
     for key in changes:
         known -= _TAKES.get(key, set())
-    given = {key: value for key, value in run.config.items() if key in known and value is not None}
-    for key, value in given.items():
+    stored = {key: value for key, value in run.config.items() if key in known and value is not None}
+    for key, value in stored.items():
         if isinstance(value, dict) and "custom" in value:
             raise ConfigError(
                 f"the {key} of this run was your own '{value['custom']}', which a run cannot "
                 f"store; type: shoal.grow(run, {key}={value['custom']})"
             )
-    return {**given, **changes}
+    return {"likelihood": run.likelihood, **stored, **changes}
 
 
 def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
@@ -163,6 +116,6 @@ def _extended(ensemble: Ensemble, more: int, seed: int) -> Ensemble:
     whole.arrange_like(known)
     with torch.no_grad():
         for name, tensor in whole.state.items():
-            own = tensor if name.startswith("shared/") else tensor[: len(known[name])]
-            own.copy_(known[name])
+            old_members = tensor if name.startswith("shared/") else tensor[: len(known[name])]
+            old_members.copy_(known[name])
     return whole

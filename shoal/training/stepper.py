@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -19,15 +19,20 @@ from shoal.inference.likelihoods import Likelihood, default_for
 from shoal.inference.likelihoods.custom_loss import Custom
 from shoal.inference.posterior import initialised_from, site_axes, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
-from shoal.inference.priors import Gaussian as GaussianPrior
 from shoal.interaction.axes import needs_data
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.mover.mover import Mover
 from shoal.training.mover.prepare import destination, nothing_to_prepare, prepared
 from shoal.training.options.optim import flat_state, set_learning_rate
-from shoal.training.options.option_checks import number
-from shoal.training.options.options import Options, positive
+from shoal.training.options.options import (
+    DEFAULT_METHOD,
+    Options,
+    StepOptions,
+    accepted,
+    number,
+    positive,
+)
 from shoal.training.options.points import needs_statistics, resolved
 from shoal.training.options.settings import Settings
 from shoal.training.step.context import StepContext
@@ -61,54 +66,32 @@ class Stepper:
         ensemble: Ensemble,
         n: int,
         *,
-        method: str | Method | Repulsion | Mapping[str, Any] = "f-kde",
-        legacy: bool = False,
-        calibrated: bool = False,
+        method: str | Method | Repulsion | Mapping[str, Any] = DEFAULT_METHOD,
+        strength: float | None = None,
         likelihood: Likelihood | str | Mapping[str, Any] | None = None,
-        prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = GaussianPrior(1.0),  # noqa: B008
+        prior: WeightPrior | FunctionalPrior | str | Mapping[str, Any] = "gaussian",
         optimizer: str | type[torch.optim.Optimizer] | Mapping[str, Any] = "adam",
         lr: float = 1e-3,
-        outputs: str | int | None = None,
-        temperature: float = 1.0,
-        strength: float | None = None,
-        noise: float | None = None,
-        clip: float | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
-        precision: str | None = None,
-        engine: str = "auto",
-        memory: str | int | float | None = None,
         frozen: int = 0,
         inputs: Any = None,
+        **more: Unpack[StepOptions],
     ) -> None:
         """Prepare the members.
 
         Args:
             ensemble: the members.
             n: number of data points N that the batches stand for; it scales prior and repulsion.
-            method: as in `fit`; so are the arguments that are not named here.
-            legacy: see `fit`.
-            calibrated: see `fit`.
-            likelihood: see `fit`; by default from the first batch.
-            prior: see `fit`.
-            optimizer: see `fit`.
+            method: as in `fit`; so are the arguments that are not described here.
+            likelihood: as in `fit`; by default from the first batch.
             lr: learning rate of all steps that do not have their own.
-            outputs: see `fit`.
-            temperature: see `fit`.
-            strength: see `fit`.
-            noise: see `fit`.
-            clip: see `fit`.
-            seed: see `fit`.
-            device: see `fit`.
-            precision: see `fit`.
-            engine: see `fit`.
-            memory: see `fit`.
-            frozen: see `fit`.
             inputs: inputs to which methods such as 'forde' fit their axes, and to which points such
                 as 'noise' fit their statistics.
+            more: options of `fit` that one step depends on.
         """
-        self._options = Options.of(locals())
-        self._where, self._dtype = destination(ensemble, device, precision)
+        self._options = Options.of(locals() | accepted(Stepper, StepOptions, more))
+        self._where, self._dtype = destination(ensemble, device, self._options.precision)
         if not (isinstance(n, int | float) and not isinstance(n, bool) and n > 0):
             raise ConfigError(f"n must be the number of data points, not {n!r}")
         self.n, self._inputs = n, inputs

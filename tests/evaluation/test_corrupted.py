@@ -22,7 +22,7 @@ from shoal.evaluation.evaluation import SAMPLES
 from shoal.evaluation.scores import KEPT, corrupted_means, evaluate_run, load_evaluation
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical
-from shoal.page.comparison import headlines, results_csv
+from shoal.page.compare import headlines, results_csv
 from shoal.page.measures import Measure
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data

@@ -32,8 +32,8 @@ from shoal.experiment.variants import (
     variant_of,
 )
 from shoal.interaction import methods
-from shoal.page import compare_grid
-from shoal.page.comparison import comparison_text, comparison_value, groups_of, results_csv
+from shoal.page import compare as compare_page
+from shoal.page.compare import comparison_text, comparison_value, groups_of, results_csv
 from shoal.prediction.statistics import mean_and_error, paired_difference
 
 CHANGES = ["model.hidden=[8]", "members=2", "steps=6", "data.points=10", "strength=none"]
@@ -349,7 +349,7 @@ def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
     small = load_config("digits", ["epochs=1", "model.hidden=[8]"])
     monkeypatch.setattr(demo, "load_config", lambda name: small if name == "digits" else None)
     counted = lambda runs, path, **_: write_text(path, str(len(runs)))  # noqa: E731
-    monkeypatch.setattr(compare_grid, "report", counted)
+    monkeypatch.setattr(compare_page, "write_report", counted)
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--seeds", "1", "-q"]) == 0
     assert "results runs/demo/results.csv" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from shoal.experiment.jobs import pool
 from shoal.experiment.jobs.gpus import VISIBLE
 from shoal.experiment.retries import Attempts
 from shoal.experiment.variants import parse_variants
-from shoal.page.compare_grid import compare_grid
+from shoal.page.compare import compare_grid
 
 CHANGES = ["model.hidden=[4]", "members=2", "steps=2", "data.points=20", "strength=none"]
 

@@ -13,7 +13,7 @@ from shoal.experiment.config import load_config
 from shoal.experiment.grid import Grid, run_grid
 from shoal.experiment.variants import parse_variants, swept, variant_of
 from shoal.page.blocks import Fold, Table
-from shoal.page.comparison import groups_of
+from shoal.page.compare import groups_of
 from shoal.page.measures import baseline
 from shoal.page.report import _built_sections
 from shoal.page.report_data import ReportData, RunRecord, load_report_data

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import replace
+from typing import Unpack
 
 import numpy as np
 import pytest
@@ -14,11 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.types import UNSET
 from shoal.evaluation.evaluation import kept_evaluation, load_evaluation
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data
-from shoal.training.grow import grow
+from shoal.training.options.options import RunOptions
 
 
 @pytest.fixture
@@ -281,21 +281,12 @@ def test_a_comparison_that_cannot_begin_is_refused_before_anything_is_written(
     assert not (tmp_path / "grid").exists()
 
 
-@pytest.mark.parametrize("function", [grow, shoal.compare])
-def test_settings_are_those_of_fit_by_name_and_type(function):
-    own = {"ensemble", "data", "sample_weight", "frozen", "resume", "out", "callbacks"}
-    own |= {"loggers", "progress", "method"}
-    wanted = {n: p for n, p in inspect.signature(shoal.fit).parameters.items() if n not in own}
-    found = inspect.signature(function).parameters
-    assert not any(p.kind is p.VAR_KEYWORD for p in found.values())
-    assert {n: found[n].annotation for n in wanted} == {n: p.annotation for n, p in wanted.items()}
-    assert all(found[n].default is UNSET for n in wanted)
-
-
 def test_what_the_command_line_does_is_a_function_without_catch_alls():
     for name in ("evaluate", "report", "landscape", "evidence", "grow", "compare", "predict"):
         signature = inspect.signature(getattr(shoal, name))
-        assert not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()), name
+        rest = [p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+        typed = [] if name not in ("grow", "compare") else [Unpack[RunOptions]]
+        assert [p.annotation for p in rest] == typed, name
         assert (
             "Args:" in shoal.__dict__[name].__doc__ or "arguments:" in getattr(shoal, name).__doc__
         )

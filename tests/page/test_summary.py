@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.evaluation.evaluation import Evaluation
-from shoal.page.comparison import COLUMNS, every_measure, summary_csv
+from shoal.page.compare import COLUMNS, every_measure, summary_csv
 from shoal.page.report_data import RunRecord, SeedGroup
 
 T_975_TWO_DEGREES = (2 * 0.975 - 1) * math.sqrt(2 / (4 * 0.975 * (1 - 0.975)))

@@ -13,6 +13,7 @@ import shoal
 from shoal.core.errors import ShoalWarning
 from shoal.interaction.methods import METHODS
 from shoal.models import MLP, Blueprint
+from shoal.training.loop import session
 from shoal.training.mover import health
 from shoal.training.mover.health import (
     Watchdog,
@@ -132,7 +133,8 @@ def test_a_loader_that_stalls_is_reported_while_it_stalls(monkeypatch):
         health.warnings, "warn", lambda text, *_, **__: told.append(text) or loader.barked.set()
     )
     told = []
-    run = quick(data=loader, epochs=3, stall_after=0.05)
+    monkeypatch.setattr(session, "STALL_AFTER", 0.05)
+    run = quick(data=loader, epochs=3)
     (note,) = sick_notes(run)
     assert told == [note] and "no batch for" in note and "num_workers=0" in note
 

@@ -1,6 +1,5 @@
 """The folder of a run: what is in it, and what comes out of it again."""
 
-import inspect
 import json
 import tomllib
 from dataclasses import replace
@@ -29,12 +28,11 @@ import shoal
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError, StorageError
 from shoal.interaction.bandwidths import Fixed
 from shoal.models import MLP, Blueprint, SmallCNN
+from shoal.training.options.options import NAMES
 
 BLUEPRINT = Blueprint(MLP((8,), "tanh", norm="batch", dropout=0.2), (3,), CLASSES)
 IMAGES = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
-NOT_SETTINGS = {"ensemble", "data", "device", "out", "resume", "save_every", "callbacks", "cache"}
-NOT_SETTINGS |= {"memory", "mesh", "offload", "peer_timeout", "progress", "resident", "loggers"}
-NOT_SETTINGS |= {"sample_weight", "stall_after", "trunk"}
+NOT_SETTINGS = {"device", "save_every", "cache", "memory", "mesh", "offload", "resident", "trunk"}
 FULL = {
     "method": "f-sge",
     "legacy": True,
@@ -153,7 +151,7 @@ class TestTheFolder:
 
 class TestTheConfig:
     def test_it_has_every_setting_that_decides_the_result(self, tmp_path):
-        decisive = set(inspect.signature(shoal.fit).parameters) - NOT_SETTINGS
+        decisive = set(NAMES) - NOT_SETTINGS
         run = quick(Blueprint(SmallCNN((4,)), (1, 8, 8), 4), IMAGES, out=tmp_path, **FULL)
         assert decisive <= run.config.keys()
         assert decisive - {"epochs"} <= settings_in(tmp_path).keys()
@@ -168,11 +166,7 @@ class TestTheConfig:
         build = Blueprint(SmallCNN((4,)), (1, 8, 8), 4)
         run = shoal.fit(shoal_of(build), IMAGES, out=tmp_path / "one", progress=False, **options)
         config = settings_in(tmp_path / "one")
-        again = {
-            key: config.get(key)
-            for key in inspect.signature(shoal.fit).parameters
-            if key not in NOT_SETTINGS
-        }
+        again = {key: config.get(key) for key in NAMES if key not in NOT_SETTINGS}
         model = dict(config["model"][0])
         members = model.pop("members")
         ensemble = shoal_of(Blueprint.from_spec(model), members)

@@ -13,8 +13,7 @@ from shoal.experiment.grid import Grid
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of
 from shoal.inference.ensemble import Ensemble
 from shoal.integrations.submitit import Request, parse_request, run_submitted
-from shoal.page.compare_grid import Comparison, Runner, compare_grid
-from shoal.page.comparison import comparison_text
+from shoal.page.compare import Comparison, Runner, compare_grid, comparison_text
 from shoal.page.report_data import SeedGroup
 
 __all__ = ["compare", "run"]

@@ -25,7 +25,7 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Train, evaluate if the data set has a test set, and print the folder of the run."""
     config: Config = options.config
-    ranks.together(config.peer_timeout)
+    ranks.together()
     resume = options.resume or restarted()
     device = ranks.own_device(options.device or config.device)
     if device is not None:

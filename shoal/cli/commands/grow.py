@@ -9,7 +9,7 @@ from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for, scores_text
 from shoal.core.display.text import counted, seconds
 from shoal.core.errors import ConfigError
-from shoal.engine.processes.launch import TIMEOUT, restarted
+from shoal.engine.processes.launch import restarted
 from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.scores import evaluate_run
 from shoal.experiment.build import check_device
@@ -24,7 +24,7 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Train the new members, evaluate the grown run, and print its folder."""
     changes = _changes(options.changes)
-    ranks.together(changes.get("peer_timeout", TIMEOUT))
+    ranks.together()
     options.device = ranks.own_device(options.device)
     resume = options.resume or restarted()
     check_device(options.device)

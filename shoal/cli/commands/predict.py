@@ -15,7 +15,6 @@ from shoal.core.storage.disk import replacing
 from shoal.core.storage.files import write_text
 from shoal.data.files.file_dataset import load_file
 from shoal.data.sets.images import fitted, in_range
-from shoal.engine.processes.launch import TIMEOUT
 from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.build import check_device
 from shoal.prediction import Predictive
@@ -36,7 +35,7 @@ def run(options: Namespace) -> Outcome:
         raise ConfigError(
             f"predictions are written as .csv, .npz or {MEMBERS}, not as {out.name!r}"
         )
-    ranks.together(TIMEOUT)
+    ranks.together()
     device = ranks.own_device(options.device)
     check_device(device)
     source = opened_for("predict", options.run, options.model)

@@ -50,7 +50,10 @@ from shoal.training.mover.prepare import keep, prepared
 from shoal.training.options.options import Options
 from shoal.training.options.settings import Settings
 
-__all__ = ["Session", "check_snapshots"]
+__all__ = ["STALL_AFTER", "Session", "check_snapshots"]
+
+STALL_AFTER = 120.0
+"""Seconds without a batch after which a run reports that its data loader stalls."""
 
 
 class Session:
@@ -138,8 +141,7 @@ class Session:
             stack.callback(progress.close)
             for sentence in (self._guess, self._why, choice.sentence):
                 self.messages.say(progress, sentence)
-            stall = self.settings.options.stall_after
-            stack.enter_context(watching(trainer, stall, self.notes, progress.say))
+            stack.enter_context(watching(trainer, STALL_AFTER, self.notes, progress.say))
             stack.callback(ensemble.train, False)
             with self._listening():
                 self._train(progress)

@@ -1,37 +1,36 @@
-"""Options: one list of all options of `fit`.
+"""Options: one list of all options of a training run.
 
-An option is one field here (name, type, default, sentence, check), one argument of `fit`, and the
-code that uses the option. This list defines config files, changes typed as key=value and `shoal fit
---help`. It also defines the config that a run stores, which a resumed run must match. This file
-does not load torch, so help and error messages appear at once.
+An option is one row of `Options`: name, type of a config file, default, sentence and check. The
+row defines config files, changes typed as key=value, `shoal fit --help` and `help(shoal.fit)`. It
+also defines the config that a run stores, which a resumed run must match. `FitOptions` and the
+tables beside it repeat names with the types of Python, since editors read types only from a class.
+This file does not load torch, so help and error messages appear at once.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import inspect
+import math
+import operator
+import re
+import textwrap
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from shoal.core.errors import ConfigError
-from shoal.training.options.option_checks import (
-    AUTO,
-    factor_or_none,
-    flag,
-    memory_size,
-    not_negative,
-    number_or_auto,
-    output_name,
-    place,
-    placing,
-    positive,
-    process_grid,
-    seconds,
-    share_or_data,
-    text,
-    which_kept,
-    whole,
-    whole_64_bits,
-    whole_or_zero,
-)
+from shoal.core.errors import ConfigError, ShoalWarning
+from shoal.core.registry import nearest
+from shoal.core.values import LARGEST, describe_value
+
+if TYPE_CHECKING:
+    import torch
+
+    from shoal.inference.likelihoods import Likelihood
+    from shoal.inference.priors import FunctionalPrior, WeightPrior
+    from shoal.interaction.methods import Method
+    from shoal.interaction.repulsion import Repulsion
+    from shoal.training.options.adversarial import Adversarial
 
 __all__ = [
     "AUTO",
@@ -40,11 +39,24 @@ __all__ = [
     "EXCLUDES",
     "KEPT",
     "NAMES",
+    "RETIRED",
+    "FitOptions",
     "Options",
+    "RunOptions",
     "Spec",
+    "StepOptions",
+    "accepted",
+    "described",
+    "factor_or_none",
+    "number",
     "option",
+    "positive",
     "stored_method",
+    "warn_retired",
 ]
+
+AUTO = "auto"
+"""The value of an option that a search chooses."""
 
 DEFAULT_METHOD = "f-kde"
 """The method of `fit` if none is given."""
@@ -53,7 +65,179 @@ Spec = str | dict[str, Any]
 """How a file describes an object: its name, or a table with its name and settings."""
 
 Check = Callable[[str, Any], Any]
-"""Takes an option's name and the given value, returns the valid value or raises `ConfigError`."""
+"""Takes an option's name and a value, returns the valid value or raises `ConfigError`."""
+
+
+# Checks: the valid value of an option, or one sentence that refuses it.
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or false, of whatever library it came from."""
+    if _is_truth(value):
+        return bool(value)
+    raise ConfigError(f"{name} must be True or False, not {describe_value(value)}")
+
+
+def number(name: str, value: Any) -> float:
+    """A finite float, from a number of any library."""
+    amount = math.nan
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        amount = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
+    if not math.isfinite(amount):
+        raise ConfigError(f"{name} must be a finite number, not {describe_value(value)}")
+    if abs(amount) > LARGEST:
+        raise ConfigError(f"{name} must be a number up to {LARGEST:g} in size, not {amount:g}")
+    return amount
+
+
+def number_or_auto(name: str, value: Any) -> float | str:
+    """A finite float, or "auto"."""
+    if isinstance(value, str):
+        if value == AUTO:
+            return value
+        raise ConfigError(f"{name} must be a finite number or 'auto', not {describe_value(value)}")
+    return number(name, value)
+
+
+def positive(name: str, value: Any) -> float:
+    """A number above zero."""
+    if (amount := number(name, value)) > 0:
+        return amount
+    raise ConfigError(f"{name} must be positive, not {describe_value(value)}")
+
+
+def not_negative(name: str, value: Any) -> float:
+    """A number from zero on."""
+    if (amount := number(name, value)) >= 0:
+        return amount
+    raise ConfigError(f"{name} must be zero or positive, not {describe_value(value)}")
+
+
+def factor_or_none(name: str, value: Any) -> float | None:
+    """A number above zero; zero means None."""
+    return not_negative(name, value) or None
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time from zero on, which may be infinite."""
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        if not (_is_truth(value) or isinstance(value, str | bytes)) and float(value) >= 0:
+            return float(value)
+    raise ConfigError(f"{name} must be a number of seconds from 0 on, not {describe_value(value)}")
+
+
+def whole(name: str, value: Any) -> int:
+    """A plain positive whole number."""
+    return _index(name, value, 1, "from 1 on")
+
+
+def whole_or_zero(name: str, value: Any) -> int:
+    """A plain whole number from zero on."""
+    return _index(name, value, 0, "from 0 on")
+
+
+def whole_64_bits(name: str, value: Any) -> int:
+    """A whole number that a generator can start from."""
+    return _index(name, value, -(2**63), "that fits in 64 bits")
+
+
+def text(name: str, value: Any) -> str:
+    """The value as text."""
+    return str(value)
+
+
+def process_grid(name: str, value: Any) -> str:
+    """Processes along members x along data, such as "2x2"."""
+    if isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,6}x[1-9]\d{0,6}", value):
+        return value
+    raise ConfigError(f'{name} must be members x data, such as "2x2", not {describe_value(value)}')
+
+
+_UNITS = {
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]i?b)", re.IGNORECASE)
+
+
+def memory_size(name: str, value: Any) -> int | float:
+    """Bytes, from a size such as "8GiB" or a whole number; or a share of the device up to 1.0.
+
+    >>> memory_size("memory", "8GiB"), memory_size("memory", "800 MB"), memory_size("memory", 0.5)
+    (8589934592, 800000000, 0.5)
+    """
+    typed = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if typed is not None:
+        amount = float(typed[1]) * _UNITS[typed[2].lower()]
+        if 1 <= amount < 2**63:
+            return int(amount)
+    elif not isinstance(value, str):
+        with suppress(ConfigError):
+            return _index(name, value, 1, "")
+        with suppress(ConfigError):
+            if 0 < (amount := number(name, value)) <= 1:
+                return amount
+            if amount > 1 and amount.is_integer():
+                return int(amount)
+    raise ConfigError(
+        f'{name} must be a size such as "8GiB" or "800MB", a number of bytes or a share of the '
+        f"device such as 0.5, not {describe_value(value)}"
+    )
+
+
+def output_name(name: str, value: Any) -> str | int:
+    """The name or the position of an output."""
+    return value if isinstance(value, str) else whole_or_zero(name, value)
+
+
+def one_of(*choices: str) -> Check:
+    """The check of an option that is one of a few words."""
+
+    def check(name: str, value: Any) -> str:
+        if isinstance(value, str) and value in choices:
+            return value
+        words = " or ".join(map(repr, choices))
+        raise ConfigError(f"{name} must be {words}, not {describe_value(value)}")
+
+    return check
+
+
+def share_or_data(name: str, value: Any) -> Any:
+    """A share of the training data between 0 and 1, or data."""
+    if _is_data(value):
+        return value
+    with suppress(ConfigError):
+        if 0 < (share := number(name, value)) < 1:
+            return share
+    raise ConfigError(
+        f"{name} must be a share of the data such as 0.1, a pair (x, y), a Dataset or a loader, "
+        f"not {describe_value(value)}"
+    )
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value may be data; `fit` finds out whether it is."""
+    if isinstance(value, Mapping):
+        return bool(value) and "custom" not in value
+    if isinstance(value, str | bytes) or getattr(value, "ndim", 1) == 0:
+        return False
+    if isinstance(value, list | tuple):
+        return not all(isinstance(each, int | float) for each in value)
+    return any(hasattr(value, sign) for sign in ("__iter__", "__getitem__", "__len__", "train"))
+
+
+def _is_truth(value: Any) -> bool:
+    return type(value).__name__ in ("bool", "bool_")  # Python's, or that of numpy
+
+
+def _index(name: str, value: Any, least: int, words: str) -> int:
+    with suppress(TypeError):
+        if not _is_truth(value) and least <= (count := operator.index(value)) < 2**63:
+            return count
+    raise ConfigError(f"{name} must be a whole number {words}, not {describe_value(value)}")
+
+
+# The list.
 
 
 def option(
@@ -73,13 +257,13 @@ def option(
         kept: the option changes the result, so a run stores it.
         excludes: an option that cannot be combined with this option.
     """
-    told = {"doc": doc, "check": check, "kept": kept, "excludes": excludes}
-    return dataclasses.field(default=default, metadata=told)
+    row = {"doc": doc, "check": check, "kept": kept, "excludes": excludes}
+    return dataclasses.field(default=default, metadata=row)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """All arguments of `fit` except the ensemble, the data and the folder.
+    """Everything that a run is asked to do, except the ensemble, the data and the folder.
 
     The types are those of a config file. In Python a field may also hold the object that a name or
     a table describes, and a number may come from any library.
@@ -136,7 +320,7 @@ class Options:
         None,
         '"best" for the members of the epoch with the lowest validation NLL, or "last"; by default '
         '"best" with `patience`.',
-        which_kept,
+        one_of("best", "last"),
     )
     outputs: str | int | None = option(
         None,
@@ -189,7 +373,7 @@ class Options:
         "host",
         'where members stay that are not on the device: "host" for the memory of the host, "disk" '
         "for files.",
-        place,
+        one_of("host", "disk"),
         kept=False,
     )
     cache: bool = option(
@@ -210,20 +394,11 @@ class Options:
         "replicated",
         'where tensors live that members share: "replicated" on every process, or "sharded" over '
         "the processes along data, each of which gathers a layer when it is used.",
-        placing,
+        one_of("replicated", "sharded"),
         kept=False,
-    )
-    peer_timeout: float = option(
-        120.0, "seconds after which a silent process counts as lost.", positive, kept=False
     )
     save_every: float = option(
         30.0, "seconds between checkpoints; 0 saves after every step.", seconds, kept=False
-    )
-    stall_after: float = option(
-        120.0,
-        "seconds without a batch after which a run reports that its data loader stalls.",
-        seconds,
-        kept=False,
     )
     keep_every: int | None = option(
         None,
@@ -248,9 +423,9 @@ class Options:
                 raise ConfigError(f"give {name} or {other}, not both")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Options from a mapping; missing options have their defaults."""
-        return cls(**{name: given[name] for name in NAMES if name in given})
+    def of(cls, arguments: Mapping[str, Any]) -> "Options":
+        """The options among the arguments of a call; missing options have their defaults."""
+        return cls(**{name: arguments[name] for name in NAMES if name in arguments})
 
 
 _FIELDS = dataclasses.fields(Options)
@@ -274,6 +449,127 @@ def stored_method(method: Any) -> Any:
     """The method of a stored config; a fraction without `coupled` is older than this setting."""
     if not isinstance(method, Mapping):
         return method
-    found = {key: stored_method(value) for key, value in method.items()}
-    old = found.get("fraction", 1.0) != 1 and "coupled" not in found
-    return {**found, "coupled": False} if old else found
+    table = {key: stored_method(value) for key, value in method.items()}
+    old = table.get("fraction", 1.0) != 1 and "coupled" not in table
+    return {**table, "coupled": False} if old else table
+
+
+RETIRED: Mapping[str, str] = {
+    "peer_timeout": "a silent process counts as lost after 120 seconds",
+    "stall_after": "a data loader stalls when no batch comes for 120 seconds",
+}
+"""Former options that are constants now, and what is true instead; old files may hold them."""
+
+
+# The types of the options in Python, for editors and type checkers. `fit` names the others.
+
+
+class StepOptions(TypedDict, total=False):
+    """Options of one training step: what `shoal.Stepper` takes besides its named arguments."""
+
+    legacy: bool
+    calibrated: bool
+    temperature: float
+    noise: float | None
+    clip: float | None
+    outputs: str | int | None
+    precision: str | None
+    engine: str
+    memory: str | int | float | None
+
+
+class _LoopOptions(StepOptions, total=False):
+    """Options of a training loop that every call takes."""
+
+    keep: str | None
+    annealing: Any
+    adversarial: "Adversarial | float | Mapping[str, Any] | None"
+    augment: Any
+    resident: int | None
+    offload: str
+    cache: bool
+    mesh: str | None
+    trunk: str
+    save_every: float
+    keep_every: int | None
+
+
+class FitOptions(_LoopOptions, total=False):
+    """What `shoal.fit` takes besides its named arguments."""
+
+    frozen: int
+    sample_weight: Any
+    loggers: Sequence[Any]
+
+
+class RunOptions(_LoopOptions, total=False):
+    """The options that `shoal.grow` and `shoal.compare` take for their runs."""
+
+    method: "str | Method | Repulsion | Mapping[str, Any]"
+    strength: float | str | None
+    likelihood: "Likelihood | str | Mapping[str, Any] | None"
+    prior: "WeightPrior | FunctionalPrior | str | Mapping[str, Any]"
+    optimizer: "str | type[torch.optim.Optimizer] | Mapping[str, Any]"
+    lr: float
+    schedule: Any
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+    validation: Any
+    patience: int | None
+    seed: int
+    device: "torch.device | str | None"
+
+
+def accepted(
+    function: Callable[..., Any], table: type, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The further arguments of a call, if the table has their names; retired ones are left out."""
+    for name in arguments:
+        if name in RETIRED:
+            warn_retired(name)
+        elif name not in table.__annotations__:
+            raise TypeError(
+                f"{function.__name__}() got an unexpected keyword argument {name!r}; "
+                f"{nearest(name, [*_named(function), *table.__annotations__])}"
+            )
+    return {name: value for name, value in arguments.items() if name not in RETIRED}
+
+
+def warn_retired(name: str) -> None:
+    """Say that an option is no longer one."""
+    text = f"{name} is no longer an option and has no effect: {RETIRED[name]}"
+    warnings.warn(text, ShoalWarning, stacklevel=4)
+
+
+_ENTRY = re.compile(r"^    (\w+): .*(?:\n {8}.*)*", re.MULTILINE)
+
+
+def described(function: Callable[..., Any], table: type) -> str:
+    """The docstring of a function, with a sentence from the list for every option that it takes.
+
+    The docstring itself has a section "Main arguments" for what the signature names, and a section
+    "Other arguments" for what the table names. They describe the arguments that are no options.
+    """
+    text = inspect.cleandoc(function.__doc__ or "")
+    start, end = text.index("Main arguments:"), text.index("Returns:")
+    entries = {entry[1]: entry[0] for entry in _ENTRY.finditer(text, start, end)}
+    main = [entries.get(name) or _entry(name) for name in _named(function)]
+    other = [entries.get(name) or _entry(name, default=True) for name in table.__annotations__]
+    sections = ["Main arguments:", *main, "", "Other arguments:", *other, "", text[end:]]
+    return text[:start] + "\n".join(sections)
+
+
+def _named(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a signature names."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+
+
+def _entry(name: str, default: bool = False) -> str:
+    """An option with its sentence, as a docstring has it; with a default that says something."""
+    row = next(row for row in _FIELDS if row.name == name)
+    text = f"{name}: {row.metadata['doc']}"
+    if default and row.default not in (None, False):
+        text += f" Default: {row.default!r}."
+    return textwrap.fill(text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)

@@ -30,8 +30,7 @@ from shoal.training.options.adversarial import Adversarial
 from shoal.training.options.annealing import Annealing
 from shoal.training.options.noise import check_noise
 from shoal.training.options.optim import check_optimizer, optimizer_table
-from shoal.training.options.option_checks import number
-from shoal.training.options.options import AUTO, KEPT, Options
+from shoal.training.options.options import AUTO, KEPT, Options, number
 from shoal.training.options.schedules import Schedule, schedules
 from shoal.training.options.torch_schedules import Plateau, as_schedule
 
