@@ -12,6 +12,8 @@ Each name is imported when it is first used, so that the command line answers be
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shoal.core.optional import factories as _factories
+
 if TYPE_CHECKING:
     from shoal import data, models
     from shoal.core.errors import (
@@ -169,6 +171,16 @@ __all__ = [  # noqa: RUF022
     "CheckpointCorrupt",
     "ShoalWarning",
 ]
+
+
+def _make_loggers(*arguments: Any) -> Any:
+    """`fit` gets its loggers here: it may not import them, and few runs need them."""
+    from shoal.integrations.loggers import make_loggers
+
+    return make_loggers(*arguments)
+
+
+_factories["loggers"] = _make_loggers
 
 
 def __getattr__(name: str) -> Any:

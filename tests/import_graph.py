@@ -11,6 +11,7 @@ from statistics import median
 
 PACKAGE = Path(__file__).parents[1] / "shoal"
 SLIVER = 60
+IMPORTING_CALLS = {"import_module", "__import__", "require"}
 
 
 @cache
@@ -56,6 +57,23 @@ def imported_names(path: Path, *, at_import: bool = False) -> Iterator[tuple[str
         elif isinstance(node, ast.ImportFrom):
             source = _source(path, node)
             yield from ((f"{source}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and (name := name_in_call(node)):
+            yield name, node.lineno
+
+
+def name_in_call(call: ast.Call) -> str:
+    """The module that a call imports by its written name; of an f-string, the written beginning.
+
+    >>> name_in_call(ast.parse('import_module(f"shoal.cli.commands.{name}")').body[0].value)
+    'shoal.cli.commands'
+    """
+    if ast.unparse(call.func).rpartition(".")[2] not in IMPORTING_CALLS or not call.args:
+        return ""
+    name = call.args[0]
+    if isinstance(name, ast.JoinedStr):
+        name = name.values[0]
+    is_text = isinstance(name, ast.Constant) and isinstance(name.value, str)
+    return name.value.removesuffix(".") if is_text else ""
 
 
 def _source(path: Path, node: ast.ImportFrom) -> str:

@@ -81,6 +81,14 @@ def test_imports_go_downward():
     assert not offenders, "\n".join(offenders)
 
 
+def test_imports_by_a_string_count():
+    """`import_module("shoal.a.b")` is an import, also with an f-string that begins so."""
+    listed = imported_files(PACKAGE / "cli" / "main.py")
+    assert PACKAGE / "cli" / "commands" / "__init__.py" in listed
+    kernels = imported_files(PACKAGE / "engine" / "member_layers" / "norm.py")
+    assert PACKAGE / "engine" / "member_layers" / "norm_kernels.py" in kernels
+
+
 def test_no_files_need_each_other_to_be_imported():
     offenders = [" and ".join(map(place, circle)) for circle in circles()]
     assert not offenders, "\n".join(offenders)
@@ -105,8 +113,8 @@ def test_a_function_fits_a_screen():
 
 def reads_weights(call):
     """Whether a call reads tensors without running code: torch.load(..., weights_only=True)."""
-    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-    return ast.unparse(call.func) == "torch.load" and given.get("weights_only") == "True"
+    arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    return ast.unparse(call.func) == "torch.load" and arguments.get("weights_only") == "True"
 
 
 def test_no_file_can_run_code():

@@ -1,11 +1,16 @@
-"""Optional libraries, imported on use."""
+"""Optional libraries, imported on use, and functions of rooms above."""
 
 import importlib
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["require"]
+__all__ = ["factories", "require"]
+
+factories: dict[str, Callable[..., Any]] = {}
+"""Functions that a lower room calls and may not import, by what they make. `shoal` adds them."""
 
 
 def require(module: str, extra: str) -> ModuleType:

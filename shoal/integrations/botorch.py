@@ -24,7 +24,7 @@ from shoal.training.stepper import Stepper
 __all__ = ["EnsembleSurrogate"]
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of BoTorch's own imports
+    warnings.simplefilter("ignore")  # from BoTorch's imports
     _Base: Any = require("botorch.models.ensemble", extra="botorch").EnsembleModel
 
 
@@ -54,18 +54,18 @@ class EnsembleSurrogate(_Base):
     ) -> None:
         super().__init__(weights=weights)
         ensemble = source if isinstance(source, Ensemble) else source.ensemble
-        found = likelihood or getattr(source, "likelihood", None)
-        if found is None:
+        likelihood = likelihood or getattr(source, "likelihood", None)
+        if likelihood is None:
             raise ConfigError(
                 "an ensemble does not say what its outputs mean; "
                 "type EnsembleSurrogate(ensemble, likelihood=...)"
             )
-        if "numbers" not in found.about.kinds:
-            raise ConfigError(f"BoTorch optimises numbers, but this is {found.task}")
+        if "numbers" not in likelihood.about.kinds:
+            raise ConfigError(f"BoTorch optimises numbers, but this is {likelihood.task}")
         # BoTorch's line search needs double precision; the caller's members stay as they are.
-        own = copy.deepcopy(ensemble).to(dtype=torch.float64).eval()
+        copied = copy.deepcopy(ensemble).to(dtype=torch.float64).eval()
         # A list, since a Module would register the ensemble as its part.
-        self._held = [own, found]
+        self._held = [copied, likelihood]
         self._num_outputs = outputs
 
     @property

@@ -72,15 +72,15 @@ def parse_request(words: Sequence[str], partition: str | None = None) -> dict[st
     >>> parse_request(["mem_gb=32", "slurm_account=bio"], "gpu")
     {'slurm_partition': 'gpu', 'mem_gb': 32, 'slurm_account': 'bio'}
     """
-    found: dict[str, Any] = {} if partition is None else {"slurm_partition": partition}
+    parameters: dict[str, Any] = {} if partition is None else {"slurm_partition": partition}
     for word in words:
         key, sign, value = word.partition("=")
         if not (key.isidentifier() and sign and value):
             raise ConfigError(
                 f"a request has a key and a value, such as --request mem_gb=32, not {word!r}"
             )
-        found[key] = int(value) if value.isdecimal() else value
-    return found
+        parameters[key] = int(value) if value.isdecimal() else value
+    return parameters
 
 
 def run_submitted(

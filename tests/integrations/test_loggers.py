@@ -16,7 +16,7 @@ from torch import nn
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.inference.ensemble import Ensemble
-from shoal.integrations import log_figures
+from shoal.integrations import loggers as loggers_module
 from shoal.integrations.loggers import make_loggers, numbers, settings
 
 STEPS = [4, 8, 12]
@@ -191,7 +191,7 @@ def test_a_figure_that_cannot_be_drawn_costs_neither_the_run_nor_the_log(
         raise ValueError("no ink")
 
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(log_figures.plots, "forces", fail)
+    monkeypatch.setattr(loggers_module.plots, "forces", fail)
     kept, other = Whole(), Whole()
     with pytest.warns(ShoalWarning, match="figures.*no ink") as caught:
         quick(out=tmp_path, loggers=["tensorboard", kept, other], **OPTIONS)

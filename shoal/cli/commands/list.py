@@ -19,25 +19,25 @@ from shoal.experiment.config import experiments, keys, summary
 __all__ = ["KINDS", "ListedName", "entries", "listing_text", "plain", "run"]
 
 _REGISTRIES = {
-    "kernels": "interaction.kernels",
-    "bandwidths": "interaction.bandwidths",
-    "estimators": "interaction.estimators",
-    "flows": "interaction.flows",
-    "spaces": "interaction.spaces",
-    "points": "interaction.points",
-    "likelihoods": "inference.likelihoods",
-    "priors": "inference.priors",
-    "annealings": "training.options.annealing",
-    "augmentations": "data.batches.augment",
-    "corruptions": "data.corruptions",
-    "datasets": "data",
-    "models": "models",
-    "metrics": "prediction.metrics",
-    "plots": "plots",
-    "samplers": "analysis.landscape.subspace",
-    "curves": "analysis.landscape.curves",
-    "targets": "data.batches.targets",
-    "problems": "analysis.fidelity.problems",
+    "kernels": "shoal.interaction.kernels",
+    "bandwidths": "shoal.interaction.bandwidths",
+    "estimators": "shoal.interaction.estimators",
+    "flows": "shoal.interaction.flows",
+    "spaces": "shoal.interaction.spaces",
+    "points": "shoal.interaction.points",
+    "likelihoods": "shoal.inference.likelihoods",
+    "priors": "shoal.inference.priors",
+    "annealings": "shoal.training.options.annealing",
+    "augmentations": "shoal.data.batches.augment",
+    "corruptions": "shoal.data.corruptions",
+    "datasets": "shoal.data",
+    "models": "shoal.models",
+    "metrics": "shoal.prediction.metrics",
+    "plots": "shoal.plots",
+    "samplers": "shoal.analysis.landscape.subspace",
+    "curves": "shoal.analysis.landscape.curves",
+    "targets": "shoal.data.batches.targets",
+    "problems": "shoal.analysis.fidelity.problems",
 }
 
 KINDS = ("experiments", "options", "methods", "schedules", "optimizers", *_REGISTRIES)
@@ -62,7 +62,7 @@ class ListedName:
 def entries(kind: str) -> list[ListedName]:
     """All names of one kind."""
     if kind in _REGISTRIES:
-        return _registered(importlib.import_module(f"shoal.{_REGISTRIES[kind]}").registry)
+        return _registered(importlib.import_module(_REGISTRIES[kind]).registry)
     if kind == "experiments":
         return [ListedName(name, summary(text)) for name, text in experiments().items()]
     if kind == "options":

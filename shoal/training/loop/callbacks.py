@@ -13,12 +13,12 @@ A callback that stops a run ends it as a finished run: the run is stored and ret
 of a callback leaves `fit`, as any other error does.
 """
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.core.errors import ConfigError
+from shoal.core.optional import factories
 from shoal.training.folder.run import Run
 
 __all__ = [
@@ -165,14 +165,14 @@ def checked_callbacks(given: Any) -> list[Callback]:
     return [each if isinstance(each, Callback) else _AtEpochs(each) for each in listed]
 
 
-def checked_loggers(given: Any) -> list[Any]:
+def checked_loggers(loggers: Any) -> list[Any]:
     """The loggers as a list; raises `ConfigError` for what cannot log."""
-    fits = isinstance(given, Sequence) and not isinstance(given, str)
-    if not fits or not all(isinstance(each, str) or hasattr(each, "log") for each in given):
+    fits = isinstance(loggers, Sequence) and not isinstance(loggers, str)
+    if not fits or not all(isinstance(each, str) or hasattr(each, "log") for each in loggers):
         raise ConfigError(
             'loggers must be a list of names or of objects with log(); type loggers=["csv"]'
         )
-    return list(given)
+    return list(loggers)
 
 
 class Listeners:
@@ -200,9 +200,7 @@ class Listeners:
     def begin(self, run: Run, first: bool = True) -> None:
         """Before the first step; of several processes, the first has the loggers."""
         if self._loggers and first:
-            # By name: optional libraries belong to a layer above, which few runs need.
-            loggers = importlib.import_module("shoal.integrations.loggers")
-            self.callbacks += loggers.make_loggers(self._loggers, run, self.held)
+            self.callbacks += factories["loggers"](self._loggers, run, self.held)
         for callback in self.callbacks:
             callback.run_begin(RunBegin(run))
 

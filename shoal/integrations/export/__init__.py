@@ -1,13 +1,24 @@
 """`shoal.export`: one file with all members, for servers that have onnxruntime or torch alone.
 
 The file takes any number of inputs and gives the prediction with its uncertainty. It is opened
-again and compared with `predict` before it gets its name, so a file that differs never appears.
+again and compared with `predict` before it gets its name, so a file that differs never appears. A
+file computes the quantities of `Predictive` in a graph of torch operations:
+
+| likelihood | outputs |
+| --- | --- |
+| `Categorical`, `Ordinal` | `probs`, `entropy`, `aleatoric`, `mutual_information`, `disagreement` |
+| `Bernoulli` | the same, and `mean`: the probability of 1 in each column |
+| `Gaussian`, `HomoscedasticGaussian`, `HeteroscedasticGaussian`, `MixtureDensity` | `mean`, |
+| | `stddev`, `entropy`, `aleatoric`, `mutual_information`, `disagreement`, quantiles if asked |
+| `StudentT`, `Poisson`, `NegativeBinomial` | the same without quantiles |
+| `Custom` | `mean`, `disagreement` |
 """
 
 import copy
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -15,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoal.analysis.evidence.store import member_weights
 from shoal.core.display.text import counted
@@ -24,24 +35,175 @@ from shoal.core.storage.disk import checked_path, replacing, sync
 from shoal.core.structure import Inputs, Structured
 from shoal.data.batches.sources import input_batches
 from shoal.data.dataset import Dataset
+from shoal.engine.members.network_call import arguments
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Likelihood
+from shoal.inference.likelihoods import Likelihood, MixtureDensity
 from shoal.inference.unrolled import UnrolledEnsemble
-from shoal.integrations.export_formats import (
+from shoal.integrations.export.formats import (
     open_file,
     traced,
     write_compiled,
     write_onnx,
     write_program,
 )
-from shoal.integrations.export_outputs import MEANINGS, ExportedModule, output_names, values_of
 from shoal.models.blueprint import Blueprint
-from shoal.prediction import Predictive, predict
+from shoal.prediction import predict
+from shoal.prediction.mixture import deviation
 from shoal.prediction.predict import member_outputs
+from shoal.prediction.predictive import Predictive
 from shoal.training.folder.own_data import own_data
 from shoal.training.folder.run import Run, load
 
-__all__ = ["Exported", "export"]
+__all__ = ["MEANINGS", "Exported", "ExportedModule", "export", "output_names", "values_of"]
+
+
+MEANINGS = {
+    "probs": "class probabilities of the ensemble",
+    "mean": "mean of the target; the probability of 1 for columns of 0 and 1",
+    "stddev": "standard deviation of the target, noise and disagreement together",
+    "entropy": "total uncertainty in nats; for numbers, of the Gaussian with this mean and stddev",
+    "aleatoric": "mean entropy of the members in nats",
+    "mutual_information": "epistemic uncertainty in nats, entropy - aleatoric",
+    "disagreement": "standard deviation over the members, averaged over the outputs",
+    "members": "outputs of every member before the likelihood",
+}
+_QUANTILE = "quantile_"
+_PARTS, _ROUNDS = 32, 6
+"""A quantile lies in one of 32 parts of its range, then in one of 32 parts of the part."""
+
+
+def output_names(
+    likelihood: Likelihood, quantiles: Sequence[float] = (), members: bool = False
+) -> list[str]:
+    """The outputs of a file for this likelihood, in order.
+
+    >>> from shoal.inference.likelihoods import Gaussian
+    >>> output_names(Gaussian(), quantiles=(0.05,))[-1]
+    'quantile_0.05'
+    """
+    kinds = likelihood.about.kinds
+    uncertain = ["entropy", "aleatoric", "mutual_information", "disagreement"]
+    if "binary" in kinds:
+        names = ["mean", "probs", *uncertain]
+    elif "classes" in kinds:
+        names = ["probs", *uncertain]
+    elif "numbers" in kinds:
+        names = ["mean", "stddev", *uncertain]
+    else:
+        names = ["mean", "disagreement"]
+    for level in quantiles:
+        if not _has_quantiles(likelihood):
+            raise ConfigError(
+                f"a file has no quantiles for {likelihood}; leave quantiles out, and use stddev"
+            )
+        if not 0 < level < 1:
+            raise ConfigError(f"the level of a quantile must be between 0 and 1, not {level}")
+        names.append(f"{_QUANTILE}{level:g}")
+    return [*names, "members"] if members else names
+
+
+def _has_quantiles(likelihood: Likelihood) -> bool:
+    """Whether the distribution function is made of normal ones, which every format computes."""
+    return "gaussian" in likelihood.about.kinds or isinstance(likelihood, MixtureDensity)
+
+
+def _normals(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, means and standard deviations of each member's normals, each [M, ..., K, J]."""
+    if isinstance(likelihood, MixtureDensity):
+        weights, means, variances = likelihood.normal_components(outputs)
+        return weights, means, variances.sqrt()
+    mean, variance = (moment.unsqueeze(-1) for moment in likelihood.moments(outputs))
+    return torch.ones_like(mean), mean, variance.sqrt()
+
+
+def values_of(pred: Predictive, names: Sequence[str]) -> dict[str, Tensor]:
+    """The named quantities of a prediction, in the type of its outputs."""
+    values = {}
+    for name in names:
+        if name.startswith(_QUANTILE):
+            value = pred.quantile(float(name.removeprefix(_QUANTILE)))
+        else:
+            value = getattr(pred, name)
+            value = value if isinstance(value, Tensor) else value()
+        values[name] = value.to(pred.members.dtype)
+    return values
+
+
+class _Traced(Predictive):
+    """A prediction of any number of data points: no step depends on values or on their number."""
+
+    share: float
+
+    @classmethod
+    def of(
+        cls, members: Tensor, likelihood: Likelihood, weights: Tensor | None, share: float
+    ) -> "_Traced":
+        traced = object.__new__(cls)
+        vars(traced).update(members=members, likelihood=likelihood, weights=weights, share=share)
+        return traced
+
+    def by_blocks(self, compute: Callable[..., Tensor], *along: Tensor) -> Tensor:
+        return compute(self, *along)
+
+    def disagreement(self) -> Tensor:
+        return deviation(self, self.share)
+
+    def quantile(self, level: float) -> Tensor:
+        """As `mixture.bisected_quantile`, with a few wide steps: a graph holds every step."""
+        weights, means, stddevs = (t.unsqueeze(-1) for t in _normals(self.likelihood, self.members))
+        low = self.mean - self.stddev / math.sqrt(min(level, 1 - level) / 2)
+        width = 2 * (self.mean - low)
+        inner = torch.arange(1, _PARTS, dtype=low.dtype) / _PARTS
+        for _ in range(_ROUNDS):
+            places = low.unsqueeze(-1) + width.unsqueeze(-1) * inner
+            z = (places.unsqueeze(-2) - means) / (math.sqrt(2) * stddevs)
+            below = self.average((weights * (1 + z.erf()) / 2).sum(-2)) < level
+            width = width / _PARTS
+            low = low + width * below.sum(-1)
+        return low + width
+
+
+class ExportedModule(nn.Module):
+    """Input tensors, in order, to the named quantities of the ensemble's prediction.
+
+    Args:
+        ensemble: the members that count.
+        pred: a prediction of these members; gives likelihood and weights.
+        example: inputs, whose structure is that of all inputs.
+        names: the outputs.
+    """
+
+    weights: Tensor | None
+
+    def __init__(
+        self,
+        ensemble: UnrolledEnsemble,
+        pred: Predictive,
+        example: Tensor | Structured,
+        names: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self.ensemble, self.likelihood, self.names = ensemble, pred.likelihood, list(names)
+        weights = pred.weights
+        self.register_buffer("weights", None if weights is None else weights.clone())
+        self.share = 1 / pred.size if weights is None else float(weights.square().sum())
+        self._form = None
+        if isinstance(example, Structured):
+            self._form = tuple(example.tensors), example.form
+        self.eval()
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """The quantities by name."""
+        if self._form is None:
+            outputs = self.ensemble(*tensors)
+        else:
+            names, form = self._form
+            inputs = Structured(dict(zip(names, tensors, strict=True)), form)
+            positional, named = arguments(self.ensemble.members[0], inputs)
+            outputs = self.ensemble(*positional, **named)
+        pred = _Traced.of(outputs, self.likelihood, self.weights, self.share)
+        return values_of(pred, self.names)
+
 
 SIZES = (1, 7, 64)
 """Batch sizes at which a file is compared with `predict`."""
@@ -75,8 +237,8 @@ class Exported:
         return max(self.differences.values())
 
     def __repr__(self) -> str:
-        told = f"{counted(self.metadata['members'], 'member')}, {self.bytes:,} bytes"
-        return f"Exported({str(self.path)!r}, {told}, difference {self.difference:.1e})"
+        size = f"{counted(self.metadata['members'], 'member')}, {self.bytes:,} bytes"
+        return f"Exported({str(self.path)!r}, {size}, difference {self.difference:.1e})"
 
 
 def export(
@@ -162,16 +324,17 @@ def _written(
             write_onnx(program, temporary, facts, precision)
         else:
             (write_compiled if compiled else write_program)(program, temporary, facts)
-        found = _differences(temporary, compiled, rows, expected)
-        worst = max(found, key=lambda name: found[name])
-        if not found[worst] <= limit:
+        differences = _differences(temporary, compiled, rows, expected)
+        worst = max(differences, key=lambda name: differences[name])
+        if not differences[worst] <= limit:
             raise ConfigError(
-                f"the output '{worst}' of {path.name} differs from predict by {found[worst]:.1e}, "
-                f"more than {limit:g}, so no file is written; a larger tolerance= would accept it"
+                f"the output '{worst}' of {path.name} differs from predict by "
+                f"{differences[worst]:.1e}, more than {limit:g}, so no file is written; a larger "
+                f"tolerance= would accept it"
             )
         size = temporary.stat().st_size
         sync(temporary)
-    return Exported(path, tuple(expected), found, size, facts)
+    return Exported(path, tuple(expected), differences, size, facts)
 
 
 def _differences(
@@ -179,22 +342,23 @@ def _differences(
 ) -> dict[str, float]:
     """Largest relative difference of each output of a file, over several batch sizes."""
     run, _ = open_file(path, compiled)
-    found = dict.fromkeys(expected, 0.0)
+    differences = dict.fromkeys(expected, 0.0)
     for size in SIZES:
         with torch.no_grad():
             outputs = run(_tensors(rows[:size]))
         for name, whole in expected.items():
             wanted = whole[:, :size] if name == "members" else whole[:size]
-            came = outputs[name]
-            if came.shape != wanted.shape:
+            output = outputs[name]
+            if output.shape != wanted.shape:
                 raise ConfigError(
-                    f"the output '{name}' has shape {tuple(came.shape)} for {size} inputs, not "
+                    f"the output '{name}' has shape {tuple(output.shape)} for {size} inputs, not "
                     f"{tuple(wanted.shape)}; the network does not take every batch size"
                 )
             scale = max(1.0, float(whole.abs().max()))
-            difference = float((came.double() - wanted.double()).abs().max()) / scale
-            found[name] = max(found[name], difference) if difference == difference else torch.inf
-    return found
+            difference = float((output.double() - wanted.double()).abs().max()) / scale
+            larger = max(differences[name], difference)
+            differences[name] = larger if difference == difference else torch.inf
+    return differences
 
 
 def _check_format(path: Path, precision: str | None, compiled: bool) -> None:
@@ -222,9 +386,10 @@ def _rows(source: Any, ensemble: Ensemble, x: Any, known: Dataset | None) -> Ten
     if x is None:
         x = (known.test or known.train).x[: SIZES[-1]] if known else _drawn(source, ensemble)
     trained = (getattr(source, "provenance", None) or {}).get("input_range")
-    takes = ensemble.takes_inputs
-    kind = ensemble.dtype, ensemble.takes_whole, trained, takes
-    batch: Inputs | None = next(iter(input_batches(x, SIZES[-1], "cpu", *kind)), None)
+    batches = input_batches(
+        x, SIZES[-1], "cpu", ensemble.dtype, ensemble.takes_whole, trained, ensemble.takes_inputs
+    )
+    batch: Inputs | None = next(iter(batches), None)
     if not isinstance(batch, Tensor | Structured):
         raise DataError(
             f"export needs tensors as example inputs, not {type(x).__name__}; pass x=inputs"
@@ -257,8 +422,8 @@ def _counted(
     if pred.weights is None:
         return numbers.tolist(), pred
     heavy = pred.weights > 0
-    own = pred.weights[heavy] / pred.weights[heavy].sum()
-    return numbers[heavy].tolist(), Predictive(pred.members[heavy], pred.likelihood, own)
+    weights = pred.weights[heavy] / pred.weights[heavy].sum()
+    return numbers[heavy].tolist(), Predictive(pred.members[heavy], pred.likelihood, weights)
 
 
 def _metadata(

@@ -107,13 +107,13 @@ def _rename(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     for name, value in list(model.graph.initializers.items()):
         if name in wanted:
             value.name = f"inner_{name}"
-    given = [*zip(model.graph.inputs, inputs, strict=True)]
-    given += zip(model.graph.outputs, outputs, strict=True)
-    for place, (value, _) in enumerate(given):
+    named = [*zip(model.graph.inputs, inputs, strict=True)]
+    named += zip(model.graph.outputs, outputs, strict=True)
+    for place, (value, _) in enumerate(named):
         value.name = f"end_{place}"
-    for value, name in given:
+    for value, name in named:
         value.name = name
-    for value, _ in given:
+    for value, _ in named:
         dims = value.shape.dims if value.shape is not None else ()
         batch = [getattr(dim, "value", dim) for dim in dims]
         if batch and not isinstance(batch[0], int):
@@ -155,10 +155,10 @@ def _converted(model: Any, precision: str, path: Path) -> Any:
         onnx.save_model(model, str(before))
         kinds = ["MatMul", "Gemm", "Gather"]
         quantize_dynamic(before, after, weight_type=QuantType.QInt8, op_types_to_quantize=kinds)
-        found = onnx.load_model(str(after))
+        quantised = onnx.load_model(str(after))
         before.unlink()
         after.unlink()
-        return found
+        return quantised
 
 
 def open_file(path: Path, compiled: bool = False) -> tuple[Opened, dict[str, Any]]:
@@ -188,8 +188,8 @@ def _opened_onnx(path: Path) -> tuple[Opened, dict[str, Any]]:
     outputs = [each.name for each in session.get_outputs()]
 
     def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        given = {name: t.numpy() for name, t in zip(names, tensors, strict=True)}
-        values = session.run(outputs, given)
+        arrays = {name: t.numpy() for name, t in zip(names, tensors, strict=True)}
+        values = session.run(outputs, arrays)
         return {n: torch.from_numpy(v) for n, v in zip(outputs, values, strict=True)}
 
     return run, json.loads(session.get_modelmeta().custom_metadata_map[KEY])
@@ -197,7 +197,7 @@ def _opened_onnx(path: Path) -> tuple[Opened, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A block in which exporters tell nothing about their own insides."""
+    """A block in which exporters print and warn nothing about their internals."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     loggers += [logging.getLogger(), logging.getLogger("onnx_ir")]
     before = [logger.level for logger in loggers]
