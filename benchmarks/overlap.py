@@ -21,7 +21,7 @@ from torch import nn
 import shoal
 from shoal.core.display.text import table
 from shoal.engine.members.sharded_trunk import TrunkShards
-from shoal.training.step import forces as step
+from shoal.training.members.processes import OtherProcesses, OverProcesses
 
 RATE = 400.0
 WIDTH, LAYERS, STEPS = 1024, 12, 6
@@ -73,7 +73,9 @@ def worker(name: str) -> None:
     dist.init_process_group("gloo")
     options, trunk = CASES[name], name.startswith("trunk")
     if "no overlap" in name:
-        step.begin_columns = lambda *_: None  # pyright: ignore[reportPrivateImportUsage]
+        OverProcesses.others_by_weights = (  # pyright: ignore[reportAttributeAccessIssue]
+            lambda self, *_: OtherProcesses(self.mesh)
+        )
         TrunkShards.following = property(  # pyright: ignore
             lambda _: Forgetful(), lambda *_: None
         )

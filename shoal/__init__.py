@@ -43,11 +43,12 @@ if TYPE_CHECKING:
     from shoal.training.adopt import adopt
     from shoal.training.fit import fit
     from shoal.training.folder.run import Run, load
+    from shoal.training.forces import forces
     from shoal.training.grow import grow
     from shoal.training.loop.callbacks import Callback, EpochEnd, RunBegin, RunEnd, StepEnd
     from shoal.training.options.adversarial import Adversarial
     from shoal.training.sample import sample
-    from shoal.training.step.forces import StepInfo, forces
+    from shoal.training.step.results import StepInfo
     from shoal.training.stepper import Stepper
 
 _HOMES = {
@@ -98,8 +99,8 @@ _HOMES = {
     "priors": "inference",
     # Below the training loop
     "Stepper": "training.stepper",
-    "forces": "training.step.forces",
-    "StepInfo": "training.step.forces",
+    "forces": "training.forces",
+    "StepInfo": "training.step.results",
     "sample": "training.sample",
     # The world
     "Dataset": "data.dataset",

@@ -27,7 +27,7 @@ from shoal.training.loop.callbacks import (
 )
 from shoal.training.loop.session import Session
 from shoal.training.loop.validation import keeps_best, validation_batches
-from shoal.training.members.sharded_state import check_trunk
+from shoal.training.members.shards import check_trunk
 from shoal.training.mover.prepare import check_count, destination
 from shoal.training.options.options import (
     DEFAULT_METHOD,

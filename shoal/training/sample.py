@@ -14,10 +14,10 @@ from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Flat
 from shoal.interaction.methods import Method, get
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.forces import forces
 from shoal.training.options.noise import add_noise, check_noise
 from shoal.training.options.optim import make_optimizer, optimizer_table
 from shoal.training.options.options import factor_or_none
-from shoal.training.step.forces import forces
 
 __all__ = ["sample"]
 

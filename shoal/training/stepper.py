@@ -35,8 +35,8 @@ from shoal.training.options.options import (
 )
 from shoal.training.options.points import needs_statistics, resolved
 from shoal.training.options.settings import Settings
-from shoal.training.step.context import StepContext
-from shoal.training.step.forces import StepInfo
+from shoal.training.step.drive import StepContext
+from shoal.training.step.results import StepInfo
 
 __all__ = ["Stepper"]
 

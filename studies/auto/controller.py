@@ -20,7 +20,7 @@ import shoal
 from shoal.data.batches.array_batches import ArrayBatches
 from shoal.inference import likelihoods
 from shoal.training.options.schedules import factor_of, schedules
-from shoal.training.step.forces import StepInfo
+from shoal.training.step.results import StepInfo
 
 __all__ = ["TARGETS", "Controlled", "Controller", "train"]
 

@@ -16,7 +16,7 @@ from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Gaussian
 from shoal.interaction import methods
 from shoal.interaction.axes import Inputs, fitted
-from shoal.training.step.forces import forces
+from shoal.training.forces import forces
 
 ENGINES = [MemberRunner(), MemberRunner("loop"), MemberRunner(chunk=2)]
 

@@ -18,7 +18,7 @@ from shoal.inference.network_pass import random_rows
 from shoal.interaction.axes import cosines
 from shoal.interaction.repulsion import interact
 from shoal.models import MLP, SmallCNN
-from shoal.training.step import forces as fraction
+from shoal.training.step import velocity as fraction
 
 pytestmark = pytest.mark.usefixtures("double")
 

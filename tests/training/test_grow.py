@@ -31,8 +31,8 @@ from shoal.interaction.spaces import Normalised, Weights
 from shoal.models import MLP, Blueprint
 from shoal.training.fit import fit
 from shoal.training.folder.run import load
+from shoal.training.forces import forces
 from shoal.training.grow import grow
-from shoal.training.step.forces import forces
 
 OLD, NEW = 3, 2
 COMPOSITIONS = {name: method.repulsion for name, method in METHODS.items()} | {

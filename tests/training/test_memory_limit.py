@@ -30,6 +30,7 @@ from shoal.engine.resources.memory import MemoryLimit
 from shoal.inference.likelihoods import Categorical
 from shoal.inference.posterior import Posterior
 from shoal.inference.priors import Flat
+from shoal.training.forces import forces
 from shoal.training.mover.memory import (
     _ENDLESS,
     MemoryChoice,
@@ -38,8 +39,7 @@ from shoal.training.mover.memory import (
     tried_out,
 )
 from shoal.training.options.options import Options
-from shoal.training.step.context import StepContext
-from shoal.training.step.forces import forces
+from shoal.training.step.drive import StepContext
 
 MEMBERS, WIDTH = 6, 200
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from shoal.core.errors import ConfigError
 from shoal.core.storage.files import read_tensors
 from shoal.engine.members.sharded_trunk import ShardedTensor, TrunkShards, WholeFirst
 from shoal.engine.processes.mesh import Mesh
-from shoal.training.members.sharded_state import check_trunk
+from shoal.training.members.shards import check_trunk
 from shoal.training.options.noise import add_shared_noise
 from shoal.training.options.options import Options
 

@@ -14,9 +14,9 @@ from shoal.data.batches.array_batches import ArrayBatches
 from shoal.data.batches.augment import CropFlip
 from shoal.interaction import cloud
 from shoal.interaction import points as kinds
+from shoal.training.forces import forces
 from shoal.training.mover.prepare import prepared
 from shoal.training.options.points import resolved
-from shoal.training.step.forces import forces
 
 KINDS = {
     "noise": lambda: shoal.points.Noise(),

@@ -14,7 +14,8 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import Posterior, total_weight
 from shoal.prediction.metrics.similarity import affinity
 from shoal.prediction.predictive import ArrayLike, Predictive
-from shoal.training.step.forces import Batch, forces
+from shoal.training.forces import forces
+from shoal.training.step.drive import Batch
 
 __all__ = [
     "Degeneracy",

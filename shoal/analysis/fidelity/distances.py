@@ -14,7 +14,8 @@ from shoal.core.tree import rows
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Gaussian
 from shoal.inference.posterior import Posterior
-from shoal.training.step.forces import Batch, forces
+from shoal.training.forces import forces
+from shoal.training.step.drive import Batch
 
 __all__ = [
     "covariance_error",

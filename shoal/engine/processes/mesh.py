@@ -82,7 +82,6 @@ class Mesh:
         waited: seconds that this process has spent in exchanges of steps.
         wishes: what this process wants all to agree on at the next step.
         agreed: what all agreed on at the last step.
-        ahead: columns of weights on their way since the beginning of this step, if any.
     """
 
     total: int
@@ -95,7 +94,6 @@ class Mesh:
     waited: float = 0.0
     wishes: Agreement = Agreement()
     agreed: Agreement = Agreement()
-    ahead: Arrival | None = None
 
     @classmethod
     def current(

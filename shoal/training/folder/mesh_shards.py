@@ -13,7 +13,7 @@ from shoal.core.storage.checkpoints import Checkpoint
 from shoal.core.storage.shards import Shard, Spans
 from shoal.engine.processes.group_exchange import GroupExchange
 from shoal.training.folder.run_folder import BEST
-from shoal.training.members.mesh_state import Parted
+from shoal.training.members.division import Parted
 
 __all__ = ["Shards"]
 

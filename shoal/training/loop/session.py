@@ -43,7 +43,7 @@ from shoal.training.loop.saving import Saver
 from shoal.training.loop.several_processes import Processes
 from shoal.training.loop.trainer import Trainer
 from shoal.training.loop.validation import BestMembers, Validation
-from shoal.training.members.mesh_state import check_mesh
+from shoal.training.members.division import check_mesh
 from shoal.training.members.placement import place
 from shoal.training.mover.health import watching
 from shoal.training.mover.prepare import keep, prepared

@@ -22,7 +22,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.training.folder.mesh_shards import Shards
 from shoal.training.folder.trajectory import copy_state
 from shoal.training.loop.trainer import Trainer
-from shoal.training.members.mesh_state import Parted
+from shoal.training.members.division import Parted
 
 __all__ = ["Processes"]
 

@@ -28,6 +28,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import initialised_from, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.loop.validation import BestMembers
+from shoal.training.members.processes import members_of
 from shoal.training.mover.history import Tracker, best_epoch, held_out_loss
 from shoal.training.mover.memory import MemoryChoice
 from shoal.training.mover.mover import Mover
@@ -35,8 +36,9 @@ from shoal.training.options.optim import flat_state, set_learning_rate
 from shoal.training.options.schedules import factor_of
 from shoal.training.options.settings import Settings
 from shoal.training.options.torch_schedules import Plateau
-from shoal.training.step.context import StepContext
-from shoal.training.step.forces import StepInfo, forces_in
+from shoal.training.step.drive import StepContext
+from shoal.training.step.results import StepInfo
+from shoal.training.step.velocity import velocity_of
 
 __all__ = ["Trainer"]
 
@@ -188,13 +190,13 @@ class Trainer(Mover):
         x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
 
-        context = replace(self.context, own_inputs=False, mesh=None)
+        context = replace(self.context, own_inputs=False, members=members_of(self.frozen))
 
         chunk = self.mapping.chunk
 
         def step(mapping: MemberRunner) -> object:
             mapping = replace(mapping, chunk=chunk)
-            return forces_in(context.at(self.step, 1.0, mapping), self.moving, (x, y))
+            return velocity_of(context.at(self.step, 1.0, mapping), self.moving, (x, y))
 
         if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
             faster = faster_runner(step, ensemble.groups, x.shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 from shoal.engine.kernels import fused
 from shoal.engine.kernels.fused import kernel_supports
 from shoal.engine.processes.mesh import Mesh
-from shoal.training.step.forces import StepInfo
+from shoal.training.step.results import StepInfo
 
 __all__ = [
     "LESS",

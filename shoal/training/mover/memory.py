@@ -22,7 +22,7 @@ from shoal.engine.resources.memory import MemoryLimit, free_memory
 from shoal.engine.resources.offload import Offload
 from shoal.inference.ensemble import Ensemble, copied_to_device
 from shoal.training.options.optim import make_optimizer
-from shoal.training.step.context import StepContext
+from shoal.training.step.drive import StepContext
 
 __all__ = [
     "SHARE_OF_FREE",
@@ -138,7 +138,7 @@ def choose_runner(
     chunk = None if found is None else found.largest_chunk(room, most)
     if chunk == most or (found is None and fixed.peak(1) <= room):
         return MemoryChoice(mapping, wanted, found)  # a step that fails reports its reason later
-    together = replace(context, mapping=replace(mapping, chunk=1)).in_chunks is None
+    together = context.needs_all_at_once
     if found is not None and chunk is not None and not together:
         if not context.compares_passes:  # chunks of equal size take the same time and less memory
             chunk = math.ceil(found.members / math.ceil(found.members / chunk))

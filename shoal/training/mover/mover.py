@@ -23,19 +23,21 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import Posterior
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.members.mesh_state import agreed, prior_of_all
-from shoal.training.members.offload import OffloadedSteps, laid_out_like
-from shoal.training.members.sharded_state import norms_of_whole, shares_of_noise
+from shoal.training.members.division import agreed, prior_of_all
+from shoal.training.members.offloaded import OffloadedSteps, laid_out_like
+from shoal.training.members.processes import members_of
+from shoal.training.members.shards import norms_of_whole, shares_of_noise
 from shoal.training.mover.prepare import divided, prior_as_weight_decay
 from shoal.training.mover.step_memory import StepMemory
 from shoal.training.options.noise import add_noise, add_shared_noise
 from shoal.training.options.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.options.settings import Settings
 from shoal.training.step.compiled_stages import compiled_stages
-from shoal.training.step.context import StepContext
-from shoal.training.step.forces import Batch, StepInfo, forces_in
+from shoal.training.step.drive import Batch, StepContext
+from shoal.training.step.results import StepInfo
 from shoal.training.step.stage_kernels import kernels_first
 from shoal.training.step.stages import Stages
+from shoal.training.step.velocity import velocity_of
 
 __all__ = ["Mover"]
 
@@ -105,8 +107,7 @@ class Mover(StepMemory):
             seed=options.seed,
             stages=self._stages(),
             own_inputs=is_per_member(settings.augment),
-            frozen=self.frozen,
-            mesh=mesh,
+            members=members_of(self.frozen, mesh),
         )
         kept = ensemble.state if ensemble.offload is None else ensemble.shared
         own = bytes_of(kept.values())
@@ -168,7 +169,7 @@ class Mover(StepMemory):
         """Move all members at once, with all their tensors on the device."""
         settings, moving = self.settings, self.moving
         (velocity, info), self.mapping = within_memory(
-            lambda mapping: forces_in(context.at(step, annealing, mapping), moving, batch),
+            lambda mapping: velocity_of(context.at(step, annealing, mapping), moving, batch),
             moving.buffers,
             moving.members,
             moving.device,

@@ -15,7 +15,8 @@ from shoal.engine.resources.footprint import Footprint, bytes_of
 from shoal.engine.resources.memory import KEPT_FREE, MemoryLimit, smaller
 from shoal.engine.resources.plan import EnginePlan
 from shoal.inference.ensemble import Ensemble
-from shoal.training.members.offload import OffloadedSteps
+from shoal.training.members.offloaded import OffloadedSteps
+from shoal.training.members.processes import members_of
 from shoal.training.mover.memory import (
     Measured,
     MemoryChoice,
@@ -27,9 +28,9 @@ from shoal.training.mover.memory import (
     with_activations,
 )
 from shoal.training.options.settings import Settings
-from shoal.training.step.context import StepContext
-from shoal.training.step.forces import Batch, forces_in
+from shoal.training.step.drive import Batch, StepContext
 from shoal.training.step.stages import Stages
+from shoal.training.step.velocity import velocity_of
 
 __all__ = ["StepMemory"]
 
@@ -40,6 +41,7 @@ class StepMemory:
     Attributes:
         ensemble: the members.
         moving: the trained members.
+        frozen: the frozen members; None without any.
         settings: the settings of the run.
         context: the settings of every step.
         optimizer: the optimiser.
@@ -51,6 +53,7 @@ class StepMemory:
 
     ensemble: Ensemble
     moving: Ensemble
+    frozen: Ensemble | None
     settings: Settings
     context: StepContext
     optimizer: torch.optim.Optimizer
@@ -78,7 +81,9 @@ class StepMemory:
         """
         if not self.watches_memory:
             return MemoryChoice(self.mapping)
-        plain = replace(self.context, own_inputs=False, stages=Stages(), mesh=None)
+        plain = replace(
+            self.context, own_inputs=False, stages=Stages(), members=members_of(self.frozen)
+        )
         fixed = self._fixed_bytes(x, data)
 
         def measured(most: int, mapping: MemberRunner) -> Footprint | None:
@@ -86,7 +91,7 @@ class StepMemory:
             return with_activations(
                 fixed,
                 self.moving,
-                lambda part: forces_in(plain.at(0, 1.0, runner), part, (x, y)),
+                lambda part: velocity_of(plain.at(0, 1.0, runner), part, (x, y)),
                 [*tensors_in(x), *tensors_in(y)],
                 most,
                 1 + other_size,
@@ -119,7 +124,7 @@ class StepMemory:
         try:
             later = torch.empty(states, dtype=torch.uint8, device=device)
             with torch.random.fork_rng(devices=[device]):
-                forces_in(context.at(0, 1.0, runner), self.moving.without_side_effects(), batch)
+                velocity_of(context.at(0, 1.0, runner), self.moving.without_side_effects(), batch)
             del later
             return limit.held
         except torch.OutOfMemoryError:

@@ -6,7 +6,7 @@ batch. Goodfellow et al. (2015), arXiv 1412.6572; for ensembles Lakshminarayanan
 arXiv 1612.01474.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,6 @@ from shoal.core.registry import later_field, unstored_field
 from shoal.core.structure import Inputs
 from shoal.core.tree import per_member
 from shoal.core.types import Tree
-from shoal.engine.processes.mesh import Mesh
 
 __all__ = ["Adversarial"]
 
@@ -103,15 +102,18 @@ class Adversarial:
         return pull_back(values, cotangents, weights), at_inputs
 
     def neighbours(
-        self, x: Tensor, at_inputs: Tensor, alive: Tensor, mesh: Mesh | None = None
+        self,
+        x: Tensor,
+        at_inputs: Tensor,
+        alive: Tensor,
+        total: Callable[[list[Tensor], str], list[Tensor]] = lambda sums, _: sums,
     ) -> Tensor:
-        """x' [M, B, ...], or [B, ...] when shared by the members of all processes."""
-        told = per_member(alive, at_inputs) & at_inputs.isfinite()
-        at_inputs = torch.where(told, at_inputs, 0.0)
+        """x' [M, B, ...], or [B, ...] when shared by all members; `total` sums over all of them."""
+        known = per_member(alive, at_inputs) & at_inputs.isfinite()
+        at_inputs = torch.where(known, at_inputs, 0.0)
         if self.shared:
-            total = at_inputs.sum(0)
-            total = total if mesh is None else mesh.add([total], "adversarial")[0]
-            return x[0].detach() - self._size * total.sign()
+            (direction,) = total([at_inputs.sum(0)], "adversarial")
+            return x[0].detach() - self._size * direction.sign()
         return x.detach() - self._size * at_inputs.sign()
 
 

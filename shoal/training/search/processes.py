@@ -48,7 +48,7 @@ class SearchProcesses:
     def leave(self) -> None:
         """Give up the groups of short trainings."""
         if self._short is not None:
-            groups, self._short.groups, self._short.ahead = self._short.groups, (), None  # pyright: ignore
+            groups, self._short.groups = self._short.groups, ()  # pyright: ignore
             self._short = None
             give_up(groups)
             del groups

@@ -28,7 +28,7 @@ from shoal.training.folder.run_folder import RunFolder
 from shoal.training.loop.callbacks import Listeners
 from shoal.training.loop.session import Session, check_snapshots
 from shoal.training.loop.validation import Data
-from shoal.training.members.sharded_state import refill_trunk
+from shoal.training.members.shards import refill_trunk
 from shoal.training.options.options import AUTO, Options
 from shoal.training.options.settings import Settings
 from shoal.training.options.torch_schedules import Plateau

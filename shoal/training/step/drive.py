@@ -1,48 +1,241 @@
-"""The driving force: forward and backward pass of all members for one batch.
+"""The driving force: forward and backward pass of members for one batch.
 
-Members run all together, or in chunks, so that only the activations of one chunk exist at a time.
-If the repulsion acts on outputs or input gradients, the backward pass of a chunk needs those of all
-members. They are then computed first. The first chunk keeps its activations, and the other chunks
-repeat their forward pass.
+    x --forward--> outputs, input gradients --cotangents--> c --pull_back--> J^T c at the weights
+
+`Members` puts the three together for all members of the step. It is the one place where the
+equation meets where members live: it runs both passes, shows the other members that the interaction
+must see, and adds up what is summed over all trained members. `OnDevice` is the plain answer;
+`training.members` has the other answers, which are compositions.
 
 Points other than the batch join the batch in one forward pass. With batch normalisation in training
 mode they have a pass of their own, normalised by their own statistics, so that neither the batch
 nor the running statistics depend on them. One backward pass carries drive and push in both cases.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from shoal.core.differentiate import pull_back
-from shoal.core.structure import Inputs, MemberWeighted, joined, parted
+from shoal.core.structure import Inputs, MemberWeighted, joined
 from shoal.core.tree import add_scaled, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
-from shoal.engine.derivatives.replicas import Division, divided_batch
-from shoal.engine.members.member_runner import MemberInputs
+from shoal.engine.members.member_runner import MemberInputs, MemberRunner
 from shoal.engine.members.precision import rough_products
-from shoal.engine.resources.divisible import treats_rows_alone
 from shoal.engine.resources.plan import has_batch_norm
-from shoal.inference.ensemble import Ensemble, parts_on_device
-from shoal.inference.network_pass import BatchRows, PassResult, forward_with_gradients
-from shoal.inference.posterior import functional_score, point_weights, target_weights
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.network_pass import (
+    BatchRows,
+    PassContext,
+    PassResult,
+    forward_with_gradients,
+)
+from shoal.inference.posterior import (
+    Posterior,
+    functional_score,
+    point_weights,
+    target_weights,
+)
+from shoal.inference.priors import FunctionalPrior
+from shoal.interaction.flows import Stein
 from shoal.interaction.points import Drawn
-from shoal.training.members.mesh_cloud import gathered_drives
-from shoal.training.members.parts import Chunks, Parts, places_of
-from shoal.training.step.context import StepContext
+from shoal.interaction.repulsion import Repulsion
+from shoal.training.options.adversarial import Adversarial
+from shoal.training.step.others import Others
 from shoal.training.step.probabilities import (
     act_on_probabilities,
     at_outputs,
     forces_act_at,
     likelihood_gradient,
 )
-from shoal.training.step.stages import FrozenState, OutputResult
+from shoal.training.step.results import OutputResult
+from shoal.training.step.stages import Stages
 
-__all__ = ["Drive"]
+__all__ = ["Around", "Batch", "Drive", "Members", "OnDevice", "StepContext"]
+
+
+Batch = tuple[Inputs, Targets]
+
+
+class Members(Protocol):
+    """The trained members of a step, wherever they live, and those that they see."""
+
+    def run(self, passes: "Drive", ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
+        """Both passes: what the outputs give, and J^T times the cotangents at the weights."""
+        ...
+
+    def run_at_once(self, context: "StepContext") -> bool:
+        """Whether all members run in one pass, which may then see the batch in two parts."""
+        ...
+
+    def others(self, passes: "Drive", x: Inputs) -> Others | None:
+        """The other members by their outputs or input gradients; None if there are none."""
+        ...
+
+    def others_by_weights(
+        self, context: "StepContext", ensemble: Ensemble, batch: Batch
+    ) -> Others | None:
+        """The other members by their weights, if the repulsion acts on weights."""
+        ...
+
+    def everyone(self, tree: Tree) -> Tree:
+        """Tensors of all trained members, from those of the members here."""
+        ...
+
+    def total(self, tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+        """Sums over all trained members, from the sums over the members here."""
+        ...
+
+    def all_finite(self, ensemble: Ensemble, finite: Tensor) -> Tensor:
+        """Whether the tensors that all members train together are finite everywhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """All members are on the device and train here; there are no others."""
+
+    def run(self, passes: "Drive", ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
+        """See `Members`."""
+        passed = passes.forward(ensemble, x)
+        others = passes.context.members.others(passes, x)
+        result = passes.cotangents(ensemble, x, passed.detached(), others)
+        velocity, head = passes.pull_back(ensemble, passed, result)
+        return result._replace(head=head), velocity
+
+    def run_at_once(self, context: "StepContext") -> bool:
+        """See `Members`."""
+        return True
+
+    def others(self, passes: "Drive", x: Inputs) -> Others | None:
+        """See `Members`."""
+        return None
+
+    def others_by_weights(
+        self, context: "StepContext", ensemble: Ensemble, batch: Batch
+    ) -> Others | None:
+        """See `Members`."""
+        return None
+
+    def everyone(self, tree: Tree) -> Tree:
+        """See `Members`."""
+        return tree
+
+    def total(self, tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+        """See `Members`."""
+        return list(tensors)
+
+    def all_finite(self, ensemble: Ensemble, finite: Tensor) -> Tensor:
+        """See `Members`."""
+        return finite
+
+
+@dataclass(frozen=True)
+class Around:
+    """Members that live as `of` says, but for what a composition changes."""
+
+    of: Members
+
+    def run(self, passes: "Drive", ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
+        """See `Members`."""
+        return self.of.run(passes, ensemble, x)
+
+    def run_at_once(self, context: "StepContext") -> bool:
+        """See `Members`."""
+        return self.of.run_at_once(context)
+
+    def others(self, passes: "Drive", x: Inputs) -> Others | None:
+        """See `Members`."""
+        return self.of.others(passes, x)
+
+    def others_by_weights(
+        self, context: "StepContext", ensemble: Ensemble, batch: Batch
+    ) -> Others | None:
+        """See `Members`."""
+        return self.of.others_by_weights(context, ensemble, batch)
+
+    def everyone(self, tree: Tree) -> Tree:
+        """See `Members`."""
+        return self.of.everyone(tree)
+
+    def total(self, tensors: Sequence[Tensor], kind: str) -> list[Tensor]:
+        """See `Members`."""
+        return self.of.total(tensors, kind)
+
+    def all_finite(self, ensemble: Ensemble, finite: Tensor) -> Tensor:
+        """See `Members`."""
+        return self.of.all_finite(ensemble, finite)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepContext(PassContext):
+    """The inputs of a step.
+
+    Attributes:
+        posterior: gives the driving force.
+        repulsion: gives the repulsive force; None for a plain ensemble.
+        annealing: factor of the driving force (likelihood and prior).
+        adversarial: adds adversarial neighbours of the inputs.
+        stages: the arithmetic stages, compiled or not.
+        own_inputs: every member has its own inputs [M, B, ...].
+        own_targets: every member has its own targets [M, B, ...].
+        members: the members of the step, wherever they live.
+    """
+
+    posterior: Posterior
+    repulsion: Repulsion | None
+    annealing: float | Tensor = 1.0
+    adversarial: Adversarial | None = None
+    stages: Stages = Stages()
+    own_inputs: bool = False
+    own_targets: bool = False
+    members: Members = OnDevice()
+
+    def at(
+        self, step: int | Tensor, annealing: float | Tensor, mapping: MemberRunner
+    ) -> "StepContext":
+        """The context of one step of training.
+
+        `dataclasses.replace` does the same but takes one percent of a small step.
+        """
+        other = object.__new__(StepContext)
+        other.__dict__.update(self.__dict__, step=step, annealing=annealing, mapping=mapping)
+        return other
+
+    @property
+    def base(self) -> str | None:
+        """What the repulsion acts on: "weights", "outputs" or "gradients"; None without any."""
+        return None if self.repulsion is None else self.repulsion.space.base
+
+    @property
+    def shares_drives(self) -> bool:
+        """Whether the flow mixes the drives of members, as a Stein flow does."""
+        return self.repulsion is not None and isinstance(self.repulsion.flow, Stein)
+
+    @property
+    def weight(self) -> float | Tensor:
+        """Factor of the likelihood's gradient at the clean inputs."""
+        return self.annealing if self.adversarial is None else 0.5 * self.annealing
+
+    @property
+    def at_outputs(self) -> bool:
+        """Whether repulsion or a functional prior acts on the outputs."""
+        return self.base == "outputs" or isinstance(self.posterior.prior, FunctionalPrior)
+
+    @property
+    def compares_passes(self) -> bool:
+        """Whether the backward pass of a member needs the forward passes of all members."""
+        return self.at_outputs or self.base == "gradients"
+
+    @property
+    def needs_all_at_once(self) -> bool:
+        """Whether one pass must hold all members: they share adversarial neighbours."""
+        adversarial = self.adversarial
+        return adversarial is not None and (adversarial.shared or self.shares_drives)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +251,6 @@ class Drive:
         shares: weight of each member's drive in the velocity of tensors that all members train
             together [M]; None for equal weights.
         points: where members are compared; None for the batch.
-        parts: the members part by part, for members that are not all on the device.
     """
 
     context: StepContext
@@ -66,92 +258,18 @@ class Drive:
     rows: Tensor | slice | None = None
     shares: Tensor | None = None
     points: Drawn | None = None
-    parts: Parts | None = None
 
     def __call__(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
         """The cotangents at the outputs, and J^T times them at the weights."""
-        chunk = self.context.in_chunks
-        if self.parts is not None:
-            return self._in_parts(ensemble, x, self.parts)
-        if chunk is not None and chunk < ensemble.members:
-            return self._in_parts(ensemble, x, Chunks(ensemble, chunk))
-        if self._is_divided(ensemble, x):
-            return self._on_own_rows(ensemble, x)
-        passed = self._forward(ensemble, x)
-        result = self._output_result(ensemble, x, passed.detached(), self._frozen_state(x))
-        velocity, head = self._back(ensemble, passed, result)
-        return result._replace(head=head), velocity
+        return self.context.members.run(self, ensemble, x)
 
     def within(self, y: Targets | None = None, **changes: Any) -> "Drive":
         """The same batch, or other targets, in a context with these changes."""
-        own = self.y if y is None else y
-        return replace(self, y=own, context=replace(self.context, **changes))
+        y = self.y if y is None else y
+        return replace(self, y=y, context=replace(self.context, **changes))
 
-    def _is_divided(self, ensemble: Ensemble, x: Inputs) -> bool:
-        """Whether replicas divide the batch: networks that treat each row by itself.
-
-        Batch normalisation and dropout know of the other replicas. Otherwise every replica runs the
-        whole batch, which gives the same velocity.
-        """
-        context, mesh = self.context, self.context.mesh
-        if mesh is None or not mesh.replicated or len(x) < mesh.grid[1]:
-            return False
-        plain = context.adversarial is None and self.points is None and not context.own_inputs
-        if not plain or self.rows is not None or context.mapping.recompute:
-            return False
-        return isinstance(x, Tensor) and treats_rows_alone(ensemble.groups, x)
-
-    def _on_own_rows(self, ensemble: Ensemble, x: Inputs) -> tuple[OutputResult, Tree]:
-        """The same for the rows of this replica; passes are gathered, velocities summed."""
-        mesh = self.context.mesh
-        assert mesh is not None
-        points, rows = len(x), mesh.batch_rows(len(x))
-        division = Division(rows, lambda own: mesh.add([own], "statistics", "data")[0])
-        with divided_batch(division):
-            passed = replace(self, y=self.y[rows])._forward(ensemble, x[rows])
-        whole = PassResult(x, mesh.gather_rows(passed.outputs, points))
-        if passed.gradients is not None:
-            whole = whole._replace(gradients=mesh.gather_rows(passed.gradients, points))
-        result = self._output_result(ensemble, x, whole, self._frozen_state(x))
-        mine = result._replace(cotangent=result.cotangent[:, rows].contiguous())
-        if result.push is not None and passed.gradients is not None:
-            mine = mine._replace(push=result.push[:, rows].contiguous())
-        velocity, head = self._back(ensemble, passed, mine)
-        shards = ensemble.groups[0].shards
-        summed = {} if shards is None else {n: t for n, t in velocity.items() if n in shards.shapes}
-        velocity = {name: t for name, t in velocity.items() if name not in summed}
-        sums = mesh.add([*velocity.values(), *(head or {}).values()], "velocity", "data")
-        if head is not None:
-            head = dict(zip(head, sums[len(velocity) :], strict=True))
-        velocity = dict(zip(velocity, sums[: len(velocity)], strict=True))
-        return result._replace(head=head), velocity | summed
-
-    def _in_parts(self, ensemble: Ensemble, x: Inputs, parts: Parts) -> tuple[OutputResult, Tree]:
-        context = self.context
-        whole = self.within(mapping=replace(context.mapping, chunk=None))
-        others, frozen = [], None
-        if context.compares_passes:
-            others, frozen = whole._other_passes(ensemble, parts, x), self._frozen_state(x)
-        result, passes, heads = None, [], []
-        for part in parts.changed():
-            mine = places_of(part, ensemble)
-            drive = whole._of_members(mine)
-            passed = drive._forward(part, x[mine] if context.own_inputs else x)
-            passes.append(passed.detached())
-            if context.compares_passes and result is None:
-                together = PassResult.joined([passes[0], *others])
-                result = whole._output_result(ensemble, x, together, frozen)
-            own = drive._output_result(part, x, passes[-1]) if result is None else _of(result, mine)
-            velocity, head = drive._back(part, passed, own)
-            parts.add(part, velocity, own._replace(head=head))
-            heads.append(head)
-        if result is None:
-            result = whole._output_result(ensemble, x, PassResult.joined(passes))
-        head = None if heads[0] is None else _concatenated(heads, ensemble.heads)
-        return result._replace(head=head), parts.tree()
-
-    def _of_members(self, members: slice) -> "Drive":
-        """The same for some members, with their own targets, weights of targets and shares."""
+    def of_members(self, members: slice) -> "Drive":
+        """The same for some members, with their targets, weights of targets and shares."""
         y = self.y
         if self.context.own_targets:
             y = y[members]
@@ -160,11 +278,11 @@ class Drive:
         return replace(self, y=y, shares=None if self.shares is None else self.shares[members])
 
     @property
-    def _squashed(self) -> bool:
+    def on_probabilities(self) -> bool:
         """Whether all forces act on the probabilities."""
         return act_on_probabilities(self.context.posterior, self.context.repulsion)
 
-    def _forward(self, ensemble: Ensemble, x: Inputs, live: bool = True) -> PassResult:
+    def forward(self, ensemble: Ensemble, x: Inputs, live: bool = True) -> PassResult:
         """Outputs of the members, and their input gradients where the repulsion acts on these."""
         context, repulsion = self.context, self.context.repulsion
         if repulsion is None or context.base != "gradients":
@@ -182,15 +300,15 @@ class Drive:
         """Outputs of the members at the batch and, if there are any, at the other points."""
         context, points = self.context, self.points
         how = context.seed, context.step
-        shown, own = self._member_inputs(ensemble, x)
+        shown, apart = self._member_inputs(ensemble, x)
         if points is None:
-            return PassResult(shown, ensemble(shown, context.mapping, own, *how))
-        whole = None if own or _normalises(ensemble) else joined([x, points.x])
+            return PassResult(shown, ensemble(shown, context.mapping, apart, *how))
+        whole = None if apart or _normalises(ensemble) else joined([x, points.x])
         if isinstance(whole, type(x)):
             outputs = ensemble(whole, context.mapping, False, *how)
             at_batch, at_points = outputs[:, : len(x)], outputs[:, len(x) :]
         else:
-            at_batch = ensemble(shown, context.mapping, own, *how)
+            at_batch = ensemble(shown, context.mapping, apart, *how)
             at_points = ensemble.without_side_effects()(points.x, context.mapping, False, *how)
         return PassResult(shown, at_batch, at_points=at_points)
 
@@ -199,49 +317,38 @@ class Drive:
             return MemberInputs(x, self.context.own_inputs)
         return MemberInputs(self.context.adversarial.watch(x, ensemble.members), own=True)
 
-    def _other_passes(self, ensemble: Ensemble, parts: Parts, x: Inputs) -> list[PassResult]:
-        """The outputs of all parts but the first, which keep no activations and change nothing."""
-        plain, passes = self.within(adversarial=None), []
-        with torch.set_grad_enabled(self.context.base == "gradients"):
-            for part in parts.others():
-                own = plain._of_members(places_of(part, ensemble))
-                passes.append(own._forward(part.without_side_effects(), x, live=False).detached())
-        return passes
-
-    def _output_result(
+    def cotangents(
         self,
         ensemble: Ensemble,
         x: Inputs,
         passed: PassResult,
-        frozen: FrozenState | None = None,
+        others: Others | None = None,
     ) -> OutputResult:
         """The cotangents at the outputs, and at the input gradients if there are any."""
         context, outputs = self.context, passed.outputs
         posterior, repulsion = context.posterior, context.repulsion
-        how = context.seed, context.step, self._squashed
+        how = context.seed, context.step, self.on_probabilities
         prior = functional_score(ensemble, posterior, outputs, x, *how)
         prior = None if prior is None else context.annealing * prior
         here = repulsion if passed.at_points is None else None
         result = context.stages.output_stage(
-            posterior, here, outputs, self.y, ensemble.alive, context.weight, prior, frozen,
-            **context.others,
+            posterior, here, outputs, self.y, ensemble.alive, context.weight, prior, others,
         )  # fmt: skip
         drive = posterior, repulsion, result.alive, result.cotangent
         if passed.at_points is not None:
             counted = self._targets_counted(outputs)
-            pushed = context.stages.point_stage(
-                *drive, passed.at_points, frozen, counted, **context.others
-            )
+            pushed = context.stages.point_stage(*drive, passed.at_points, others, counted)
             return result._replace(**pushed._asdict())
         if passed.gradients is None:
             return result
         with rough_products(ensemble.compute):
-            own, counted = point_weights(self.y), None
+            weight, counted = point_weights(self.y), None
             if self.points is not None:
-                own, counted = None, len(self.y) if own is None else own.sum()
-            own = own if own is None or self.rows is None else own[self.rows]
+                weight, counted = None, len(self.y) if weight is None else weight.sum()
+            if weight is not None and self.rows is not None:
+                weight = weight[self.rows]
             pushed = context.stages.gradient_stage(
-                *drive, passed.gradients, frozen, own, counted, **context.others
+                *drive, passed.gradients, others, weight, counted
             )
         # A named tuple replaced inside a compiled stage lost fields (torch 2.11).
         return result._replace(**pushed._asdict())
@@ -253,39 +360,14 @@ class Drive:
             return outputs[0, ..., 0].numel()
         return weight.mean(0).sum() if weight.ndim == outputs.ndim - 1 else weight.sum()
 
-    def _frozen_state(self, x: Inputs) -> FrozenState | None:
-        """Outputs or input gradients of the frozen members, if the repulsion acts on them."""
-        context, frozen, base = self.context, self.context.frozen, self.context.base
-        if frozen is None or base is None or base == "weights":
-            return None
-        # Weights [M, B] are those of the members that train.
-        y = self.y.y if isinstance(self.y, MemberWeighted) else self.y
-        plain = self.within(y, adversarial=None)
-        if self.rows is not None:  # evaluation mode: rows do not depend on the rest of the batch
-            plain, x = replace(plain, rows=None, y=y[self.rows]), x[self.rows]
-        if self.points is not None and not context.shares_drives:  # the batch is not needed
-            plain, x = replace(plain, points=None, y=parted(y)[0][self.points.rows]), self.points.x
-        with torch.set_grad_enabled(base == "gradients"):
-            looks = [plain._forward(p, x, live=False).detached() for p in parts_on_device(frozen)]
-        passed = PassResult.joined(looks)
-        compared = [passed.gradients, passed.at_points, passed.outputs]
-        repelled = next(tensor for tensor in compared if tensor is not None)
-        squashed = self._squashed
-        repelled = forces_act_at(repelled, squashed)
-        if not context.shares_drives:
-            return FrozenState({base: repelled}, frozen.alive, None)
-        at = forces_act_at(passed.outputs, squashed)
-        _, alive, gradient = likelihood_gradient(context.posterior, at, y, frozen.alive, squashed)
-        return FrozenState({base: repelled}, alive, {"outputs": context.weight * gradient})
-
-    def _back(
+    def pull_back(
         self, ensemble: Ensemble, passed: PassResult, result: OutputResult
     ) -> tuple[Tree, Tree | None]:
         """J^T at the weights; for input gradients also the drive alone at the last layer.
 
         At tensors that all members train together it is the sum over members.
         """
-        context, adversarial = self.context, self.context.adversarial
+        context = self.context
         weights = ensemble.weights | ensemble.trained_shared
         values, cotangents, head = [passed.outputs], [self._weighed(result.cotangent)], None
         if passed.gradients is not None and result.push is not None:
@@ -294,29 +376,36 @@ class Drive:
             values, cotangents = [*values, passed.gradients], [*cotangents, result.push]
         if passed.at_points is not None and result.push is not None:
             values, cotangents = [*values, passed.at_points], [*cotangents, result.push]
-        at_inputs, x = None, passed.inputs
-        if adversarial is not None:
-            assert isinstance(x, Tensor)
-            more = context.at_outputs or head is not None
-            data = result.gradient if more else None
-            velocity, at_inputs = adversarial.pull_back(values, cotangents, data, weights, x)
-        else:
+        if context.adversarial is None:
             velocity = pull_back(values, cotangents, weights)
-        if adversarial is None or at_inputs is None or not isinstance(x, Tensor):
-            return self._unweighed(velocity, ensemble), head
-        worst = adversarial.neighbours(x, at_inputs, result.alive, context.mesh)
-        own = not adversarial.shared
-        again = ensemble(worst, context.mapping, own, context.seed, context.step)
-        squashed = self._squashed
-        at = forces_act_at(again.detach(), squashed)
+        else:
+            assert isinstance(passed.inputs, Tensor), "adversarial inputs are real"
+            data = result.gradient if context.at_outputs or head is not None else None
+            velocity, at_inputs = context.adversarial.pull_back(
+                values, cotangents, data, weights, passed.inputs
+            )
+            more = self._at_neighbours(ensemble, passed, result, at_inputs)
+            head = None if head is None else add_scaled(head, more, context.weight)
+            velocity = add_scaled(velocity, more, context.weight)
+        return self._unweighed(velocity, ensemble), head
+
+    def _at_neighbours(
+        self, ensemble: Ensemble, passed: PassResult, result: OutputResult, at_inputs: Tensor
+    ) -> Tree:
+        """The drive at the adversarial neighbours of the inputs, J^T at the weights."""
+        context, adversarial, x = self.context, self.context.adversarial, passed.inputs
+        assert adversarial is not None and isinstance(x, Tensor)
+        worst = adversarial.neighbours(x, at_inputs, result.alive, context.members.total)
+        apart = not adversarial.shared
+        outputs = ensemble(worst, context.mapping, apart, context.seed, context.step)
+        squashed = self.on_probabilities
+        at = forces_act_at(outputs.detach(), squashed)
         gradient = likelihood_gradient(context.posterior, at, self.y, result.alive, squashed)[2]
-        if context.mesh is not None and result.mix is not None:
-            gradient = gathered_drives(context.mesh, {"": gradient})[""]
-        gradient = mixed(result.mix, {"": gradient})[""]
+        if result.mix is not None:
+            gradient = mixed(result.mix, context.members.everyone({"": gradient}))[""]
         gradient = at_outputs(at, gradient) if squashed else gradient
-        more = pull_back(again, self._weighed(gradient), weights)
-        head = None if head is None else add_scaled(head, more, context.weight)
-        return self._unweighed(add_scaled(velocity, more, context.weight), ensemble), head
+        weights = ensemble.weights | ensemble.trained_shared
+        return pull_back(outputs, self._weighed(gradient), weights)
 
     def _weighed(self, cotangent: Tensor) -> Tensor:
         """The cotangents times the members' shares, so that sums over members are weighted."""
@@ -329,20 +418,10 @@ class Drive:
         if self.shares is None:
             return velocity
         factor = torch.where(self.shares > 0, 1 / self.shares, 0.0)
-        own = {n: velocity[n] * per_member(factor, velocity[n]) for n in ensemble.weights}
-        return velocity | own
+        private = {n: velocity[n] * per_member(factor, velocity[n]) for n in ensemble.weights}
+        return velocity | private
 
 
 def _normalises(ensemble: Ensemble) -> bool:
     """Whether the outputs at a row may depend on the other rows of its batch."""
     return ensemble.training and (has_batch_norm(ensemble.groups) or bool(ensemble.buffers))
-
-
-def _concatenated(parts: list, names: Iterable[str]) -> Tree:
-    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
-
-
-def _of(result: OutputResult, rows: slice) -> OutputResult:
-    loss, alive, gradient, cotangent = (tensor[rows] for tensor in result[:4])
-    push = None if result.push is None else result.push[rows]
-    return OutputResult(loss, alive, gradient, cotangent, result.mix, result.measures, push)

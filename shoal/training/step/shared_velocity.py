@@ -5,16 +5,16 @@ from torch import Tensor
 
 from shoal.core.tree import finite
 from shoal.core.types import Tree
-from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
-from shoal.training.members.all_members import pushed_members
-from shoal.training.members.sharded_state import is_sound_everywhere
-from shoal.training.step.context import StepContext
+from shoal.training.step.drive import StepContext
+from shoal.training.step.others import Others, repelled
 
 __all__ = ["shared_velocity", "shares_of_drives"]
 
 
-def shares_of_drives(context: StepContext, ensemble: Ensemble) -> Tensor | None:
+def shares_of_drives(
+    context: StepContext, ensemble: Ensemble, others: Others | None
+) -> Tensor | None:
     r"""Weight $c_j$ of each member's drive in the summed velocity [M], if weight gradients mix.
 
     $\sum_i \sum_j mix_{ij} g_j = \sum_j c_j g_j$. None if nothing is trained together, or if drives
@@ -24,11 +24,10 @@ def shares_of_drives(context: StepContext, ensemble: Ensemble) -> Tensor | None:
         return None
     assert context.repulsion is not None
     weights = {name: tensor.detach() for name, tensor in ensemble.weights.items()}
-    here = context.repulsion, weights, ensemble.alive
-    push, own = pushed_members(*here, None, mesh=context.mesh)
+    push, mine = repelled(context.repulsion, weights, ensemble.alive, None, others)
     mix = push.interaction.mix
     assert mix is not None, "a Stein flow mixes drives"
-    return mix.sum(0)[own]
+    return mix.sum(0)[mine]
 
 
 def shared_velocity(
@@ -53,28 +52,28 @@ def shared_velocity(
         shares: weight of each member's drive in the sums [M], if a flow mixes drives.
     """
     count, total = alive.sum(), None if shares is None else shares.sum()
-    if context.mesh is not None:
-        gradients, count, total = _of_all(context.mesh, gradients, count, total)
+    gradients, count, total = _of_all(context, gradients, count, total)
     count = count.clamp(min=1)
     balance = context.annealing if total is None else context.annealing * total / count
     # As a member, so that the prior sees a tensor [1, ...] of the shape that it knows.
     drives = {name: (tensor / count).unsqueeze(0) for name, tensor in gradients.items()}
     one = {name: t.detach().unsqueeze(0) for name, t in ensemble.trained_shared.items()}
     moved = context.posterior.add_prior(drives, one, balance)
-    found = {name: tensor[0] for name, tensor in moved.items()}
+    velocity = {name: tensor[0] for name, tensor in moved.items()}
     # A member that diverges in this very step reaches all gradients; it is left out from now on.
-    sound = torch.stack([finite(tensor).all() for tensor in found.values()]).all()
-    sound = is_sound_everywhere(ensemble, sound)
-    return {name: torch.where(sound, tensor, 0.0) for name, tensor in found.items()}
+    sound = torch.stack([finite(tensor).all() for tensor in velocity.values()]).all()
+    sound = context.members.all_finite(ensemble, sound)
+    return {name: torch.where(sound, tensor, 0.0) for name, tensor in velocity.items()}
 
 
 def _of_all(
-    mesh: Mesh, gradients: Tree, count: Tensor, total: Tensor | None
+    context: StepContext, gradients: Tree, count: Tensor, total: Tensor | None
 ) -> tuple[Tree, Tensor, Tensor | None]:
-    """Sums over the members of all processes, in one message."""
+    """Sums over all trained members."""
     like = next(iter(gradients.values()))
     shares = like.new_zeros(1) if total is None else total.to(like).reshape(1)
-    sums = mesh.add([*gradients.values(), count.to(like).reshape(1), shares], "shared")
-    *found, everyone, weighed = sums
-    tree = dict(zip(gradients, found, strict=True))
+    *sums, everyone, weighed = context.members.total(
+        [*gradients.values(), count.to(like).reshape(1), shares], "shared"
+    )
+    tree = dict(zip(gradients, sums, strict=True))
     return tree, everyone[0], None if total is None else weighed[0]

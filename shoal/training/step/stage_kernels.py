@@ -21,6 +21,7 @@ from shoal.interaction.cloud import adds_multiples
 from shoal.interaction.flows import Stein
 from shoal.interaction.repulsion import Repulsion, kernel_choices
 from shoal.interaction.spaces import Outputs
+from shoal.training.step.others import Others
 
 __all__ = ["in_columns", "kernels_first", "reads_weights_once", "takes_outputs"]
 
@@ -70,8 +71,8 @@ def kernels_first(compiled: Any, plain: Any) -> Any:
     )
 
 
-def _unless(own: Callable[..., bool], stage: Callable, compiled: Callable) -> Callable:
-    return lambda *given: stage(*given) if own(*given) else compiled(*given)
+def _unless(has_kernels: Callable[..., bool], plain: Callable, compiled: Callable) -> Callable:
+    return lambda *args: plain(*args) if has_kernels(*args) else compiled(*args)
 
 
 def _has_output_kernels(
@@ -82,24 +83,24 @@ def _has_output_kernels(
     alive: Tensor,
     weight: float | Tensor,
     prior: Tensor | None,
-    frozen: Any = None,
+    others: Others | None = None,
 ) -> bool:
     if prior is not None or not takes_outputs(posterior, outputs, y):
         return False
     if repulsion is None or repulsion.space.base != "outputs":
         return True
-    return _has_kernels(repulsion, outputs, frozen)
+    return _has_kernels(repulsion, outputs, others)
 
 
 def _has_weight_kernels(
-    posterior: Posterior, repulsion: Repulsion | None, velocity: Tree, weights: Tree, *given: Any
+    posterior: Posterior, repulsion: Repulsion | None, velocity: Tree, weights: Tree, *rest: Any
 ) -> bool:
     if repulsion is None or not reads_weights_once(repulsion, velocity, weights):
         return False
-    return _has_kernels(repulsion, next(iter(weights.values())), given[-1])
+    return _has_kernels(repulsion, next(iter(weights.values())), rest[-1])  # the others
 
 
-def _has_kernels(repulsion: Repulsion, base: Tensor, frozen: Any) -> bool:
-    members = len(base) + (0 if frozen is None else len(frozen.alive))
+def _has_kernels(repulsion: Repulsion, base: Tensor, others: Others | None) -> bool:
+    members = len(base) + (0 if others is None else others.size())
     choices = kernel_choices(repulsion, base, members)
     return repulsion.space.isometric and choices is not None and choices["flow"] != "laplacian"

@@ -19,9 +19,10 @@ from shoal.engine.members.sharded_trunk import TrunkShards
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import FunctionalPrior, FunctionSpace
-from shoal.training.members.sharded_state import divide_trunk, restore_trunk
+from shoal.training.members.shards import divide_trunk, restore_trunk
 from shoal.training.options.settings import Settings
-from shoal.training.step.forces import StepInfo, check_space
+from shoal.training.step.results import StepInfo
+from shoal.training.step.velocity import check_space
 
 __all__ = ["Parted", "agreed", "check_mesh", "prior_of_all"]
 

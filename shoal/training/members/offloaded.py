@@ -30,15 +30,17 @@ from shoal.inference.ensemble import (
 )
 from shoal.inference.priors import Flat
 from shoal.training.members.block_optimizer import BlockOptimizer
-from shoal.training.members.parts import summed
+from shoal.training.members.chunks import InParts, Parts, summed
+from shoal.training.members.frozen import FrozenState
 from shoal.training.members.weight_columns import WeightColumns, all_finite
 from shoal.training.options.noise import add_noise, add_shared_noise
 from shoal.training.options.optim import clip_members
 from shoal.training.options.settings import Settings
-from shoal.training.step.context import StepContext
-from shoal.training.step.forces import Batch, StepInfo, head_lengths, passes
+from shoal.training.step.drive import Batch, StepContext
+from shoal.training.step.results import OutputResult, StepInfo
 from shoal.training.step.shared_velocity import shared_velocity
-from shoal.training.step.stages import FrozenState, OutputResult, measured, weight_stage
+from shoal.training.step.stages import measured, weight_stage
+from shoal.training.step.velocity import both_passes, head_lengths
 
 __all__ = ["OffloadedSteps", "laid_out_like"]
 
@@ -71,7 +73,7 @@ class OffloadedSteps:
 
     def step(self, context: StepContext, batch: Batch) -> StepInfo:
         """Move every member by one batch, and the tensors that all members train together."""
-        if replace(context, mapping=replace(context.mapping, chunk=1)).in_chunks is None:
+        if context.needs_all_at_once:
             raise ConfigError(
                 "these adversarial neighbours need all members at once; leave resident out, or "
                 "choose adversarial neighbours of each member"
@@ -88,7 +90,7 @@ class OffloadedSteps:
         self, context: StepContext, batch: Batch
     ) -> tuple[StepInfo, Tree, Tensor | None]:
         updates = _Updates(self, context)
-        result, gradients = passes(context, self.moving, batch, parts=updates)
+        result, gradients = both_passes(_in_parts(context, updates), self.moving, batch)
         measures = result.measures
         if result.head is not None:
             drive, push = (torch.cat(each) for each in zip(*updates.lengths, strict=True))
@@ -105,7 +107,7 @@ class OffloadedSteps:
             mix = self._columns(context).interaction(self._everyone(self.moving.alive)).mix
             shares = None if mix is None else mix.sum(0)
         drives = _Drives(context, self.moving, self._host_drives("moving", self.moving), True)
-        result, gradients = passes(context, self.moving, batch, shares, drives)
+        result, gradients = both_passes(_in_parts(context, drives), self.moving, batch, shares)
         alive, norms = result.alive & drives.finite, drives.norms
         weights = context.repulsion is not None and context.repulsion.space.isometric
         push = self._pushed_by_columns if weights else self._pushed_on_host
@@ -152,8 +154,8 @@ class OffloadedSteps:
 
     def _columns(self, context: StepContext) -> WeightColumns:
         assert context.repulsion is not None
-        companies = [e.weights for e in (self.frozen, self.moving) if e is not None]
-        return WeightColumns(self.offload, context.repulsion, companies)
+        blocks = [e.weights for e in (self.frozen, self.moving) if e is not None]
+        return WeightColumns(self.offload, context.repulsion, blocks)
 
     def _everyone(self, alive: Tensor) -> Tensor:
         """Which of all members are finite, frozen members first."""
@@ -170,7 +172,7 @@ class OffloadedSteps:
             posterior=context.posterior, repulsion=None, annealing=context.annealing
         )
         drives = _Drives(alone, self.frozen, self._host_drives("frozen", self.frozen), False)
-        passes(alone, self.frozen, batch, parts=drives)
+        both_passes(_in_parts(alone, drives), self.frozen, batch)
         return drives.own, drives.norms
 
     def _host_drives(self, whose: str, ensemble: Ensemble) -> Tree:
@@ -330,6 +332,11 @@ class _Drives:
     def tree(self) -> Tree:
         """The velocities of tensors that all members train together."""
         return summed(self.shared)
+
+
+def _in_parts(context: StepContext, parts: Parts) -> StepContext:
+    """The context of a step whose members visit the device part by part."""
+    return replace(context, members=InParts(context.members, parts))
 
 
 def laid_out_like(weight: Tensor, velocity: Tensor) -> Tensor:

@@ -1,0 +1,107 @@
+"""What the stages of a step return, and the measures of a whole step."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from shoal.core.types import Tree
+
+__all__ = ["GradientResult", "OutputResult", "StepInfo", "WeightResult"]
+
+
+class OutputResult(NamedTuple):
+    """Result of the output stage.
+
+    Attributes:
+        loss: mean negative log-likelihood [M].
+        alive: which members are finite [M].
+        gradient: gradient of the mean log-likelihood with respect to the outputs [M, B, C].
+        cotangent: input of the backward pass at the outputs [M, B, C].
+        mix: matrix that mixes the drives [M, M]; None is the identity.
+        measures: see `WeightResult`; None if the space is not of outputs.
+        push: input of the backward pass at the input gradients, of all rows or some rows
+            [M, B, ...], or at the outputs of points other than the batch; None without either.
+        head: the drive at the last layers; None if drive and push are already measured.
+        statistics: what the likelihood learns from; None if it learns nothing.
+    """
+
+    loss: Tensor
+    alive: Tensor
+    gradient: Tensor
+    cotangent: Tensor
+    mix: Tensor | None
+    measures: Tensor | None
+    push: Tensor | None = None
+    head: Tree | None = None
+    statistics: Tensor | None = None
+
+
+class GradientResult(NamedTuple):
+    """Result of the gradient stage or point stage; the fields are those of `OutputResult`."""
+
+    alive: Tensor
+    cotangent: Tensor
+    mix: Tensor | None
+    measures: Tensor
+    push: Tensor
+
+
+class WeightResult(NamedTuple):
+    """Result of the weight stage: the velocity of the members.
+
+    Attributes:
+        velocity: tensors [M, ...] like the weights.
+        alive: which members are finite [M].
+        measures: drive, push, squared bandwidth and effective members, in the base of the space;
+            None if the space is not of weights.
+    """
+
+    velocity: Tree
+    alive: Tensor
+    measures: Tensor | None
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """Measures of a step; all tensors stay on the device.
+
+    Attributes:
+        loss: mean negative log-likelihood of each member [M].
+        alive: which members are finite [M].
+        measures: drive, push, h2 and effective [4]. Drive and push are measured in the base of the
+            space; for input gradients, on the weights of the last layer.
+        statistics: what the likelihood learns from; None if it learns nothing.
+        count: number of finite members of all processes; None for those of `alive`.
+    """
+
+    loss: Tensor
+    alive: Tensor
+    measures: Tensor
+    statistics: Tensor | None = None
+    count: Tensor | None = None
+
+    @property
+    def drive(self) -> Tensor:
+        """Root mean square, over members, of the driving force's norm in the base of the space."""
+        return self.measures[0]
+
+    @property
+    def push(self) -> Tensor:
+        """Root mean square norm of the repulsive force, scaled as it enters the velocity."""
+        return self.measures[1]
+
+    @property
+    def ratio(self) -> Tensor:
+        """Force ratio, push / drive."""
+        return self.push / self.drive
+
+    @property
+    def h2(self) -> Tensor:
+        """Squared bandwidth, mean over the sites."""
+        return self.measures[2]
+
+    @property
+    def effective(self) -> Tensor:
+        """Effective number of members under the kernel, from 1 to M."""
+        return self.measures[3]
