@@ -19,6 +19,9 @@ PIP := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo quick test nightly gpu check docs pins oldest rooms clean
 
+# Without bytecode every process that a test starts would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Tests of one file go to one worker, so that what they share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 

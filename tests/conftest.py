@@ -9,7 +9,8 @@ import pytest
 import torch
 from browser import browser  # noqa: F401
 from page_runs import arrays, line_runs, picture_runs, readme, undrawn  # noqa: F401
-from slow_tests import NIGHTLY, NIGHTLY_FILES, SLOW, SLOW_FILES
+from slow_tests import SLOW, SLOW_FILES
+from warm import bare, warm  # noqa: F401
 
 from shoal.engine.members.precision import full_precision
 
@@ -25,9 +26,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.gpu)
         if getattr(item, "originalname", None) in SLOW or item.path.stem in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
-        names = {item.name, getattr(item, "originalname", None)}
-        if names & NIGHTLY or item.path.stem in NIGHTLY_FILES:
+        if item.get_closest_marker("slow") and changed_parameters(item) > 1:
             item.add_marker(pytest.mark.nightly)
+
+
+def changed_parameters(item):
+    """How many parameters of a case differ from those of the test's first case."""
+    places = dict(item.callspec.indices) if hasattr(item, "callspec") else {}
+    changed = 0
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        changed += any([places.pop(name.strip(), 0) for name in names])
+    return changed + sum(place > 0 for place in places.values())
 
 
 @pytest.fixture(autouse=True, scope="session")

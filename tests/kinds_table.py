@@ -309,19 +309,22 @@ KINDS = list(_kinds())
 def cases(*columns: str, works: bool = True) -> list[Any]:
     """Parameters for every kind, or for every kind and each of these methods that it takes.
 
-    With `works=False`, methods that it cannot take.
+    With `works=False`, methods that it cannot take. `make test` has every kind with f-kde and, in
+    turn, with one other method; the whole product is left to `make nightly`.
     """
-    found = []
-    for kind in KINDS:
+    parameters = []
+    for number, kind in enumerate(KINDS):
         missing = kind.needs is not None and not installed(kind.needs)
         mark = pytest.mark.skipif(missing, reason=f"{kind.needs} is not installed")
         if not columns:
-            found.append(pytest.param(kind, id=kind.name, marks=mark))
+            parameters.append(pytest.param(kind, id=kind.name, marks=mark))
         for column in columns:
             if (kind.method(column) is not None) == works:
+                usual = column in ("f-kde", METHODS[number % len(METHODS)]) or not works
+                marks = [mark] if usual else [mark, pytest.mark.nightly]
                 values = kind, column if kind.method(column) is None else kind.method(column)
-                found.append(pytest.param(*values, id=f"{kind.name}-{column}", marks=mark))
-    return found
+                parameters.append(pytest.param(*values, id=f"{kind.name}-{column}", marks=marks))
+    return parameters
 
 
 def markdown() -> str:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from import_graph import PACKAGE, circles, files, imported_files, imported_names, modules, tree
-from slow_tests import NIGHTLY, NIGHTLY_FILES, SLOW, SLOW_FILES
+from slow_tests import SLOW, SLOW_FILES
 
 import shoal
 
@@ -156,12 +156,11 @@ def test_what_a_module_offers_is_documented():
     assert not offenders, offenders
 
 
-def test_every_test_that_is_called_slow_or_nightly_exists():
+def test_every_test_that_is_called_slow_exists():
     paths = list(Path(__file__).parent.rglob("test_*.py"))
     known = {name for p in paths for name in re.findall(r"def (test_\w+)\(", p.read_text())}
-    named = SLOW | {name.partition("[")[0] for name in NIGHTLY}
-    assert not named - known
-    assert not (SLOW_FILES | NIGHTLY_FILES) - {path.stem for path in paths}
+    assert not SLOW - known
+    assert not SLOW_FILES - {path.stem for path in paths}
 
 
 BROKEN = ("sklearn", "matplotlib", "rich", "scipy", "PIL", "pandas", "torchmetrics", "torchvision")

@@ -13,7 +13,7 @@ HOME = Path(__file__).parents[1]
 pytest.importorskip("material", reason="mkdocs-material is not installed")
 pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
 pytest.importorskip("latex2mathml", reason="latex2mathml is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from shoal.cli.main import main
 from shoal.page.measures import Measure, against_baseline
 from shoal.page.report_data import load_report_data
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 NETWORK = """
 from torch import nn
 

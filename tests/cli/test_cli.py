@@ -26,6 +26,8 @@ from shoal.core.errors import ShoalWarning
 from shoal.models import MLP, Blueprint
 from shoal.training.folder.run import RunFolder
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 TINY = ["toy-classification", "model.hidden=[8]", "members=2"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -277,7 +279,7 @@ def test_data_tells_what_is_here_and_where(capsys, monkeypatch, tmp_path):
     assert all(path.startswith(str(tmp_path / "home" / "shoal" / "data")) for path in trained)
 
 
-def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path):
+def test_training_needs_nothing_but_torch_numpy_and_safetensors(tmp_path, bare):
     code = (
         "import sys\n"
         "for name in ('sklearn', 'matplotlib', 'jinja2', 'rich', 'scipy', 'PIL'):\n"

@@ -9,6 +9,8 @@ import pytest
 
 from shoal.cli import main as cli
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 START = ["-m", "shoal.cli.start"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -22,7 +24,9 @@ def begin(*arguments, folder):
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("imports", [1, 50, 300, 700, 1100])
+@pytest.mark.parametrize(
+    "imports", [1, 700, *(pytest.param(n, marks=pytest.mark.nightly) for n in (50, 300, 1100))]
+)
 def test_a_command_that_is_stopped_says_so_in_a_line(tmp_path, imports):
     """Most of its time goes into imports, which libraries do not survive in one piece."""
     with begin("-X", "importtime", *START, "fidelity", folder=tmp_path) as process:

@@ -9,7 +9,7 @@ from lost_processes import SOON, torchrun
 import shoal
 from shoal.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.slow]
 LIMIT = 1e-5
 
 

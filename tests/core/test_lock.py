@@ -15,7 +15,10 @@ from shoal.core.errors import ShoalWarning, StorageError
 from shoal.core.storage import lock as lock_module
 from shoal.core.storage.lock import FolderLock
 
-pytestmark = pytest.mark.skipif(lock_module.fcntl is None, reason="this system has no file locks")
+pytestmark = [
+    pytest.mark.usefixtures("warm"),
+    pytest.mark.skipif(lock_module.fcntl is None, reason="this system has no file locks"),
+]
 
 WORKER = """
 import os, signal, sys

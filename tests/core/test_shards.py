@@ -23,6 +23,8 @@ from shoal.core.storage.checkpoints import load_checkpoint, save_checkpoint, ste
 from shoal.core.storage.files import layout, sealed
 from shoal.core.storage.shards import Shard
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 MEMBERS = 7
 SPLIT = ("ensemble", "optimizer")
 SPLITS = {

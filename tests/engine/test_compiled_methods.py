@@ -49,7 +49,11 @@ def check_in_one_process(names):
             )
 
 
-@pytest.mark.parametrize("order", [list(METHODS), list(METHODS)[::-1]], ids=["there", "back"])
+@pytest.mark.parametrize(
+    "order",
+    [list(METHODS), pytest.param(list(METHODS)[::-1], marks=pytest.mark.nightly)],
+    ids=["there", "back"],
+)
 def test_every_pair_of_methods_compiles_in_one_process(order, fresh_compiler):
     """Both orders together have each method before and after each other one."""
     check_in_one_process(order)

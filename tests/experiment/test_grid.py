@@ -36,6 +36,8 @@ from shoal.page import compare as compare_page
 from shoal.page.compare import comparison_text, comparison_value, groups_of, results_csv
 from shoal.prediction.statistics import mean_and_error, paired_difference
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CHANGES = ["model.hidden=[8]", "members=2", "steps=6", "data.points=10", "strength=none"]
 
 

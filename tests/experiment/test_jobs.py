@@ -17,6 +17,8 @@ from shoal.experiment.jobs import pool
 from shoal.experiment.jobs.messages import error_of, first_order, point_of, point_order, task_of
 from shoal.experiment.variants import Variant, parse_variants
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CHANGES = ["model.hidden=[8]", "members=2", "batch_size=64"]
 
 
@@ -89,7 +91,7 @@ def test_a_failed_run_is_tried_again_and_keeps_the_type_of_its_error(tmp_path):
     assert_one_sentence(failed[spoiled], "ensemble-m2-s0")
 
 
-def test_an_unexpected_error_loses_one_run_only(tmp_path, monkeypatch):
+def test_an_unexpected_error_loses_one_run_only(tmp_path, monkeypatch, bare):
     """A network that cannot be built is no error of Shoal's own: its worker dies of it."""
     grid = grid_of(tmp_path, "steps=5", seeds=1)
     spoiled, sound = grid.points

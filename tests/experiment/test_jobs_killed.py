@@ -9,14 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
+from warm import children
 
 import shoal
 from shoal.cli.main import main
 from shoal.core.storage.checkpoints import steps
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 NUMBERS = ("results.csv", "summary.csv")
 
-LONG = ["steps=400", "save_every=0.05", "data.points=40", "batch_size=20", "strength=none"]
+LONG = ["steps=200", "save_every=0.05", "data.points=40", "batch_size=20", "strength=none"]
 ARGUMENTS = ["compare", "toy-classification", "model.hidden=[8]", "members=2", *LONG]
 ARGUMENTS += ["--methods", "ensemble,kde", "--seeds", "2", "-o", "grid"]
 
@@ -74,7 +77,11 @@ def left_alone(tmp_path_factory):
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize("more", [(), ("--jobs", "2")], ids=["one", "two jobs"])
+@pytest.mark.parametrize(
+    "more",
+    [(), pytest.param(("--jobs", "2"), marks=pytest.mark.nightly)],
+    ids=["one", "two jobs"],
+)
 def test_a_grid_killed_twice_ends_with_the_numbers_of_one_left_alone(tmp_path, left_alone, more):
     for _ in range(2):
         known = set(begun(tmp_path))
@@ -88,7 +95,7 @@ def test_a_grid_killed_twice_ends_with_the_numbers_of_one_left_alone(tmp_path, l
             ),
             victim,
         )
-        workers = workers_of(victim) if more else []
+        workers = children(victim.pid) if more else []
         victim.send_signal(signal.SIGKILL)
         victim.communicate()
         # workers end with whoever gave the orders
@@ -100,19 +107,12 @@ def test_a_grid_killed_twice_ends_with_the_numbers_of_one_left_alone(tmp_path, l
     assert numbers(tmp_path) == left_alone
 
 
-def workers_of(process):
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if not path.exists():
-        pytest.skip("this system does not list the children of a process")
-    return [int(word) for word in path.read_text().split()]
-
-
 @pytest.mark.kill
 def test_a_dead_worker_is_told_and_its_run_goes_on(tmp_path, left_alone):
     process = start_in(tmp_path, "--jobs", "2")
     wait_until(lambda: begun(tmp_path), process)
     at_work = [path.read_text().split()[0] for path in tmp_path.glob("grid/*-s*/lock")]
-    os.kill(next(pid for pid in workers_of(process) if str(pid) in at_work), signal.SIGKILL)
+    os.kill(next(pid for pid in children(process.pid) if str(pid) in at_work), signal.SIGKILL)
     err = finished(process)
     (told,) = [line for line in err.splitlines() if "was ended by SIGKILL" in line]
     assert told.startswith("shoal: note: ") and "tried again" in told
@@ -120,11 +120,14 @@ def test_a_dead_worker_is_told_and_its_run_goes_on(tmp_path, left_alone):
 
 
 @pytest.mark.kill
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)],
+)
 def test_a_signal_stops_every_worker_and_loses_nothing(tmp_path, left_alone, number, status):
     process = start_in(tmp_path, "--jobs", "2")
     wait_until(lambda: begun(tmp_path), process)
-    workers = workers_of(process)
+    workers = children(process.pid)
     process.send_signal(number)
     _, err = process.communicate()
     assert process.returncode == status

@@ -25,26 +25,29 @@ for needed in ("onnx", "onnxscript", "onnxruntime"):
 ONNX_ALONE = """
 import json, sys
 import numpy as np, onnxruntime
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-about = json.loads(session.get_modelmeta().custom_metadata_map["shoal"])
-given = np.load(sys.argv[2])
-for size in (1, 7, 64):
-    x = {each["name"]: given[each["name"]][:size] for each in about["inputs"]}
-    names = [each["name"] for each in about["outputs"]]
-    np.savez(f"{sys.argv[3]}-{size}.npz", **dict(zip(names, session.run(names, x))))
+here = {"providers": ["CPUExecutionProvider"]}
+for folder in sys.argv[1:]:
+    session = onnxruntime.InferenceSession(f"{folder}/model.onnx", **here)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["shoal"])
+    inputs = np.load(f"{folder}/in.npz")
+    for size in (1, 7, 64):
+        x = {each["name"]: inputs[each["name"]][:size] for each in about["inputs"]}
+        names = [each["name"] for each in about["outputs"]]
+        np.savez(f"{folder}/out-{size}.npz", **dict(zip(names, session.run(names, x))))
 assert not {"torch", "shoal"} & set(sys.modules)
 """
 
 TORCH_ALONE = """
 import json, sys
 import numpy as np, torch
-extra = {"shoal.json": ""}
-module = torch.export.load(sys.argv[1], extra_files=extra).module()
-about, given = json.loads(extra["shoal.json"]), np.load(sys.argv[2])
-for size in (1, 7, 64):
-    x = [torch.from_numpy(given[each["name"]][:size]) for each in about["inputs"]]
-    found = {name: t.detach().numpy() for name, t in module(*x).items()}
-    np.savez(f"{sys.argv[3]}-{size}.npz", **found)
+for folder in sys.argv[1:]:
+    extra = {"shoal.json": ""}
+    module = torch.export.load(f"{folder}/model.pt2", extra_files=extra).module()
+    about, inputs = json.loads(extra["shoal.json"]), np.load(f"{folder}/in.npz")
+    for size in (1, 7, 64):
+        x = [torch.from_numpy(inputs[each["name"]][:size]) for each in about["inputs"]]
+        outputs = {name: t.detach().numpy() for name, t in module(*x).items()}
+        np.savez(f"{folder}/out-{size}.npz", **outputs)
 assert "shoal" not in sys.modules
 """
 
@@ -55,17 +58,39 @@ def rows(x, count=64):
     return {name: t[torch.arange(count) % len(t)] for name, t in tensors.items()}
 
 
-def check_alone(code, path, ensemble, x, folder):
-    """Compare a file in a fresh process with `predict`."""
-    whole = rows(x)
-    np.savez(folder / "in.npz", **{name: t.numpy() for name, t in whole.items()})
-    arguments = [str(path), str(folder / "in.npz"), str(folder / "out")]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+def exported(folder, suffix, code):
+    """Every case in a folder of its own; a fresh process, one for all, computes their outputs."""
+    ensembles = {}
+    for name in CASES:
+        place = folder / name.replace(" ", "-")
+        place.mkdir()
+        ensemble, x = CASES[name]()
+        merge = suffix == "pt2" and name.startswith("lora")
+        assert export(ensemble, place / f"model.{suffix}", x, merge=merge).difference <= 1e-5
+        np.savez(place / "in.npz", **{key: t.numpy() for key, t in rows(x).items()})
+        ensembles[name] = place, ensemble, x
+    places = [str(place) for place, _, _ in ensembles.values()]
+    done = subprocess.run([sys.executable, "-c", code, *places], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    inputs = whole if isinstance(x, dict) else whole["x"]
-    pred = shoal.predict(ensemble, inputs)
+    return ensembles
+
+
+@pytest.fixture(scope="module")
+def onnx_files(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("onnx"), "onnx", ONNX_ALONE)
+
+
+@pytest.fixture(scope="module")
+def torch_programs(tmp_path_factory):
+    return exported(tmp_path_factory.mktemp("programs"), "pt2", TORCH_ALONE)
+
+
+def check_outputs(folder, ensemble, x):
+    """Compare what the fresh process has computed with `predict`."""
+    whole = rows(x)
+    pred = shoal.predict(ensemble, whole if isinstance(x, dict) else whole["x"])
     for size in (1, 7, 64):
-        found = np.load(folder / f"out-{size}.npz")
+        outputs = np.load(folder / f"out-{size}.npz")
         expected = {
             "probs": pred.probs,
             "entropy": pred.entropy(),
@@ -73,27 +98,21 @@ def check_alone(code, path, ensemble, x, folder):
             "mutual_information": pred.mutual_information(),
             "disagreement": pred.disagreement(),
         }
-        assert set(found) == set(expected)
+        assert set(outputs) == set(expected)
         for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value[:size], atol=1e-5, rtol=0)
+            np.testing.assert_allclose(outputs[name], value[:size], atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_onnx_equals_predict_without_shoal(name, tmp_path):
-    ensemble, x = CASES[name]()
-    done = export(ensemble, tmp_path / "model.onnx", x)
-    assert done.difference <= 1e-5
-    check_alone(ONNX_ALONE, done.path, ensemble, x, tmp_path)
+def test_onnx_equals_predict_without_shoal(name, onnx_files):
+    check_outputs(*onnx_files[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_torch_program_equals_predict_without_shoal(name, tmp_path):
-    ensemble, x = CASES[name]()
-    merge = name.startswith("lora")
-    done = export(ensemble, tmp_path / "model.pt2", x, merge=merge)
-    check_alone(TORCH_ALONE, done.path, ensemble, x, tmp_path)
+def test_a_torch_program_equals_predict_without_shoal(name, torch_programs):
+    check_outputs(*torch_programs[name])
 
 
 def test_an_onnx_file_says_what_it_takes_and_refuses_the_rest(tmp_path):
@@ -224,6 +243,7 @@ def test_fewer_bits_tell_their_difference(precision, limit, tmp_path):
     assert not (tmp_path / "none.onnx").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_compiled_package_equals_predict(tmp_path):
     ensemble, x = Ensemble.init(perceptron, members=2), torch.randn(9, 5)

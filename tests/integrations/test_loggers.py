@@ -19,6 +19,8 @@ from shoal.inference.ensemble import Ensemble
 from shoal.integrations import loggers as loggers_module
 from shoal.integrations.loggers import make_loggers, numbers, settings
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 STEPS = [4, 8, 12]
 """Steps of the epochs of the small run."""
 

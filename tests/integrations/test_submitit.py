@@ -80,6 +80,7 @@ def test_a_preempted_job_saves_and_its_successor_ends_with_the_same_weights(tmp_
     assert told[0] == told[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.kill
 def test_a_killed_job_is_tried_again_and_a_failed_run_is_named(tmp_path):
     grid = grid_of(tmp_path, "steps=400", "save_every=0.05", methods="ensemble,kde")

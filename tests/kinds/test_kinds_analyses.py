@@ -17,7 +17,16 @@ CHOSEN = (
     "weight norm", "mixed architectures", "low-rank adapters on a CNN", "last layers on a CNN",
     "scales on a CNN", "peft model", "multi-head", "batch-ensemble", "TabM",
 )  # fmt: skip
-SOME = [case for case in cases() if case.values[0].name in CHOSEN]
+USUAL = (
+    "dict of two inputs", "BERT", "U-Net with ignored pixels", "graph network",
+    "mixed architectures", "batch-ensemble",
+)  # fmt: skip
+SOME = [case for case in cases() if case.values[0].name in USUAL]
+SOME += [
+    pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.nightly])
+    for case in cases()
+    if case.values[0].name in CHOSEN and case.values[0].name not in USUAL
+]
 NOT_HERE = ("trajectories", "averaging", "three-plane")
 """Analyses that need snapshots or three members."""
 

@@ -84,9 +84,12 @@ def kind(request, tmp_path_factory):
     return name, found
 
 
-def test_the_page_shows_what_fits(kind, tmp_path):
+@pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_the_page_shows_what_fits(kind, tmp_path, drawn, request):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
+    if not drawn:
+        request.getfixturevalue("undrawn")
     name, runs = kind
     page = report([run.folder for run, _ in runs], tmp_path / "page.html").read_text()
     text = re.sub(r"<(style|script|svg).*?</\1>", " ", page, flags=re.S)

@@ -4,6 +4,8 @@ import pytest
 
 from studies import decisions
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize("rows, repetitions", [("conformal_rows", 1000), ("alarm_rows", 1000)])
 def test_promises_hold_within_the_binomial_interval(rows, repetitions):

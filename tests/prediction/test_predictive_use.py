@@ -68,7 +68,7 @@ DISTRIBUTIONS = [one for one in DEFAULTS if "any" in one.about.kinds]
 @pytest.mark.parametrize("likelihood", DISTRIBUTIONS, ids=lambda one: type(one).__name__)
 def test_drawn_targets_have_the_distribution_of_the_mixture(likelihood):
     """Frequencies of classes, and the distribution function at the quartiles, within 5 errors."""
-    pred, n = example(likelihood, points=2), 20_000
+    pred, n = example(likelihood, points=2), 5_000
     draws = pred.sample(n, seed=1)
     if pred.likelihood.about.has_classes:
         assert draws.shape == (n, 2) and not draws.is_floating_point()

@@ -11,6 +11,8 @@ import shoal
 from shoal.core.storage.files import read_tensors
 from shoal.training.folder.choice import Choice
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 FAILED = {
     "mixed": {"kde:1000": "no common weight space", "forde:4": "no second derivative",
               "forde:16": "no second derivative"},
@@ -105,12 +107,14 @@ def test_members_that_only_their_process_has_drawn_are_searched(two, alone):
     check_same(two, "divided", alone("auto"), 2)
 
 
+@pytest.mark.nightly
 def test_a_search_that_lost_a_process_begins_again(tmp_path, alone):
     done = started(2, tmp_path, "killed", restarts=1, script=auto_cases.__file__)
     assert done.returncode == 0, done.stderr[-3000:]
     check_same(tmp_path, "killed", alone("kde"), 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", auto_cases.SHARDED)
 def test_a_trunk_in_shards_is_whole_again_after_an_arm(tmp_path, alone, name):
     out = together(2, tmp_path, "1x2", name, script=auto_cases.__file__)
@@ -119,6 +123,7 @@ def test_a_trunk_in_shards_is_whole_again_after_an_arm(tmp_path, alone, name):
     assert all(each["equal"] for each in found(out, name, 2))
 
 
+@pytest.mark.nightly
 def test_four_processes_choose_as_one(tmp_path, alone):
     names = "auto", "frozen", "fails late"
     out = together(4, tmp_path, "2x2", *names, script=auto_cases.__file__)

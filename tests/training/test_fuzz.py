@@ -1,7 +1,8 @@
-"""Two thousand damaged run folders: an error of ours, or the right prediction, nothing else.
+"""Damaged run folders: an error of ours, or the right prediction, nothing else.
 
 One file is damaged at a time: bits are flipped, bytes replaced by digits and structure, cut off,
-taken out or put in, or the file is that of another run. SHOAL_MUTATIONS asks for more.
+taken out or put in, or the file is that of another run. `make nightly` damages two thousand
+folders, and SHOAL_MUTATIONS asks for more.
 """
 
 import os
@@ -84,7 +85,8 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.timeout(600)
-def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
+@pytest.mark.parametrize("count", [300, pytest.param(MUTATIONS, marks=pytest.mark.nightly)])
+def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders, count):
     folder, other = folders
     assert {str(name) for name in files_of(folder)} >= {
         "config.toml", "provenance.json", "history.jsonl", "scores.json", "samples.safetensors",
@@ -98,7 +100,7 @@ def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
     aside.rename(newest)
     assert not torch.equal(right, before)
     refused, chance = 0, random.Random(17)
-    for name, bad in mutations(folder, other, MUTATIONS, chance):
+    for name, bad in mutations(folder, other, count, chance):
         if name.parts[0] != "checkpoints":
             story, *_ = attempt(lambda: load_report_data([folder]))
             assert story is None or all(map(len, story.entries[0].history))
@@ -110,10 +112,11 @@ def test_a_damaged_folder_gives_an_error_or_the_right_prediction(folders):
         if name.name in ("evidence.json", "history.jsonl"):
             found, *_ = attempt(lambda: weighted(folder))
             assert found is None or torch.equal(found, mean), (name, bad)
-    assert MUTATIONS / 20 < refused < MUTATIONS / 2
+    assert count / 20 < refused < count / 2
     assert torch.equal(outputs(folder), right)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_damaged_folder_is_resumed_to_the_right_end_or_not_at_all(tmp_path):
     whole = train(None, keep_every=None, schedule=Fuse())

@@ -229,6 +229,10 @@ def test_inputs_that_are_all_the_same_tell_nothing():
     assert constant_members(shoal_of(plain), points(1)[0]) == []
 
 
+USUAL = ("ensemble", "kde", "f-kde", "f-svgd", "forde")
+OTHERS = [method for method in METHODS if method not in USUAL]
+
+
 @pytest.mark.parametrize("method", list(METHODS))
 def test_no_false_alarm_on_points(method):
     assert sick_notes(quick(both, method=method, epochs=8, lr=0.01)) == []
@@ -237,7 +241,8 @@ def test_no_false_alarm_on_points(method):
 @pytest.mark.parametrize(
     "options",
     [
-        *({"method": method} for method in METHODS),
+        *({"method": method} for method in USUAL),
+        *(pytest.param({"method": method}, marks=pytest.mark.nightly) for method in OTHERS),
         {"method": "f-kde", "strength": 100.0},
         {"method": "kde", "annealing": "linear"},
         {"method": "f-kde", "optimizer": "sgd", "lr": 0.1},
@@ -253,7 +258,9 @@ def test_no_false_alarm_on_digits(options):
     assert sick_notes(run) == []
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize(
+    "method", [*USUAL, *(pytest.param(method, marks=pytest.mark.nightly) for method in OTHERS)]
+)
 def test_no_false_alarm_on_a_line(method):
     x = torch.linspace(-1, 1, 64).unsqueeze(-1)
     build = Blueprint(MLP((16,), "tanh"), (1,), 1)

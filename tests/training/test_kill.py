@@ -12,7 +12,7 @@ from killed_runs import check_finished, check_survivor, kill_often, serving, uni
 
 from shoal.core.storage.checkpoints import steps
 
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.kill]
 
 KILLS = int(os.environ.get("SHOAL_KILLS", "15"))
 
@@ -23,7 +23,16 @@ def server():
         yield server
 
 
-@pytest.fixture(scope="module", params=["f-kde", "kde", "svgd", "ensemble"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "f-kde",
+        *(
+            pytest.param(method, marks=pytest.mark.nightly)
+            for method in ("kde", "svgd", "ensemble")
+        ),
+    ],
+)
 def reference(request, server, tmp_path_factory):
     """An uninterrupted run, and how long it takes."""
     folder = tmp_path_factory.mktemp(request.param) / "whole"

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from lost_processes import attempt, difference, expected, side_by_side, wait_for
 
-pytestmark = [pytest.mark.kill, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.kill, pytest.mark.slow]
 
 PATIENCE = 90  # of this test, on a busy machine; torch's own is 1,800 s
 
@@ -20,7 +20,9 @@ sys.exit(main(sys.argv[1:]))
 """`shoal` in a process that waits 5 seconds for the others, not 120."""
 
 
-@pytest.mark.parametrize("hung", [0, 1], ids=["first", "another"])
+@pytest.mark.parametrize(
+    "hung", [pytest.param(0, marks=pytest.mark.nightly), 1], ids=["first", "another"]
+)
 def test_the_others_end_when_a_process_hangs(hung, tmp_path):
     folder = tmp_path / "run"
     words = ["-c", COMMAND, *"fit digits members=3 epochs=100000 save_every=1 --quiet".split()]
@@ -43,7 +45,7 @@ def test_the_others_end_when_a_process_hangs(hung, tmp_path):
             process.communicate()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_torchrun_picks_a_run_up_whichever_process_is_killed(rank, tmp_path):
     restarted, _ = attempt(tmp_path / "run", rank, delay=0.3)
     assert restarted

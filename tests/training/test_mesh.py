@@ -14,6 +14,8 @@ from shoal.core.storage.files import read_tensors
 from shoal.engine.processes.mesh import Mesh
 from shoal.engine.processes.process_grid import layout_of, shares
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
@@ -85,6 +87,7 @@ def test_two_processes_train_as_one(two, alone, name):
     check_same(two, name, alone(name), 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [*mesh_cases.METHODS, "frozen, svgd", "mixed architectures", "diverged"]
 )

@@ -19,6 +19,8 @@ from shoal.training.members.shards import check_trunk
 from shoal.training.options.noise import add_shared_noise
 from shoal.training.options.options import Options
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 FEW = ("frozen", "trained", "trained, svgd", "trained, forde", "noise", "adapters", "convolutions")
 
 
@@ -75,11 +77,13 @@ def test_two_replicas_train_as_one_process(pair, alone, name):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FEW)
 def test_members_and_replicas_train_as_one_process(square, alone, name):
     check_same(square, name, alone(name)[0], 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FEW)
 def test_four_replicas_train_as_one_process(row, alone, name):
     check_same(row, name, alone(name)[0], 4)
@@ -104,7 +108,9 @@ def test_a_folder_holds_the_whole_trunk(pair):
         assert run.ensemble.shared["trunk.0.weight"].shape == (5, 6)
 
 
-@pytest.mark.parametrize("processes, fixture", [(2, "pair"), (4, "row")])
+@pytest.mark.parametrize(
+    "processes, fixture", [(2, "pair"), pytest.param(4, "row", marks=pytest.mark.nightly)]
+)
 def test_a_process_holds_its_shards_and_two_layers(request, processes, fixture):
     out = request.getfixturevalue(fixture)
     layer = Tall.WIDTH**2 * 8

@@ -12,6 +12,8 @@ import shoal
 from shoal.core.storage.checkpoints import steps
 from shoal.training.folder.run import RunFolder
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 WORKER = Path(__file__).with_name("shards_worker.py")
 STEPS = 6
 
@@ -27,12 +29,17 @@ def format_of(folder):
 @pytest.mark.parametrize(
     ("case", "worlds"),
     [
-        ("plain", (2, 1)),
         ("plain", (4, 2)),
-        ("plain", (1, 2)),
-        ("mixed", (2, 3)),
-        ("frozen", (3, 2)),
         ("data", (2, 4)),
+        *(
+            pytest.param(case, worlds, marks=pytest.mark.nightly)
+            for case, worlds in [
+                ("plain", (2, 1)),
+                ("plain", (1, 2)),
+                ("mixed", (2, 3)),
+                ("frozen", (3, 2)),
+            ]
+        ),
     ],
     ids=str,
 )

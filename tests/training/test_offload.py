@@ -334,6 +334,7 @@ except Done:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 @pytest.mark.parametrize("method", ["f-kde", "kde"])
 def test_memory_of_members_on_disk_is_that_of_the_resident_ones(method, tmp_path):

@@ -24,11 +24,10 @@ def test_a_run_with_another_seed_has_other_bits(method):
 
 @pytest.mark.slow
 def test_another_process_with_other_hashes_has_the_same_bits():
-    one, two = (digest_elsewhere("f-kde", "vmap", seed) for seed in (1, 2))
-    assert one == two == digest("f-kde", "vmap")
+    assert digest_elsewhere("f-kde", "vmap", hash_seed=1) == digest("f-kde", "vmap")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is not listed here")
 def test_two_thousand_steps_take_no_memory():
     found = memory_of(2000)

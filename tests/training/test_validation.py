@@ -37,6 +37,8 @@ from shoal.training.folder.run import RunFolder
 from shoal.training.loop.validation import has_waited, held_out
 from shoal.training.mover.history import best_epoch
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HELD = points(24, seed=9)
 LATE = {"lr": 0.1, "epochs": 14, "validation": HELD, "patience": 2}
 """A run that ends early: its learning rate is large."""
