@@ -158,7 +158,8 @@ class Server:
         self.waker.setblocking(False)
         signal.set_wakeup_fd(self.waker.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the test worker
+            signal.signal(number, signal.SIG_IGN)
         self.running = {}
 
     def next_job(self):
@@ -210,6 +211,7 @@ class Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         others = [link for link, _ in self.running.values()]
         for each in (self.listener, self.woken, self.waker, *links, *others):
             each.close()
