@@ -22,11 +22,10 @@ from shoal.core.display.text import table
 from shoal.core.errors import ConfigError
 from shoal.core.optional import require
 from shoal.core.storage.files import read_json
-from shoal.experiment.bench.battery import Contestant, Row, measure
-from shoal.experiment.bench.contestants import Case, perceptron
+from shoal.experiment.bench.battery import Case, Contestant, Row, measure
 from shoal.experiment.bench.measure import Timing
-from shoal.plots.figure import svg
-from shoal.plots.style import blank, legend, look, power, rc
+from shoal.experiment.bench.networks import perceptron
+from shoal.plots.figure import blank, legend, look, power, rc, svg
 
 METHODS = ("ensemble", "kde", "f-kde")
 POINTS = 16_384

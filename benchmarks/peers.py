@@ -27,8 +27,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from shoal.core.display.text import table
-from shoal.experiment.bench.battery import reason
-from shoal.experiment.bench.contestants import perceptron, random_data
+from shoal.experiment.bench.battery import random_data, reason
+from shoal.experiment.bench.networks import perceptron
 from shoal.inference.ensemble import Ensemble
 from shoal.training.fit import fit
 

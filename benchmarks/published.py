@@ -16,9 +16,9 @@ from literal import Published
 from torch import Tensor
 
 from shoal.core.display.text import table
-from shoal.experiment.bench.battery import Contestant, Row, measure
-from shoal.experiment.bench.contestants import Case, forever, perceptron, trainer
+from shoal.experiment.bench.battery import Case, Contestant, Row, forever, measure, trainer
 from shoal.experiment.bench.measure import Timing, Work
+from shoal.experiment.bench.networks import perceptron
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.priors import Gaussian
 from shoal.interaction.methods import get

@@ -10,8 +10,7 @@ from shoal.core.display.text import table
 from shoal.core.optional import require
 from shoal.core.storage.files import read_json
 from shoal.experiment.bench.scaling import SPACES, Link, StepTime, Workload, step_time
-from shoal.plots.figure import svg
-from shoal.plots.style import blank, legend, look, power, rc
+from shoal.plots.figure import blank, legend, look, power, rc, svg
 
 __all__ = ["draw", "forecast"]
 

@@ -28,7 +28,8 @@ from whole_graph import WholeGraph
 
 from shoal.engine.derivatives import fast_second_order
 from shoal.engine.members.member_runner import MemberRunner
-from shoal.experiment.bench.contestants import Case, EnsembleSteps, Network
+from shoal.experiment.bench.battery import Case, EnsembleSteps
+from shoal.experiment.bench.networks import Network
 from shoal.interaction.methods import METHODS
 from shoal.models.resnet import ResNet18
 

@@ -70,7 +70,7 @@ _HOMES = {
     "predict": "evaluation.predict",
     "Predictive": "prediction.predictive",
     "evaluate": "evaluation.evaluate",
-    "Evaluation": "evaluation.evaluation",
+    "Evaluation": "evaluation.evaluate",
     "metrics": "prediction",
     "decisions": "prediction",
     "report": "page.report",

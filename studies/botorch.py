@@ -26,8 +26,7 @@ from torch import nn
 import shoal
 from shoal.inference.likelihoods import Gaussian
 from shoal.integrations.botorch import EnsembleSurrogate
-from shoal.plots.figure import png
-from shoal.plots.style import COLOURS, blank, legend, power, rc
+from shoal.plots.figure import COLOURS, blank, legend, png, power, rc
 from shoal.prediction.statistics import mean_and_error, paired_difference, t_quantile
 from studies import DOCS, RESULTS
 

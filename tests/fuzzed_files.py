@@ -23,8 +23,7 @@ from small_runs import points, shoal_of
 from torch import nn
 
 import shoal
-from shoal.analysis.evidence.compute_evidence import evidence
-from shoal.analysis.evidence.store import load_evidence, save_evidence
+from shoal.analysis.evidence.compute_evidence import evidence, load_evidence, save_evidence
 from shoal.core.errors import ShoalError, ShoalWarning
 from shoal.core.storage.files import read_tensors, sealed, write_tensors
 from shoal.core.storage.formats import to_json
@@ -33,7 +32,7 @@ from shoal.data.dataset import Dataset, Split
 from shoal.data.files.file_dataset import load_file
 from shoal.data.files.raw import read_batch
 from shoal.data.files.readers import read_idx
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run
 from shoal.experiment.build import check_names
 from shoal.experiment.config import experiments, load_config
 from shoal.inference.adapting.peft_folders import read_folder, write_folder

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoal.data.dataset import Dataset, Split
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian
 

@@ -11,7 +11,7 @@ from shoal.core.errors import ConfigError
 from shoal.data import load as load_data
 from shoal.data.corruptions import parse_shift
 from shoal.data.dataset import Dataset
-from shoal.evaluation.evaluation import Evaluation
+from shoal.evaluation.evaluate import Evaluation
 from shoal.experiment.config import parse_value
 from shoal.page.measures import headline
 from shoal.training.folder.own_data import has_own_network, own_data, what_to_type
@@ -44,10 +44,10 @@ def scores_text(scores: Mapping[str, Any]) -> str:
 
     Corruptions are shown by their means, since there can be 95 of them.
     """
-    shifts = {name: found for name, found in scores["shifts"].items() if not parse_shift(name)}
+    shifts = {name: metrics for name, metrics in scores["shifts"].items() if not parse_shift(name)}
     means = {
-        f"corrupted, {name.replace('-', ' ')}": found
-        for name, found in scores.get("corrupted", {}).items()
+        f"corrupted, {name.replace('-', ' ')}": metrics
+        for name, metrics in scores.get("corrupted", {}).items()
     }
     labelled = {"test": scores["test"], **shifts, **means}
     few = [*headline(Evaluation(dict(scores)).about), "brier"]

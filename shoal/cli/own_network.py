@@ -34,18 +34,18 @@ def _function(typed: str) -> Build:
             f"--model must be MODULE:FUNCTION, such as mynet:build for the function build in "
             f"mynet.py, not {typed!r}"
         )
-    found: Any = _imported(module)
+    target: Any = _imported(module)
     for word in name.split("."):
-        if not hasattr(found, word):
-            made = [known for known, value in vars(found).items() if callable(value)]
+        if not hasattr(target, word):
+            made = [known for known, value in vars(target).items() if callable(value)]
             raise ConfigError(f"{module} has no function {word!r}; {_near(word, made)}")
-        found = getattr(found, word)
-    if isinstance(found, nn.Module) or not callable(found):
+        target = getattr(target, word)
+    if isinstance(target, nn.Module) or not callable(target):
         raise ConfigError(
-            f"{typed} is a {type(found).__name__}; --model names a function or class that makes a "
+            f"{typed} is a {type(target).__name__}; --model names a function or class that makes a "
             f"new network when it is called without arguments"
         )
-    return _Called(found, typed)
+    return _Called(target, typed)
 
 
 class _Called:

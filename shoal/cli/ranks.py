@@ -59,13 +59,13 @@ def prepare(make: Callable[[], T]) -> T:
 
     from shoal.engine.processes.launch import peers_watched
 
-    found = make() if _rank() == 0 else None
+    made = make() if _rank() == 0 else None
     with peers_watched():
         dist.barrier()
-    found = make() if found is None else found
+    made = make() if made is None else made
     with peers_watched():
         dist.barrier()
-    return found
+    return made
 
 
 def own_device(device: str | None) -> str | None:

@@ -8,18 +8,15 @@ from typing import Any
 
 import torch
 
-from shoal.analysis.evidence.compute_evidence import Evidence
+from shoal.analysis.evidence.compute_evidence import Evidence, keep_evidence
 from shoal.analysis.evidence.compute_evidence import evidence as compute_evidence
-from shoal.analysis.evidence.store import keep_evidence
-from shoal.analysis.fidelity.certificate import METHODS, Certificate, certify
-from shoal.analysis.fidelity.certificate_store import keep_certificate
-from shoal.analysis.landscape.scene import AnalysisResult, Effort
-from shoal.analysis.landscape.scene import registry as landscape_analyses
-from shoal.analysis.landscape.study import study
+from shoal.analysis.fidelity.certificate import METHODS, Certificate, certify, keep_certificate
+from shoal.analysis.landscape.study import AnalysisResult, Effort, study
+from shoal.analysis.landscape.study import registry as landscape_analyses
 from shoal.core.display.progress import Ticker
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset
-from shoal.evaluation.given_data import Labelled, opened, placed, training_data
+from shoal.evaluation.data_arguments import Labelled, opened, placed, training_data
 from shoal.training.folder.own_data import what_to_type
 from shoal.training.folder.run import Run
 
@@ -120,9 +117,9 @@ def evidence(
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     with Ticker(7 if priors else 3, show=progress) as ticker:
         how = {"points": points, "flow_steps": flow_steps}
-        found = compute_evidence(run, known, priors=priors, tell=ticker.tick, **how)
-    keep_evidence(run, found)
-    return found
+        result = compute_evidence(run, known, priors=priors, tell=ticker.tick, **how)
+    keep_evidence(run, result)
+    return result
 
 
 def fidelity(
@@ -173,9 +170,9 @@ def fidelity(
     known = training_data(run, data, test, advice, run.ensemble.dtype)
     how = {"methods": methods, "points": points, "draws": draws, "chains": chains}
     with Ticker(1 + len(methods), show=progress) as ticker:
-        found = certify(run, known, **how, within=within, seed=seed, tell=ticker.tick)
-    keep_certificate(run, found)
-    return found
+        certificate = certify(run, known, **how, within=within, seed=seed, tell=ticker.tick)
+    keep_certificate(run, certificate)
+    return certificate
 
 
 def _effort(quick: bool, wanted: Mapping[str, int]) -> Effort:

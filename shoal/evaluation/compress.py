@@ -1,6 +1,12 @@
 """`shoal.compress`: fewer members, or one trunk for all of them, and what it costs in NLL.
 
 One half of the held-out data chooses, the other half judges: data that choose do not judge.
+
+Distillation trains one trunk with a head for each member. Each head learns the prediction of its
+member, and its distance from the mean of the members. The mutual information of the heads then
+stands for that of the members, and is smaller. Hydra: Tran et al. (2020), arXiv 2001.04694. A
+Dirichlet student has fewer outputs but needs another likelihood: Malinin et al. (2020), arXiv
+1905.00076.
 """
 
 import os
@@ -11,21 +17,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from shoal.analysis.evidence.members import log_probs, parts_of, stacking_weights
 from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.data.dataset import Dataset, Split
-from shoal.evaluation.distil import distilled
-from shoal.evaluation.given_data import training_data
+from shoal.engine.members.network_call import member_call
+from shoal.engine.members.stack import copied
+from shoal.evaluation.data_arguments import training_data
+from shoal.inference.likelihoods import Likelihood
 from shoal.inference.unrolled import UnrolledEnsemble
 from shoal.prediction import Predictive, predict
+from shoal.prediction.predict import member_outputs
 from shoal.prediction.statistics import Difference
 from shoal.training.adopt import adopt
 from shoal.training.folder.run import Run, RunFolder, load
 
-__all__ = ["Compressed", "bootstrap_difference", "compress", "greedy_choice"]
+__all__ = ["Compressed", "bootstrap_difference", "compress", "distilled", "greedy_choice"]
+
 
 WAYS = ("greedy", "stacking", "distil")
 _RESAMPLES = 2000
@@ -172,9 +184,9 @@ def greedy_choice(log_probs: Tensor, to: int) -> list[int]:
             for m in range(len(table))
             if m not in chosen
         ]
-        found = max(swaps, key=score, default=chosen)
-        better = score(found) > best + 1e-12 * abs(best)
-        chosen, best = (found, score(found)) if better else (chosen, best)
+        swapped = max(swaps, key=score, default=chosen)
+        better = score(swapped) > best + 1e-12 * abs(best)
+        chosen, best = (swapped, score(swapped)) if better else (chosen, best)
     return sorted(chosen)
 
 
@@ -224,7 +236,7 @@ def _judged(
         whole, less = predict(run, judge), predict(small, judge, weights=weights)
     old, new = (_nll(pred, judge.y) for pred in (whole, less))
     information = [float(pred.mutual_information().mean()) for pred in (whole, less)]
-    found = Compressed(
+    compressed = Compressed(
         small,
         by,
         tuple(chosen),
@@ -236,7 +248,7 @@ def _judged(
         (_numbers(run), _numbers(small)),
         len(new),
     )
-    return replace(found, run=_noted(small, str(found)))
+    return replace(compressed, run=_noted(small, str(compressed)))
 
 
 def _nll(pred: Predictive, y: Any) -> np.ndarray:
@@ -255,3 +267,95 @@ def _noted(run: Run, sentence: str) -> Run:
 
 def _numbers(run: Run) -> int:
     return sum(t.numel() for name, t in run.ensemble.state.items() if name != "alive")
+
+
+_BATCH = 128
+
+
+def distilled(
+    run: Any, members: list[int], x: Any, held_out: Split, epochs: int, lr: float, seed: int
+) -> list[nn.Module]:
+    """One network per member; all share one frozen trunk, and differ in their last layer.
+
+    Args:
+        run: the run.
+        members: the finite members.
+        x: training inputs.
+        held_out: data that choose the member whose trunk the students begin with.
+        epochs: passes over the inputs.
+        lr: learning rate.
+        seed: seed of the order of the inputs.
+    """
+    ensemble = run.ensemble
+    if len(ensemble.groups) > 1 or not isinstance(x, Tensor) or len(x) == 0:
+        raise ConfigError(
+            "distil needs members of one architecture and training inputs in one tensor; "
+            "type by='greedy'"
+        )
+    teacher = member_outputs(ensemble, x)[members]
+    best = members[int(log_probs(run, held_out)[members].mean(1).argmax())]
+    networks = _students(ensemble.groups[0], best, len(members))
+    _train(networks, x, teacher, run.likelihood, epochs, lr, seed)
+    for network in networks:
+        head = set(ensemble.groups[0].head)
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name in head)
+    return networks
+
+
+def _students(group: Any, best: int, count: int) -> list[nn.Module]:
+    """Copies of the best member that hold the very same trunk."""
+    students = list(UnrolledEnsemble([group], [best]).members)
+    first, head = students[0], set(group.head)
+    trunk = {id(p): p for name, p in first.named_parameters() if name not in head}
+    trunk |= {id(b): b for b in first.buffers()}
+    students += [copied(first, dict(trunk)) for _ in range(count - 1)]
+    return students
+
+
+def _train(
+    networks: list[nn.Module],
+    x: Tensor,
+    teacher: Tensor,
+    likelihood: Likelihood,
+    epochs: int,
+    lr: float,
+    seed: int,
+) -> None:
+    """Minimise the mean difference of each student from its member, in evaluation mode."""
+    parameters = {id(p): p.requires_grad_() for net in networks for p in net.parameters()}
+    optimizer = torch.optim.Adam(parameters.values(), lr=lr)
+    steps = epochs * -(-len(x) // _BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+    scale = teacher.flatten(0, -2).std(0).clamp_min(1e-6)
+    apart = _apart(teacher)
+    spread = apart.square().mean().clamp_min(1e-12)
+    random = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x), generator=random).split(_BATCH):
+            students = torch.stack([member_call(network, x[rows]) for network in networks])
+            loss = _difference(students, teacher[:, rows], likelihood, scale)
+            loss = loss + (_apart(students) - apart[:, rows]).square().mean() / spread
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+
+
+def _apart(outputs: Tensor) -> Tensor:
+    """How far each member is from the mean of the members, the source of mutual information.
+
+    The difference of whole predictions alone hardly sees it, where members nearly agree.
+    """
+    return outputs - outputs.mean(0)
+
+
+def _difference(student: Tensor, teacher: Tensor, likelihood: Likelihood, scale: Tensor) -> Tensor:
+    """KL(member | student) for classes; squared difference of standardised outputs otherwise."""
+    kinds = likelihood.about.kinds
+    if "binary" in kinds:
+        return F.binary_cross_entropy_with_logits(student, teacher.sigmoid())
+    if "classes" in kinds:
+        wanted, predicted = likelihood.probs(teacher), likelihood.probs(student)
+        return -(wanted * predicted.clamp_min(1e-12).log()).sum(-1).mean()
+    return ((student - teacher) / scale).square().mean()

@@ -56,11 +56,13 @@ def attention_maps(ensemble: Ensemble, x: Tensor, y: Tensor) -> AttentionMaps:
         raise DataError(f"class-activation maps need images [B, C, H, W], not {tuple(x.shape)}")
     x = x.to(ensemble.device, ensemble.dtype)
     y = y.to(ensemble.device)
-    found = [_maps(ensemble.member(i).eval(), x, y) for i in range(ensemble.members)]
-    common = [size for size in found[0] if all(size in maps for maps in found)]
+    member_maps = [_maps(ensemble.member(i).eval(), x, y) for i in range(ensemble.members)]
+    common = [size for size in member_maps[0] if all(size in maps for maps in member_maps)]
     if not common:
         raise DataError("the networks have no layer in common whose outputs are images")
-    return AttentionMaps({size: torch.stack([maps[size] for maps in found]) for size in common})
+    return AttentionMaps(
+        {size: torch.stack([maps[size] for maps in member_maps]) for size in common}
+    )
 
 
 def overlap(maps: Tensor) -> Tensor:
@@ -174,20 +176,20 @@ def attention_samples(run: Any, split: Split) -> dict[str, Tensor]:
     if not labels or not is_image(split.x) or run.ensemble.members < 2:
         return {}
     try:
-        found = attention_maps(run.ensemble, split.x[:COMPARED], y[:COMPARED])
+        attention = attention_maps(run.ensemble, split.x[:COMPARED], y[:COMPARED])
     except DataError:
         return {}
     kept = {
         f"attention/{height}x{width}": (255 * maps[:, :SHOWN]).round().to(torch.uint8).cpu()
-        for (height, width), maps in found.maps.items()
+        for (height, width), maps in attention.maps.items()
     }
     images = split.x[:SHOWN].float()
     low, high = (float(end) for end in split.x.aminmax())
     pixels = (images - low) / max(high - low, 1e-12)
-    diversity = torch.tensor(list(found.diversity.values())).float()
+    diversity = torch.tensor(list(attention.diversity.values())).float()
     return {
         **kept,
         "attention/images": (255 * pixels).round().to(torch.uint8).cpu(),
         "attention/diversity": diversity,
-        "attention/sides": torch.tensor(list(found.maps)),
+        "attention/sides": torch.tensor(list(attention.maps)),
     }

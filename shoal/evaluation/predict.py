@@ -8,7 +8,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset
-from shoal.evaluation.given_data import Inputs, Labelled
+from shoal.evaluation.data_arguments import Inputs, Labelled
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction import predict as prediction
@@ -56,7 +56,7 @@ def predict(
 
 
 def _named_weights(source: Run | Ensemble, name: str, data: Any) -> Any:
-    from shoal.analysis.evidence.store import member_weights
+    from shoal.analysis.evidence.compute_evidence import member_weights
 
     if not hasattr(source, "likelihood"):
         raise ConfigError(

@@ -84,15 +84,15 @@ def parse_value(text: str, key: str) -> Any:
     if text == "none":
         return None
     if text.startswith(_OPENING):
-        found = parse_toml(f"value = {text}", f"the value of {key}")
-        if found.keys() != {"value"}:
+        table = parse_toml(f"value = {text}", f"the value of {key}")
+        if table.keys() != {"value"}:
             raise ConfigError(f"the value of {key} is not one TOML value")
-        return found["value"]
+        return table["value"]
     try:
-        found = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except ValueError:
-        found = {}
-    return found["value"] if found.keys() == {"value"} else _number_or_word(text)
+        table = {}
+    return table["value"] if table.keys() == {"value"} else _number_or_word(text)
 
 
 def _number_or_word(text: str) -> float | str:
@@ -211,8 +211,8 @@ def experiments() -> dict[str, str]:
     """The text of every built-in experiment, by name."""
     folder = resources.files("shoal.experiment") / "experiments"
     files = [file for file in folder.iterdir() if file.name.endswith(".toml")]
-    found = {file.name.removesuffix(".toml"): file for file in files}
-    return {name: found[name].read_text(encoding="utf-8") for name in sorted(found)}
+    by_name = {file.name.removesuffix(".toml"): file for file in files}
+    return {name: by_name[name].read_text(encoding="utf-8") for name in sorted(by_name)}
 
 
 def summary(text: str) -> str:
@@ -265,7 +265,7 @@ def _data_name(data: Spec) -> str:
     return Path(str(data.get("train"))).stem if name == "file" else name
 
 
-def _check_members(model: Any, members: int, given: bool) -> None:
+def _check_members(model: Any, members: int, named: bool) -> None:
     """Check the numbers of members in a list of networks; their sum must equal `members`."""
     if members < 1:
         raise ConfigError(f"members must be 1 or more, not {members}")
@@ -276,7 +276,7 @@ def _check_members(model: Any, members: int, given: bool) -> None:
     for table in model:
         check_value("members of a network in the list of models", table.get("members"), int)
     total = sum(table["members"] for table in model)
-    if len(model) > 1 and given and total != members:
+    if len(model) > 1 and named and total != members:
         raise ConfigError(
             f"the networks in the list of models have {total} members together, but members is "
             f"{members}; change the numbers in the list"

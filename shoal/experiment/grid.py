@@ -1,5 +1,9 @@
-"""A grid of runs, methods by ensemble sizes by seeds; each run has its own resumable folder."""
+"""A grid of runs, methods by ensemble sizes by seeds; each run has its own resumable folder.
 
+A failed run never stops the others, and is tried again unless its error would repeat.
+"""
+
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, replace
@@ -8,17 +12,16 @@ from typing import Any
 
 import torch
 
-from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.errors import ConfigError, DataError, RunFailed, ShoalError, ShoalWarning
 from shoal.core.storage.disk import storage_errors
 from shoal.core.storage.files import write_text
 from shoal.core.storage.formats import parse_toml, to_toml
 from shoal.core.storage.lock import FolderLock
 from shoal.data.batches.arrays import mark_constant
 from shoal.data.dataset import Dataset, Split
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run
 from shoal.experiment.build import check_names, train
 from shoal.experiment.config import DEFAULTS, Config, make_config
-from shoal.experiment.retries import Attempts, run_error
 from shoal.experiment.variants import Variant
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.initialise import Build
@@ -29,14 +32,17 @@ from shoal.training.options.options import AUTO, KEPT, NAMES
 
 __all__ = [
     "ROOM",
+    "Attempts",
     "CachedSplits",
     "Grid",
     "GridPoint",
     "check_grid",
     "resident",
+    "run_error",
     "run_grid",
     "run_point",
 ]
+
 
 ROOM = {"cpu": 1 << 30, "cuda": 16 << 30}
 """Bytes of shifts that a process keeps; further shifts are computed again for each run."""
@@ -172,6 +178,50 @@ class Grid:
         elif point.variant.method == AUTO:
             changed["strength"] = AUTO  # the search chooses it, whatever the config says
         return make_config(self.config.table | changed, self.config.name)
+
+
+class Attempts:
+    """The failed attempts at the runs of a grid.
+
+    An error of data or settings would repeat, so its run is not tried again.
+
+    Args:
+        retries: number of further attempts at a failed run.
+
+    Attributes:
+        failed: runs that are given up, with their last error.
+    """
+
+    def __init__(self, retries: int) -> None:
+        if retries < 0:
+            raise ConfigError(f"the number of retries is 0 or more, not {retries}")
+        self.retries = retries
+        self.failed: dict[GridPoint, ShoalError] = {}
+        self._count: dict[GridPoint, int] = {}
+
+    def again(self, point: GridPoint, error: ShoalError) -> bool:
+        """Whether to try the failed run once more; if not, the run is recorded as failed."""
+        count = self._count[point] = self._count.get(point, 0) + 1
+        if isinstance(error, DataError | ConfigError) or count > self.retries:
+            self.failed[point] = error
+            return False
+        text = f"{point.name} failed and is tried again: {error}"
+        warnings.warn(text, ShoalWarning, stacklevel=3)
+        return True
+
+
+def run_error(error: Exception) -> ShoalError:
+    """The error of a run as one sentence; of an unexpected error its name and last line.
+
+    >>> str(run_error(ZeroDivisionError("division by zero")))
+    'ZeroDivisionError: division by zero'
+    """
+    if isinstance(error, ShoalError):
+        return error
+    lines = str(error).strip().splitlines()
+    failed = RunFailed(": ".join([type(error).__name__, *lines[-1:]]))
+    failed.__cause__ = error
+    return failed
 
 
 def run_grid(

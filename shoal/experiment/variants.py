@@ -138,10 +138,10 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     """
     if text == "all":
         return tuple(map(Variant, PUBLISHED))
-    found = [_variant(word.strip()) for word in text.split(",") if word.strip()]
-    if not found:
+    variants = [_variant(word.strip()) for word in text.split(",") if word.strip()]
+    if not variants:
         raise ConfigError("name the methods to compare, such as --methods ensemble,kde, or 'all'")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(variants))
 
 
 def variant_of(method: Any, strength: float | str | None = None) -> Variant:
@@ -213,14 +213,14 @@ def parse_strengths(text: str) -> tuple[float, ...]:
     (1.0, 10.0, 100.0)
     """
     try:
-        found = tuple(dict.fromkeys(float(word) for word in text.split(",")))
+        strengths = tuple(dict.fromkeys(float(word) for word in text.split(",")))
     except ValueError:
-        found = ()
-    if not found or not all(0 < strength < float("inf") for strength in found):
+        strengths = ()
+    if not strengths or not all(0 < strength < float("inf") for strength in strengths):
         raise ConfigError(
             f"strengths are positive numbers, such as --strengths 1,10,100, not {text!r}"
         )
-    return found
+    return strengths
 
 
 def swept(variants: tuple[Variant, ...], strengths: tuple[float, ...]) -> tuple[Variant, ...]:
@@ -229,8 +229,8 @@ def swept(variants: tuple[Variant, ...], strengths: tuple[float, ...]) -> tuple[
     >>> [variant.label for variant in swept(parse_variants("ensemble,kde"), (1.0, 10.0))]
     ['ensemble', 'kde:1', 'kde:10']
     """
-    found: list[Variant] = []
+    expanded: list[Variant] = []
     for variant in variants:
         each = [replace(variant, strength=strength) for strength in strengths]
-        found += each if variant.swept else [variant]
-    return tuple(dict.fromkeys(found))
+        expanded += each if variant.swept else [variant]
+    return tuple(dict.fromkeys(expanded))

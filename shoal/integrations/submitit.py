@@ -24,8 +24,7 @@ from shoal.core.optional import require
 from shoal.core.storage.files import write_text
 from shoal.core.storage.formats import parse_json, to_json
 from shoal.core.storage.lock import FolderLock
-from shoal.experiment.grid import Grid, GridPoint, run_point
-from shoal.experiment.jobs.gpus import Gpus, visible_gpus
+from shoal.experiment.grid import Attempts, Grid, GridPoint, run_error, run_point
 from shoal.experiment.jobs.messages import (
     error_of,
     first_order,
@@ -34,8 +33,8 @@ from shoal.experiment.jobs.messages import (
     report,
     task_of,
 )
+from shoal.experiment.jobs.pool import Gpus, visible_gpus
 from shoal.experiment.jobs.worker import data_of, wait_for
-from shoal.experiment.retries import Attempts, run_error
 from shoal.training.folder.provenance import COMMAND, command
 
 __all__ = ["Cluster", "PointJob", "Request", "parse_request", "run_submitted"]
@@ -129,7 +128,7 @@ class Cluster:
         grid: Grid,
         request: Request,
         after: Callable[[GridPoint], None],
-        attempts: Attempts[GridPoint],
+        attempts: Attempts,
     ) -> None:
         self.grid, self.request, self.after, self.attempts = grid, request, after, attempts
         self.folder = grid.folder.absolute() / "jobs"

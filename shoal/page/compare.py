@@ -27,7 +27,7 @@ from shoal.core.registry import Registry
 from shoal.core.storage.files import write_text
 from shoal.data.batches import augment as augmentations
 from shoal.data.dataset import Dataset
-from shoal.evaluation.given_data import Inputs, Labelled, Shifts, splits_of
+from shoal.evaluation.data_arguments import Inputs, Labelled, Shifts, splits_of
 from shoal.experiment.build import check_device, make_data
 from shoal.experiment.config import Config, load_config, make_config
 from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid
@@ -40,8 +40,8 @@ from shoal.interaction import repulsion as repulsions
 from shoal.page.measures import CORRUPTED, Measure, against_baseline, headline
 from shoal.page.report import report as write_report
 from shoal.page.report_data import SeedGroup, flat, load_report_data
+from shoal.page.sentences import Verdict, verdict
 from shoal.page.sweep import growth_sentence, strength_sentence, sweeps
-from shoal.page.verdicts import Verdict, verdict
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.provenance import inputs_digest
 from shoal.training.options import annealing as annealings

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.analysis.evidence.compute_evidence import Evidence
-from shoal.analysis.landscape.scene import AnalysisResult
+from shoal.analysis.landscape.study import AnalysisResult
 from shoal.core.display.text import counted, joined, number, percent
 
 __all__ = ["answers", "degenerate", "exact", "finding", "tied", "widths"]
@@ -49,17 +49,17 @@ def _functions(scores: Scores) -> str:
 
 
 def _diversity(scores: Scores) -> str:
-    found = {
+    diversities = {
         name: value for name, value in scores["at_equal_accuracy"].items() if value is not None
     }
-    members = found.pop("members", None)
-    if members is None or not found:
+    members = diversities.pop("members", None)
+    if members is None or not diversities:
         return "No samples are as accurate as the members, so there is no comparison."
-    best = max(found, key=lambda name: found[name])
+    best = max(diversities, key=lambda name: diversities[name])
     return (
         f"At equal accuracy, the diversity (disagreement / error rate) of another member is "
         f"{number(members, 0.05)}. The best samples around one member ({best}) have "
-        f"{number(found[best], 0.05)}."
+        f"{number(diversities[best], 0.05)}."
     )
 
 
@@ -145,16 +145,16 @@ COLLAPSED = 1e-3
 
 def answers(evidence: Evidence) -> list[str]:
     """One or two sentences per result."""
-    found = [
+    sentences = [
         evidence_sentence(evidence),
         tied(evidence),
         exact(evidence),
         degenerate(evidence),
         optimal(evidence),
     ]
-    found += [widths(evidence)] if evidence.learned_priors else []
-    found += [f"Not computed: {name} ({why})." for name, why in evidence.missing.items()]
-    return found
+    sentences += [widths(evidence)] if evidence.learned_priors else []
+    sentences += [f"Not computed: {name} ({why})." for name, why in evidence.missing.items()]
+    return sentences
 
 
 def evidence_sentence(evidence: Evidence) -> str:

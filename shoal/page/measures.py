@@ -101,8 +101,8 @@ class Measure:
             return math.nan
         kind, _, name = self.split.partition(":")
         scores = record.assessment.scores
-        found = scores["test"] if kind == "test" else scores.get(_KINDS[kind], {}).get(name, {})
-        return found.get(self.key, math.nan)
+        metrics = scores["test"] if kind == "test" else scores.get(_KINDS[kind], {}).get(name, {})
+        return metrics.get(self.key, math.nan)
 
     def summary(self, group: SeedGroup) -> tuple[float, float]:
         """Mean over the seeds and its standard error, each NaN where it is not known."""
@@ -128,8 +128,8 @@ def measures(report_data: ReportData) -> list[Measure]:
 
 def headline(about: Task) -> list[str]:
     """The few metrics that fit in a terminal: the usual ones, then those of the likelihood."""
-    own = [key for key in about.measures if Measure(key).better != "neither"]
-    return [*_FEW, *(key for key in own if key not in (*_FEW, "brier"))]
+    of_task = [key for key in about.measures if Measure(key).better != "neither"]
+    return [*_FEW, *(key for key in of_task if key not in (*_FEW, "brier"))]
 
 
 def baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup | None:
@@ -139,8 +139,8 @@ def baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup | None:
     """
     if group.first.plain:
         return None
-    found = [g for g in groups if g.first.plain and g.members == group.members]
-    return min(found, key=lambda other: other.first.form != group.first.form, default=None)
+    plain = [g for g in groups if g.first.plain and g.members == group.members]
+    return min(plain, key=lambda other: other.first.form != group.first.form, default=None)
 
 
 def against_baseline(
@@ -179,10 +179,10 @@ def diverged(record: RunRecord) -> bool:
     return math.isnan(nll) or (one_of_many and nll > math.log(len(classes)))
 
 
-def diverged_sentence(found: Mapping[str, Mapping[float, SeedGroup]]) -> str:
+def diverged_sentence(by_method: Mapping[str, Mapping[float, SeedGroup]]) -> str:
     """How many runs diverged, for each method and strength; empty where none did."""
     parts = []
-    for method, groups in found.items():
+    for method, groups in by_method.items():
         diverging = {strength: group for strength, group in groups.items() if _count(group)}
         if diverging:
             where = joined([f"{strength:g}" for strength in diverging])

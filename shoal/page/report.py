@@ -17,10 +17,14 @@ from shoal.core.display.progress import Ticker
 from shoal.core.optional import require
 from shoal.core.storage.files import write_bytes, write_text
 from shoal.data.dataset import Dataset
-from shoal.evaluation.evaluate import splits_ticker
-from shoal.evaluation.evaluation import Evaluation, is_current, kept_evaluation
-from shoal.evaluation.given_data import Inputs, Labelled, Shifts, evaluation_data, opened
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.data_arguments import Inputs, Labelled, Shifts, evaluation_data, opened
+from shoal.evaluation.evaluate import (
+    Evaluation,
+    evaluate_run,
+    is_current,
+    kept_evaluation,
+    splits_ticker,
+)
 from shoal.page.blocks import Block, Figure, Fold, Listing, Section
 from shoal.page.report_data import ReportData, load_report_data
 from shoal.page.sections import builders
@@ -109,10 +113,10 @@ def report(
         figures: folder that gets every figure as a PNG and an SVG file.
         progress: report on standard error how many figures are drawn.
     """
-    given = _several(runs)
+    entries = _several(runs)
     if data is not None or ood is not None or shifts is not None:
-        given = [_evaluated(run, data, ood, shifts, progress) for run in given]
-    path, report_data = Path(path), load_report_data(given, title)
+        entries = [_evaluated(run, data, ood, shifts, progress) for run in entries]
+    path, report_data = Path(path), load_report_data(entries, title)
     with _collecting_later():
         sections = _built_sections(report_data)
         counts = {id(s): len(list(section_figures(s.blocks))) for s in sections.values()}
@@ -270,10 +274,10 @@ def _sections(
 ) -> list[dict[str, Any]]:
     names = (f"figure{index}" for index in count(1))
     shown = []
-    for name, found in sections.items():
-        groups = _adjacent(_blocks(found.blocks, names))
-        shown.append({"name": name, "section": found, "groups": groups})
-        after(found)
+    for name, section in sections.items():
+        groups = _adjacent(_blocks(section.blocks, names))
+        shown.append({"name": name, "section": section, "groups": groups})
+        after(section)
     return shown
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
-from shoal.analysis.landscape.scene import AnalysisResult
-from shoal.analysis.landscape.study import kept_study, load_study
+from shoal.analysis.landscape.study import AnalysisResult, kept_study, load_study
 from shoal.core.display.text import flat, plain
 from shoal.core.errors import ConfigError
-from shoal.evaluation.evaluation import Evaluation, kept_evaluation, load_evaluation
+from shoal.evaluation.evaluate import Evaluation, kept_evaluation, load_evaluation
 from shoal.experiment.variants import Variant, variant_of, word_of
 from shoal.training.folder.choice import Choice
 from shoal.training.folder.history_file import read_history
@@ -166,8 +165,8 @@ class SeedGroup:
 
     def values(self, of: Callable[[RunRecord], float]) -> dict[Any, float]:
         """A number of each run by seed, where it is not NaN."""
-        found = {record.seed: of(record) for record in self.entries}
-        return {seed: value for seed, value in found.items() if not math.isnan(value)}
+        by_seed = {record.seed: of(record) for record in self.entries}
+        return {seed: value for seed, value in by_seed.items() if not math.isnan(value)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +194,11 @@ class ReportData:
     @property
     def assessment(self) -> Evaluation:
         """The evaluation of the first run of the lead."""
-        found = self.lead.first.assessment if self.groups else None
-        if found is None:
+        evaluation = self.lead.first.assessment if self.groups else None
+        if evaluation is None:
             typed = self.entries[0].to_do("evaluate")
             raise ConfigError(f"none of the runs was evaluated; type: {typed}")
-        return found
+        return evaluation
 
     @property
     def not_evaluated(self) -> list[RunRecord]:
@@ -249,19 +248,23 @@ def load_report_data(runs: Iterable[Any], title: str | None = None) -> ReportDat
 def _record(run: Any) -> RunRecord:
     if isinstance(run, str | os.PathLike):
         return _opened(Path(run))
-    run, given = run if isinstance(run, tuple) else (run, None)
+    run, evaluation = run if isinstance(run, tuple) else (run, None)
     if not hasattr(run, "config") or not hasattr(run, "history"):
         raise ConfigError(f"a page needs runs or their folders, not {type(run).__name__}")
-    folder = getattr(run, "folder", None)
-    given = kept_evaluation(run) if given is None else given
-    config = run.config
+    folder, config = getattr(run, "folder", None), run.config
     unnamed = "adopted networks" if is_adopted(config) else f"seed {config.get('seed', 0)}"
-    name = unnamed if folder is None else Path(folder).name
-    notes = list(getattr(run, "notes", []))
-    where = None if folder is None else Path(folder)
-    own = name, config, list(run.history), notes, dict(run.provenance), given, where
-    choice = getattr(run, "choice", None)
-    return RunRecord(*own, kept_evidence(run), landscape=kept_study(run), choice=choice)
+    return RunRecord(
+        name=unnamed if folder is None else Path(folder).name,
+        config=config,
+        history=list(run.history),
+        notes=list(getattr(run, "notes", [])),
+        provenance=dict(run.provenance),
+        assessment=kept_evaluation(run) if evaluation is None else evaluation,
+        folder=None if folder is None else Path(folder),
+        evidence=kept_evidence(run),
+        landscape=kept_study(run),
+        choice=getattr(run, "choice", None),
+    )
 
 
 def _opened(folder: Path) -> RunRecord:
@@ -269,11 +272,18 @@ def _opened(folder: Path) -> RunRecord:
     files = RunFolder(folder)
     config, provenance = files.config(), files.provenance()
     notes = provenance.pop("notes", [])
-    history = read_history(folder / "history.jsonl")
-    name = folder.resolve().name
-    found = load_evaluation(folder), folder, load_evidence(folder)
-    own = name, config, history, notes, provenance, *found
-    return RunRecord(*own, landscape=load_study(folder), choice=files.choice())
+    return RunRecord(
+        name=folder.resolve().name,
+        config=config,
+        history=read_history(folder / "history.jsonl"),
+        notes=notes,
+        provenance=provenance,
+        assessment=load_evaluation(folder),
+        folder=folder,
+        evidence=load_evidence(folder),
+        landscape=load_study(folder),
+        choice=files.choice(),
+    )
 
 
 def shown_path(folder: Path) -> Path:
@@ -290,17 +300,17 @@ def _groups(records: list[RunRecord]) -> list[SeedGroup]:
     ]
     varying = _varying(records, settings)
     several = sum(record.adopted for record in records) > 1
-    found: dict[tuple[str, int], list[RunRecord]] = {}
+    members_of: dict[tuple[str, int], list[RunRecord]] = {}
     for record, setting in zip(records, settings, strict=True):
         known = {key: setting.get(key, "none") for key in varying[record.method]}
         extra = ", ".join(f"{k} {word}" for k, word in known.items())
         if record.adopted and several:
             extra = record.name  # each is an ensemble of its own, not a seed of another
         label = f"{record.method} ({extra})" if extra else record.method
-        found.setdefault((label, record.members), []).append(record)
-    order = list(dict.fromkeys(label for label, _ in found))
-    groups = sorted(found, key=lambda key: (order.index(key[0]), key[1]))
-    return [SeedGroup(label, found[label, members]) for label, members in groups]
+        members_of.setdefault((label, record.members), []).append(record)
+    order = list(dict.fromkeys(label for label, _ in members_of))
+    groups = sorted(members_of, key=lambda key: (order.index(key[0]), key[1]))
+    return [SeedGroup(label, members_of[label, members]) for label, members in groups]
 
 
 def _words(record: RunRecord) -> dict[str, str]:

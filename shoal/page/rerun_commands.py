@@ -49,8 +49,8 @@ def _fit(record: RunRecord) -> str:
             f"# the first {frozen} members come from another run, RUN:\n"
             f"shoal grow RUN --more {record.members - frozen}"
         )
-    own = has_own_network(record.config) or has_own_data(record.config)
-    if record.folder is None or own:
+    by_user = has_own_network(record.config) or has_own_data(record.config)
+    if record.folder is None or by_user:
         return fit_call(record.config)
     return f"shoal fit {shlex.quote(str(shown_path(record.folder) / 'config.toml'))}"
 
@@ -67,12 +67,12 @@ def _adopt(record: RunRecord) -> str:
         )
     files = [*(shlex.quote(str(file)) for file in sources)]
     few = " ".join(files) if len(files) <= _FITS else f"{files[0]} ... {files[-1]}"
-    given = [
+    words = [
         "--likelihood",
         _short(likelihood),
         *(["--data", _short(record.config["data"])] if named else []),
     ]
-    options = [word if isinstance(word, str) else _toml(word) for word in given]
+    options = [word if isinstance(word, str) else _toml(word) for word in words]
     options = [shlex.quote(word) if word[0] != "-" else word for word in options]
     return f"shoal adopt {few} \\\n  --model MODULE:FUNCTION {' '.join(options)}"
 
@@ -91,16 +91,16 @@ def fit_call(config: Mapping[str, Any]) -> str:
     ensemble = shoal.Ensemble.init(build, members=5)
     run = shoal.fit(ensemble, shoal.data.load('digits'), lr=0.1)
     """
-    given = _settings(config)
+    settings = _settings(config)
     build, network = _network(config)
-    own = has_own_data(config)
-    data = "(x, y)" if own else f"shoal.data.load({config['data']!r})"
+    has_data = has_own_data(config)
+    data = "(x, y)" if has_data else f"shoal.data.load({config['data']!r})"
     seed = config.get("init_seed")
     seeded = f", seed={seed}" if seed else ""
     members = "" if network.startswith("[") else f", members={config.get('members')}"
-    lines = ["import shoal", "", *build, *(["# x, y: the training data"] if own else [])]
+    lines = ["import shoal", "", *build, *(["# x, y: the training data"] if has_data else [])]
     lines.append(f"ensemble = shoal.Ensemble.init({network}{members}{seeded})")
-    return "\n".join([*lines, _call("run = shoal.fit", ["ensemble", data, *given])])
+    return "\n".join([*lines, _call("run = shoal.fit", ["ensemble", data, *settings])])
 
 
 def _call(head: str, arguments: Sequence[str]) -> str:
@@ -149,7 +149,7 @@ def _settings(config: Mapping[str, Any]) -> list[str]:
     known = METHODS.get(method) if isinstance(method, str) else None
     if known is not None and known.repulsion is not None:
         defaults["strength"] = known.repulsion.strength
-    found = []
+    settings = []
     for name, default in defaults.items():
         value = config.get(name)
         if name == "prior" and value is not None and _same_prior(value, usual):
@@ -157,10 +157,10 @@ def _settings(config: Mapping[str, Any]) -> list[str]:
         if value is None or value == default or value == {"name": default}:
             continue
         if isinstance(value, Mapping) and "custom" in value:
-            found.append(f"{name}={value['custom']}")
+            settings.append(f"{name}={value['custom']}")
         else:
-            found.append(f"{name}={_short(value)!r}")
-    return found
+            settings.append(f"{name}={_short(value)!r}")
+    return settings
 
 
 def _same_prior(spec: Any, usual: object) -> bool:
@@ -185,9 +185,9 @@ def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
     if has_own_network(shared) or has_own_data(shared):
         first = [f"seed={seeds[0]}"] if seeds[0] else []
         grid = [f"methods={methods}", f"sizes={sizes}", f"seeds={count}", *first]
-        given = ["build", "(x, y)", "test=(x_test, y_test)", *grid, *_settings(shared)]
+        arguments = ["build", "(x, y)", "test=(x_test, y_test)", *grid, *_settings(shared)]
         return "\n".join(
-            [*_network(shared)[0], _call("shoal.compare", [*given, f"out={str(again)!r}"])]
+            [*_network(shared)[0], _call("shoal.compare", [*arguments, f"out={str(again)!r}"])]
         )
     first = [] if seeds[0] == 0 else [f"seed={seeds[0]}"]
     file = shlex.quote(str(where / "grid.toml"))
@@ -202,5 +202,5 @@ def _variant(record: RunRecord, usual: float) -> Variant:
     if record.asked:
         return record.asked_for
     strength = record.config.get("strength")
-    own = None if record.plain or strength in (None, usual) else float(strength)
-    return variant_of(record.config.get("method"), own)
+    changed = None if record.plain or strength in (None, usual) else float(strength)
+    return variant_of(record.config.get("method"), changed)

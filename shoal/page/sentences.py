@@ -1,22 +1,29 @@
-"""From numbers to sentences; a difference whose interval contains 0 is not significant."""
+"""From numbers to verdicts, and from verdicts to sentences.
+
+Code decides on verdicts, which are values. A difference whose interval contains 0 is not
+significant.
+"""
 
 import math
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 
 from shoal.core.display.text import joined, number, percent
-from shoal.page.verdicts import Calibration, Coverage, Repulsion, Verdict
-from shoal.page.verdicts import calibration as calibration_of
-from shoal.page.verdicts import coverage as coverage_of
-from shoal.page.verdicts import repulsion as repulsion_of
-from shoal.page.verdicts import verdict as verdict_of
 from shoal.prediction.statistics import Difference
+from shoal.training.mover.history import NEGLIGIBLE
 
 __all__ = [
     "ADOPTED",
+    "Calibration",
+    "Coverage",
+    "Repulsion",
+    "Verdict",
     "accuracy_sentence",
+    "calibration",
     "calibration_sentence",
     "comparison_sentence",
+    "coverage",
     "coverage_sentence",
     "entropy_sentence",
     "error_sentence",
@@ -24,9 +31,111 @@ __all__ = [
     "loss_sentence",
     "members_sentence",
     "ood_sentence",
+    "repulsion",
     "repulsion_sentence",
     "shift_sentence",
+    "verdict",
 ]
+
+
+_LIGHT = 0.05
+_SIGMAS = 2.0
+
+
+class Verdict(StrEnum):
+    """How a method compares with the baseline, by paired differences."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    EQUAL = "equal"
+    """The difference is not significant: its 95 % interval contains 0."""
+    DIFFERENT = "different"
+    """The difference is significant, and neither direction is better."""
+    UNKNOWN = "unknown"
+    """There is no interval: one pair or none."""
+
+
+def verdict(difference: Difference, better: str) -> Verdict:
+    """The verdict on a paired difference, where `better` is "lower", "higher" or "neither".
+
+    >>> verdict(Difference(0.1, -0.1, 0.3), "lower"), verdict(Difference(0.1, 0.05, 0.15), "lower")
+    (<Verdict.EQUAL: 'equal'>, <Verdict.WORSE: 'worse'>)
+    """
+    if not all(map(math.isfinite, difference)):
+        return Verdict.UNKNOWN
+    if difference.low <= 0 <= difference.high:
+        return Verdict.EQUAL
+    if better not in ("lower", "higher"):
+        return Verdict.DIFFERENT
+    rises = difference.difference > 0
+    return Verdict.BETTER if rises == (better == "higher") else Verdict.WORSE
+
+
+class Calibration(StrEnum):
+    """How mean confidence compares with accuracy."""
+
+    CALIBRATED = "calibrated"
+    OVERCONFIDENT = "overconfident"
+    UNDERCONFIDENT = "underconfident"
+
+
+def calibration(confidence: float, accuracy: float, noise: float) -> Calibration:
+    """The verdict on the gap between mean confidence and accuracy.
+
+    `noise` is the standard error of the gap.
+
+    >>> calibration(0.97, 0.975, noise=0.006)
+    <Calibration.CALIBRATED: 'calibrated'>
+    """
+    gap = confidence - accuracy
+    if abs(gap) <= _SIGMAS * noise:
+        return Calibration.CALIBRATED
+    return Calibration.OVERCONFIDENT if gap > 0 else Calibration.UNDERCONFIDENT
+
+
+class Coverage(StrEnum):
+    """How the share of targets inside intervals compares with the level of the intervals."""
+
+    HELD = "held"
+    TOO_WIDE = "too wide"
+    TOO_NARROW = "too narrow"
+
+
+def coverage(level: float, share: float, count: int) -> Coverage:
+    """The verdict on intervals of a level that contain this share of `count` targets.
+
+    >>> coverage(0.9, 0.91, 200)
+    <Coverage.HELD: 'held'>
+    """
+    if abs(share - level) <= _SIGMAS * math.sqrt(level * (1 - level) / count):
+        return Coverage.HELD
+    return Coverage.TOO_WIDE if share > level else Coverage.TOO_NARROW
+
+
+class Repulsion(StrEnum):
+    """How strong repulsion was."""
+
+    NONE = "none"
+    UNKNOWN = "unknown"
+    NEGLIGIBLE = "negligible"
+    LIGHT = "light"
+    ACTIVE = "active"
+
+
+def repulsion(plain: bool, ratio: float) -> Repulsion:
+    """The verdict on a run, by its force ratio, push / drive.
+
+    >>> repulsion(False, 0.0002)
+    <Repulsion.NEGLIGIBLE: 'negligible'>
+    """
+    if plain:
+        return Repulsion.NONE
+    if math.isnan(ratio):
+        return Repulsion.UNKNOWN
+    if ratio < NEGLIGIBLE:
+        return Repulsion.NEGLIGIBLE
+    return Repulsion.LIGHT if ratio < _LIGHT else Repulsion.ACTIVE
+
 
 ADOPTED = "The networks were trained elsewhere: their method and their training are not known."
 """About a run that was adopted."""
@@ -85,24 +194,24 @@ def calibration_sentence(
     """
     text = f"Mean confidence is {percent(confidence)}, accuracy {percent(accuracy)}"
     if near is not None:
-        given, found = map(percent, near)
-        text = f"Predictions with about {given} confidence have an accuracy of {found}. {text}"
-    found = calibration_of(confidence, accuracy, noise)
-    if found is Calibration.CALIBRATED:
+        about, share = map(percent, near)
+        text = f"Predictions with about {about} confidence have an accuracy of {share}. {text}"
+    calibrated = calibration(confidence, accuracy, noise)
+    if calibrated is Calibration.CALIBRATED:
         return f"{text}: {_NO_GAP}."
     points = percent(abs(confidence - accuracy)).removesuffix(" %")
-    return f"{text}: {found} by {points} points."
+    return f"{text}: {calibrated} by {points} points."
 
 
-def coverage_sentence(level: float, found: float, count: int) -> str:
+def coverage_sentence(level: float, share: float, count: int) -> str:
     """The share of the targets in the intervals, beside the level of the intervals.
 
     >>> coverage_sentence(0.9, 0.91, 200)
     'The 90 % intervals contain 91 % of the targets: gap not significant.'
     """
-    text = f"The {percent(level)} intervals contain {percent(found)} of the targets"
-    held = coverage_of(level, found, count)
-    return f"{text}: {_NO_GAP if held is Coverage.HELD else held}."
+    text = f"The {percent(level)} intervals contain {percent(share)} of the targets"
+    width = coverage(level, share, count)
+    return f"{text}: {_NO_GAP if width is Coverage.HELD else width}."
 
 
 def ood_sentence(name: str, share: float, auroc: float) -> str:
@@ -157,8 +266,8 @@ def members_sentence(members: int, effective: float, ood: Mapping[str, float]) -
     if members == 1:
         return "The ensemble has a single member, so there is no disagreement."
     places = {"the test set": effective, **ood}
-    found = joined([f"{_few(value)} on {name}" for name, value in places.items()])
-    return f"The effective number of functions is {found} ({members} members)."
+    numbers = joined([f"{_few(value)} on {name}" for name, value in places.items()])
+    return f"The effective number of functions is {numbers} ({members} members)."
 
 
 def _few(effective: float) -> str:
@@ -175,7 +284,7 @@ def repulsion_sentence(method: str, ratio: float) -> str:
     >>> repulsion_sentence("kde", 0.0002)
     'Repulsion was 0.02 % of the force: negligible, a plain ensemble in effect.'
     """
-    found = repulsion_of(method.split(" ")[0] == "ensemble", ratio)
+    strength = repulsion(method.split(" ")[0] == "ensemble", ratio)
     share = f"Repulsion was {percent(ratio / (1 + ratio))} of the force"
     return {
         Repulsion.NONE: "Members were trained independently, without repulsion.",
@@ -183,7 +292,7 @@ def repulsion_sentence(method: str, ratio: float) -> str:
         Repulsion.NEGLIGIBLE: f"{share}: negligible, a plain ensemble in effect.",
         Repulsion.LIGHT: f"{share}: weak.",
         Repulsion.ACTIVE: f"{share}.",
-    }[found]
+    }[strength]
 
 
 def comparison_sentence(
@@ -197,16 +306,18 @@ def comparison_sentence(
     """Which methods differ significantly from the baseline.
 
     >>> equal, lower = Difference(0.0, -0.1, 0.1), Difference(-0.012, -0.016, -0.008)
-    >>> found = {"kde": equal, "f-kde": lower}
-    >>> comparison_sentence("NLL", "lower", found, "the plain ensemble", 3, "nats")
+    >>> differences = {"kde": equal, "f-kde": lower}
+    >>> comparison_sentence("NLL", "lower", differences, "the plain ensemble", 3, "nats")
     'Against the plain ensemble, f-kde lowers NLL by 0.012 nats; kde: not significant (3 seeds).'
     """
-    verdicts = {label: verdict_of(difference, better) for label, difference in differences.items()}
-    equal = [label for label, found in verdicts.items() if found is Verdict.EQUAL]
-    parts = []
-    for word in (Verdict.BETTER, Verdict.WORSE, Verdict.DIFFERENT):
-        found = {name: differences[name] for name, given in verdicts.items() if given is word}
-        parts += [f"{name} {change(metric, found[name], unit)}" for name in found]
+    verdicts = {label: verdict(difference, better) for label, difference in differences.items()}
+    equal = [label for label, word in verdicts.items() if word is Verdict.EQUAL]
+    parts = [
+        f"{label} {change(metric, differences[label], unit)}"
+        for wanted in (Verdict.BETTER, Verdict.WORSE, Verdict.DIFFERENT)
+        for label, word in verdicts.items()
+        if word is wanted
+    ]
     if not parts and not equal:
         return f"One seed cannot show whether methods differ in {metric}."
     if not parts:
@@ -236,7 +347,9 @@ def shift_sentence(name: str, accuracy: float, confidence: float, noise: float) 
     >>> shift_sentence("rotated-60", 0.41, 0.62, 0.02)
     'Under rotated-60, accuracy is 41 % and mean confidence 62 %: overconfident.'
     """
-    given = percent(accuracy), percent(confidence)
-    found = calibration_of(confidence, accuracy, noise)
-    verdict = _NO_GAP if found is Calibration.CALIBRATED else found
-    return f"Under {name}, accuracy is {given[0]} and mean confidence {given[1]}: {verdict}."
+    calibrated = calibration(confidence, accuracy, noise)
+    gap = _NO_GAP if calibrated is Calibration.CALIBRATED else calibrated
+    return (
+        f"Under {name}, accuracy is {percent(accuracy)} and mean confidence "
+        f"{percent(confidence)}: {gap}."
+    )

@@ -8,7 +8,7 @@ from enum import Enum
 from shoal.core.display.text import flat, joined, plain
 from shoal.page.measures import Measure, against_baseline, diverged, diverged_sentence
 from shoal.page.report_data import SeedGroup
-from shoal.page.verdicts import Verdict, verdict
+from shoal.page.sentences import Verdict, verdict
 from shoal.prediction.statistics import Difference, paired_difference
 from shoal.training.mover.history import NEGLIGIBLE
 
@@ -48,25 +48,25 @@ class Sweep:
         """The first strength whose accuracy is significantly below the plain ensemble's."""
         for strength, group in self.groups.items():
             for measure in (Measure("accuracy"), Measure("rmse")):
-                found = against_baseline(measure, group, groups)
-                if found is not None and verdict(found[0], measure.better) is Verdict.WORSE:
+                compared = against_baseline(measure, group, groups)
+                if compared is not None and verdict(compared[0], measure.better) is Verdict.WORSE:
                     return strength
         return None
 
 
 def sweeps(groups: Sequence[SeedGroup]) -> list[Sweep]:
     """Every method and ensemble size with several strengths and equal other settings."""
-    found: dict[tuple[str, int, str], dict[float, SeedGroup]] = {}
+    by_settings: dict[tuple[str, int, str], dict[float, SeedGroup]] = {}
     for group in groups:
         first, strength = group.first, group.first.config.get("strength")
         if strength is None or first.asked:
             continue
         words = {k: v for k, v in flat(plain(first.config)).items() if k not in _OWN}
         key = first.family, group.members, repr(sorted(words.items()))
-        found.setdefault(key, {})[float(strength)] = group
+        by_settings.setdefault(key, {})[float(strength)] = group
     return [
         Sweep(method, members, dict(sorted(by_strength.items())))
-        for (method, members, _), by_strength in found.items()
+        for (method, members, _), by_strength in by_settings.items()
         if len(by_strength) > 1
     ]
 
@@ -77,13 +77,13 @@ def negligible(group: SeedGroup) -> bool:
     return not ratios or ratios[len(ratios) // 2] < NEGLIGIBLE
 
 
-def strength_sentence(found: Sequence[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> str:
+def strength_sentence(swept: Sequence[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> str:
     """Whether some strength improves a measure without accuracy loss."""
-    if all(len(group.entries) < 2 for sweep in found for group in sweep.groups.values()):
+    if all(len(group.entries) < 2 for sweep in swept for group in sweep.groups.values()):
         return "One seed per strength gives no interval. Type `--seeds 5`."
     gains: dict[_Gain, list[str]] = {kind: [] for kind in _Gain}
     falling = []
-    for sweep in found:
+    for sweep in swept:
         limit = sweep.falls(groups)
         falling += [] if limit is None else [f"{sweep.method} from strength {limit:g} on"]
         active = {s: g for s, g in sweep.groups.items() if not negligible(g)}
@@ -92,7 +92,7 @@ def strength_sentence(found: Sequence[Sweep], groups: Sequence[SeedGroup], measu
             gains[_Gain.BETTER].append(_gain_words(sweep.method, *gain, measure))
         else:
             gains[_Gain.EQUAL if active else _negligible(sweep)].append(sweep.method)
-    diverging = diverged_sentence({sweep.method: sweep.groups for sweep in found})
+    diverging = diverged_sentence({sweep.method: sweep.groups for sweep in swept})
     return " ".join(filter(None, (_gains(measure, gains), _falls(falling), diverging)))
 
 
@@ -133,11 +133,11 @@ def _best_gain(
     """Strength and difference of the largest significant gain over the plain ensemble."""
     gains = {}
     for strength, group in active.items():
-        found = against_baseline(measure, group, groups)
-        if found is None or (limit is not None and strength >= limit):
+        compared = against_baseline(measure, group, groups)
+        if compared is None or (limit is not None and strength >= limit):
             continue
-        if verdict(found[0], measure.better) is Verdict.BETTER:
-            gains[strength] = found[0].difference
+        if verdict(compared[0], measure.better) is Verdict.BETTER:
+            gains[strength] = compared[0].difference
     best = max(gains, key=lambda strength: abs(gains[strength]), default=None)
     return None if best is None else (best, gains[best])
 

@@ -9,12 +9,11 @@ from shoal.plots.comparison import MetricCurve, comparison, heatmap, severity, s
 from shoal.plots.diversity import curvature, effective, members, pairwise
 from shoal.plots.evidence import likelihoods, prior_comparison, weights
 from shoal.plots.fidelity import distances, posterior_bands, score_law, stein_growth
-from shoal.plots.figure import plot, png, registry, svg
+from shoal.plots.figure import COLOURS, look, plot, png, registry, svg
 from shoal.plots.gallery import attention, gallery
 from shoal.plots.history import bandwidth, bandwidths, forces, loss
 from shoal.plots.landscape import diversity_plane, function_map, profile, similarity, surface
 from shoal.plots.predictive_uncertainty import accuracy_confidence, uncertainty, uncertainty_by_size
-from shoal.plots.style import COLOURS, look
 from shoal.plots.toys import band, parity, particles, plane
 
 __all__ = [

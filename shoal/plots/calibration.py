@@ -8,8 +8,17 @@ import numpy as np
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, MethodStyle, blank, legend, method_styles, percent, tip
+from shoal.plots.figure import (
+    INK,
+    SIZE,
+    MethodStyle,
+    blank,
+    legend,
+    method_styles,
+    percent,
+    plot,
+    tip,
+)
 from shoal.prediction.metrics.calibration import Reliability
 
 __all__ = ["Spread", "contact_sheet", "corrupted", "coverage", "reliability", "wilson"]
@@ -93,10 +102,10 @@ def coverage(curves: Mapping[str, Tensor], title: str = "") -> Any:
     styles = method_styles(curves)
     for label, pit in curves.items():
         inside = 2 * np.abs(np.asarray(pit, dtype=float).ravel() - 0.5)
-        found = (inside[:, None] <= levels).mean(0) if inside.size else np.full(21, math.nan)
+        shares = (inside[:, None] <= levels).mean(0) if inside.size else np.full(21, math.nan)
         style = styles[label]
-        axes.plot(levels, found, label=label, color=style.colour, linestyle=style.linestyle)
-        for level, share in zip(levels[2::4], found[2::4], strict=True):
+        axes.plot(levels, shares, label=label, color=style.colour, linestyle=style.linestyle)
+        for level, share in zip(levels[2::4], shares[2::4], strict=True):
             (spot,) = axes.plot([level], [share], **style.spot)
             tip(spot, f"{label}: the {level:.0%} interval contains {share:.1%}")
     percent(axes.xaxis)
@@ -137,8 +146,8 @@ def corrupted(
     figure, axes = blank()
     styles = method_styles(curves)
     for index, (label, curve) in enumerate(curves.items()):
-        style, aside = styles[label], 0.09 * (index - (len(curves) - 1) / 2)
-        x = [place + aside for place in curve.x]
+        style, shift = styles[label], 0.09 * (index - (len(curves) - 1) / 2)
+        x = [place + shift for place in curve.x]
         axes.vlines(x, curve.low, curve.high, color=style.colour, alpha=0.35, linewidth=4)
         axes.plot(x, curve.mean, label=label, linestyle=style.linestyle, **style.spot)
         for place, severity, mean, low, high in zip(x, *curve, strict=True):

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, blank, legend, method_styles, percent, power, tip
+from shoal.plots.figure import INK, SIZE, blank, legend, method_styles, percent, plot, power, tip
 
 __all__ = ["MetricCurve", "comparison", "heatmap", "outliers", "severity", "sizes", "strength"]
 
@@ -73,7 +72,7 @@ def outliers(rows: Mapping[str, tuple[float, float]]) -> dict[str, int]:
         1 for a method above the others, -1 for a method below.
     """
     left = {label: row for label, row in rows.items() if math.isfinite(row[0])}
-    found: dict[str, int] = {}
+    beyond: dict[str, int] = {}
     while len(left) > max(2, 2 * len(rows) / 3):
         means = [mean for mean, _ in left.values()]
         middle = float(np.median(means))
@@ -82,8 +81,8 @@ def outliers(rows: Mapping[str, tuple[float, float]]) -> dict[str, int]:
         wide = max(m + _finite(e) for m, e in rest) - min(m - _finite(e) for m, e in rest)
         if abs(left[far][0] - middle) < _FAR * max(wide, 1e-12):
             break
-        found[far] = 1 if left.pop(far)[0] > middle else -1
-    return found
+        beyond[far] = 1 if left.pop(far)[0] > middle else -1
+    return beyond
 
 
 def _beyond(
@@ -108,12 +107,12 @@ def _curves(
     for index, (label, curve) in enumerate(curves.items()):
         style = styles[label]
         how = {"color": style.colour, "linestyle": ("-", "--", "-.", ":")[index % 4]}
-        aside = offset * (index - (len(curves) - 1) / 2)
+        shift = offset * (index - (len(curves) - 1) / 2)
         error = [_finite(e) for e in curve.error]
-        axes.errorbar([x + aside for x in curve.x], curve.mean, yerr=error, capsize=3, **how)
+        axes.errorbar([x + shift for x in curve.x], curve.mean, yerr=error, capsize=3, **how)
         axes.plot([], [], label=label, **how | style.spot)
         for x, mean in zip(curve.x, curve.mean, strict=True):
-            (spot,) = axes.plot([x + aside], [mean], **style.spot)
+            (spot,) = axes.plot([x + shift], [mean], **style.spot)
             tip(spot, f"{label}, {words} {x:g}: {mean:.4g}")
     legend(figure, axes)
 
@@ -242,8 +241,8 @@ def strength(
         _band(axes, *plain)
     for index, (label, curve) in enumerate(curves.items()):
         # a factor, since the axis is logarithmic
-        aside = 1.04 ** (index - (len(curves) - 1) / 2)
-        _curve(axes, label, curve, aside, styles[label], falls.get(label))
+        shift = 1.04 ** (index - (len(curves) - 1) / 2)
+        _curve(axes, label, curve, shift, styles[label], falls.get(label))
     axes.set_xscale("log")
     power(axes.xaxis)
     axes.set(xlabel="strength of repulsion", ylabel=metric, title=title)
@@ -261,9 +260,9 @@ def _band(axes: Any, mean: float, error: float) -> None:
 
 
 def _curve(
-    axes: Any, label: str, curve: MetricCurve, aside: float, style: Any, falls: float | None
+    axes: Any, label: str, curve: MetricCurve, shift: float, style: Any, falls: float | None
 ) -> None:
-    places = [x * aside for x in curve.x]
+    places = [x * shift for x in curve.x]
     errors = [error if error == error else 0.0 for error in curve.error]
     how = {"color": style.colour, "linestyle": style.linestyle}
     axes.errorbar(places, curve.mean, yerr=errors, capsize=3, **how)

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, blank, legend, method_styles, percent, power, tip
+from shoal.plots.figure import INK, SIZE, blank, legend, method_styles, percent, plot, power, tip
 
 __all__ = ["curvature", "effective", "members", "pairwise"]
 
@@ -95,12 +94,12 @@ def curvature(found: Mapping[str, Tensor], title: str = "") -> Any:
     styles = method_styles(found)
     for index, (label, values) in enumerate(found.items()):
         style, rank = styles[label], np.arange(1, values.shape[1] + 1)
-        aside = 0.12 * (index - (len(found) - 1) / 2)
-        axes.plot(rank + aside, values.mean(0), color=style.colour, linestyle=style.linestyle)
+        offset = 0.12 * (index - (len(found) - 1) / 2)
+        axes.plot(rank + offset, values.mean(0), color=style.colour, linestyle=style.linestyle)
         axes.plot([], [], label=label, linestyle=style.linestyle, **style.spot)
         for member, row in enumerate(np.asarray(values, dtype=float)):
             how = {"linestyle": "", "alpha": 0.6, "markersize": 5, **style.spot}
-            (spots,) = axes.plot(rank + aside, row, **how)
+            (spots,) = axes.plot(rank + offset, row, **how)
             tip(spots, f"{label}, member {member + 1}: largest {row[0]:.3g}")
     if all(bool((values > 0).all()) for values in found.values()):
         axes.set_yscale("log")

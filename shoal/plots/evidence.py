@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.plots.figure import plot
-from shoal.plots.style import COLOURS, INK, blank, legend, tip
+from shoal.plots.figure import COLOURS, INK, blank, legend, plot, tip
 
 __all__ = ["likelihoods", "prior_comparison", "weights"]
 

@@ -7,8 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.analysis.fidelity.score_shrinkage import Measurement
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, blank, legend, method_styles, power
+from shoal.plots.figure import INK, SIZE, blank, legend, method_styles, plot, power
 
 __all__ = ["distances", "posterior_bands", "score_law", "stein_growth"]
 
@@ -39,11 +38,11 @@ def posterior_bands(
         axes.fill_between(
             places, mean - 2 * std, mean + 2 * std, color=INK, alpha=0.15, linewidth=0
         )
-        own, stddev = (t.flatten()[order].numpy() for t in found[label])
-        axes.plot(places, own, color=style.colour)
+        predicted, stddev = (t.flatten()[order].numpy() for t in found[label])
+        axes.plot(places, predicted, color=style.colour)
         for side in (-2, 2):
             axes.plot(
-                places, own + side * stddev, color=style.colour, linestyle="--", linewidth=1.2
+                places, predicted + side * stddev, color=style.colour, linestyle="--", linewidth=1.2
             )
         if data is not None:
             axes.plot(*(t.flatten() for t in data), ".", color=INK, alpha=0.7, markersize=4)

@@ -7,8 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, SIZE, blank, tip
+from shoal.plots.figure import INK, SIZE, blank, plot, tip
 
 __all__ = ["attention", "gallery"]
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, blank, legend, look, method_styles, percent, power
+from shoal.plots.figure import INK, blank, legend, look, method_styles, percent, plot, power
 
 __all__ = ["bandwidth", "bandwidths", "forces", "loss"]
 

@@ -16,8 +16,7 @@ from shoal.analysis.diversity import (
     perturbed_reference,
 )
 from shoal.core.optional import require
-from shoal.plots.figure import plot
-from shoal.plots.style import COLOURS, INK, blank, legend, percent, tip
+from shoal.plots.figure import COLOURS, INK, blank, legend, percent, plot, tip
 
 __all__ = ["diversity_plane", "function_map", "profile", "similarity", "surface"]
 
@@ -203,9 +202,9 @@ def _highest_between(across: Tensor, up: Tensor, values: Tensor, spots: Tensor) 
     x, y = torch.cat(lines).T if lines else spots.T
     columns = (x[:, None] - across.double()).abs().argmin(1)
     rows = (y[:, None] - up.double()).abs().argmin(1)
-    found = values[rows, columns]
-    found = found[found.isfinite()]
-    return float(found.max()) if len(found) else float("inf")
+    heights = values[rows, columns]
+    heights = heights[heights.isfinite()]
+    return float(heights.max()) if len(heights) else float("inf")
 
 
 _TRACKS = ("f-kde", "kde", "f-svgd", "ssge", "sge", "forde")

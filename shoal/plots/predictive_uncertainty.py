@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, blank, legend, look, method_styles, percent, tip
+from shoal.plots.figure import INK, blank, legend, look, method_styles, percent, plot, tip
 from shoal.prediction.metrics.calibration import AccuracyConfidence
 
 __all__ = ["accuracy_confidence", "uncertainty", "uncertainty_by_size"]
@@ -61,15 +60,15 @@ def uncertainty_by_size(
         title: written above.
     """
     rows = len(panels)
-    figure, found = blank(rows, 0.3 + 0.42 * rows, sharex=True, squeeze=False)
+    figure, grid = blank(rows, 0.3 + 0.42 * rows, sharex=True, squeeze=False)
     top = _top([values for test, ood in panels.values() for values in (test, *ood.values())])
-    for axes, (members, (test, ood)) in zip(found[:, 0], panels.items(), strict=True):
+    for axes, (members, (test, ood)) in zip(grid[:, 0], panels.items(), strict=True):
         _histogram(axes, test, ood, top, method)
         axes.set(ylabel=f"{members} member{'s' if members > 1 else ''}")
         axes.yaxis.get_major_locator().set_params(nbins=3)
-    found[0, 0].set(title=title)
-    found[-1, 0].set(xlabel=_ENDS.get(quantity, quantity))
-    legend(figure, found[0, 0])
+    grid[0, 0].set(title=title)
+    grid[-1, 0].set(xlabel=_ENDS.get(quantity, quantity))
+    legend(figure, grid[0, 0])
     return figure
 
 
@@ -82,8 +81,8 @@ def _histogram(axes: Any, test: Tensor, ood: Mapping[str, Tensor], top: float, m
     edges, known = np.linspace(0, top, 25), np.asarray(test, dtype=float)
     how = {"fill": True, "color": look(method).colour, "alpha": 0.75, "label": "test set"}
     tip(axes.stairs(_shares(known, edges), edges, **how), f"test set: mean {known.mean():.3g}")
-    for index, (name, given) in enumerate(ood.items()):
-        values = np.asarray(given, dtype=float)
+    for index, (name, sample) in enumerate(ood.items()):
+        values = np.asarray(sample, dtype=float)
         dashes = _DASHES[index % len(_DASHES)]
         how = {"color": INK, "linestyle": dashes, "linewidth": 1.8, "label": name}
         drawn = axes.stairs(_shares(values, edges), edges, **how)

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.data.batches.targets import Target
-from shoal.plots.figure import plot
-from shoal.plots.style import INK, blank, legend, look
+from shoal.plots.figure import INK, blank, legend, look, plot
 
 __all__ = ["band", "parity", "particles", "plane"]
 

@@ -271,7 +271,7 @@ def figure(*parts: pd.DataFrame) -> None:
     """What the choice brings on every set, with its interval; a dotted line between the parts."""
     import matplotlib.pyplot as plt
 
-    from shoal.plots.style import rc
+    from shoal.plots.figure import rc
 
     both = pd.concat(parts[::-1])[::-1]
     ends = np.cumsum([len(part) for part in parts])[:-1]

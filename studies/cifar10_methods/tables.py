@@ -244,8 +244,7 @@ def draw(rows: list[Row], pairs: Sequence[tuple[str, str]]) -> bytes:
     """Differences to the plain ensemble of every arm, as PNG bytes."""
     import matplotlib
 
-    from shoal.plots.figure import png
-    from shoal.plots.style import COLOURS, rc
+    from shoal.plots.figure import COLOURS, png, rc
 
     shown = [c for c in COLUMNS if c.metric in ("nll", "corrupted_nll", "auroc_entropy")]
     arms = [first for first, second in pairs if len(compared(rows, first, second, "nll")[0]) > 1]

@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal import plots
 from shoal.core.display.text import markdown_table
-from shoal.plots.style import COLOURS, INK, blank
+from shoal.plots.figure import COLOURS, INK, blank
 from shoal.prediction.statistics import mean_and_error, paired_difference, t_quantile
 from studies.evidence.make import METHODS, spearman
 

@@ -171,7 +171,7 @@ def draw(rows: Rows, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from shoal.plots.style import COLOURS
+    from shoal.plots.figure import COLOURS
 
     colours = [*COLOURS.values()]
     figure, axes = pyplot.subplots(1, len(PROBLEMS), figsize=(13, 3.6), layout="constrained")

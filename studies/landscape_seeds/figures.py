@@ -5,8 +5,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from shoal.plots.figure import png
-from shoal.plots.style import COLOURS, rc
+from shoal.plots.figure import COLOURS, png, rc
 from shoal.prediction.statistics import mean_and_error
 from studies.landscape_seeds.tables import Rows, values
 

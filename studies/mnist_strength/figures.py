@@ -8,8 +8,7 @@ import matplotlib
 import numpy as np
 
 from shoal.data.files.raw import RAW
-from shoal.plots.figure import png
-from shoal.plots.style import COLOURS, INK, power, rc
+from shoal.plots.figure import COLOURS, INK, png, power, rc
 from shoal.prediction.statistics import mean_and_error
 
 __all__ = ["draw_all"]

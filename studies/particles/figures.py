@@ -7,8 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from shoal.plots.figure import png
-from shoal.plots.style import COLOURS, INK, power, rc
+from shoal.plots.figure import COLOURS, INK, png, power, rc
 from studies.particles.comparison import Pair, Rows, interval
 from studies.particles.summary import SIZES, fidelity_pairs, hot_pairs, kernel_pairs, planned
 

@@ -218,8 +218,7 @@ def draw(rows: Rows) -> bytes:
     """AUROC and corrupted NLL of every method, as PNG bytes."""
     import matplotlib
 
-    from shoal.plots.figure import png
-    from shoal.plots.style import COLOURS, rc
+    from shoal.plots.figure import COLOURS, png, rc
 
     methods = [name for name in NAMES if any(key[0] == name for key in rows)]
     panels = {

@@ -7,8 +7,15 @@ from torch import nn
 
 from shoal.analysis.landscape import curves
 from shoal.analysis.landscape.analyses import between
-from shoal.analysis.landscape.connect import align, connect, hidden_layers, permuted
-from shoal.analysis.landscape.curves import Bezier, Polygon, Tunnel
+from shoal.analysis.landscape.curves import (
+    Bezier,
+    Polygon,
+    Tunnel,
+    align,
+    connect,
+    hidden_layers,
+    permuted,
+)
 from shoal.analysis.landscape.planes import line
 from shoal.analysis.landscape.points import chosen, combined, cosines, with_weights
 from shoal.analysis.landscape.survey import Survey, outputs, survey

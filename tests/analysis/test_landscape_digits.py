@@ -7,8 +7,7 @@ import shoal
 from shoal.analysis.diversity import diversity
 from shoal.analysis.landscape import subspace
 from shoal.analysis.landscape.averaging import averaged
-from shoal.analysis.landscape.connect import connect
-from shoal.analysis.landscape.curves import Tunnel
+from shoal.analysis.landscape.curves import Tunnel, connect
 from shoal.analysis.landscape.planes import levelled, with_midpoints
 from shoal.analysis.landscape.points import chosen
 from shoal.analysis.landscape.subspace import Mode, sample_mode

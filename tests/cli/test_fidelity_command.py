@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from shoal.analysis.fidelity.contestants import Budget
-from shoal.analysis.fidelity.study import Row
+from shoal.analysis.fidelity.study import Budget, Row
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError
-from shoal.page.fidelity_words import closest, read_rows, results_text, write_rows
+from shoal.page.fidelity import closest, read_rows, results_text, write_rows
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sections.bayesian import fidelity_section
 

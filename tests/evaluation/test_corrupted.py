@@ -17,9 +17,14 @@ from shoal.core.storage.files import read_json, write_json
 from shoal.data import Dataset, Split
 from shoal.data.corruptions import registry, with_corruptions
 from shoal.data.dataset import LazySplits
-from shoal.evaluation.evaluate import splits_ticker
-from shoal.evaluation.evaluation import SAMPLES
-from shoal.evaluation.scores import KEPT, corrupted_means, evaluate_run, load_evaluation
+from shoal.evaluation.evaluate import (
+    KEPT,
+    SAMPLES,
+    corrupted_means,
+    evaluate_run,
+    load_evaluation,
+    splits_ticker,
+)
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical
 from shoal.page.compare import headlines, results_csv

@@ -12,7 +12,7 @@ from torch import nn
 from shoal.core.errors import CheckpointCorrupt, DataError
 from shoal.core.storage.files import read_json, write_json
 from shoal.data.dataset import Dataset, Scaling, Split
-from shoal.evaluation.scores import detected_share, evaluate_run, load_evaluation
+from shoal.evaluation.evaluate import detected_share, evaluate_run, load_evaluation
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Gaussian
 from shoal.prediction import evaluate, metrics, predict

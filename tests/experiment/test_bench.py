@@ -14,20 +14,27 @@ from shoal.cli.main import main
 from shoal.cli.parser import parse
 from shoal.core.errors import ConfigError
 from shoal.experiment.bench import agreement as agreements
-from shoal.experiment.bench.battery import LOOP, PRODUCTS, contestants, measure
-from shoal.experiment.bench.contestants import (
-    NETWORKS,
+from shoal.experiment.bench.battery import (
+    LOOP,
+    PRODUCTS,
     BareProducts,
     Case,
     EnsembleSteps,
     ModuleLoop,
-    Network,
-    perceptron,
+    contestants,
+    measure,
 )
 from shoal.experiment.bench.measure import Timing, interleave
+from shoal.experiment.bench.networks import (
+    NETWORKS,
+    CausalTransformer,
+    Network,
+    RecurrentReader,
+    SequenceCNN,
+    perceptron,
+)
 from shoal.experiment.bench.plan import BenchPlan
 from shoal.experiment.bench.prediction import LoopPrediction, PredictionWork
-from shoal.experiment.bench.sequences import CausalTransformer, RecurrentReader, SequenceCNN
 from shoal.experiment.variants import parse_method
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -10,10 +10,9 @@ from shoal.core.errors import ConfigError, DataError, PeerLost, RunFailed, Shoal
 from shoal.experiment import grid as grids
 from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config
-from shoal.experiment.grid import Grid, run_grid
+from shoal.experiment.grid import Attempts, Grid, run_grid
 from shoal.experiment.jobs import pool
-from shoal.experiment.jobs.gpus import VISIBLE
-from shoal.experiment.retries import Attempts
+from shoal.experiment.jobs.pool import VISIBLE
 from shoal.experiment.variants import parse_variants
 from shoal.page.compare import compare_grid
 

@@ -18,8 +18,7 @@ from shoal.core.errors import ConfigError, DataError, PeerLost, RunFailed, Shoal
 from shoal.core.storage.checkpoints import steps
 from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config
-from shoal.experiment.grid import Grid, check_grid, run_grid
-from shoal.experiment.retries import Attempts
+from shoal.experiment.grid import Attempts, Grid, check_grid, run_grid
 from shoal.experiment.variants import parse_variants
 from shoal.integrations import submitit as ours
 from shoal.integrations.submitit import Cluster, Request, parse_request, run_submitted

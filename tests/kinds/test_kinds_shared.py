@@ -66,7 +66,7 @@ def test_cached_features_train_the_same_members(kind):
 @pytest.mark.parametrize("kind", kinds(("last layers on a CNN", "multi-head", "batch-ensemble")))
 def test_units_of_a_shared_layer_are_not_matched(kind):
     """A permutation of private columns alone would change the function."""
-    from shoal.analysis.landscape.connect import align
+    from shoal.analysis.landscape.curves import align
 
     with pytest.raises(shoal.ConfigError) as caught:
         align(shoal.Ensemble.init(kind.build, 2))

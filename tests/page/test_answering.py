@@ -3,10 +3,10 @@
 import pytest
 from browser import View
 
-from shoal.page.answering import THRESHOLDS, answering_slider
 from shoal.page.blocks import Slider
 from shoal.page.report import report
 from shoal.page.report_data import load_report_data
+from shoal.page.sections.predictive_uncertainty import THRESHOLDS, answering_slider
 from shoal.prediction.decisions import clopper_pearson
 
 

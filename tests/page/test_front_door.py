@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, DataError
-from shoal.evaluation.evaluation import kept_evaluation, load_evaluation
+from shoal.evaluation.evaluate import kept_evaluation, load_evaluation
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data
 from shoal.training.options.options import RunOptions

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.evaluation.evaluation import Evaluation
+from shoal.evaluation.evaluate import Evaluation
 from shoal.experiment.variants import variant_of
 from shoal.page.blocks import Figure, Fold, Remark, Table
 from shoal.page.measures import Measure, against_baseline

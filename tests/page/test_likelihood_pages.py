@@ -10,7 +10,7 @@ from torch import nn
 import shoal
 from shoal.cli.outcome import scores_text
 from shoal.data.dataset import Dataset, Split
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run
 from shoal.inference import likelihoods
 from shoal.page.report import report
 

@@ -12,7 +12,7 @@ import shoal
 from shoal.cli.outcome import scores_text
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Dataset, Split
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run
 from shoal.inference.likelihoods import Likelihood, Task, registry, task_of
 from shoal.page.report import report
 

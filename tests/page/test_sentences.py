@@ -6,7 +6,7 @@ import pytest
 
 from shoal.core.display import text as words
 from shoal.page import sentences
-from shoal.page.verdicts import Verdict, verdict
+from shoal.page.sentences import Verdict, verdict
 from shoal.prediction.statistics import Difference
 from shoal.training.mover.history import NEGLIGIBLE
 

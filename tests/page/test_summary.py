@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shoal.evaluation.evaluation import Evaluation
+from shoal.evaluation.evaluate import Evaluation
 from shoal.page.compare import COLUMNS, every_measure, summary_csv
 from shoal.page.report_data import RunRecord, SeedGroup
 

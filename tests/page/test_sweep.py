@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.evaluation.evaluation import Evaluation
+from shoal.evaluation.evaluate import Evaluation
 from shoal.page.blocks import Figure, Heading, Remark
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.interaction.methods import METHODS
-from shoal.plots.style import COLOURS, INK, look, method_styles, rc
+from shoal.plots.figure import COLOURS, INK, look, method_styles, rc
 
 # Machado et al. (2009), full severity, on linear RGB
 BLINDNESS = {

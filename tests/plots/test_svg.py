@@ -5,9 +5,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from shoal.plots.figure import svg
+from shoal.plots.figure import INK, blank, svg, tip
 from shoal.plots.history import loss
-from shoal.plots.style import INK, blank, tip
 
 ROWS = [{"epoch": i + 1, "loss": 1.0 / (i + 1), "member_loss": [1.0, 2.0]} for i in range(5)]
 

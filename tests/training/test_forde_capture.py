@@ -6,7 +6,8 @@ from host_questions import Questions, as_on_a_gpu
 
 from shoal.engine.members.precision import calculating_in
 from shoal.experiment.bench.agreement import SmoothCNN
-from shoal.experiment.bench.contestants import Case, Network, trainer
+from shoal.experiment.bench.battery import Case, trainer
+from shoal.experiment.bench.networks import Network
 from shoal.models import SmallCNN
 
 

@@ -15,10 +15,9 @@ from fuzzed_files import attempt, damaged
 from small_runs import CLASSES, Fuse, assert_equal_trees, frozen, points, shoal_of
 
 import shoal
-from shoal.analysis.evidence.compute_evidence import evidence
-from shoal.analysis.evidence.store import save_evidence
+from shoal.analysis.evidence.compute_evidence import evidence, save_evidence
 from shoal.data.dataset import Dataset, Split
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run
 from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
 from shoal.training.fit import fit

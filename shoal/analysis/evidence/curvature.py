@@ -49,9 +49,9 @@ def last_linear(module: nn.Module, x: Inputs) -> tuple[str, nn.Linear]:
         if out is outputs:
             layer = module.get_submodule(name)
             assert isinstance(layer, nn.Linear)
-            own = dict(layer.named_parameters())
+            tensors = dict(layer.named_parameters())
             # Neither computed from others nor scaled by further parameters.
-            if "weight" in own and own.keys() <= {"weight", "bias"}:
+            if "weight" in tensors and tensors.keys() <= {"weight", "bias"}:
                 _check_trained(layer)
                 return name or "outputs", layer
     raise ConfigError(
@@ -122,9 +122,11 @@ class Expansion:
         moved = steps @ self.basis.mT
         size, flat = f.shape[-1] * phi.shape[-1], phi.flatten(0, -2)
         W = moved[:, :size].reshape(len(steps), f.shape[-1], -1)
-        found = f.flatten(0, -2) + flat @ W.mT
-        found = found + moved[:, None, size:] if moved.shape[1] > size else found
-        return found.reshape(len(steps), *f.shape)
+        moved_outputs = f.flatten(0, -2) + flat @ W.mT
+        moved_outputs = (
+            moved_outputs + moved[:, None, size:] if moved.shape[1] > size else moved_outputs
+        )
+        return moved_outputs.reshape(len(steps), *f.shape)
 
 
 def diagonal(
@@ -151,9 +153,17 @@ def diagonal(
     layers = tuple(dict.fromkeys(names))
     sizes = [weight.numel() for weight in weights.values()]
     layer = [torch.full((n,), layers.index(a)) for a, n in zip(names, sizes, strict=True)]
-    theta, found = _flat(weights), len(data) / len(some) * _flat(curvature)
-    flat = theta, torch.zeros_like(theta), found
-    return Expansion(module, log_likelihood, *flat, torch.cat(layer), layers, None, True)
+    theta = _flat(weights)
+    return Expansion(
+        module,
+        log_likelihood,
+        theta,
+        gradient=torch.zeros_like(theta),
+        curvature=len(data) / len(some) * _flat(curvature),
+        layer=torch.cat(layer),
+        layers=layers,
+        at_mode=True,
+    )
 
 
 def last_layer(
@@ -186,9 +196,16 @@ def last_layer(
     H, flat = H.reshape(C * F, C * F)[order][:, order], gradient.flatten()[order]
     theta = torch.cat([p.detach().flatten() for p in layer.parameters()])
     eigenvalues, Q = torch.linalg.eigh(H)
-    rotated = (theta @ Q, flat @ Q, factor * eigenvalues.clamp_min(0))
-    one = torch.zeros(len(theta), dtype=torch.int64)
-    return Expansion(module, log_likelihood, *rotated, one, (name,), Q)
+    return Expansion(
+        module,
+        log_likelihood,
+        theta @ Q,
+        gradient=flat @ Q,
+        curvature=factor * eigenvalues.clamp_min(0),
+        layer=torch.zeros(len(theta), dtype=torch.int64),
+        layers=(name,),
+        basis=Q,
+    )
 
 
 def _counted(

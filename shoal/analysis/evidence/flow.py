@@ -56,13 +56,13 @@ class LastLayerLikelihood:
         cls, expansions: Sequence[Expansion], likelihood: Likelihood, data: Split, seed: int
     ) -> "LastLayerLikelihood":
         """The likelihood in single precision; features of every member are computed once."""
-        found = [features_of(e.module, data.x) for e in expansions]
+        pairs = [features_of(e.module, data.x) for e in expansions]
         bases = torch.stack([e.basis for e in expansions if e.basis is not None])
-        features = torch.stack([phi for phi, _ in found]).float()
+        features = torch.stack([phi for phi, _ in pairs]).float()
         assert data.y is not None, "there is no likelihood of data without targets"
         # features and outputs [N, ..., F] of every site, without ignored targets
         features, y = as_points(likelihood, features, data.y)
-        C = found[0][1].shape[-1]
+        C = pairs[0][1].shape[-1]
         y = y.float() if y.is_floating_point() else y
         return cls(features, y, bases.float(), likelihood, C, 256, seed)
 

@@ -73,23 +73,23 @@ class Laplace:
 
     def draws(self, x: Inputs, count: int, generator: torch.Generator) -> Tensor:
         """Linearised outputs of draws from each component [M * count, B, C], member by member."""
-        found = []
+        outputs = []
         for expansion, mean, std in zip(self.expansions, *self.posteriors(), strict=True):
             noise = torch.randn((count, len(std)), generator=generator, dtype=std.dtype)
-            found.append(expansion.outputs(x, mean - expansion.theta + std * noise))
-        return torch.cat(found)
+            outputs.append(expansion.outputs(x, mean - expansion.theta + std * noise))
+        return torch.cat(outputs)
 
 
 def log_evidences(expansions: Sequence[Expansion], log_scales: Tensor, centre: Centre) -> Tensor:
     """log Z of each component [M]; differentiable in the scales."""
-    found = []
+    components = []
     for expansion in expansions:
         offset, pull, precision = _terms(expansion, log_scales, centre)
         variance = (2 * log_scales)[expansion.layer].exp()
         volume = torch.log1p(variance * expansion.curvature)
         terms = pull.square() / precision - offset.square() / variance - volume
-        found.append(expansion.log_likelihood + 0.5 * terms.sum())
-    return torch.stack(found)
+        components.append(expansion.log_likelihood + 0.5 * terms.sum())
+    return torch.stack(components)
 
 
 def fit_laplace(expansions: Sequence[Expansion], centre: Centre) -> Laplace:
@@ -114,7 +114,7 @@ def fit_laplace(expansions: Sequence[Expansion], centre: Centre) -> Laplace:
         )
         for start in starts
     ]
-    best = min(tried, key=lambda found: found.fun)
+    best = min(tried, key=lambda result: result.fun)
     return Laplace(expansions, torch.from_numpy(np.array(best.x)), centre)
 
 

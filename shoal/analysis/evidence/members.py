@@ -69,8 +69,13 @@ def parts_of(data: Any) -> EvidenceSplits:
         return EvidenceSplits(train, validation, test, "the validation data", "the test data")
     if test is None or len(test) < 2 or isinstance(test.x, Opaque):
         return EvidenceSplits(train, None, test, "", "the test data")
-    halves = "every second test point", "the other half of the test data"
-    return EvidenceSplits(train, _every_second(test, 0), _every_second(test, 1), *halves)
+    return EvidenceSplits(
+        train,
+        held_out=_every_second(test, 0),
+        test=_every_second(test, 1),
+        held_out_words="every second test point",
+        test_words="the other half of the test data",
+    )
 
 
 def _labelled(split: Split | None) -> Split | None:
@@ -111,7 +116,7 @@ def _solved(p: np.ndarray) -> Tensor:
         mixture = np.maximum(p.T @ w, 1e-300)
         return -float(np.log(mixture).mean()), -(p @ (1 / mixture)) / points
 
-    found = optimize.minimize(
+    solution = optimize.minimize(
         loss,
         np.full(members, 1 / members),
         jac=True,
@@ -120,7 +125,7 @@ def _solved(p: np.ndarray) -> Tensor:
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
         options={"maxiter": 1000, "ftol": 1e-12},
     )
-    weights = torch.from_numpy(np.clip(found.x, 0, None))
+    weights = torch.from_numpy(np.clip(solution.x, 0, None))
     return weights / weights.sum()
 
 
@@ -133,11 +138,11 @@ def log_probs(run: Any, data: Split) -> Tensor:
     y, _ = parted(data.y)
     assert y is not None, "there is no likelihood of data without targets"
     points, y = as_points(run.likelihood, outputs, y)
-    found = run.likelihood.log_prob(points, y.double() if y.is_floating_point() else y)
+    values = run.likelihood.log_prob(points, y.double() if y.is_floating_point() else y)
     finite = run.ensemble.alive.cpu() & outputs.isfinite().flatten(1).all(1)
     if not bool(finite.any()):
         raise DataError("all members diverged, so there is no evidence; train again")
-    return torch.where(finite[:, None], found, -math.inf)
+    return torch.where(finite[:, None], values, -math.inf)
 
 
 def sites_of(ensemble: Ensemble, data: Split) -> torch.Size:
@@ -147,13 +152,13 @@ def sites_of(ensemble: Ensemble, data: Split) -> torch.Size:
 
 def log_likelihoods(run: Any, data: Split) -> Tensor:
     """log L_m = sum_b w_b log p(y_b | x_b, theta_m) [M], without augmentation or dropout."""
-    found, (y, weight) = log_probs(run, data), parted(data.y)
+    values, (y, weight) = log_probs(run, data), parted(data.y)
     if weight is None:
-        return found.sum(-1)
+        return values.sum(-1)
     sites = sites_of(run.ensemble, data)
     each = weight.reshape(1, -1, *(1,) * (len(sites) + 1)).expand(1, -1, *sites, 1)
-    own = as_points(run.likelihood, each, y)[0][0, :, 0].to(found)
-    return torch.where(own > 0, own * found, 0.0).sum(-1)
+    weights = as_points(run.likelihood, each, y)[0][0, :, 0].to(values)
+    return torch.where(weights > 0, weights * values, 0.0).sum(-1)
 
 
 def prior_of(config: dict[str, Any]) -> WeightPrior | FunctionalPrior | None:

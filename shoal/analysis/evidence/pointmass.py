@@ -35,9 +35,9 @@ def log_evidence(log_likelihoods: Tensor, prior: Tensor | None = None) -> float:
     >>> log_evidence(torch.tensor([0.0, 0.0])) == 0.0
     True
     """
-    found = _checked(log_likelihoods)
-    masses = -math.log(len(found)) if prior is None else prior.double().log()
-    return float((found + masses).logsumexp(0))
+    log_L = _checked(log_likelihoods)
+    masses = -math.log(len(log_L)) if prior is None else prior.double().log()
+    return float((log_L + masses).logsumexp(0))
 
 
 def bounds(log_likelihoods: Tensor) -> tuple[float, float]:
@@ -55,8 +55,8 @@ def posterior_weights(
     >>> posterior_weights(torch.tensor([1.0, 3.0]).log())
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
-    found = _checked(log_likelihoods) / temperature
-    return (found if prior is None else found + prior.double().log()).softmax(0)
+    log_L = _checked(log_likelihoods) / temperature
+    return (log_L if prior is None else log_L + prior.double().log()).softmax(0)
 
 
 def implied_prior(log_likelihoods: Tensor) -> Tensor:
@@ -76,14 +76,14 @@ def effective_number(weights: Tensor) -> float:
 
 def spread(log_likelihoods: Tensor) -> float:
     """Largest minus smallest log-likelihood, in nats for all data."""
-    found = _checked(log_likelihoods)
-    return float(found.max() - found.min())
+    log_L = _checked(log_likelihoods)
+    return float(log_L.max() - log_L.min())
 
 
 def ties(log_likelihoods: Tensor, tolerance: float = 1.0) -> int:
     """Number of members within `tolerance` nats of the best member, the best included."""
-    found = _checked(log_likelihoods)
-    return int((found >= found.max() - tolerance).sum())
+    log_L = _checked(log_likelihoods)
+    return int((log_L >= log_L.max() - tolerance).sum())
 
 
 def half_temperature(log_likelihoods: Tensor, share: float = 0.5) -> float:
@@ -92,25 +92,25 @@ def half_temperature(log_likelihoods: Tensor, share: float = 0.5) -> float:
     The effective number grows with T, since d log sum w² / dT has the sign of a difference of mean
     log-likelihoods at T and at T / 2. Bisection finds T; the result is 0 if every T suffices.
     """
-    found = _checked(log_likelihoods)
-    wanted = share * len(found)
-    if ties(found, 0.0) >= wanted:
+    log_L = _checked(log_likelihoods)
+    wanted = share * len(log_L)
+    if ties(log_L, 0.0) >= wanted:
         return 0.0
-    low, high = -60.0, math.log(max(spread(found), 1e-12)) + 60.0
+    low, high = -60.0, math.log(max(spread(log_L), 1e-12)) + 60.0
     for _ in range(200):
         middle = (low + high) / 2
-        enough = effective_number(posterior_weights(found, temperature=math.exp(middle))) >= wanted
+        enough = effective_number(posterior_weights(log_L, temperature=math.exp(middle))) >= wanted
         low, high = (low, middle) if enough else (middle, high)
     return math.exp(high)
 
 
 def _checked(log_likelihoods: Tensor) -> Tensor:
-    found = log_likelihoods.double()
-    if found.ndim != 1 or len(found) == 0 or not bool((found < math.inf).all()):
+    log_L = log_likelihoods.double()
+    if log_L.ndim != 1 or len(log_L) == 0 or not bool((log_L < math.inf).all()):
         raise DataError(f"evidence needs one log-likelihood per member, [M], not {log_likelihoods}")
-    if not bool((found > -math.inf).any()):
+    if not bool((log_L > -math.inf).any()):
         raise DataError(
             "all members give the data probability 0, so no member has weight; "
             "check that the labels match the training"
         )
-    return found
+    return log_L

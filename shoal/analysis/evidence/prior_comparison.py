@@ -115,8 +115,8 @@ class PriorComparison:
     def _flow_outputs(self, expansions: Sequence[Expansion], draw: Callable) -> Tensor:
         assert self.test is not None
         c = draw(self.draws).double()
-        found = [e.outputs(self.test.x, c[:, m] - e.theta) for m, e in enumerate(expansions)]
-        return torch.cat(found)
+        outputs = [e.outputs(self.test.x, c[:, m] - e.theta) for m, e in enumerate(expansions)]
+        return torch.cat(outputs)
 
     def _rows(self, build: Callable[..., Expansion]) -> Tensor | None:
         """Data points for the curvature; None for all.
@@ -139,16 +139,16 @@ class PriorComparison:
                 "compare priors on inputs in tensors"
             )
         rows = self._rows(build)
-        found = [
+        expansions = [
             build(module, self.likelihood, self.train, float(value), rows)
             for module, value in zip(self.modules, self.log_likelihoods, strict=True)
         ]
-        if len({len(expansion.theta) for expansion in found}) > 1:
+        if len({len(expansion.theta) for expansion in expansions}) > 1:
             raise ConfigError(
                 "learned priors need members with equally many weights; "
                 "train one ensemble per architecture"
             )
-        return found
+        return expansions
 
     def _gaussians(self, where: str, expansions: list[Expansion]) -> list[PriorResult]:
         learned_priors = []

@@ -1,12 +1,14 @@
 """Distances of a run, of the same last layers trained otherwise, and of Laplace, to the posterior.
 
 The posterior of the last layer given the trunk comes from the no-U-turn sampler, or in closed form
-for known normal noise. The sampler works in coordinates that Laplace's covariance whitens.
+for known normal noise. The sampler works in coordinates that Laplace's covariance whitens. The
+certificate is stored in the folder of the run, or in its `results` without a folder.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,6 @@ from torch import Tensor
 from shoal.analysis.evidence.compute_evidence import step_of
 from shoal.analysis.evidence.curvature import last_layer
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.contestants import Budget, contestant, train
 from shoal.analysis.fidelity.distances import (
     function_distances,
     mmd,
@@ -25,14 +26,28 @@ from shoal.analysis.fidelity.distances import (
 from shoal.analysis.fidelity.last_layer_problem import LastLayer, last_layer_problem
 from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import LIMIT, Reference, Whitening
-from shoal.analysis.fidelity.study import ALWAYS, discrepancy
+from shoal.analysis.fidelity.study import ALWAYS, Budget, contestant, discrepancy, train
+from shoal.analysis.stored_results import keep_result, kept_result, stored_table
 from shoal.core.display.text import seconds
-from shoal.core.errors import ConfigError
+from shoal.core.errors import CheckpointCorrupt, ConfigError
 from shoal.core.optional import require
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.likelihoods import Gaussian
+from shoal.training.folder.own_data import again
 
-__all__ = ["METHODS", "RUN", "Certificate", "certify", "laplace", "price"]
+__all__ = [
+    "FILE",
+    "METHODS",
+    "RUN",
+    "Certificate",
+    "certify",
+    "keep_certificate",
+    "kept_certificate",
+    "laplace",
+    "load_certificate",
+    "price",
+]
+
 
 METHODS = ("ensemble", "kde", "f-kde", "f-svgd", "kde:calibrated", "f-kde:calibrated",
            "f-svgd:calibrated")  # fmt: skip
@@ -105,9 +120,9 @@ def certify(
     """Sample the posterior of the last layer and measure all distances; see `shoal.fidelity`."""
     for label in methods:
         contestant(label)
-    found = last_layer_problem(run, data, points, seed=seed)
-    _check_size(found, chains, draws, within)
-    problem = found.problem
+    layer = last_layer_problem(run, data, points, seed=seed)
+    _check_size(layer, chains, draws, within)
+    problem = layer.problem
     gaussian = isinstance(problem.likelihood, Gaussian)
     if not gaussian:
         require("numpyro", extra="fidelity")  # before any work
@@ -117,8 +132,8 @@ def certify(
     else:
         reference = references.sampled(problem, WARMUP, draws, chains, seed, whitening)
     tell(f"posterior: {reference.diagnostics['method']}")
-    members = len(found.outputs["on"])
-    distances = {RUN: _of_run(found, reference)}
+    members = len(layer.outputs["on"])
+    distances = {RUN: _of_run(layer, reference)}
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(reference.draws), generator=random)[:members]
     distances[ALWAYS] = _of_weights(problem, reference, reference.draws[order])
@@ -129,25 +144,25 @@ def certify(
         distances[label] = _of_weights(problem, reference, train(problem, label, plan, seed))
         tell(label)
     return Certificate(
-        members, found.layer, problem.x.shape[1], problem.outputs, found.points, found.all_points,
-        found.flat is not None, found.off, reference.diagnostics, distances, step_of(run),
+        members, layer.layer, problem.x.shape[1], problem.outputs, layer.points, layer.all_points,
+        layer.flat is not None, layer.off, reference.diagnostics, distances, step_of(run),
     )  # fmt: skip
 
 
-def _check_size(found: LastLayer, chains: int, draws: int, within: float) -> None:
+def _check_size(layer: LastLayer, chains: int, draws: int, within: float) -> None:
     """Refuse a posterior that is too large, with its price."""
-    weights = found.weights
+    weights = layer.weights
     if weights > _LARGEST:
         raise ConfigError(
             f"the last layer has {weights:,} weights, and its posterior can be sampled up to "
             f"{_LARGEST:,}; put a narrower layer before the last one"
         )
-    cost = price(found.points, weights, chains, draws)
-    exact = isinstance(found.problem.likelihood, Gaussian)
+    cost = price(layer.points, weights, chains, draws)
+    exact = isinstance(layer.problem.likelihood, Gaussian)
     if cost > within and not exact:
-        fewer = max(100, int(found.points * within / cost) // 100 * 100)
+        fewer = max(100, int(layer.points * within / cost) // 100 * 100)
         raise ConfigError(
-            f"sampling {weights:,} weights on {found.points:,} points takes about {seconds(cost)}; "
+            f"sampling {weights:,} weights on {layer.points:,} points takes about {seconds(cost)}; "
             f"allow it with within={cost:.0f}, or take a subset with points={fewer}"
         )
 
@@ -195,16 +210,51 @@ def _drawn(whitening: Whitening, random: torch.Generator) -> Tensor:
 
 def _of_weights(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
     """Distances in predictions and in weights, which the prior identifies."""
-    found = function_distances(problem, reference, flat)
-    found["weights/sliced"] = sliced_wasserstein(flat, reference.draws)
-    found["weights/mmd"] = mmd(flat, reference.draws)
+    distances = function_distances(problem, reference, flat)
+    distances["weights/sliced"] = sliced_wasserstein(flat, reference.draws)
+    distances["weights/mmd"] = mmd(flat, reference.draws)
     if len(flat) > 1:
-        found["ksd2"] = discrepancy(problem, flat[:100], unbiased=True)
-    return found
+        distances["ksd2"] = discrepancy(problem, flat[:100], unbiased=True)
+    return distances
 
 
-def _of_run(found: LastLayer, reference: Reference) -> dict[str, float]:
-    if found.flat is not None:
-        return _of_weights(found.problem, reference, found.flat)
-    outputs = {place: outputs.float().cpu() for place, outputs in found.outputs.items()}
-    return output_distances(found.problem, reference, outputs)
+def _of_run(layer: LastLayer, reference: Reference) -> dict[str, float]:
+    if layer.flat is not None:
+        return _of_weights(layer.problem, reference, layer.flat)
+    outputs = {place: outputs.float().cpu() for place, outputs in layer.outputs.items()}
+    return output_distances(layer.problem, reference, outputs)
+
+
+FILE = "certificate.json"
+"""File name in the folder of a run; `fidelity.json` belongs to the study of methods."""
+
+
+def keep_certificate(run: Any, certificate: Certificate) -> None:
+    """Store a certificate with its run."""
+    keep_result(run, "fidelity", FILE, certificate)
+
+
+def kept_certificate(run: Any) -> Certificate | None:
+    """The stored certificate of a run; None without any."""
+    return kept_result(run, "fidelity", load_certificate)
+
+
+def load_certificate(folder: Path | str) -> Certificate | None:
+    """The certificate in the folder of a run; None without any."""
+    value = stored_table(folder, FILE, "fidelity")
+    if value is None:
+        return None
+    try:
+        certificate = Certificate(**value)
+        rows = {label: _numbers(row) for label, row in certificate.distances.items()}
+        return Certificate(**{**asdict(certificate), "distances": rows})
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CheckpointCorrupt(
+            f"{Path(folder) / FILE} is not a valid certificate ({error}); "
+            f"type: {again('fidelity', folder)}"
+        ) from None
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    """The row with null (a number that is not finite) as NaN."""
+    return {name: math.nan if value is None else float(value) for name, value in row.items()}

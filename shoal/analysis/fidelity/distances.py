@@ -52,7 +52,7 @@ def output_distances(
     problem: Problem, reference: Reference, applied: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """The distances of `function_distances` from outputs [M, B, C] at the inputs on and off."""
-    found = {}
+    by_place = {}
     places = {"on": slice(0, len(problem.on)), "off": slice(len(problem.on), None)}
     for place, outputs in applied.items():
         chosen = places[place]
@@ -62,8 +62,8 @@ def output_distances(
         )  # fmt: skip
         distances = _moments(problem, part, outputs)
         distances |= _classes(part, outputs) if problem.classes else _curves(problem, part, outputs)
-        found |= {f"{name}/{place}": value for name, value in distances.items()}
-    return found
+        by_place |= {f"{name}/{place}": value for name, value in distances.items()}
+    return by_place
 
 
 def _moments(problem: Problem, reference: Reference, outputs: Tensor) -> dict[str, float]:
@@ -171,8 +171,8 @@ def stein_kernel(x: Tensor, scores: Tensor, h2: float) -> Tensor:
     d2 = (squares[:, None] + squares - 2 * gram).clamp(min=0)
     u = 1 + d2 / h2
     # (s_i - s_j)·(x_i - x_j), from inner products alone.
-    own = cross.diagonal()
-    along = own[:, None] + own - cross - cross.mT
+    self_products = cross.diagonal()
+    along = self_products[:, None] + self_products - cross - cross.mT
     trace = x.shape[1] * u.pow(-1.5) / h2 - 3 * u.pow(-2.5) * d2 / h2**2
     return scores @ scores.mT * u.rsqrt() + along * u.pow(-1.5) / h2 + trace
 

@@ -152,14 +152,14 @@ def _standard(
 
 
 def _prior(run: Any) -> FanIn | GaussianPrior:
-    found = prior_of(run.config)
-    found = found.weights if isinstance(found, FunctionalPrior) else found
-    if not isinstance(found, FanIn | GaussianPrior):
+    prior = prior_of(run.config)
+    prior = prior.weights if isinstance(prior, FunctionalPrior) else prior
+    if not isinstance(prior, FanIn | GaussianPrior):
         raise ConfigError(
             "fidelity needs a posterior, and the weight prior of this run is not known to be "
             "normal; train with prior='gaussian' or 'fan-in'"
         )
-    return found
+    return prior
 
 
 def _common_weights(run: Any, finite: list[int], x: Inputs) -> Tensor | None:

@@ -81,8 +81,8 @@ def _rhat(values: Tensor) -> Tensor:
     half = values.shape[1] // 2
     halves = torch.cat([values[:, :half], values[:, -half:]])
     within, between = halves.var(1).mean(0), halves.mean(1).var(0)
-    found = (((half - 1) / half * within + between) / within).sqrt()
-    return torch.where((within == 0) & (between == 0), 1.0, found)  # a constant
+    ratio = (((half - 1) / half * within + between) / within).sqrt()
+    return torch.where((within == 0) & (between == 0), 1.0, ratio)  # a constant
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,13 @@ def sample_chains(
         run = infer.MCMC(kernel, num_warmup=warmup, num_samples=draws, **settings)
         start = jax.numpy.asarray(start)
         run.run(jax.random.PRNGKey(seed), init_params=start, extra_fields=("diverging",))
-        found = np.array(run.get_samples(group_by_chain=True))
+        samples = np.array(run.get_samples(group_by_chain=True))
         divergences = int(run.get_extra_fields()["diverging"].sum())
     if around is not None:
         mean, root = (tensor.double().numpy() for tensor in around)
-        found = mean + found @ root.T
+        samples = mean + samples @ root.T
     sampler = f"NUTS, numpyro {numpyro.__version__}"
-    return Chains(torch.from_numpy(found).float(), divergences, sampler)
+    return Chains(torch.from_numpy(samples).float(), divergences, sampler)
 
 
 def _whitened(problem: Problem, around: Whitening) -> Callable[[Any], Any]:
@@ -258,15 +258,15 @@ def sampled(
     around: Whitening | None = None,
 ) -> Reference:
     """The posterior from Markov chains; `diagnostics` say how well the chains agree."""
-    found = sample_chains(problem, warmup, draws, chains, seed, around)
-    values = _values(problem, found.draws.flatten(0, 1)).flatten(1)
+    result = sample_chains(problem, warmup, draws, chains, seed, around)
+    values = _values(problem, result.draws.flatten(0, 1)).flatten(1)
     grouped = values.reshape(chains, draws, -1)
     rhat, effective = float(split_rhat(grouped).max()), float(effective_draws(grouped).min())
     diagnostics = {
-        "method": found.sampler, "chains": chains, "warmup": warmup, "draws": draws,
-        "rhat": rhat, "effective": effective, "divergences": found.divergences, "seed": seed,
+        "method": result.sampler, "chains": chains, "warmup": warmup, "draws": draws,
+        "rhat": rhat, "effective": effective, "divergences": result.divergences, "seed": seed,
     }  # fmt: skip
-    return _summary(problem, found.draws.flatten(0, 1), diagnostics)
+    return _summary(problem, result.draws.flatten(0, 1), diagnostics)
 
 
 def _values(problem: Problem, flat: Tensor) -> Tensor:

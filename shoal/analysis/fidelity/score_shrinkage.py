@@ -51,7 +51,7 @@ def measure(
     seed: int = 0,
 ) -> list[Measurement]:
     """Shares of KDE, SGE and SSGE, published and calibrated, for growing dimension."""
-    found = []
+    measurements = []
     for dimension in dimensions:
         random = torch.Generator().manual_seed(seed)
         x = torch.randn(members, dimension, generator=random, dtype=torch.float64)
@@ -64,5 +64,5 @@ def measure(
                 B = interact(repulsion, [x.unsqueeze(1)], alive).B[0]
                 share = float(-(B @ x * x).sum() / x.square().sum())
                 law = predicted(name, form, members, dimension)
-                found.append(Measurement(f"{name} ({form})", members, dimension, share, law))
-    return found
+                measurements.append(Measurement(f"{name} ({form})", members, dimension, share, law))
+    return measurements

@@ -1,8 +1,13 @@
-"""The study: distance to the true posterior of every method on every problem, several seeds."""
+"""The study: distance to the true posterior of every method on every problem, several seeds.
+
+`shoal.fit` trains all methods, published and calibrated, in the same way, with all data in one
+batch; only the repulsion differs.
+"""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -10,7 +15,6 @@ from torch import Tensor
 
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.contestants import Budget, train
 from shoal.analysis.fidelity.distances import (
     covariance_error,
     function_distances,
@@ -21,9 +25,101 @@ from shoal.analysis.fidelity.distances import (
 )
 from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import Reference
+from shoal.core.errors import ConfigError, ShoalWarning
+from shoal.core.tree import rows
+from shoal.inference.ensemble import Ensemble
+from shoal.interaction.methods import METHODS, Method, get
+from shoal.interaction.spaces import LastLayer, Layerwise, Projected
 from shoal.prediction.statistics import mean_and_error
+from shoal.training.fit import fit
 
-__all__ = ["Row", "Study", "discrepancy", "distances_of", "summarise"]
+__all__ = [
+    "EVERY",
+    "QUICK",
+    "Budget",
+    "Row",
+    "Study",
+    "contestant",
+    "discrepancy",
+    "distances_of",
+    "summarise",
+    "train",
+]
+
+
+_FORMS = ("legacy", "calibrated")
+_SPACES = {"layerwise": Layerwise(), "last-layer": LastLayer(), "projected": Projected()}
+
+EVERY = (
+    "ensemble",
+    *(f"{name}:{form}" for form in _FORMS for name in METHODS if METHODS[name].repulsion),
+    *(f"kde:calibrated:{space}" for space in _SPACES),
+)
+"""Default methods of the comparison: `NAME:FORM`, and calibrated methods in other spaces."""
+
+QUICK = ("ensemble", "svgd:legacy", "kde:legacy", "f-kde:legacy", "kde:calibrated",
+         "f-kde:calibrated")  # fmt: skip
+"""Methods that `--quick` compares."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Ensemble size and length of training.
+
+    Attributes:
+        members: M.
+        steps: number of steps.
+        lr: initial learning rate; a cosine schedule lowers it to zero.
+    """
+
+    members: int = 20
+    steps: int = 400
+    lr: float = 0.1
+
+
+def contestant(label: str) -> Method:
+    """The method with label `NAME`, `NAME:legacy`, `NAME:calibrated` or `NAME:calibrated:SPACE`.
+
+    >>> contestant("f-kde:calibrated").repulsion.calibrated
+    True
+    """
+    name, *words = label.split(":")
+    form = words[0] if words else ""
+    if form not in ("", *_FORMS) or len(words) > 2 or (len(words) == 2 and words[1] not in _SPACES):
+        raise ConfigError(
+            f"a method must be NAME, NAME:legacy or NAME:calibrated, optionally with a space "
+            f"({', '.join(_SPACES)}), not {label!r}"
+        )
+    method = get(name, form == "legacy", form == "calibrated")
+    if len(words) < 2:
+        return method
+    if method.repulsion is None or method.repulsion.space.base != "weights":
+        raise ConfigError(f"only weight-space methods can have another space, not {label!r}")
+    return replace(method, repulsion=replace(method.repulsion, space=_SPACES[words[1]]))
+
+
+def train(problem: Problem, label: str, budget: Budget, seed: int) -> Tensor:
+    """Flat weights [M, D] of the members after training."""
+    ensemble = Ensemble.init(problem.build, budget.members, seed=seed)
+    with warnings.catch_warnings():
+        # The table shows negligible pushes, so the warning is not needed.
+        warnings.simplefilter("ignore", ShoalWarning)
+        fit(
+            ensemble,
+            (problem.x, problem.y),
+            method=contestant(label),
+            likelihood=problem.likelihood,
+            prior=problem.prior,
+            steps=budget.steps,
+            batch_size=len(problem.x),
+            lr=budget.lr,
+            schedule="cosine",
+            seed=seed,
+            engine="vmap",
+            progress=False,
+        )
+    return torch.cat([rows(tensor.detach()) for tensor in ensemble.weights.values()], 1)
+
 
 ALWAYS = "posterior draws"
 """The baseline: M exact draws from the posterior, new draws for each seed."""
@@ -95,20 +191,23 @@ class Study:
 
 def distances_of(problem: Problem, reference: Reference, flat: Tensor) -> dict[str, float]:
     """Every distance of members given as flat weights [M, D]."""
-    found = function_distances(problem, reference, flat)
+    distances = function_distances(problem, reference, flat)
     for name in ("frechet", "tv"):
-        found[name] = (found[f"{name}/on"] + found[f"{name}/off"]) / 2
-    found["ksd"], found["ksd2"] = discrepancy(problem, flat), discrepancy(problem, flat, True)
-    found |= _quality(problem, flat)
+        distances[name] = (distances[f"{name}/on"] + distances[f"{name}/off"]) / 2
+    distances["ksd"], distances["ksd2"] = (
+        discrepancy(problem, flat),
+        discrepancy(problem, flat, True),
+    )
+    distances |= _quality(problem, flat)
     if not problem.network.hidden:
         mean, covariance = references.moments(problem)
-        found |= {
+        distances |= {
             "weights/mean": mean_error(flat, mean, covariance),
             "weights/covariance": covariance_error(flat, covariance),
             "weights/sliced": sliced_wasserstein(flat, reference.draws),
             "weights/mmd": mmd(flat, reference.draws),
         }
-    return found
+    return distances
 
 
 def discrepancy(problem: Problem, flat: Tensor, unbiased: bool = False) -> float:
@@ -119,8 +218,8 @@ def discrepancy(problem: Problem, flat: Tensor, unbiased: bool = False) -> float
     """
     live = flat.double().requires_grad_()
     (scores,) = torch.autograd.grad(problem.log_density(live).sum(), live)
-    found = ksd(live.detach(), scores, unbiased=unbiased)
-    return found / flat.shape[1] if unbiased else found / math.sqrt(flat.shape[1])
+    value = ksd(live.detach(), scores, unbiased=unbiased)
+    return value / flat.shape[1] if unbiased else value / math.sqrt(flat.shape[1])
 
 
 def _quality(problem: Problem, flat: Tensor) -> dict[str, float]:
@@ -135,10 +234,10 @@ def _quality(problem: Problem, flat: Tensor) -> dict[str, float]:
 
 def summarise(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, tuple[float, float]]]:
     """Mean and standard error over seeds of every distance, by (problem, method)."""
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    by_method: dict[tuple[str, str], list[dict[str, float]]] = {}
     for row in rows:
-        found.setdefault((row.problem, row.method), []).append(row.distances)
+        by_method.setdefault((row.problem, row.method), []).append(row.distances)
     return {
         where: {name: mean_and_error([d[name] for d in several]) for name in several[0]}
-        for where, several in found.items()
+        for where, several in by_method.items()
     }

@@ -45,8 +45,8 @@ def ema(path: Ensemble, decay: float = 0.8) -> Ensemble:
 
 def averaged(paths: Sequence[Ensemble], train: Inputs | None = None) -> Ensemble:
     """An ensemble of weight-averaged members, one per path."""
-    found = joined([swa(path) for path in paths])
-    return found if train is None else refresh(found, train)
+    average = joined([swa(path) for path in paths])
+    return average if train is None else refresh(average, train)
 
 
 def multiswag(
@@ -91,8 +91,8 @@ def mc_dropout(
              for place, batch in enumerate(x.split(batch_size))]
             for sample in range(samples)
         ]  # fmt: skip
-    found = torch.stack([torch.cat(parts, 1) for parts in drawn], 1)
-    return Predictive(found.flatten(0, 1), likelihood or Categorical())
+    outputs = torch.stack([torch.cat(parts, 1) for parts in drawn], 1)
+    return Predictive(outputs.flatten(0, 1), likelihood or Categorical())
 
 
 @contextmanager
@@ -138,13 +138,13 @@ def combine(
         likelihood: likelihood of the outputs.
         subsets: largest number of subsets of the modes per score; random subsets if there are more.
     """
-    found = []
+    rows = []
     for treatment, values in outputs.items():
         sizes = list(range(1, len(values) + 1))
         scores = [_mean_scores(values, size, y, likelihood, subsets) for size in sizes]
         right, loss = zip(*scores, strict=True)
-        found.append(Combination(treatment, sizes, list(right), list(loss)))
-    return found
+        rows.append(Combination(treatment, sizes, list(right), list(loss)))
+    return rows
 
 
 def _mean_scores(

@@ -78,10 +78,10 @@ def plane_through_three(three: Ensemble, points: int = 41, margin: float = 0.25)
     products = gram(only_group(three).weights).cpu()
     # Inner products of the two edges that start at the first member.
     edges = torch.tensor([[-1.0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
-    found = _plane(edges @ products @ edges.T, torch.zeros(2).double(), points, margin)
+    plane = _plane(edges @ products @ edges.T, torch.zeros(2).double(), points, margin)
     first = torch.tensor([1.0, 0, 0], dtype=torch.float64)
-    marks = torch.cat([torch.zeros(1, 2, dtype=torch.float64), found.marks])
-    return found._replace(coefficients=first + found.coefficients @ edges, marks=marks)
+    marks = torch.cat([torch.zeros(1, 2, dtype=torch.float64), plane.marks])
+    return plane._replace(coefficients=first + plane.coefficients @ edges, marks=marks)
 
 
 def _plane(products: Tensor, start: Tensor, points: int, margin: float) -> Plane:

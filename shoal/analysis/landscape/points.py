@@ -144,9 +144,9 @@ def with_weights(ensemble: Ensemble, weights: Tree, buffers: Tree | None = None)
     skeleton = copy.deepcopy(group.skeleton)
     install_pooling(skeleton)
     made = replace(group, weights=weights, buffers=buffers, skeleton=skeleton, prefix="")
-    found = Ensemble([made], ensemble.builds)
-    found.alive = found.alive.to(ensemble.device)
-    return found
+    new = Ensemble([made], ensemble.builds)
+    new.alive = new.alive.to(ensemble.device)
+    return new
 
 
 def chosen(ensemble: Ensemble, indices: Sequence[int]) -> Ensemble:

@@ -107,14 +107,14 @@ def sample_mode(
         train: inputs for the batch normalisation statistics of each sample.
         seed: fixes the samples.
     """
-    found, first = [], 0
+    chunks, first = [], 0
     for part in reach.split(chunk_size(mode.solution, x)):
         samples = draw(sampler, mode, part, seed, first)
         if train is not None:
             refresh(samples, train)
-        found.append(outputs(samples, x).cpu())
+        chunks.append(outputs(samples, x).cpu())
         first += len(part)
-    return Predictive(torch.cat(found), likelihood or Categorical())
+    return Predictive(torch.cat(chunks), likelihood or Categorical())
 
 
 @registry.register("random", cite=("fort2019deep",))
@@ -148,12 +148,12 @@ class Dropout:
 
     def __call__(self, mode: Mode, reach: Tensor, keys: Tensor) -> Tree:
         """One mask per sample."""
-        found = {}
+        weights = {}
         for place, (name, tensor) in enumerate(mode.centre.items()):
             drops = [uniform(k + place, tensor.shape[1:]) for k in keys]
             p = per_member(self.rate * reach, tensor)
-            found[name] = tensor * (torch.stack(drops) >= p) / (1 - p).to(tensor.dtype)
-        return found
+            weights[name] = tensor * (torch.stack(drops) >= p) / (1 - p).to(tensor.dtype)
+        return weights
 
 
 @registry.register("diagonal", cite=("fort2019deep",))

@@ -70,48 +70,48 @@ def survey(
         references = outputs(basis, split.x)
     parts = []
     for part in coefficients.split(chunk_size(basis, split.x)):
-        found = combined(basis, part)
-        if batch_norms(found):
+        points = combined(basis, part)
+        if batch_norms(points):
             if train is None:
                 raise DataError("batch normalisation needs training inputs; give train=x")
-            refresh(found, train)
-        parts.append(evaluated(outputs(found, split.x), split, likelihood, references))
+            refresh(points, train)
+        parts.append(evaluated(outputs(points, split.x), split, likelihood, references))
         tick(len(part))
     return Survey(*(torch.cat(tensors, -1) for tensors in zip(*parts, strict=True)))
 
 
 def evaluated(
-    found: Tensor, split: Split, likelihood: Likelihood, references: Tensor | None = None
+    predicted: Tensor, split: Split, likelihood: Likelihood, references: Tensor | None = None
 ) -> Survey:
     """The survey of networks whose outputs [K, B, ..., C] are known, without ignored targets."""
-    given = _targets(split).to(found.device)
+    targets = _targets(split).to(predicted.device)
     some = references is not None and len(references) > 0
-    others = as_points(likelihood, references, given)[0] if some else None  # pyright: ignore
-    found, y = as_points(likelihood, found, given)
-    loss = -likelihood.log_prob(found, y).mean(-1)
+    others = as_points(likelihood, references, targets)[0] if some else None  # pyright: ignore
+    predicted, y = as_points(likelihood, predicted, targets)
+    loss = -likelihood.log_prob(predicted, y).mean(-1)
     if likelihood.about.has_classes:
-        right = likelihood.predicted(found) == likelihood.labels(y)
+        right = likelihood.predicted(predicted) == likelihood.labels(y)
         accuracy = right.double().flatten(1).mean(-1)
     else:
         accuracy = torch.full_like(loss, torch.nan).double()
-    far = apart(likelihood, found, found[:0] if others is None else others)
+    far = apart(likelihood, predicted, predicted[:0] if others is None else others)
     return Survey(loss.double().cpu(), accuracy.cpu(), far.cpu())
 
 
-def apart(likelihood: Any, found: Tensor, references: Tensor) -> Tensor:
+def apart(likelihood: Any, predicted: Tensor, references: Tensor) -> Tensor:
     """Pairwise disagreement [R, K] of functions with outputs [K, B, C] and [R, B, C].
 
     This is the share of inputs with different labels; in regression, the root mean square
     difference of the predicted means.
     """
-    references = references.to(found.device)
+    references = references.to(predicted.device)
     if likelihood.about.has_classes:
-        labels, others = (likelihood.predicted(f).flatten(1) for f in (found, references))
+        labels, others = (likelihood.predicted(f).flatten(1) for f in (predicted, references))
         each = [(labels != other).double().mean(-1) for other in others]
     else:
-        mean, means = likelihood.mean(found), likelihood.mean(references)
+        mean, means = likelihood.mean(predicted), likelihood.mean(references)
         each = [(mean - m).double().square().mean((-2, -1)).sqrt() for m in means]
-    return torch.stack(each) if each else found.new_zeros(0, len(found)).double()
+    return torch.stack(each) if each else predicted.new_zeros(0, len(predicted)).double()
 
 
 def outputs(ensemble: Ensemble, x: Inputs, mapping: MemberRunner | None = None) -> Tensor:
@@ -119,8 +119,8 @@ def outputs(ensemble: Ensemble, x: Inputs, mapping: MemberRunner | None = None) 
     if mapping is None:
         mapping = default_runner(ensemble.groups, ensemble.device)
     with torch.no_grad():
-        found = [ensemble(batch, mapping) for batch in _batches(ensemble, x)]
-    return torch.cat(found, 1)
+        batches = [ensemble(batch, mapping) for batch in _batches(ensemble, x)]
+    return torch.cat(batches, 1)
 
 
 def chunk_size(ensemble: Ensemble, x: Inputs) -> int:

@@ -21,9 +21,9 @@ def run(options: Namespace) -> Outcome:
     if RunFolder(folder).holds_run:
         raise ConfigError(f"{folder} already holds a run; add -o RUN to choose another folder")
     asked = {name: getattr(options, name) for name in ("likelihood", "data", "outputs")}
-    given = {name: parse_value(text, f"--{name}") for name, text in asked.items() if text}
+    arguments = {name: parse_value(text, f"--{name}") for name, text in asked.items() if text}
     builds = network_functions(options.model)
-    return _outcome(adopt(options.paths, build=builds, out=folder, **given), options)
+    return _outcome(adopt(options.paths, build=builds, out=folder, **arguments), options)
 
 
 def _name(path: Path) -> str:

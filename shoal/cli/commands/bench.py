@@ -92,9 +92,9 @@ def _prediction_cells(row: Row) -> list[str]:
 
 
 def _floor(rows: Sequence[Row]) -> list[str]:
-    found = [row["memory_floor_mib"] for row in rows if row.get("memory_floor_mib")]
+    floors = [row["memory_floor_mib"] for row in rows if row.get("memory_floor_mib")]
     what = "activations of one member; weights, gradients and optimiser states of all"
-    return [f"{found[0]:,.0f} MiB: {what}"] if found else []
+    return [f"{floors[0]:,.0f} MiB: {what}"] if floors else []
 
 
 def _heading(row: Row) -> str:
@@ -131,9 +131,9 @@ def _agreement(rows: Sequence[Row]) -> list[str]:
     cells = []
     for key in keys:
         mine = [row for row in rows if (row["engine"], row["precision"]) == key]
-        found = [row["deviation"] for row in mine if "deviation" in row]
-        if found:
-            cells.append([*key, f"{max(found):.1e}", str(len(found))])
+        deviations = [row["deviation"] for row in mine if "deviation" in row]
+        if deviations:
+            cells.append([*key, f"{max(deviations):.1e}", str(len(deviations))])
     header = ("engine", "precision", "largest deviation", "cases")
     title = (
         "Deviation of each engine after ten steps from ten steps in float64 by a loop on the CPU"
@@ -197,8 +197,8 @@ def _steps(plan: BenchPlan, show: bool) -> list[dict[str, Any]]:
 def _predictions(plan: BenchPlan, show: bool) -> list[dict[str, Any]]:
     cases = plan.predictions()
     with Ticker(2 * len(cases), 0, show) as ticker:
-        found = [measure_predictions(case, plan.seconds, ticker.tick) for case in cases]
-    return [row for rows in found for row in rows]
+        tables = [measure_predictions(case, plan.seconds, ticker.tick) for case in cases]
+    return [row for rows in tables for row in rows]
 
 
 def _trainings(plan: BenchPlan, methods_given: bool, show: bool) -> list[dict[str, Any]]:

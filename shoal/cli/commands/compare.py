@@ -55,8 +55,8 @@ def compare(
 
     how = {name: getattr(options, name) for name in ("threads", "debug", "retries")}
     how |= {"jobs": options.jobs or 1, "prepare": prepare, "runner": runner}
-    found = compare_grid(grid, page=page, progress=not options.quiet, **how)
-    return _outcome(found)
+    comparison = compare_grid(grid, page=page, progress=not options.quiet, **how)
+    return _outcome(comparison)
 
 
 def _usual(config: Config) -> str:
@@ -72,19 +72,19 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sizes))
 
 
-def _outcome(found: Comparison) -> Outcome:
-    groups, failed, written = found.groups, found.failed, found.written
-    notes, answers = _notes(groups), found.answers
+def _outcome(comparison: Comparison) -> Outcome:
+    groups, failed, written = comparison.groups, comparison.failed, comparison.written
+    notes, answers = _notes(groups), comparison.answers
     text = [comparison_text(groups)]
     if answers:
         text.append("\n".join(answers))
     if notes:
         text.append("\n".join(f"{label}: {note}" for label, note in notes.items()))
     if failed:
-        text.append(found.missing)
+        text.append(comparison.missing)
     text.append("\n".join(f"{what:8}{path}" for what, path in written.items()))
     value = {
-        "groups": found.scores,
+        "groups": comparison.scores,
         "answers": answers,
         "notes": notes,
         "failed": {point.name: str(why) for point, why in failed.items()},

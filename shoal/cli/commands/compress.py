@@ -14,11 +14,11 @@ __all__ = ["run"]
 
 def run(options: Namespace) -> Outcome:
     """Write the smaller run, and print the change of NLL with its interval."""
-    found = opened_for("compress", options.run, options.model)
-    set_threads(options.threads, found.ensemble.weights, 1024)
+    opened = opened_for("compress", options.run, options.model)
+    set_threads(options.threads, opened.ensemble.weights, 1024)
     data = None if options.data is None else parse_value(options.data, "--data")
     folder = Path(options.out or f"{options.run.rstrip('/')}-{options.by}-{options.to}")
-    done = compress(found, options.to, by=options.by, data=data, out=folder)
+    done = compress(opened, options.to, by=options.by, data=data, out=folder)
     value = {
         "folder": str(folder),
         "members": list(done.chosen),

@@ -28,8 +28,8 @@ def run(options: Namespace) -> Outcome:
     if not options.names:
         raise ConfigError("name a data set to get, such as: shoal data get digits")
     specs = [parse_value(name, "the data set") for name in options.names]
-    found = [_got(load(spec)) for spec in specs]
-    texts, values = zip(*found, strict=True)
+    described = [_got(load(spec)) for spec in specs]
+    texts, values = zip(*described, strict=True)
     return Outcome("\n\n".join(texts), values[0] if len(values) == 1 else list(values))
 
 
@@ -65,7 +65,7 @@ def _path(names: list[str]) -> Outcome:
         first = str(folders()[0])
         return Outcome(first, {"path": first, "cache": str(cache())})
     paths = {name: _files(name) for name in names}
-    return Outcome("\n".join(path for found in paths.values() for path in found), paths)
+    return Outcome("\n".join(path for listed in paths.values() for path in listed), paths)
 
 
 def _files(name: str) -> list[str]:
@@ -74,11 +74,11 @@ def _files(name: str) -> list[str]:
     if name not in COLLECTIONS:
         raise ConfigError(f"'{name}' has no files; {nearest(name, COLLECTIONS)}")
     held = COLLECTIONS[name]
-    found = []
+    files = []
     for file in held.files:
         other = held.instead.get(file.path, file.path)
-        found.append(str(path_of(other) or path_of(file.path) or cache() / file.path))
-    return found
+        files.append(str(path_of(other) or path_of(file.path) or cache() / file.path))
+    return files
 
 
 def _got(data: Dataset) -> tuple[str, dict[str, Any]]:

@@ -48,15 +48,15 @@ class Finding:
 def run(options: Namespace) -> Outcome:
     """Fit rules on a random half of the labelled data, and check them on the other half."""
     check_device(options.device)
-    found = opened_for("decide", options.run, options.model)
-    set_threads(options.threads, found.ensemble.weights, 1024)
-    data = evaluation_dataset(found, options.run, options.data, "evaluate")
-    pred, y = _predicted(found, data, options.device)
+    opened = opened_for("decide", options.run, options.model)
+    set_threads(options.threads, opened.ensemble.weights, 1024)
+    data = evaluation_dataset(opened, options.run, options.data, "evaluate")
+    pred, y = _predicted(opened, data, options.device)
     order = torch.randperm(len(pred), generator=torch.Generator().manual_seed(options.seed))
     half = len(pred) // 2
     fitted, other = order[:half], order[half:]
     ood = {
-        name: in_units(predict(found, split.x, device=options.device), data.scaling)
+        name: in_units(predict(opened, split.x, device=options.device), data.scaling)
         for name, split in data.ood.items()
     }
     halves = (pred[fitted], y[fitted]), (pred[other], y[other])
@@ -76,14 +76,14 @@ def run(options: Namespace) -> Outcome:
     return Outcome(_text(findings, options, data.name, half, len(other)), value)
 
 
-def _predicted(found: Any, data: Dataset, device: Any) -> tuple[Predictive, Tensor]:
+def _predicted(run: Any, data: Dataset, device: Any) -> tuple[Predictive, Tensor]:
     """The prediction for the labelled data that count, and their targets in their own units."""
     split = data.test
     if split is None or split.y is None:
         raise DataError(f"'{data.name}' has no labelled test set; name held-out data with --data")
     y = parted(split.y)[0]
     y = y if data.scaling is None else data.scaling.original(y)
-    pred, targets = in_units(predict(found, split.x, device=device), data.scaling).points(y)
+    pred, targets = in_units(predict(run, split.x, device=device), data.scaling).points(y)
     if len(pred) < LEAST:
         raise DataError(
             f"'{data.name}' has {len(pred)} test points, too few for decisions; "

@@ -81,20 +81,20 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """The result in lines, and at the end what to do."""
-        found = self.value
+        facts = self.value
         lines = [
-            f"shoal     {found['shoal'] or 'not installed'} ({found['folder']})",
-            f"python    {found['python']} ({found['executable']})",
-            f"system    {found['system']}",
-            *_column("needs", [_library_line(each) for each in found["required"]]),
-            *_column("devices", [_device_line(each) for each in found["devices"]]),
-            f"memory    {_free(found['memory'])}",
-            f"disk      {_free(found['disk'])} in {found['disk']['folder']}",
-            f"compiler  {found['compiler'] or 'none found: no torch.compile, no compiled export'}",
-            *_column("data", [_data_line(each) for each in found["data"]]),
-            *_column("extras", [_extra_line(name, each) for name, each in found["extras"].items()]),
+            f"shoal     {facts['shoal'] or 'not installed'} ({facts['folder']})",
+            f"python    {facts['python']} ({facts['executable']})",
+            f"system    {facts['system']}",
+            *_column("needs", [_library_line(each) for each in facts["required"]]),
+            *_column("devices", [_device_line(each) for each in facts["devices"]]),
+            f"memory    {_free(facts['memory'])}",
+            f"disk      {_free(facts['disk'])} in {facts['disk']['folder']}",
+            f"compiler  {facts['compiler'] or 'none found: no torch.compile, no compiled export'}",
+            *_column("data", [_data_line(each) for each in facts["data"]]),
+            *_column("extras", [_extra_line(name, each) for name, each in facts["extras"].items()]),
         ]
-        todo = [*found["problems"], *found["advice"]]
+        todo = [*facts["problems"], *facts["advice"]]
         return "\n".join([*lines, "", *(todo or ["Nothing is missing."])])
 
 
@@ -177,16 +177,16 @@ def diagnose(needed: Sequence[Requirement], thorough: bool = False) -> Diagnosis
 
 def _library(needed: Requirement, imported: bool) -> dict[str, Any]:
     """Version and problem of a library; any exception of an import counts."""
-    found = _version(needed.library)
-    problem = "is missing" if found is None else ""
-    if found is not None and _numbers(found) < _numbers(needed.lowest):
-        problem = f"{found} is older than {needed.lowest}"
-    elif found is not None and imported:
+    version = _version(needed.library)
+    problem = "is missing" if version is None else ""
+    if version is not None and _numbers(version) < _numbers(needed.lowest):
+        problem = f"{version} is older than {needed.lowest}"
+    elif version is not None and imported:
         try:
             importlib.import_module(needed.module)
         except Exception as error:
             problem = f"cannot be imported ({first_line(error)})"
-    about = {"library": needed.library, "version": found, "lowest": needed.lowest}
+    about = {"library": needed.library, "version": version, "lowest": needed.lowest}
     return {**about, "problem": problem}
 
 
@@ -210,26 +210,26 @@ def _numbers(version: str) -> list[int]:
 def _devices() -> tuple[list[dict[str, Any]], list[str]]:
     """The devices that torch can use, and why there is no GPU where one is expected."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found: list[dict[str, Any]] = [{"device": "cpu", "name": platform.machine(), "cores": cores}]
+    devices: list[dict[str, Any]] = [{"device": "cpu", "name": platform.machine(), "cores": cores}]
     try:
         import torch
     except Exception:
-        return found, []
-    found[0]["threads"] = torch.get_num_threads()
+        return devices, []
+    devices[0]["threads"] = torch.get_num_threads()
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         about: dict[str, Any] = {"device": f"cuda:{index}"}
         with suppress(RuntimeError):
             about["name"] = torch.cuda.get_device_name(index)
             about["free"], about["total"] = torch.cuda.mem_get_info(index)
-        found.append(about)
+        devices.append(about)
     if torch.backends.mps.is_available():
-        found.append({"device": "mps", "name": "Apple GPU"})
+        devices.append({"device": "mps", "name": "Apple GPU"})
     card = shutil.which("nvidia-smi") is not None
-    if len(found) > 1 or not (card or torch.version.cuda):
-        return found, []
+    if len(devices) > 1 or not (card or torch.version.cuda):
+        return devices, []
     if torch.version.cuda is None:
-        return found, [f"This torch is built without CUDA; get another build: {_PYTORCH}"]
-    return found, [
+        return devices, [f"This torch is built without CUDA; get another build: {_PYTORCH}"]
+    return devices, [
         f"torch is built for CUDA {torch.version.cuda} but finds no GPU; type: nvidia-smi"
     ]
 
@@ -257,8 +257,8 @@ def _disk() -> dict[str, Any]:
 def _compiler(thorough: bool) -> tuple[str | None, list[str]]:
     """The C++ compiler that torch.compile and compiled exports use."""
     named = os.environ.get("CXX", "")
-    found = next(filter(None, map(shutil.which, (named, "g++", "clang++", "c++"))), None)
-    if found is None:
+    compiler = next(filter(None, map(shutil.which, (named, "g++", "clang++", "c++"))), None)
+    if compiler is None:
         how = {"Darwin": "xcode-select --install", "Linux": "apt install g++"}
         command = how.get(platform.system())
         return None, [f"For torch.compile type: {command}"] if command else []
@@ -268,8 +268,8 @@ def _compiler(thorough: bool) -> tuple[str | None, list[str]]:
 
             torch.compile(lambda x: x.sin() + 1)(torch.ones(3))
         except Exception as error:
-            return found, [f"torch.compile fails with {found}: {first_line(error)}"]
-    return found, []
+            return compiler, [f"torch.compile fails with {compiler}: {first_line(error)}"]
+    return compiler, []
 
 
 def _data() -> list[dict[str, Any]]:

@@ -19,11 +19,11 @@ def run(options: Namespace) -> Outcome:
     """Compute the evidence, keep it in the folder of the run, and describe it."""
     if (options.points is not None and options.points < 1) or options.flow_steps < 0:
         raise ConfigError("--points must be 1 or more, and --flow-steps 0 or more")
-    found = opened_for("evidence", options.run, options.model)
-    data = evaluation_dataset(found, options.run, options.data, "evidence")
-    set_threads(options.threads, found.ensemble.weights, 1024)
+    opened = opened_for("evidence", options.run, options.model)
+    data = evaluation_dataset(opened, options.run, options.data, "evidence")
+    set_threads(options.threads, opened.ensemble.weights, 1024)
     result = evidence(
-        found,
+        opened,
         data,
         priors=not options.no_priors,
         points=options.points,

@@ -13,10 +13,10 @@ __all__ = ["run"]
 
 def run(options: Namespace) -> Outcome:
     """Write the file, and print its outputs with their difference from `predict`."""
-    found = opened_for("export", options.run, options.model)
-    set_threads(options.threads, found.ensemble.weights, 64)
+    opened = opened_for("export", options.run, options.model)
+    set_threads(options.threads, opened.ensemble.weights, 64)
     done = export(
-        found,
+        opened,
         options.out,
         None if options.inputs is None else load_file(options.inputs).x,
         weights=options.weights,
@@ -32,8 +32,8 @@ def run(options: Namespace) -> Outcome:
         for each in done.metadata["outputs"]
     ]
     left = done.metadata["left_out"]
-    told = f"; left out: {', '.join(map(str, left))}" if left else ""
-    text = f"{counted(done.metadata['members'], 'member')}, {done.bytes:,} bytes{told}"
+    rest = f"; left out: {', '.join(map(str, left))}" if left else ""
+    text = f"{counted(done.metadata['members'], 'member')}, {done.bytes:,} bytes{rest}"
     value = {
         "file": str(done.path),
         "bytes": done.bytes,

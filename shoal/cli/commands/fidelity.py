@@ -9,10 +9,8 @@ import torch
 
 from shoal.analysis.fidelity import problems as known
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.certificate import METHODS
-from shoal.analysis.fidelity.certificate_store import FILE
-from shoal.analysis.fidelity.contestants import EVERY, QUICK, Budget, contestant
-from shoal.analysis.fidelity.study import Row, Study
+from shoal.analysis.fidelity.certificate import FILE, METHODS
+from shoal.analysis.fidelity.study import EVERY, QUICK, Budget, Row, Study, contestant
 from shoal.cli.outcome import Outcome, evaluation_dataset, opened_for
 from shoal.core.display.progress import Ticker, printable
 from shoal.core.display.text import counted, table
@@ -20,8 +18,9 @@ from shoal.core.errors import ConfigError
 from shoal.core.optional import require
 from shoal.core.storage.files import write_bytes, write_text
 from shoal.evaluation.analyse import fidelity
-from shoal.page.certificate_words import certificate_figure, certificate_text
-from shoal.page.fidelity_words import (
+from shoal.page.fidelity import (
+    certificate_figure,
+    certificate_text,
     closest,
     read_rows,
     results_csv,
@@ -59,12 +58,12 @@ def run(options: Namespace) -> Outcome:
 
 
 def _of_run(options: Namespace) -> Outcome:
-    found = opened_for("fidelity", options.run, options.model)
-    data = evaluation_dataset(found, options.run, options.data, "fidelity")
+    opened = opened_for("fidelity", options.run, options.model)
+    data = evaluation_dataset(opened, options.run, options.data, "fidelity")
     if not options.no_figures:
         require("matplotlib", extra="report")
     result = fidelity(
-        found,
+        opened,
         data,
         methods=tuple(options.methods.split(",")) if options.methods else METHODS,
         points=options.points,
@@ -89,18 +88,18 @@ def _names(typed: str | None, every: tuple[str, ...], usual: tuple[str, ...]) ->
 
 
 def _references(names: tuple[str, ...], folder: Path, options: Namespace) -> Outcome:
-    found = {}
+    diagnostics = {}
     with Ticker(len(names), show=not options.quiet) as ticker:
         for name in names:
             problem = known.make(name)
             reference = references.make(problem)
             if problem.network.hidden:
                 references.save(reference, folder / f"{name}.safetensors")
-            found[name] = reference.diagnostics
+            diagnostics[name] = reference.diagnostics
             ticker.tick(f"{name}: {reference.diagnostics['method']}")
     columns = ("method", "chains", "draws", "rhat", "effective", "divergences")
-    lines = [[name, *(_figure(d.get(key)) for key in columns)] for name, d in found.items()]
-    return Outcome(table(lines, ["problem", *columns]), found)
+    lines = [[name, *(_figure(d.get(key)) for key in columns)] for name, d in diagnostics.items()]
+    return Outcome(table(lines, ["problem", *columns]), diagnostics)
 
 
 def _figure(value: object) -> str:
@@ -123,16 +122,16 @@ def _study(study: Study, folder: Path, options: Namespace) -> Outcome:
             distance = f"distance {row.distances['frechet']:.3f}"
             ticker.tick(f"{row.problem}, {row.method}, seed {row.seed}: {distance}")
 
-        found = study.run(record, done)
-    write_text(folder / "results.csv", results_csv(found))
-    figures = [] if options.no_figures else write_figures(found, folder, study.budget)
-    best = closest(found)
+        results = study.run(record, done)
+    write_text(folder / "results.csv", results_csv(results))
+    figures = [] if options.no_figures else write_figures(results, folder, study.budget)
+    best = closest(results)
     text = [
         "Fréchet distance between the predictions of the members and of the posterior, on and off\n"
         "the data, in standard deviations of the posterior",
-        results_text(found),
+        results_text(results),
         "Total variation between the predictive distributions",
-        results_text(found, "tv"),
+        results_text(results, "tv"),
         "\n".join(_closest_sentence(problem, facts) for problem, facts in best.items()),
         f"results  {folder / 'results.csv'}",
     ]

@@ -11,8 +11,7 @@ from shoal.core.display.text import counted, seconds
 from shoal.core.errors import ConfigError
 from shoal.engine.processes.launch import restarted
 from shoal.engine.resources.autotune import set_threads
-from shoal.evaluation.evaluate import splits_ticker
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run, splits_ticker
 from shoal.experiment.build import default_folder, make_data, train
 from shoal.experiment.config import Config, parse_value
 from shoal.experiment.variants import variant_of

@@ -11,7 +11,7 @@ from shoal.core.display.text import counted, seconds
 from shoal.core.errors import ConfigError
 from shoal.engine.processes.launch import restarted
 from shoal.engine.resources.autotune import set_threads
-from shoal.evaluation.scores import evaluate_run
+from shoal.evaluation.evaluate import evaluate_run
 from shoal.experiment.build import check_device
 from shoal.experiment.config import apply_override
 from shoal.training.folder.run import Run, RunFolder

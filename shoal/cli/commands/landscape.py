@@ -15,12 +15,12 @@ __all__ = ["run"]
 def run(options: Namespace) -> Outcome:
     """Compute the requested analyses, and describe each result."""
     check_device(options.device)
-    found = opened_for("landscape", options.run, options.model)
-    set_threads(options.threads, found.ensemble.weights, 100 * (options.points or 41))
+    opened = opened_for("landscape", options.run, options.model)
+    set_threads(options.threads, opened.ensemble.weights, 100 * (options.points or 41))
     names = None if options.analyses is None else options.analyses.split(",")
     results = landscape(
-        found,
-        evaluation_dataset(found, options.run, options.data, "landscape"),
+        opened,
+        evaluation_dataset(opened, options.run, options.data, "landscape"),
         parts=names and [name.strip() for name in names if name.strip()],
         quick=options.quick,
         points=options.points,
@@ -30,7 +30,7 @@ def run(options: Namespace) -> Outcome:
         device=options.device,
         progress=not options.quiet,
     )
-    labels = found.likelihood.about.has_classes
+    labels = opened.likelihood.about.has_classes
     sentences = {name: finding(name, result, labels) for name, result in results.items()}
     text = "\n\n".join(f"{name}\n  {sentence}" for name, sentence in sentences.items())
     where = f"Kept in {options.run}/landscape; for a report type: shoal report {quote(options.run)}"

@@ -104,12 +104,12 @@ def _optimizers() -> list[ListedName]:
     return [ListedName(name, f"torch.optim.{classes[name].__name__}") for name in optimizers()]
 
 
-def listing_text(found: Sequence[ListedName]) -> str:
+def listing_text(names: Sequence[ListedName]) -> str:
     """Names, summaries and papers, wrapped to the width of the terminal."""
-    name = max(len(listed.name) for listed in found) + 2
+    name = max(len(listed.name) for listed in names) + 2
     room = max(shutil.get_terminal_size((100, 24)).columns, name + 30)
     lines = []
-    for listed in found:
+    for listed in names:
         papers = "; ".join(_short(BIBLIOGRAPHY[key]) for key in listed.cite if key in BIBLIOGRAPHY)
         text = f"{listed.summary} [{papers}]" if papers else listed.summary
         start = listed.name.ljust(name)
@@ -130,7 +130,7 @@ def _short(paper: Citation) -> str:
     return f"{who} {paper.year}"
 
 
-def plain(found: Sequence[ListedName]) -> list[dict[str, Any]]:
+def plain(names: Sequence[ListedName]) -> list[dict[str, Any]]:
     """The listed names as plain values, with full citations."""
     return [
         {
@@ -138,7 +138,7 @@ def plain(found: Sequence[ListedName]) -> list[dict[str, Any]]:
             "summary": listed.summary,
             "cite": [_paper(key) for key in listed.cite if key in BIBLIOGRAPHY],
         }
-        for listed in found
+        for listed in names
     ]
 
 
@@ -149,10 +149,10 @@ def _paper(key: str) -> dict[str, str]:
 def run(options: Namespace) -> Outcome:
     """The names of one kind, or all kinds."""
     if options.kind is not None:
-        found = entries(options.kind)
-        return Outcome(listing_text(found), plain(found))
+        listed = entries(options.kind)
+        return Outcome(listing_text(listed), plain(listed))
     names = {kind: [listed.name for listed in entries(kind)] for kind in KINDS}
-    rows = [[kind, str(len(found)), _some(found)] for kind, found in names.items()]
+    rows = [[kind, str(len(each)), _some(each)] for kind, each in names.items()]
     width = max(len(row[2]) for row in rows)
     text = table([[kind, count, some.ljust(width)] for kind, count, some in rows])
     return Outcome(f"{text}\n\nType 'shoal list KIND' to see what each name means.", names)

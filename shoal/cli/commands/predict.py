@@ -46,8 +46,8 @@ def run(options: Namespace) -> Outcome:
     if pred is None:
         return Outcome("", None)  # the first process has the prediction and writes it
     if members_out is not None:
-        told = f"predictions of {pred.size} members for {len(pred)} inputs written to {out}"
-        return Outcome(told, {"file": str(out), "rows": len(pred), "members": pred.size})
+        sentence = f"predictions of {pred.size} members for {len(pred)} inputs written to {out}"
+        return Outcome(sentence, {"file": str(out), "rows": len(pred), "members": pred.size})
     columns = main_columns(pred)
     if out is None:
         return Outcome(_csv(columns).rstrip(), _rows(columns))

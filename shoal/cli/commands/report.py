@@ -10,7 +10,7 @@ from shoal.core.display.text import counted
 from shoal.core.errors import StorageError
 from shoal.data import load as load_data
 from shoal.data.dataset import Dataset
-from shoal.evaluation.evaluation import kept_evaluation
+from shoal.evaluation.evaluate import kept_evaluation
 from shoal.experiment.config import parse_value
 from shoal.page.report import report
 from shoal.training.folder.own_data import has_own_data, own_data
@@ -21,7 +21,7 @@ __all__ = ["run"]
 
 def run(options: Namespace) -> Outcome:
     """Write the report; a folder of runs, such as a comparison's, stands for all its runs."""
-    folders = [folder for given in options.runs for folder in _runs_in(Path(given))]
+    folders = [folder for name in options.runs for folder in _runs_in(Path(name))]
     out = options.out or "report.html"
     how = {"title": options.title, "figures": options.figures, "progress": not options.quiet}
     if options.data is None and options.model is None:

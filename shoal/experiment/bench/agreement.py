@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from shoal.core.errors import ShoalWarning
 from shoal.core.types import Tree
 from shoal.engine.members.precision import calculating_in
-from shoal.experiment.bench.battery import reason
-from shoal.experiment.bench.contestants import Case, Network, trainer
-from shoal.experiment.bench.sequences import RecurrentReader
+from shoal.experiment.bench.battery import Case, reason, trainer
+from shoal.experiment.bench.networks import Network, RecurrentReader
 from shoal.models.mlp import MLP
 
 __all__ = ["COMPARED", "STEPS", "agreement", "deviation"]
@@ -115,7 +114,7 @@ def agreement(
     return rows
 
 
-def deviation(found: Tree, wanted: Tree) -> float:
+def deviation(tensors: Tree, wanted: Tree) -> float:
     """The largest relative difference of any tensor.
 
     >>> deviation({"w": torch.tensor([1.0, 5.0])}, {"w": torch.tensor([1.0, 4.0])})
@@ -124,7 +123,7 @@ def deviation(found: Tree, wanted: Tree) -> float:
     worst = 0.0
     for name, tensor in wanted.items():
         if tensor.is_floating_point():
-            difference = (found[name].double().cpu() - tensor.double()).abs().max()
+            difference = (tensors[name].double().cpu() - tensor.double()).abs().max()
             worst = max(worst, float(difference / tensor.double().abs().max().clamp(min=1e-300)))
     return worst
 
@@ -139,10 +138,10 @@ def _row(case: Case, method: str, engine: str, wanted: Tree | Exception) -> dict
     }
     if isinstance(wanted, Exception):
         return row | {"error": reason(wanted)}
-    found, notes = _attempt(case, method, engine)
-    if isinstance(found, Exception):
-        return row | {"error": reason(found)}
-    return row | {"deviation": deviation(found, wanted), "note": "; ".join(notes) or None}
+    tensors, notes = _attempt(case, method, engine)
+    if isinstance(tensors, Exception):
+        return row | {"error": reason(tensors)}
+    return row | {"deviation": deviation(tensors, wanted), "note": "; ".join(notes) or None}
 
 
 def _attempt(case: Case, method: str, engine: str) -> tuple[Tree | Exception, list[str]]:
@@ -155,8 +154,8 @@ def _attempt(case: Case, method: str, engine: str) -> tuple[Tree | Exception, li
                 steps = trainer(case, ensemble, method, engine, STEPS, strength=_STRENGTH)
                 for _ in steps.run():
                     pass
-            found: Tree | Exception = {n: t.detach() for n, t in ensemble.state.items()}
+            result: Tree | Exception = {n: t.detach() for n, t in ensemble.state.items()}
         except Exception as error:
-            found = error
+            result = error
     notes = (str(w.message) for w in caught if issubclass(w.category, ShoalWarning))
-    return found, list(dict.fromkeys(notes))
+    return result, list(dict.fromkeys(notes))

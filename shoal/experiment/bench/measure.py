@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from shoal.experiment.bench.contestants import ModuleLoop
 
 __all__ = [
+    "MIB",
     "Peak",
     "Timing",
     "Work",
-    "floor",
     "interleave",
     "load",
     "machine",
@@ -128,7 +125,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-_MIB = 2**20
+MIB = 2**20
 
 
 class Peak:
@@ -154,37 +151,12 @@ class Peak:
         if self.device.type != "cuda":
             return None
         torch.cuda.synchronize(self.device)
-        return (torch.cuda.max_memory_allocated(self.device) - self.before) / _MIB
-
-
-def floor(loop: ModuleLoop) -> float | None:
-    """Activations of one member, and weights, gradients and optimiser states of all, in MiB.
-
-    Args:
-        loop: members after a few training steps.
-    """
-    device = loop.case.device
-    if device.type != "cuda":
-        return None
-    x, y = next(loop.batches)
-    before = torch.cuda.memory_allocated(device)
-    loss = loop.loss(loop.modules[0], x, y)
-    activations = torch.cuda.memory_allocated(device) - before
-    del loss
-    states = [state for optimizer in loop.optimizers for state in optimizer.state.values()]
-    kept = _bytes(value for state in states for value in state.values())
-    weights = _bytes(p for module in loop.modules for p in module.parameters())
-    return (activations + 2 * weights + kept) / _MIB
-
-
-def _bytes(values: Iterable[object]) -> int:
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return (torch.cuda.max_memory_allocated(self.device) - self.before) / MIB
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Processor, cores, threads and GPU, with its number of queues."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -194,9 +166,9 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {"gpu": properties.name, "gpu_memory_gib": properties.total_memory / 2**30}
-        found["gpu_connections"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    return found
+        facts |= {"gpu": properties.name, "gpu_memory_gib": properties.total_memory / 2**30}
+        facts["gpu_connections"] = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    return facts
 
 
 def load() -> list[float] | None:

@@ -9,8 +9,8 @@ import torch
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.experiment.bench.battery import Contestant, contestants
-from shoal.experiment.bench.contestants import NETWORKS, Case, Network, network
+from shoal.experiment.bench.battery import Case, Contestant, contestants
+from shoal.experiment.bench.networks import NETWORKS, Network, network
 from shoal.training.mover.prepare import PRECISIONS
 
 __all__ = ["BenchPlan", "find_device"]
@@ -88,30 +88,30 @@ class BenchPlan:
         On a GPU convolutional networks are timed one engine at a time, since the activations of all
         engines would not fit.
         """
-        found = []
+        batteries = []
         for model in map(network, self.models):
             separate = self.device != "cpu" and model.layers is None
             engines = [(engine,) for engine in self.engines] if separate else [self.engines]
             for precision in self.precisions or (model.precision,):
                 case = self.case(model, precision)
-                found += [contestants(case, self.methods, some) for some in engines]
-        return found
+                batteries += [contestants(case, self.methods, some) for some in engines]
+        return batteries
 
     def predictions(self) -> list[Case]:
         """The prediction problems: every network in every precision."""
-        found = []
+        cases = []
         for model in map(network, self.models):
             few = replace(model, batches=min(model.batches, _PREDICTED_BATCHES))
             kinds = self.precisions or (model.precision,)
-            found += [self.case(few, precision) for precision in kinds]
-        return found
+            cases += [self.case(few, precision) for precision in kinds]
+        return cases
 
-    def case(self, found: Network, precision: str, points: int | None = None) -> Case:
+    def case(self, model: Network, precision: str, points: int | None = None) -> Case:
         """One network in one precision."""
-        batches = _QUICK_BATCHES if self.quick else found.batches
+        batches = _QUICK_BATCHES if self.quick else model.batches
         return Case(
-            network=found,
-            members=self.members or found.members,
+            network=model,
+            members=self.members or model.members,
             batch_size=self.batch_size,
             precision=precision,
             optimizer=self.optimizer,
@@ -122,8 +122,8 @@ class BenchPlan:
     def whole_training(self) -> list[Case]:
         """60,000 points for the perceptron, in every requested precision."""
         points = 10 * self.batch_size if self.quick else 60_000
-        found = NETWORKS["mlp"]
-        return [self.case(found, p, points) for p in self.precisions or (found.precision,)]
+        model = NETWORKS["mlp"]
+        return [self.case(model, p, points) for p in self.precisions or (model.precision,)]
 
     def settings(self) -> dict[str, Any]:
         """As plain values."""

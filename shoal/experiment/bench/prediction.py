@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from shoal.engine.members.precision import calculating_in
-from shoal.experiment.bench.battery import LOOP, Row, measure
-from shoal.experiment.bench.contestants import Case
+from shoal.experiment.bench.battery import LOOP, Case, Row, measure
 from shoal.experiment.bench.measure import Work
 from shoal.inference.likelihoods import Categorical
 from shoal.prediction.predict import predict
@@ -51,8 +50,8 @@ class LoopPrediction:
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs of all members [M, B, C] on the host."""
         with torch.no_grad(), calculating_in(self.case.precision, self.ensemble):
-            found = [self._batch(batch) for batch in x.split(self.case.batch_size)]
-        return torch.cat(found, dim=1)
+            outputs = [self._batch(batch) for batch in x.split(self.case.batch_size)]
+        return torch.cat(outputs, dim=1)
 
     def _batch(self, x: Tensor) -> Tensor:
         low = self.case.precision == "bfloat16"
@@ -124,6 +123,6 @@ def measure_predictions(
             row["points_per_second"] = 1e3 * case.batch_size / row["ms"]
     if all("ms" in row for row in rows):
         x = case.data()[0][: case.batch_size]
-        wanted, found = (entry.made[0].outputs(x) for entry in entries)
-        rows[1]["deviation"] = float((found - wanted).abs().max() / wanted.abs().max())
+        wanted, predicted = (entry.made[0].outputs(x) for entry in entries)
+        rows[1]["deviation"] = float((predicted - wanted).abs().max() / wanted.abs().max())
     return rows

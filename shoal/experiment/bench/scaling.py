@@ -146,18 +146,18 @@ def exchanges(workload: Workload, processes: int, space: str) -> list[tuple[Exch
     if space not in SPACES:
         raise ConfigError(f"there is no space {space!r}; {nearest(space, SPACES)}")
     rows, replicas = grid_of(workload.members, processes)
-    own = math.ceil(workload.members / rows)
+    local = math.ceil(workload.members / rows)
     along_members: list[Exchange] = []
     if space in ("function", "input-gradient"):
-        along_members = [Exchange("all-gather", own * (_sites(workload, space) + 1))]
+        along_members = [Exchange("all-gather", local * (_sites(workload, space) + 1))]
     elif space.startswith("weight"):
-        move = Exchange("all-to-all", own * workload.weights)
+        move = Exchange("all-to-all", local * workload.weights)
         along_members = [move, Exchange("all-reduce", workload.members**2), move]
         along_members += [move, move] if space == "weight-stein" else []
-    found = [(each, rows) for each in along_members]
-    found += [(Exchange("all-reduce", own * workload.weights), replicas)]
-    found += [(Exchange("all-reduce", AGREEMENT), processes)]
-    return [(each, count) for each, count in found if count > 1]
+    listed = [(each, rows) for each in along_members]
+    listed += [(Exchange("all-reduce", local * workload.weights), replicas)]
+    listed += [(Exchange("all-reduce", AGREEMENT), processes)]
+    return [(each, count) for each, count in listed if count > 1]
 
 
 def flops(workload: Workload, processes: int, space: str) -> float:
@@ -167,9 +167,9 @@ def flops(workload: Workload, processes: int, space: str) -> float:
     2 M² S + 2 m M S. At weights it does both for its share of the weights: 4 M² D / P.
     """
     rows, _ = grid_of(workload.members, processes)
-    members, own = workload.members, math.ceil(workload.members / rows)
+    members, local = workload.members, math.ceil(workload.members / rows)
     if space in ("function", "input-gradient"):
-        return 2.0 * members * (members + own) * _sites(workload, space)
+        return 2.0 * members * (members + local) * _sites(workload, space)
     if space.startswith("weight"):
         products = 3 if space == "weight-stein" else 2
         return 2.0 * products * members**2 * workload.weights / rows

@@ -1,4 +1,4 @@
-"""The pool: distributes grid points to worker processes, and replaces workers that die."""
+"""The pool: distributes grid points and GPUs to worker processes, and replaces dead workers."""
 
 import contextlib
 import os
@@ -9,22 +9,83 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
+
+import torch
 
 from shoal.core.errors import PeerLost, RunFailed, ShoalError, ShoalWarning
 from shoal.core.interruption import Interruption
 from shoal.core.storage.formats import parse_json
 from shoal.core.storage.lock import FolderLock
-from shoal.experiment.grid import Grid, GridPoint
-from shoal.experiment.jobs.gpus import VISIBLE, Gpus, visible_gpus
+from shoal.experiment.grid import Attempts, Grid, GridPoint
 from shoal.experiment.jobs.messages import error_of, first_order, point_order
-from shoal.experiment.retries import Attempts
 from shoal.training.folder.provenance import COMMAND, command
 
-__all__ = ["run_jobs"]
+__all__ = ["VISIBLE", "Gpus", "run_jobs", "visible_gpus"]
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus(
+    device: str | None, environment: Mapping[str, str] = os.environ, count: int | None = None
+) -> tuple[str, ...]:
+    """The GPUs that jobs share out; none if the config names another device, or one GPU.
+
+    >>> visible_gpus("cuda", {"CUDA_VISIBLE_DEVICES": "2,5"})
+    ('2', '5')
+    >>> visible_gpus("cuda", {}, count=3)
+    ('0', '1', '2')
+    >>> visible_gpus("cuda:1", {}, count=3)
+    ()
+
+    Args:
+        device: the device of the config.
+        environment: environment variables of this process.
+        count: number of GPUs of the machine; None counts them.
+    """
+    if device != "cuda":
+        return ()
+    if VISIBLE in environment:
+        names = tuple(word.strip() for word in environment[VISIBLE].split(",") if word.strip())
+    else:
+        names = tuple(map(str, range(torch.cuda.device_count() if count is None else count)))
+    return names if len(names) > 1 else ()
+
+
+class Gpus:
+    """Hands every new job the GPU with the fewest jobs, the first of equals.
+
+    >>> gpus = Gpus(("0", "1"))
+    >>> [gpus.take() for _ in range(3)]
+    ['0', '1', '0']
+    >>> gpus.give_back("1")
+    >>> gpus.take()
+    '1'
+
+    Args:
+        names: GPUs, as `CUDA_VISIBLE_DEVICES` names them; without any, jobs choose nothing.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._jobs = dict.fromkeys(names, 0)
+
+    def take(self) -> str | None:
+        """The GPU of one more job; None if the job keeps the devices of this process."""
+        if not self._jobs:
+            return None
+        name = min(self._jobs, key=lambda each: self._jobs[each])
+        self._jobs[name] += 1
+        return name
+
+    def give_back(self, name: str | None) -> None:
+        """A job on this GPU has ended."""
+        if name is not None:
+            self._jobs[name] -= 1
+
 
 _PULSE = 0.2
 _FAREWELL = 60.0
@@ -89,7 +150,7 @@ class Pool:
         jobs: int,
         after: Callable[[GridPoint], None],
         start: Callable[[GridPoint, Inbox, str | None], "Worker"],
-        attempts: Attempts[GridPoint],
+        attempts: Attempts,
     ) -> None:
         self.after, self.attempts, self._start = after, attempts, start
         self.waiting = deque(grid.queue)

@@ -15,9 +15,8 @@ from shoal.core.errors import ShoalError, ShoalWarning, StorageError
 from shoal.core.storage.lock import FolderLock
 from shoal.data.dataset import Dataset
 from shoal.experiment.build import check_device, make_data
-from shoal.experiment.grid import Grid, GridPoint, resident, run_point
+from shoal.experiment.grid import Grid, GridPoint, resident, run_error, run_point
 from shoal.experiment.jobs.messages import Task, point_of, report, task_of
-from shoal.experiment.retries import run_error
 
 __all__ = ["data_of", "main", "wait_for"]
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoal.analysis.evidence.store import member_weights
+from shoal.analysis.evidence.compute_evidence import member_weights
 from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, DataError, ShoalError
 from shoal.core.storage.disk import checked_path, replacing, sync

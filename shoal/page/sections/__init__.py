@@ -16,5 +16,5 @@ def builders() -> dict[str, Builder]:
     """Every section by name, in the order of the page."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
-    found = {name: registry[name] for name in registry}
-    return dict(sorted(found.items(), key=lambda pair: pair[1].order))
+    sections = {name: registry[name] for name in registry}
+    return dict(sorted(sections.items(), key=lambda pair: pair[1].order))

@@ -5,17 +5,20 @@ from collections.abc import Iterator
 
 from shoal import plots
 from shoal.analysis.evidence.compute_evidence import Evidence
-from shoal.analysis.fidelity.certificate_store import load_certificate
+from shoal.analysis.fidelity.certificate import load_certificate
 from shoal.analysis.fidelity.study import Row, summarise
 from shoal.core.display.text import number
 from shoal.page.blocks import Block, Figure, Remark, Section, Table, TableCell, section
-from shoal.page.certificate_words import (
+from shoal.page.fidelity import (
     COLUMNS,
+    FILE,
     certificate_figure,
     certificate_sentences,
+    closest,
+    heat_map,
+    read_rows,
     shown,
 )
-from shoal.page.fidelity_words import FILE, closest, heat_map, read_rows
 from shoal.page.findings import answers, tied
 from shoal.page.report_data import ReportData
 
@@ -25,13 +28,13 @@ __all__ = ["certificate_section", "evidence_section", "fidelity_section"]
 @section("evidence", order=60, evaluated=False)
 def evidence_section(report_data: ReportData) -> Section | None:
     """The evidence of the first run that has it."""
-    found = next((record for record in report_data.entries if record.evidence is not None), None)
-    if found is None or found.evidence is None:
+    record = next((record for record in report_data.entries if record.evidence is not None), None)
+    if record is None or record.evidence is None:
         return None
-    evidence = found.evidence
+    evidence = record.evidence
     blocks: list[Block] = []
     if len(report_data.entries) > 1:
-        blocks.append(Remark(f"About the run {found.name}."))
+        blocks.append(Remark(f"About the run {record.name}."))
     rest = [sentence for sentence in answers(evidence) if sentence != tied(evidence)]
     blocks += [*map(Remark, rest), *_figures(evidence), _weightings(evidence)]
     blocks += [_priors(evidence)] if evidence.learned_priors else []
@@ -102,19 +105,19 @@ def _priors(evidence: Evidence) -> Table:
 def certificate_section(report_data: ReportData) -> Section | None:
     """The certificate of the first run that has one."""
     folders = [record.folder for record in report_data.entries if record.folder is not None]
-    found = next(filter(None, map(load_certificate, folders)), None)
-    if found is None:
+    certificate = next(filter(None, map(load_certificate, folders)), None)
+    if certificate is None:
         return None
-    sampled, quality, closeness, *caveats = certificate_sentences(found)
-    names = shown(found)
+    sampled, quality, closeness, *caveats = certificate_sentences(certificate)
+    names = shown(certificate)
     rows = [
         [TableCell(label, label), *(_distance(row.get(name)) for name in names)]
-        for label, row in found.distances.items()
+        for label, row in certificate.distances.items()
     ]
     blocks: list[Block] = [
         *map(Remark, [sampled, quality, *caveats]),
         Figure(
-            certificate_figure(found),
+            certificate_figure(certificate),
             "Distance to the posterior of the last layer",
             "0 is the posterior itself. Dark is close; shades compare the rows of a column. "
             "Posterior draws: M exact draws, the best that M members do on average.",
@@ -190,9 +193,9 @@ def _tables(rows: list[Row]) -> Iterator[Block]:
     summary = summarise(rows)
     for problem in dict.fromkeys(problem for problem, _ in summary):
         lines = []
-        for (name, method), found in summary.items():
+        for (name, method), distances in summary.items():
             if name == problem:
-                cells = [_cell(*found[column]) for column in _COLUMNS]
+                cells = [_cell(*distances[column]) for column in _COLUMNS]
                 lines.append([TableCell(method, method), *cells])
         yield Table(
             f"All distances: {problem}",

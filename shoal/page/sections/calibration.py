@@ -32,10 +32,10 @@ def grid_of(names: list[str]) -> Grid:
     >>> grid_of(["rotated-15", "fog-1", "fog-3", "snow-3"])
     {'fog': [1, 3], 'snow': [3]}
     """
-    found: Grid = {}
+    grid: Grid = {}
     for name, severity in filter(None, map(parse_shift, names)):
-        found.setdefault(name, []).append(severity)
-    return found
+        grid.setdefault(name, []).append(severity)
+    return grid
 
 
 def corruption_blocks(report_data: ReportData) -> Iterator[Block]:
@@ -65,8 +65,8 @@ def _quartiles(group: SeedGroup, key: str, grid: Grid) -> plots.Spread:
     clean = Measure(key).summary(group)[0]
     rows = [(0.0, clean, clean, clean)]
     for severity in _severities(grid):
-        found = [_value(group, key, name, severity) for name in grid]
-        known = [value for value in found if not math.isnan(value)]
+        values = [_value(group, key, name, severity) for name in grid]
+        known = [value for value in values if not math.isnan(value)]
         if known:
             low, high = np.quantile(known, (0.25, 0.75))
             rows.append((float(severity), float(np.mean(known)), float(low), float(high)))
@@ -74,7 +74,7 @@ def _quartiles(group: SeedGroup, key: str, grid: Grid) -> plots.Spread:
 
 
 def _severities(grid: Grid) -> list[int]:
-    return sorted({severity for found in grid.values() for severity in found})
+    return sorted({severity for listed in grid.values() for severity in listed})
 
 
 def _value(group: SeedGroup, key: str, name: str, severity: int) -> float:
@@ -121,9 +121,9 @@ def answer(report_data: ReportData) -> str:
         if "coverage_90" not in report_data.assessment.test:
             loss = "loss" in report_data.assessment.about.kinds
             return f"{'A custom loss' if loss else 'This kind of target'} has no intervals."
-        found, _ = Measure("coverage_90", worst or "test").summary(lead)
+        share, _ = Measure("coverage_90", worst or "test").summary(lead)
         count = report_data.assessment.scores["data"]["counts"].get(worst or "test", 1)
-        return sentences.coverage_sentence(0.9, found, count)
+        return sentences.coverage_sentence(0.9, share, count)
     accuracy, confidence = (Measure(key, worst or "test").summary(lead)[0] for key in _PAIR)
     noise = calibration_noise(lead.first)
     if worst is None:
@@ -142,12 +142,12 @@ def _worst(report_data: ReportData) -> str | None:
         return None
     key = report_data.assessment.about.under_shift[0]
     sign = 1 if Measure(key).better == "higher" else -1
-    found = {
+    scores = {
         f"shift:{name}": sign * Measure(key, f"shift:{name}").summary(report_data.lead)[0]
         for name in report_data.assessment.shifts
     }
-    found = {split: value for split, value in found.items() if not math.isnan(value)}
-    return min(found, key=lambda split: found[split]) if found else None
+    scores = {split: value for split, value in scores.items() if not math.isnan(value)}
+    return min(scores, key=lambda split: scores[split]) if scores else None
 
 
 def _reliability(report_data: ReportData) -> Iterator[Block]:
@@ -155,9 +155,9 @@ def _reliability(report_data: ReportData) -> Iterator[Block]:
     for split in ["test", *([worst] if worst else [])]:
         curves = {}
         for label, group in report_data.peers().items():
-            found = group.first.assessment and group.first.assessment.reliability(split)
-            if found:
-                curves[label] = found
+            curve = group.first.assessment and group.first.assessment.reliability(split)
+            if curve:
+                curves[label] = curve
         if curves:
             name = split.partition(":")[2] or "the test set"
             alone = len(curves) == 1
@@ -195,15 +195,15 @@ def families(names: list[str]) -> dict[str, dict[float, str]]:
     >>> families(["rotated-15", "rotated-30", "noise"])
     {'rotated': {15.0: 'rotated-15', 30.0: 'rotated-30'}, 'shift': {1.0: 'noise'}}
     """
-    found: dict[str, dict[float, str]] = {}
+    kinds: dict[str, dict[float, str]] = {}
     for name in names:
         match = _SEVERITY.fullmatch(name)
         if match is None:
-            others = found.setdefault("shift", {})
+            others = kinds.setdefault("shift", {})
             others[len(others) + 1.0] = name
         else:
-            found.setdefault(match[1], {})[float(match[2])] = name
-    return found
+            kinds.setdefault(match[1], {})[float(match[2])] = name
+    return kinds
 
 
 def _severity(report_data: ReportData) -> Iterator[Block]:
@@ -239,7 +239,7 @@ def _curves(
     splits = {0.0: "test"} | {x: f"shift:{name}" for x, name in sorted(places.items())}
     curves = {}
     for label, group in report_data.peers().items():
-        found = [Measure(key, split).summary(group) for split in splits.values()]
-        means, errors = zip(*found, strict=True)
+        summaries = [Measure(key, split).summary(group) for split in splits.values()]
+        means, errors = zip(*summaries, strict=True)
         curves[label] = plots.MetricCurve(list(splits), list(means), list(errors))
     return curves

@@ -15,19 +15,21 @@ _FOLDS = 8
 @section("choice", order=25, evaluated=False)
 def choice_section(report_data: ReportData) -> Section | None:
     """What a search saw, where method or strength was left to one."""
-    found = [(record, record.choice) for record in report_data.entries if record.choice is not None]
-    if not found:
+    searches = [
+        (record, record.choice) for record in report_data.entries if record.choice is not None
+    ]
+    if not searches:
         return None
-    both = any(record.asked.get("strength") is None for record, _ in found)
+    both = any(record.asked.get("strength") is None for record, _ in searches)
     question = f"How {'were method and strength' if both else 'was the strength'} chosen?"
-    (first, choice), *others = found
-    blocks: list[Block] = [*_summary(found), *_blocks(first, choice, bool(others))]
+    (first, choice), *others = searches
+    blocks: list[Block] = [*_summary(searches), *_blocks(first, choice, bool(others))]
     blocks += [
         Fold(f"Search of {record.name}: {each.chosen}", _blocks(record, each, True))
         for record, each in others[:_FOLDS]
         if each.points
     ]
-    answer = f"{choice.why} {_price(choice)}".strip() if not others else _several(found)
+    answer = f"{choice.why} {_price(choice)}".strip() if not others else _several(searches)
     return Section(question, answer, blocks)
 
 
@@ -37,10 +39,10 @@ def _price(choice: Choice) -> str:
     return f"The search cost {choice.cost:.2g} trainings ({seconds(choice.seconds)})."
 
 
-def _several(found: list[tuple[RunRecord, Choice]]) -> str:
+def _several(searches: list[tuple[RunRecord, Choice]]) -> str:
     """What the searches of several runs chose."""
     methods: dict[str, list[Choice]] = {}
-    for record, choice in found:
+    for record, choice in searches:
         methods.setdefault(record.method, []).append(choice)
     return " ".join(
         f"{method} chose {joined(_counts(choices))}, at a mean price of "
@@ -54,9 +56,9 @@ def _counts(choices: list[Choice]) -> list[str]:
     return [f"{label} in {counted(count, 'run')}" for label, count in counts.most_common()]
 
 
-def _summary(found: list[tuple[RunRecord, Choice]]) -> list[Block]:
+def _summary(searches: list[tuple[RunRecord, Choice]]) -> list[Block]:
     """One row per run, where there are several."""
-    if len(found) == 1:
+    if len(searches) == 1:
         return []
     rows = [
         [
@@ -65,7 +67,7 @@ def _summary(found: list[tuple[RunRecord, Choice]]) -> list[Block]:
             TableCell(f"{choice.cost:.2g}", choice.cost),
             TableCell(seconds(choice.seconds), choice.seconds),
         ]
-        for record, choice in found
+        for record, choice in searches
     ]
     return [folded(Table("All searches", ["run", "chosen", "price (trainings)", "time"], rows))]
 
@@ -80,18 +82,18 @@ def _blocks(record: RunRecord, choice: Choice, several: bool) -> list[Block]:
         f"standard error. The test set took no part."
     )
     columns = ["candidate", "steps", "NLL", "change", "NLL, shifted", "change, shifted", "result"]
-    rows = [_row(arm, choice) for arm in choice.arms]
+    rows = [_row(candidate, choice) for candidate in choice.arms]
     title = f"Candidates of {record.name}" if several else "Candidates"
     table = Table(title, columns, rows, reading)
     return [table, *([Remark(choice.why)] if several else [])]
 
 
-def _row(arm: ArmResult, choice: Choice) -> list[TableCell]:
-    chosen = arm.label == choice.chosen
-    trial, plain = arm.last, arm.strength is None
+def _row(candidate: ArmResult, choice: Choice) -> list[TableCell]:
+    chosen = candidate.label == choice.chosen
+    trial, plain = candidate.last, candidate.strength is None
     longest = max((t.steps for each in choice.arms for t in each.trials), default=0)
-    result = "chosen" if chosen else arm.failed or _left(trial, longest)
-    cells = [TableCell(arm.label, arm.label, "good" if chosen else "")]
+    result = "chosen" if chosen else candidate.failed or _left(trial, longest)
+    cells = [TableCell(candidate.label, candidate.label, "good" if chosen else "")]
     if trial is None:
         cells += [TableCell("–")] * 5
     else:

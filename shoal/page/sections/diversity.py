@@ -55,10 +55,10 @@ def _others(matrix: Tensor) -> Tensor:
 
 def _kept(report_data: ReportData, key: str) -> dict[str, Tensor]:
     """A matrix of every method that has one."""
-    found = {label: group.first.assessment for label, group in report_data.peers().items()}
+    evaluations = {label: group.first.assessment for label, group in report_data.peers().items()}
     return {
         label: kept.samples[key]
-        for label, kept in found.items()
+        for label, kept in evaluations.items()
         if kept is not None and key in kept.samples
     }
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from shoal import plots
-from shoal.analysis.landscape.scene import AnalysisResult
+from shoal.analysis.landscape.study import AnalysisResult
 from shoal.page.blocks import Block, Figure, Fold, Remark, Section, section
 from shoal.page.findings import finding
 from shoal.page.report_data import ReportData, RunRecord
@@ -30,7 +30,7 @@ def landscape_section(report_data: ReportData) -> Section | None:
     if not studies:
         return None
     record, study = next(iter(studies.items()))
-    computed = {name: found for name, found in study.items() if "missing" not in found.scores}
+    computed = {name: result for name, result in study.items() if "missing" not in result.scores}
     if not computed:
         return None
     difference = LABELS if _classifies(record) else NUMBERS
@@ -41,7 +41,7 @@ def landscape_section(report_data: ReportData) -> Section | None:
     ]
     blocks += [*_trajectories(computed, difference), *_averaging(computed)]
     blocks += _compared(_grouped(report_data, studies))
-    notes = [Remark(f"{n}: {finding(n, found, difference.share)}") for n, found in study.items()]
+    notes = [Remark(f"{n}: {finding(n, result, difference.share)}") for n, result in study.items()]
     blocks.append(Fold(f"All results of {record.name}", notes))
     leading = next(name for name in (*_FIRST, *computed) if name in computed)
     answer = finding(leading, computed[leading], difference.share)
@@ -124,16 +124,16 @@ def _planes(study: Study, difference: Difference) -> Iterator[Block]:
         if name not in study:
             continue
         t, origin = study[name].tensors, name == "origin-plane"
-        where = t["across"], t["up"]
+        across, up = t["across"], t["up"]
         yield Figure(
-            plots.surface(*where, t["loss"], t["marks"], "test loss (nats)", origin),
+            plots.surface(across, up, t["loss"], t["marks"], "test loss (nats)", origin),
             f"Loss on the plane through {title}",
             "Dark means low loss. A brighter region between two numbers is a loss barrier on the "
             "straight line between these members.",
         )
         apart = 100 * t["apart"][0] if difference.share else t["apart"][0]
         yield Figure(
-            plots.surface(*where, apart, t["marks"], difference.from_one, origin),
+            plots.surface(across, up, apart, t["marks"], difference.from_one, origin),
             f"Functions on the plane through {title}",
             "Dark means the predictions of member 1, bright means other predictions. Where this "
             "map is bright and the loss low, networks have equal loss, other predictions.",
@@ -187,21 +187,21 @@ def _grouped(
 ) -> dict[str, list[tuple[RunRecord, Study]]]:
     """Runs that differ only in their seed, together, where they are evaluated."""
     labels = {record: group.label for group in report_data.groups for record in group.entries}
-    found: dict[str, list[tuple[RunRecord, Study]]] = {}
+    groups: dict[str, list[tuple[RunRecord, Study]]] = {}
     for record, study in studies.items():
-        found.setdefault(labels.get(record, record.method), []).append((record, study))
-    return found
+        groups.setdefault(labels.get(record, record.method), []).append((record, study))
+    return groups
 
 
 def _compared(groups: Mapping[str, list[tuple[RunRecord, Study]]]) -> Iterator[Block]:
     numbers, sharp, members = {}, {}, 1
     for label, runs in groups.items():
         scores = [study["functions"].scores for _, study in runs if "functions" in study]
-        scores = [found for found in scores if "effective" in found]
+        scores = [each for each in scores if "effective" in each]
         if scores:
-            members = max(members, *(found["members"] for found in scores))
+            members = max(members, *(each["members"] for each in scores))
             numbers[label] = {
-                space: mean_and_error([found["effective"][space] for found in scores])
+                space: mean_and_error([each["effective"][space] for each in scores])
                 for space in scores[0]["effective"]
             }
         curved = [study["curvature"].tensors for _, study in runs if "curvature" in study]

@@ -94,7 +94,7 @@ def numbers_csv(records: list[RunRecord]) -> str:
     writer.writerow(["run", "data", "method", "members", "seed", "part", "metric", "value"])
     empty = True
     for record in records:
-        own = [
+        columns = [
             record.name,
             record.data,
             replace(record, shared=None).method,
@@ -104,15 +104,15 @@ def numbers_csv(records: list[RunRecord]) -> str:
         for split, scores in _splits(record).items():
             for metric, value in scores.items():
                 empty = False
-                writer.writerow([*own, split, metric, repr(value)])
+                writer.writerow([*columns, split, metric, repr(value)])
     return "" if empty else stream.getvalue()
 
 
 def _splits(record: RunRecord) -> dict[str, dict[str, float]]:
-    found = record.assessment
-    if found is None:
+    evaluation = record.assessment
+    if evaluation is None:
         return {}
-    splits = {"test": found.test}
-    splits |= {f"shift:{name}": scores for name, scores in found.shifts.items()}
-    splits |= {f"corrupted:{name}": scores for name, scores in found.corrupted.items()}
-    return splits | {f"ood:{name}": scores for name, scores in found.ood.items()}
+    splits = {"test": evaluation.test}
+    splits |= {f"shift:{name}": scores for name, scores in evaluation.shifts.items()}
+    splits |= {f"corrupted:{name}": scores for name, scores in evaluation.corrupted.items()}
+    return splits | {f"ood:{name}": scores for name, scores in evaluation.ood.items()}

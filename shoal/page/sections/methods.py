@@ -19,8 +19,8 @@ from shoal.page.blocks import (
 )
 from shoal.page.measures import Measure, against_baseline, baseline, measures
 from shoal.page.report_data import ReportData, SeedGroup
+from shoal.page.sentences import Verdict, verdict
 from shoal.page.sweep import Sweep, growth_sentence, strength_sentence, sweeps
-from shoal.page.verdicts import Verdict, verdict
 from shoal.plots.comparison import outliers
 from shoal.prediction.statistics import Difference
 from shoal.training.folder.own_data import has_own_data, has_own_network
@@ -30,32 +30,32 @@ __all__ = ["methods_section", "strength_blocks"]
 
 def strength_blocks(report_data: ReportData, ranked: Sequence[Measure]) -> list[Block]:
     """Sentences, and a figure per measure; empty where every method has one strength."""
-    found = _one_size(sweeps(report_data.groups), report_data.lead.members)
-    if not found:
+    swept = _one_size(sweeps(report_data.groups), report_data.lead.members)
+    if not swept:
         return []
     blocks: list[Block] = [
-        Heading(f"Strength of repulsion ({found[0].members} members)"),
-        Remark(strength_sentence(found, report_data.groups, Measure("nll"))),
+        Heading(f"Strength of repulsion ({swept[0].members} members)"),
+        Remark(strength_sentence(swept, report_data.groups, Measure("nll"))),
     ]
     growth = growth_sentence(report_data.groups, Measure("nll"))
     blocks += [Remark(growth)] if growth else []
-    return blocks + [_figure(found, report_data.groups, measure) for measure in ranked]
+    return blocks + [_figure(swept, report_data.groups, measure) for measure in ranked]
 
 
-def _one_size(found: list[Sweep], wanted: int) -> list[Sweep]:
+def _one_size(swept: list[Sweep], wanted: int) -> list[Sweep]:
     """The sweeps of the wanted ensemble size, or of the nearest one."""
-    sizes = {sweep.members for sweep in found}
+    sizes = {sweep.members for sweep in swept}
     size = min(sizes, key=lambda members: (abs(members - wanted), -members), default=0)
-    return [sweep for sweep in found if sweep.members == size]
+    return [sweep for sweep in swept if sweep.members == size]
 
 
-def _figure(found: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> Figure:
+def _figure(swept: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> Figure:
     curves = {}
-    for sweep in found:
+    for sweep in swept:
         means, errors = zip(*map(measure.summary, sweep.groups.values()), strict=True)
         curves[sweep.method] = plots.MetricCurve(list(sweep.groups), list(means), list(errors))
-    falls = {s.method: limit for s in found if (limit := s.falls(groups)) is not None}
-    plain = baseline(next(iter(found[0].groups.values())), groups)
+    falls = {s.method: limit for s in swept if (limit := s.falls(groups)) is not None}
+    plain = baseline(next(iter(swept[0].groups.values())), groups)
     figure = plots.strength(
         curves,
         measure.title,
@@ -112,17 +112,17 @@ def _figures(report_data: ReportData, ranked: list[Measure]) -> list[Block]:
 def answer(report_data: ReportData) -> str:
     """Whether the methods differ from the plain ensemble in NLL."""
     measure = Measure("nll")
-    found: dict[str, Difference] = {}
+    differences: dict[str, Difference] = {}
     seeds = 0
     for label, group in report_data.peers().items():
         result = against_baseline(measure, group, report_data.groups)
         if result is not None:
-            found[label], count = result
+            differences[label], count = result
             seeds = max(seeds, count)
-    if not found:
+    if not differences:
         return "This page has no plain ensemble of the same ensemble size to compare with."
     return sentences.comparison_sentence(
-        measure.title, measure.better, found, "the plain ensemble", seeds, measure.unit
+        measure.title, measure.better, differences, "the plain ensemble", seeds, measure.unit
     )
 
 
@@ -182,22 +182,22 @@ def _forms(report_data: ReportData) -> str:
         "legacy": "as in the published code",
         "calibrated": "calibrated repulsion, with the push rescaled to the posterior",
     }
-    found = dict.fromkeys(group.first.form for group in report_data.groups)
+    forms = dict.fromkeys(group.first.form for group in report_data.groups)
     all_of_them = "all methods " if report_data.lead.first.shared else ""
-    parts = [f"{all_of_them}({form}): {words[form]}." for form in found if form in words]
+    parts = [f"{all_of_them}({form}): {words[form]}." for form in forms if form in words]
     return "".join(f" {part[:1].upper()}{part[1:]}" for part in parts)
 
 
 def _differences(report_data: ReportData, columns: list[Measure]) -> Iterator[Block]:
     ranked = [m for m in columns if m.better in ("lower", "higher")]
-    found = {
+    cells_by_group = {
         group: [_difference(measure, group, report_data) for measure in ranked]
         for group in report_data.groups
         if baseline(group, report_data.groups) is not None
     }
-    if not found:
+    if not cells_by_group:
         return
-    if all(cell.value == "" for cells in found.values() for cell in cells):
+    if all(cell.value == "" for cells in cells_by_group.values() for cell in cells):
         yield Remark(
             "One seed per method gives no interval. "
             f"Type `{_compare(report_data, ', seeds=5', ' --seeds 5')}` to get intervals."
@@ -206,7 +206,7 @@ def _differences(report_data: ReportData, columns: list[Measure]) -> Iterator[Bl
     yield Table(
         "Difference to the plain ensemble of the same ensemble size and seed",
         [*_naming(report_data), *map(_heading, ranked)],
-        [[*_named(group, report_data), *cells] for group, cells in found.items()],
+        [[*_named(group, report_data), *cells] for group, cells in cells_by_group.items()],
         "Mean difference over the seeds, with its 95 % interval. "
         "= marks a difference that is not significant: the interval contains 0.",
     )
@@ -221,10 +221,10 @@ def _compare(report_data: ReportData, in_python: str, typed: str) -> str:
 
 
 def _difference(measure: Measure, group: SeedGroup, report_data: ReportData) -> TableCell:
-    found = against_baseline(measure, group, report_data.groups)
-    if found is None or not all(map(math.isfinite, found[0])):
+    compared = against_baseline(measure, group, report_data.groups)
+    if compared is None or not all(map(math.isfinite, compared[0])):
         return TableCell("–")
-    scaled = Difference(*(measure.scale * end for end in found[0]))
+    scaled = Difference(*(measure.scale * end for end in compared[0]))
     width = (scaled.high - scaled.low) / 4
     word = verdict(scaled, measure.better)
     middle, low, high = (number(value, width) for value in scaled)
@@ -266,8 +266,8 @@ def _sized(report_data: ReportData, measure: Measure) -> Figure:
     curves: dict[str, plots.MetricCurve] = {}
     for label in report_data.peers():
         same = sorted((g for g in report_data.groups if g.label == label), key=lambda g: g.members)
-        found = [(group.members, *measure.summary(group)) for group in same]
-        curves[label] = plots.MetricCurve(*map(list, zip(*found, strict=True)))
+        points = [(group.members, *measure.summary(group)) for group in same]
+        curves[label] = plots.MetricCurve(*map(list, zip(*points, strict=True)))
     figure = plots.sizes(curves, measure.title, share=measure.share)
     return Figure(
         figure,

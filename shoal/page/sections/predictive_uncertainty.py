@@ -3,18 +3,30 @@
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from shoal import plots
 from shoal.core.display.text import percent
-from shoal.evaluation.evaluation import Evaluation
+from shoal.evaluation.evaluate import Evaluation
 from shoal.page import sentences
-from shoal.page.answering import answering_slider
-from shoal.page.blocks import Block, Figure, Fold, Heading, Section, rest_folded, section
+from shoal.page.blocks import (
+    Block,
+    Figure,
+    Fold,
+    Heading,
+    Section,
+    Slider,
+    SliderRow,
+    rest_folded,
+    section,
+)
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, SeedGroup
+from shoal.prediction.decisions import clopper_pearson
 
-__all__ = ["uncertainty_section"]
+__all__ = ["THRESHOLDS", "answering_slider", "uncertainty_section"]
+
 
 _SHIFTS = 4
 _MEASURES = {
@@ -44,10 +56,10 @@ def answer(report_data: ReportData) -> str:
     """The entropy on OOD data, or the error on uncertain inputs."""
     if report_data.assessment.about.has_classes:
         names = report_data.assessment.ood
-        found = {
+        ratios = {
             n: Measure("entropy_ratio", f"ood:{n}").summary(report_data.lead)[0] for n in names
         }
-        return sentences.entropy_sentence(found)
+        return sentences.entropy_sentence(ratios)
     test = report_data.assessment.split_samples("test")
     if not {"mean", "y", "stddev"} <= test.keys():
         return sentences.halves_sentence(math.nan, math.nan)
@@ -67,10 +79,10 @@ def _histograms(report_data: ReportData) -> Iterator[Figure]:
     quantity = _quantity(report_data)
     noun = "the standard deviation" if quantity == "stddev" else quantity
     for label, group in report_data.peers().items():
-        found = _uncertainties(group, quantity)
-        if found is not None:
+        uncertainties = _uncertainties(group, quantity)
+        if uncertainties is not None:
             yield Figure(
-                plots.uncertainty(*found, label, quantity),
+                plots.uncertainty(*uncertainties, label, quantity),
                 f"Uncertainty of {label}",
                 "Test inputs should lie on the left, OOD inputs (outlines) on the right. "
                 f"Where the histograms overlap, {noun} cannot separate them.",
@@ -88,8 +100,8 @@ def _by_sizes(report_data: ReportData) -> Iterator[Block]:
 
 def _by_size(report_data: ReportData, label: str, quantity: str) -> Iterator[Block]:
     same = sorted((g for g in report_data.groups if g.label == label), key=lambda g: g.members)
-    found = {group.members: _uncertainties(group, quantity) for group in same}
-    panels = {members: panel for members, panel in found.items() if panel is not None}
+    uncertainties = {group.members: _uncertainties(group, quantity) for group in same}
+    panels = {members: panel for members, panel in uncertainties.items() if panel is not None}
     if len(panels) > 1:
         yield Figure(
             plots.uncertainty_by_size(panels, label, quantity),
@@ -101,12 +113,12 @@ def _by_size(report_data: ReportData, label: str, quantity: str) -> Iterator[Blo
 
 def _uncertainties(group: SeedGroup, quantity: str) -> tuple[Tensor, dict[str, Tensor]] | None:
     """The uncertainty on the test set and on each OOD set, where both are known."""
-    found = group.first.assessment
-    if found is None or f"test/{quantity}" not in found.samples:
+    evaluation = group.first.assessment
+    if evaluation is None or f"test/{quantity}" not in evaluation.samples:
         return None
-    names = [name for name in found.ood if f"ood:{name}/{quantity}" in found.samples]
-    known = {name: _flat(found.samples[f"ood:{name}/{quantity}"]) for name in names}
-    return (_flat(found.samples[f"test/{quantity}"]), known) if known else None
+    names = [name for name in evaluation.ood if f"ood:{name}/{quantity}" in evaluation.samples]
+    known = {name: _flat(evaluation.samples[f"ood:{name}/{quantity}"]) for name in names}
+    return (_flat(evaluation.samples[f"test/{quantity}"]), known) if known else None
 
 
 def _flat(values: Tensor) -> Tensor:
@@ -116,10 +128,10 @@ def _flat(values: Tensor) -> Tensor:
 def _confident(report_data: ReportData) -> Iterator[Block]:
     """Accuracy of confident predictions: on the test set; in a fold, under shift and with OOD."""
     yield from _above(report_data, "test", "Accuracy of confident predictions", "")
-    found, rest = report_data.assessment, []
-    for name in list(found.shifts)[:_SHIFTS]:
+    evaluation, rest = report_data.assessment, []
+    for name in list(evaluation.shifts)[:_SHIFTS]:
         rest += _above(report_data, f"shift:{name}", f"Confident predictions, {name}", "")
-    for name in found.ood:
+    for name in evaluation.ood:
         pooled = f"Every prediction on {name} counts as wrong, so its confidence should be low. "
         rest += _above(
             report_data, f"pooled:{name}", f"Confident predictions, test set and {name}", pooled
@@ -131,9 +143,9 @@ def _confident(report_data: ReportData) -> Iterator[Block]:
 def _above(report_data: ReportData, split: str, title: str, words: str) -> Iterator[Block]:
     curves = {}
     for label, group in report_data.peers().items():
-        found = group.first.assessment and group.first.assessment.accuracy_confidence(split)
-        if found:
-            curves[label] = found
+        curve = group.first.assessment and group.first.assessment.accuracy_confidence(split)
+        if curve:
+            curves[label] = curve
     if curves:
         yield Figure(
             plots.accuracy_confidence(curves),
@@ -145,10 +157,10 @@ def _above(report_data: ReportData, split: str, title: str, words: str) -> Itera
 
 def _toys(report_data: ReportData) -> Iterator[Figure]:
     for label, group in report_data.peers().items():
-        found = group.first.assessment
-        if found is None:
+        evaluation = group.first.assessment
+        if evaluation is None:
             continue
-        train, test, plane = (found.split_samples(name) for name in ("train", "test", "plane"))
+        train, test, plane = (evaluation.split_samples(name) for name in ("train", "test", "plane"))
         # without stored training data, the evaluated points take their place
         which, points = ("training data", train) if "y" in train else ("test data", plane or test)
         data = (points["x"], points["y"]) if {"x", "y"} <= points.keys() else None
@@ -174,27 +186,27 @@ def _toys(report_data: ReportData) -> Iterator[Figure]:
 
 
 def _galleries(report_data: ReportData) -> Iterator[Block]:
-    found = report_data.assessment
-    for split in ["test", *(f"ood:{name}" for name in found.ood)]:
+    evaluation = report_data.assessment
+    for split in ["test", *(f"ood:{name}" for name in evaluation.ood)]:
         name = split.partition(":")[2] or "test images"
-        if f"{split}/gallery/disagreement/low" not in found.samples:
+        if f"{split}/gallery/disagreement/low" not in evaluation.samples:
             continue
         yield Heading(f"{name[0].upper()}{name[1:]}")
-        shown = {m: list(_gallery(found, split, name, m)) for m in _MEASURES}
+        shown = {m: list(_gallery(evaluation, split, name, m)) for m in _MEASURES}
         yield from shown.pop("disagreement")
         rest = [block for blocks in shown.values() for block in blocks]
         yield Fold(f"More {name}, by predictive entropy and by confidence", rest)
 
 
-def _gallery(found: Evaluation, split: str, name: str, measure: str) -> Iterator[Block]:
-    longest = max(map(len, _classes(found)), default=1)
+def _gallery(evaluation: Evaluation, split: str, name: str, measure: str) -> Iterator[Block]:
+    longest = max(map(len, _classes(evaluation)), default=1)
     columns, room = (6, 8) if longest <= 4 else (4, 13)
     for end, title in zip(("low", "high"), _MEASURES[measure], strict=True):
         key = f"{split}/gallery/{measure}/{end}"
-        index = found.samples[f"{key}/index"]
-        captions, tips = _captions(found, split, index, measure, room)
+        index = evaluation.samples[f"{key}/index"]
+        captions, tips = _captions(evaluation, split, index, measure, room)
         yield Figure(
-            plots.gallery(found.samples[key], captions, columns, tips),
+            plots.gallery(evaluation.samples[key], captions, columns, tips),
             title,
             _reading(split, measure, end),
         )
@@ -213,9 +225,9 @@ def _reading(split: str, measure: str, end: str) -> str:
 
 
 def _captions(
-    found: Evaluation, split: str, index: Tensor, measure: str, room: int
+    evaluation: Evaluation, split: str, index: Tensor, measure: str, room: int
 ) -> tuple[list[str], list[str]]:
-    values, classes = found.split_samples(split), _classes(found)
+    values, classes = evaluation.split_samples(split), _classes(evaluation)
     captions, tips = [], []
     for i in index.tolist():
         predicted = _class(classes, int(values["prediction"][i]))
@@ -239,9 +251,72 @@ def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _classes(found: Evaluation) -> list[str]:
-    return found.scores["data"].get("classes") or []
+def _classes(evaluation: Evaluation) -> list[str]:
+    return evaluation.scores["data"].get("classes") or []
 
 
 def _class(classes: list[str], index: int) -> str:
     return classes[index] if index < len(classes) else str(index)
+
+
+THRESHOLDS = [*(k / 100 for k in range(100)), 0.995, 0.999, 0.9995, 0.9999]
+"""The confidences of the slider, finer near 1, where networks put most of their predictions."""
+
+_START = THRESHOLDS.index(0.9)
+
+
+def answering_slider(report_data: ReportData) -> Iterator[Block]:
+    """A slider for the least confidence of an answer, with accuracy and share of every method."""
+    rows = [
+        row
+        for label, group in report_data.peers().items()
+        if (row := _row(label, group)) is not None
+    ]
+    if not rows:
+        return
+    count = report_data.assessment.scores["data"]["counts"].get("test")
+    inputs = f"{count} test inputs" if count else "test inputs"
+    yield Slider(
+        "How many answers, and how accurate?",
+        "Answer only when confidence is at least",
+        [_shown(threshold) for threshold in THRESHOLDS],
+        _START,
+        ["answered", "accuracy", "95 % interval", "wrong answers"],
+        rows,
+        f"Move the slider: the numbers are those of the {inputs}. A threshold that is chosen here "
+        f"promises nothing for new data. `shoal decide RUN --error 0.01` finds one that does.",
+    )
+
+
+def _row(label: str, group: SeedGroup) -> SliderRow | None:
+    evaluation = group.first.assessment
+    samples = {} if evaluation is None else evaluation.split_samples("test")
+    if not {"confidence", "prediction", "label"} <= samples.keys():
+        return None
+    right = samples["prediction"] == samples["label"]
+    return SliderRow(label, [_cells(*at) for at in _counts(samples["confidence"], right)])
+
+
+def _counts(sure: Tensor, right: Tensor) -> list[tuple[int, int, int]]:
+    """Answered and accurate predictions at every threshold, and the number of predictions."""
+    kept = sure.double() >= torch.tensor(THRESHOLDS, dtype=torch.float64).unsqueeze(1) - 1e-9
+    answered, accurate = kept.sum(1).tolist(), (kept & right).sum(1).tolist()
+    return [(n, k, len(sure)) for n, k in zip(answered, accurate, strict=True)]
+
+
+def _cells(answered: int, accurate: int, count: int) -> list[str]:
+    share = percent(answered / count)
+    if answered == 0:
+        return [share, "–", "–", "0"]
+    low, high = clopper_pearson(accurate, answered)
+    span = f"{percent(low).removesuffix(' %')} to {percent(high)}"
+    return [share, percent(accurate / answered), span, str(answered - accurate)]
+
+
+def _shown(threshold: float) -> str:
+    """A threshold in per cent; `percent` would round 99.99 %.
+
+    >>> _shown(0.9), _shown(0.9995)
+    ('90 %', '99.95 %')
+    """
+    return f"{100 * threshold:.4g} %"

@@ -1,7 +1,8 @@
 """Did training go well? Losses, forces, bandwidth, and messages of the training."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from shoal import plots
 from shoal.core.display.text import joined, number, percent, seconds
@@ -16,13 +17,14 @@ from shoal.page.blocks import (
     folded,
     section,
 )
-from shoal.page.convergence import loss_sentence
 from shoal.page.measures import SIGNS, diverged
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sentences import ADOPTED
-from shoal.training.mover.history import NEGLIGIBLE, best_epoch, held_out_loss
+from shoal.prediction.statistics import linear_change
+from shoal.training.mover.history import NEGLIGIBLE, best_epoch, divergence_sentence, held_out_loss
 
-__all__ = ["training_section"]
+__all__ = ["Trend", "loss_sentence", "loss_trend", "training_section"]
+
 
 _FOLDS = 8
 
@@ -110,11 +112,11 @@ def _shown(records: list[RunRecord], report_data: ReportData) -> tuple[RunRecord
 
 def _diverged(records: list[RunRecord]) -> Iterator[Block]:
     """The runs that diverged."""
-    found = [record for record in records if diverged(record)]
-    if found:
-        names = joined([record.name for record in found])
+    diverging = [record for record in records if diverged(record)]
+    if diverging:
+        names = joined([record.name for record in diverging])
         yield Remark(
-            f"Training diverged in {len(found)} of {len(records)} runs: {names}. "
+            f"Training diverged in {len(diverging)} of {len(records)} runs: {names}. "
             f"{SIGNS.capitalize()}."
         )
 
@@ -199,3 +201,78 @@ def _table(records: list[RunRecord]) -> Table:
         )
     headings = ["run", "epochs", "last loss (nats)", "repulsion, share of force", "training time"]
     return Table("All runs", headings, rows, "Repulsion is the median over the epochs.")
+
+
+_FEWEST = 8
+"""A trend needs at least this many epochs."""
+
+_SHARE = 0.03
+"""A converged loss changes by less than this share in the last third of training."""
+
+_NATS = 0.01
+"""Losses closer to 0 than this count as this value."""
+
+
+class Trend(NamedTuple):
+    """The trend of a loss at the end of training.
+
+    Attributes:
+        kind: the verdict.
+        change: change of the loss in the last third of training, by a linear fit, in nats.
+    """
+
+    kind: Literal["short", "falling", "rising", "converged", "unclear"]
+    change: float = math.nan
+
+
+def loss_trend(losses: Sequence[float], began: float | None = None) -> Trend:
+    """The trend of the loss over the last third of the epochs.
+
+    "converged" is an equivalence test: the 95 % interval of the change must lie within 3 % of the
+    total fall of the loss, and within 3 % of the loss. "falling" and "rising" are significant
+    changes larger than 3 %. Any other change is "unclear".
+
+    >>> loss_trend([2.0 * 0.5**epoch + 1.0 for epoch in range(30)]).kind
+    'converged'
+    >>> loss_trend([2.0 * 0.97**epoch for epoch in range(30)]).kind
+    'falling'
+
+    Args:
+        losses: mean loss of each epoch.
+        began: loss before the first step; None takes the first epoch's.
+    """
+    if len(losses) < _FEWEST or not all(map(math.isfinite, losses)):
+        return Trend("short")
+    last = losses[-max(5, math.ceil(len(losses) / 3)) :]
+    level = sum(last) / len(last)
+    fallen = max(losses[0] if began is None else began, losses[0]) - level
+    change, low, high = linear_change(last)
+    margin = _SHARE * min(max(fallen, 0.0), max(abs(level), _NATS))
+    if -margin <= low and high <= margin and margin > 0:
+        return Trend("converged", change)
+    if high < 0:
+        return Trend("falling", change)
+    return Trend("rising" if low > 0 else "unclear", change)
+
+
+def loss_sentence(history: Sequence[Mapping[str, Any]]) -> str:
+    """Whether the loss diverged, converged, fell or rose; empty for a short history.
+
+    >>> loss_sentence([{"loss": 2.0 * 0.5**epoch + 1.0} for epoch in range(30)])
+    'The training loss converged.'
+    """
+    diverged = divergence_sentence(history)
+    if diverged is not None:
+        return diverged
+    losses = [math.nan if row.get("loss") is None else float(row["loss"]) for row in history]
+    kind, change = loss_trend(losses, history[0].get("initial_loss") if history else None)
+    size = f"by {abs(change):.2g} nats in the last third of training"
+    # A longer training helps only if the validation NLL falls too.
+    longer = "" if best_epoch(history) not in (None, len(history)) else ": train longer"
+    return {
+        "converged": "The training loss converged.",
+        "falling": f"The training loss was still falling, {size}{longer}.",
+        "rising": f"The training loss was rising, {size}: lower the learning rate.",
+        "unclear": "The training loss has no significant trend in the last third of training.",
+        "short": "",
+    }[kind]

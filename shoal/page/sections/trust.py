@@ -9,7 +9,7 @@ from shoal.page import sentences
 from shoal.page.blocks import Section, Statement, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup
-from shoal.page.verdicts import Calibration, Coverage, Repulsion, calibration, coverage, repulsion
+from shoal.page.sentences import Calibration, Coverage, Repulsion, calibration, coverage, repulsion
 from shoal.prediction.statistics import mean_and_error
 
 __all__ = ["trust_section"]
@@ -100,14 +100,14 @@ def _numbers(report_data: ReportData) -> list[Statement]:
     kept = report_data.assessment.split_samples("test")
     count = report_data.assessment.scores["data"]["counts"]["test"]
     rmse, _ = _mean(report_data.lead, "rmse")
-    found, _ = _mean(report_data.lead, "coverage_90")
+    share, _ = _mean(report_data.lead, "coverage_90")
     stddev = float(np.std(kept["y"].double().numpy())) if "y" in kept else 0.0
     error = Statement("RMSE", f"{rmse:.3g}", sentences.error_sentence(rmse, stddev, count))
-    if math.isnan(found):
+    if math.isnan(share):
         return [error]
-    held = sentences.coverage_sentence(0.9, found, count)
-    tone = "good" if coverage(0.9, found, count) is Coverage.HELD else "mind"
-    return [error, Statement("intervals", f"{percent(found)} inside", held, tone)]
+    held = sentences.coverage_sentence(0.9, share, count)
+    tone = "good" if coverage(0.9, share, count) is Coverage.HELD else "mind"
+    return [error, Statement("intervals", f"{percent(share)} inside", held, tone)]
 
 
 def _loss(report_data: ReportData) -> list[Statement]:
@@ -118,20 +118,20 @@ def _loss(report_data: ReportData) -> list[Statement]:
 
 def _ood(report_data: ReportData) -> list[Statement]:
     """About the OOD set with the lowest detection rate."""
-    found = {
+    shares = {
         name: _mean(report_data.lead, "recognised", f"ood:{name}")[0]
         for name in report_data.assessment.ood
     }
-    found = {name: share for name, share in found.items() if not math.isnan(share)}
-    if not found:
+    shares = {name: share for name, share in shares.items() if not math.isnan(share)}
+    if not shares:
         return []
-    name = min(found, key=lambda key: found[key])
+    name = min(shares, key=lambda key: shares[key])
     auroc, _ = _mean(
         report_data.lead, f"auroc_{report_data.assessment.about.uncertainty}", f"ood:{name}"
     )
-    sentence = sentences.ood_sentence(name, found[name], auroc)
-    tone = "good" if found[name] > 0.9 else "mind"
-    return [Statement("OOD detection", f"{percent(found[name])} detected", sentence, tone)]
+    sentence = sentences.ood_sentence(name, shares[name], auroc)
+    tone = "good" if shares[name] > 0.9 else "mind"
+    return [Statement("OOD detection", f"{percent(shares[name])} detected", sentence, tone)]
 
 
 def _members(report_data: ReportData) -> Statement:

@@ -12,7 +12,7 @@ from torch import nn
 
 import shoal
 from shoal.analysis.evidence import evidence, load_evidence, member_weights, save_evidence
-from shoal.analysis.evidence.caveats import degeneracy, gradient_norms, merged
+from shoal.analysis.evidence.compute_evidence import degeneracy, gradient_norms, merged
 from shoal.analysis.evidence.members import log_likelihoods, parts_of
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.storage.files import sealed, write_json

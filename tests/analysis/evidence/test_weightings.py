@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from shoal.analysis.evidence.caveats import compare, total_variation
+from shoal.analysis.evidence.compute_evidence import compare, total_variation
 from shoal.analysis.evidence.members import stacking_weights
 from shoal.core.errors import DataError
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian

@@ -11,16 +11,22 @@ from torch import nn
 import shoal
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.certificate import RUN, certify, laplace, price
-from shoal.analysis.fidelity.certificate_store import FILE, kept_certificate, load_certificate
-from shoal.analysis.fidelity.contestants import Budget
+from shoal.analysis.fidelity.certificate import (
+    FILE,
+    RUN,
+    certify,
+    kept_certificate,
+    laplace,
+    load_certificate,
+    price,
+)
 from shoal.analysis.fidelity.last_layer_problem import last_layer_problem
 from shoal.analysis.fidelity.reference import Chains
-from shoal.analysis.fidelity.study import ALWAYS
+from shoal.analysis.fidelity.study import ALWAYS, Budget
 from shoal.cli.main import main
 from shoal.core.errors import CheckpointCorrupt, ConfigError
 from shoal.data.dataset import Dataset, Split
-from shoal.page.certificate_words import certificate_figure, certificate_sentences, certificate_text
+from shoal.page.fidelity import certificate_figure, certificate_sentences, certificate_text
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sections.bayesian import certificate_section
 

@@ -3,8 +3,7 @@
 import pytest
 
 from shoal.analysis.fidelity import score_shrinkage as law
-from shoal.analysis.fidelity.contestants import EVERY, QUICK, Budget, contestant
-from shoal.analysis.fidelity.study import ALWAYS, Study, summarise
+from shoal.analysis.fidelity.study import ALWAYS, EVERY, QUICK, Budget, Study, contestant, summarise
 from shoal.core.errors import ConfigError
 from shoal.interaction.spaces import LastLayer
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from shoal.analysis.landscape.points import cosines, finite_members, joined, only_group
-from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.survey import apart, outputs
 from shoal.analysis.landscape.trajectories import embedded, tracks
 from shoal.core.errors import DataError
@@ -36,16 +36,16 @@ def effective_numbers(
         split: labelled inputs.
         gradients: number of inputs for the input gradients.
     """
-    found = {"weights": effective_number(cosines(ensemble))}
-    found["outputs"] = effective_number(affinity(pred))
+    numbers = {"weights": effective_number(cosines(ensemble))}
+    numbers["outputs"] = effective_number(affinity(pred))
     if pred.likelihood.about.has_classes:
-        found["labels"] = effective_number(1 - pairwise_disagreement(pred))
+        numbers["labels"] = effective_number(1 - pairwise_disagreement(pred))
     if split.x.is_floating_point():
         few = Split(split.x[:gradients], None if split.y is None else split.y[:gradients])
-        found["input gradients"] = effective_number(
+        numbers["input gradients"] = effective_number(
             gradient_similarity(ensemble, few, pred.likelihood)
         )
-    return found
+    return numbers
 
 
 def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Tensor:
@@ -62,9 +62,9 @@ def gradient_similarity(ensemble: Ensemble, split: Split, likelihood: Any) -> Te
 
     def total(x: Tensor, tensors: dict) -> Tensor:
         one = {name: tensor[None] for name, tensor in tensors.items()}
-        found = MemberRunner("loop")(group.skeleton, one, x, False, shared)[0]
-        found, targets = as_points(likelihood, found[None], y)
-        return likelihood.log_prob(found, targets).sum()
+        predicted = MemberRunner("loop")(group.skeleton, one, x, False, shared)[0]
+        predicted, targets = as_points(likelihood, predicted[None], y)
+        return likelihood.log_prob(predicted, targets).sum()
 
     with without_fallback_warnings():
         slopes = vmap(grad(total), in_dims=(None, 0))(x, state).flatten(2).double()
@@ -79,20 +79,20 @@ _TRACKS = 3
 def trajectories(scene: Scene) -> AnalysisResult:
     """Similarity of weights and of functions along training, within and between members."""
     members = finite_members(scene.run.ensemble)[:_TRACKS]
-    found = tracks(scene.run, members, scene.effort.snapshots)
-    points = joined([track.points for track in found])
-    said = outputs(points, scene.test.x).cpu()
-    pred = scene.predictive(said)
-    owner = torch.arange(len(members)).repeat_interleave(len(found[0].epochs))
+    paths = tracks(scene.run, members, scene.effort.snapshots)
+    points = joined([track.points for track in paths])
+    predicted = outputs(points, scene.test.x).cpu()
+    pred = scene.predictive(predicted)
+    owner = torch.arange(len(members)).repeat_interleave(len(paths[0].epochs))
     far = apart(scene.run.likelihood, pred.members, pred.members)
     other = owner[:, None] != owner
-    ends = (torch.arange(len(owner)) + 1) % len(found[0].epochs) == 0
+    ends = (torch.arange(len(owner)) + 1) % len(paths[0].epochs) == 0
     late = other & ends & ends[:, None]
     scores = {
         "members": members,
-        "epochs": found[0].epochs,
+        "epochs": paths[0].epochs,
         "between_ends": float(far[late].mean()) if bool(late.any()) else None,
-        "last_snapshots": _last_apart(far, len(found[0].epochs)),
+        "last_snapshots": _last_apart(far, len(paths[0].epochs)),
     }
     tensors = {
         "cosine": cosines(points).float(),

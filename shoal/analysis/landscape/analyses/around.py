@@ -7,7 +7,7 @@ from shoal.analysis.diversity import diversity as ratio
 from shoal.analysis.landscape import subspace
 from shoal.analysis.landscape.averaging import averaged, combine, ema, mc_dropout, multiswag
 from shoal.analysis.landscape.points import joined, refresh
-from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import Survey, evaluated, outputs
 from shoal.core.errors import ConfigError
@@ -30,28 +30,28 @@ def diversity(scene: Scene) -> AnalysisResult:
             f"diversity against accuracy needs class labels, not {scene.run.likelihood.task}"
         )
     reference = scene.outputs[:1]
-    found = {"members": evaluated(scene.outputs[1:], scene.test, scene.run.likelihood, reference)}
+    surveys = {"members": evaluated(scene.outputs[1:], scene.test, scene.run.likelihood, reference)}
     mode = scene.modes[0]
     reach = torch.rand(scene.effort.samples, generator=generator(scene.seed, "reach"))
     for name in subspace.registry:
         if mode.path is None and name not in ("random", "dropout"):
             continue
-        said = _samples(scene, name, mode, reach)
-        found[name] = evaluated(said, scene.test, scene.run.likelihood, reference)
+        sampled = _samples(scene, name, mode, reach)
+        surveys[name] = evaluated(sampled, scene.test, scene.run.likelihood, reference)
         scene.tick(len(reach))
     if mode.path is not None:
         average = outputs(averaged([mode.path], scene.statistics), scene.test.x).cpu()
-        found["swa"] = evaluated(average, scene.test, scene.run.likelihood, reference)
+        surveys["swa"] = evaluated(average, scene.test, scene.run.likelihood, reference)
     right = float(evaluated(reference, scene.test, scene.run.likelihood).accuracy[0])
     scores = {
         "reference": right,
         "classes": scene.run.likelihood.probs(scene.outputs[:1, :1]).shape[-1],
         "inputs": len(scene.test),
-        "at_equal_accuracy": _at_equal_accuracy(found),
+        "at_equal_accuracy": _at_equal_accuracy(surveys),
     }
-    parts = {f"{name}/accuracy": s.accuracy for name, s in found.items()}
+    parts = {f"{name}/accuracy": s.accuracy for name, s in surveys.items()}
     return AnalysisResult(
-        scores, parts | {f"{name}/apart": s.apart[0] for name, s in found.items()}
+        scores, parts | {f"{name}/apart": s.apart[0] for name, s in surveys.items()}
     )
 
 
@@ -67,11 +67,13 @@ def _samples(scene: Scene, name: str, mode: Mode, reach: Tensor) -> Tensor:
     ).members
 
 
-def _at_equal_accuracy(found: dict[str, Survey]) -> dict[str, float | None]:
+def _at_equal_accuracy(surveys: dict[str, Survey]) -> dict[str, float | None]:
     """Mean diversity of points whose accuracy is within 2 % of the members' accuracy."""
-    usual = float(found["members"].accuracy.mean()) if len(found["members"].loss) else float("nan")
+    usual = (
+        float(surveys["members"].accuracy.mean()) if len(surveys["members"].loss) else float("nan")
+    )
     scores: dict[str, float | None] = {}
-    for name, survey in found.items():
+    for name, survey in surveys.items():
         near = (survey.accuracy - usual).abs() <= _NEAR
         values = ratio(survey.apart[0], survey.accuracy)[near]
         values = values[values.isfinite()]
@@ -92,15 +94,15 @@ def averaging(scene: Scene) -> AnalysisResult:
         "swa": averaged(paths, scene.statistics),
         "ema": _refreshed(joined([ema(path) for path in paths]), scene.statistics),
     }
-    found = {}
+    scores = {}
     for name, split in {"test": scene.test, **scene.shifts}.items():
         treated = {key: outputs(e, split.x).cpu()[:, None] for key, e in solutions.items()}
         treated |= _sampled(scene, split.x)
         if split.y is not None:
             rows = combine(treated, split.y, scene.run.likelihood)
-            found[name] = {row.treatment: row._asdict() for row in rows}
+            scores[name] = {row.treatment: row._asdict() for row in rows}
         scene.tick(1)
-    return AnalysisResult({"parts": found, "members": len(paths)})
+    return AnalysisResult({"parts": scores, "members": len(paths)})
 
 
 def _refreshed(ensemble: Ensemble, x: Inputs | None) -> Ensemble:
@@ -114,8 +116,8 @@ def _sampled(scene: Scene, x: Inputs) -> dict[str, Tensor]:
         scene.modes, x, most,
         likelihood=scene.run.likelihood, train=scene.statistics, seed=scene.seed,
     ).members.unflatten(0, (-1, most))  # fmt: skip
-    found = {f"swag x {count}": swag[:, :count] for count in _SAMPLES}
+    samples = {f"swag x {count}": swag[:, :count] for count in _SAMPLES}
     if scene.ensemble.groups[0].keys:
         dropped = mc_dropout(scene.ensemble, x, most, likelihood=scene.run.likelihood)
-        found[f"dropout x {most}"] = dropped.members.unflatten(0, (-1, most))
-    return found
+        samples[f"dropout x {most}"] = dropped.members.unflatten(0, (-1, most))
+    return samples

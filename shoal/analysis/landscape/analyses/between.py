@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shoal.analysis.landscape import curves
-from shoal.analysis.landscape.connect import align, connect
+from shoal.analysis.landscape.curves import align, connect
 from shoal.analysis.landscape.planes import (
     Plane,
     levelled,
@@ -15,7 +15,7 @@ from shoal.analysis.landscape.planes import (
     plane_through_three,
     with_midpoints,
 )
-from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.survey import Survey, survey
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
@@ -28,11 +28,11 @@ _PLACES = 41
 @registry.register("line", cite=("fort2019deep", "ainsworth2022git"))
 def lines(scene: Scene) -> AnalysisResult:
     """The straight line between two members, with and without matched units."""
-    found = {"straight": _profile(scene, scene.first(2), line(_PLACES))}
+    profiles = {"straight": _profile(scene, scene.first(2), line(_PLACES))}
     matched, notes = _matched(scene)
     if not notes:
-        found["aligned"] = _profile(scene, matched, line(_PLACES))
-    return _profiles(found, notes)
+        profiles["aligned"] = _profile(scene, matched, line(_PLACES))
+    return _profiles(profiles, notes)
 
 
 @registry.register("tunnel", cite=("fort2019large", "garipov2018loss", "ainsworth2022git"))
@@ -43,7 +43,7 @@ def tunnel(scene: Scene) -> AnalysisResult:
     Bezier curve minimises the loss. Matching the units of the second member to the first shortens
     the path and keeps the function; networks whose units cannot be matched do not change.
     """
-    (pair, notes), found = _matched(scene), {}
+    (pair, notes), profiles = _matched(scene), {}
     t = torch.linspace(0, 1, _PLACES, dtype=torch.float64)
     for name in ("tunnel", "bezier"):
         curve = curves.registry.make(name)
@@ -58,11 +58,13 @@ def tunnel(scene: Scene) -> AnalysisResult:
         )
         path = curve.coefficients(t)
         if curve.constrained:
-            here = scene.train, scene.run.likelihood, scene.statistics, scene.tick
+            level = levelled(
+                pivots, path, scene.train, scene.run.likelihood, scene.statistics, scene.tick
+            )
             # The midpoints show whether the loss is level between the levelled points.
-            path = with_midpoints(levelled(pivots, path, *here))
-        found[name] = _profile(scene, pivots, path)
-    return _profiles(found, notes)
+            path = with_midpoints(level)
+        profiles[name] = _profile(scene, pivots, path)
+    return _profiles(profiles, notes)
 
 
 @registry.register("origin-plane", cite=("fort2019deep",))
@@ -97,10 +99,10 @@ def _profile(scene: Scene, basis: Ensemble, coefficients: Tensor) -> tuple[Surve
     return trained, tested
 
 
-def _profiles(found: dict[str, tuple[Survey, Survey]], notes: dict[str, str]) -> AnalysisResult:
+def _profiles(profiles: dict[str, tuple[Survey, Survey]], notes: dict[str, str]) -> AnalysisResult:
     scores: dict[str, Any] = {"paths": {}, "notes": notes}
     tensors = {}
-    for name, (train, test) in found.items():
+    for name, (train, test) in profiles.items():
         t = torch.linspace(0, 1, len(train.loss), dtype=torch.float64)
         level = line(len(t)) @ train.loss[[0, -1]]
         scores["paths"][name] = {
@@ -117,7 +119,7 @@ def _profiles(found: dict[str, tuple[Survey, Survey]], notes: dict[str, str]) ->
 
 
 def _surface(scene: Scene, basis: Ensemble, plane: Plane) -> AnalysisResult:
-    found = survey(
+    surveyed = survey(
         basis,
         plane.coefficients,
         scene.test,
@@ -127,5 +129,5 @@ def _surface(scene: Scene, basis: Ensemble, plane: Plane) -> AnalysisResult:
         scene.tick,
     )
     tensors = {"across": plane.across, "up": plane.up, "marks": plane.marks.contiguous()}
-    tensors |= {name: plane.image(values).float() for name, values in found._asdict().items()}
+    tensors |= {name: plane.image(values).float() for name, values in surveyed._asdict().items()}
     return AnalysisResult({"points": len(plane.up), "inputs": len(scene.test)}, tensors)

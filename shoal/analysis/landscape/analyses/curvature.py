@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from shoal.analysis.landscape.points import only_group
-from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
 from shoal.core.errors import DataError
 from shoal.core.random import key, normal, uniform
 from shoal.core.structure import Inputs, parted
@@ -61,9 +61,9 @@ def hessian_product(
     runner = MemberRunner("loop" if group.must_loop else "vmap")
 
     def loss(tree: Tree, x: Inputs, y: Tensor) -> Tensor:
-        found = runner(group.skeleton, tree | group.buffers, x, False, group.shared)
-        found, y = as_points(meaning, found, y)
-        return -meaning.log_prob(found, y).sum() / n
+        outputs = runner(group.skeleton, tree | group.buffers, x, False, group.shared)
+        outputs, y = as_points(meaning, outputs, y)
+        return -meaning.log_prob(outputs, y).sum() / n
 
     def along(tree: Tree, vectors: Tree, x: Inputs, y: Tensor) -> Tensor:
         slopes = grad(loss)(tree, x, y)
@@ -85,15 +85,15 @@ def trace(product: Product, like: Tree, probes: int = 10, seed: int = 0) -> Trac
 
     Hutchinson (1990). The estimate is exact for a diagonal Hessian.
     """
-    found = []
+    estimates = []
     for probe in range(probes):
         signs = {
             name: 2.0 * (uniform(key(seed, f"sign {name}", probe, t.device), t.shape) < 0.5) - 1
             for name, t in like.items()
         }
         vectors = {name: sign.to(like[name].dtype) for name, sign in signs.items()}
-        found.append(_dot(vectors, product(vectors)))
-    values = torch.stack(found)
+        estimates.append(_dot(vectors, product(vectors)))
+    values = torch.stack(estimates)
     spread = values.std(0) if probes > 1 else torch.full_like(values[0], torch.nan)
     return Trace(values.mean(0).cpu(), (spread / math.sqrt(probes)).cpu())
 
@@ -151,12 +151,12 @@ def curvature(scene: Scene) -> AnalysisResult:
     product = hessian_product(scene.ensemble, scene.train, scene.run.likelihood)
     weights = {name: tensor.detach() for name, tensor in scene.ensemble.weights.items()}
     values = top_eigenvalues(product, weights, 5, scene.effort.products, scene.seed)
-    found = trace(product, weights, max(scene.effort.products // 3, 2), scene.seed)
+    traces = trace(product, weights, max(scene.effort.products // 3, 2), scene.seed)
     scores = {
         "top": float(values[:, 0].mean()),
-        "trace": float(found.mean.mean()),
+        "trace": float(traces.mean.mean()),
         "weights": sum(tensor[0].numel() for tensor in weights.values()),
     }
     return AnalysisResult(
-        scores, {"eigenvalues": values.float(), "trace": found.mean, "error": found.error}
+        scores, {"eigenvalues": values.float(), "trace": traces.mean, "error": traces.error}
     )

@@ -1,4 +1,4 @@
-"""Output of `shoal fidelity`: the rows file, a table and the figures."""
+"""Words, tables, files and figures of `shoal fidelity`: its study, and the certificate of a run."""
 
 import csv
 import io
@@ -12,23 +12,30 @@ import torch
 from shoal import plots
 from shoal.analysis.fidelity import problems
 from shoal.analysis.fidelity import reference as references
-from shoal.analysis.fidelity.contestants import Budget, train
+from shoal.analysis.fidelity.certificate import LAPLACE, RUN, Certificate
+from shoal.analysis.fidelity.reference import LIMIT
 from shoal.analysis.fidelity.score_shrinkage import measure
-from shoal.analysis.fidelity.study import ALWAYS, Row, discrepancy, summarise
-from shoal.core.display.text import table
+from shoal.analysis.fidelity.study import ALWAYS, Budget, Row, discrepancy, summarise, train
+from shoal.core.display.text import number, table
 from shoal.core.errors import ConfigError
 from shoal.core.storage.files import read_json, write_bytes, write_json
 
 __all__ = [
+    "COLUMNS",
     "FILE",
+    "certificate_figure",
+    "certificate_sentences",
+    "certificate_text",
     "closest",
     "heat_map",
     "read_rows",
     "results_csv",
     "results_text",
+    "shown",
     "write_figures",
     "write_rows",
 ]
+
 
 FILE = "fidelity.json"
 """File name of the rows in a folder."""
@@ -71,10 +78,10 @@ def results_text(rows: Sequence[Row], distance: str = "frechet") -> str:
     methods = list(dict.fromkeys(method for _, method in summary))
 
     def cell(problem: str, method: str) -> str:
-        found = summary.get((problem, method), {}).get(distance)
-        if found is None:
+        numbers = summary.get((problem, method), {}).get(distance)
+        if numbers is None:
             return "–"
-        mean, error = found
+        mean, error = numbers
         return f"{mean:.3f}" if error != error else f"{mean:.3f} ± {error:.3f}"
 
     order = sorted(methods, key=lambda method: _overall(summary, problems, method, distance))
@@ -95,18 +102,18 @@ def _overall(summary: Mapping, problems: Sequence[str], method: str, distance: s
 def closest(rows: Sequence[Row], distance: str = "frechet") -> dict[str, dict[str, Any]]:
     """For each problem, the closest calibrated method and the closest other method."""
     summary = summarise(rows)
-    found = {}
+    closest_methods = {}
     for problem in dict.fromkeys(problem for problem, _ in summary):
         means = {m: d[distance][0] for (p, m), d in summary.items() if p == problem and m != ALWAYS}
         ours = {m: v for m, v in means.items() if "calibrated" in m}
         others = {m: v for m, v in means.items() if m not in ours}
         if ours and others:
             best, rival = min(ours, key=ours.__getitem__), min(others, key=others.__getitem__)
-            found[problem] = {
+            closest_methods[problem] = {
                 "calibrated": best, "distance": ours[best],
                 "other": rival, "other_distance": others[rival],
             }  # fmt: skip
-    return found
+    return closest_methods
 
 
 _SHOWN = ("ensemble", "f-kde:legacy", "f-kde:calibrated")
@@ -133,8 +140,8 @@ def write_figures(rows: Sequence[Row], folder: Path, budget: Budget) -> list[Pat
 def heat_map(rows: Sequence[Row], distance: str = "frechet") -> Any:
     """One distance of every method on every problem, in the order of the rows."""
     table: dict[str, dict[str, float]] = {}
-    for (problem, method), found in summarise(rows).items():
-        table.setdefault(method, {})[problem] = found[distance][0]
+    for (problem, method), distances in summarise(rows).items():
+        table.setdefault(method, {})[problem] = distances[distance][0]
     return plots.distances(table, _NAMES[distance])
 
 
@@ -142,12 +149,12 @@ def _bands(budget: Budget) -> Any:
     problem = problems.make("regression")
     reference = references.load(problem)
     inputs = torch.cat([problem.on, problem.off])
-    found = {}
+    moments = {}
     for label in _SHOWN:
         outputs = problem.apply(train(problem, label, budget, 0), inputs)
-        found[label] = (outputs.mean(0), outputs.std(0))
+        moments[label] = (outputs.mean(0), outputs.std(0))
     truth = (reference.mean, reference.std)
-    return plots.posterior_bands(inputs, truth, found, (problem.x, problem.y))
+    return plots.posterior_bands(inputs, truth, moments, (problem.x, problem.y))
 
 
 def _growth(budget: Budget) -> Any:
@@ -166,3 +173,111 @@ def _growth(budget: Budget) -> Any:
 def _write(figure: Any, path: Path) -> Path:
     write_bytes(path, plots.png(figure, 130))
     return path
+
+
+COLUMNS = {
+    "frechet/on": "Fréchet, test",
+    "tv/on": "total variation, test",
+    "frechet/off": "Fréchet, OOD",
+    "tv/off": "total variation, OOD",
+    "weights/sliced": "weights, sliced W2",
+}
+"""Distances of the table and the figure, with their titles."""
+
+
+def certificate_sentences(certificate: Certificate) -> list[str]:
+    """What was sampled, whether to trust it, and how close the run is."""
+    return [
+        _sampled(certificate),
+        _quality(certificate),
+        _closeness(certificate),
+        *_caveats(certificate),
+    ]
+
+
+def _sampled(certificate: Certificate) -> str:
+    weights = certificate.outputs * (certificate.features + 1)
+    trunk = "the trunk of all members" if certificate.shared_trunk else "the trunk of member 0"
+    return (
+        f"The posterior is that of the last layer '{certificate.layer}' ({weights:,} weights) "
+        f"given {trunk}, on {certificate.points:,} training points."
+    )
+
+
+def _quality(certificate: Certificate) -> str:
+    facts = certificate.reference
+    if "rhat" not in facts:
+        return "The posterior is known in closed form."
+    text = (
+        f"{facts['method']}: {facts['chains']} chains of {facts['draws']:,} draws, largest R-hat "
+        f"{facts['rhat']:.3f}, at least {facts['effective']:,.0f} effective draws, "
+        f"{facts['divergences']} divergences."
+    )
+    if certificate.converged:
+        return text
+    return f"{text} The chains disagree (R-hat must be below {LIMIT}); use more draws."
+
+
+def _closeness(certificate: Certificate) -> str:
+    rows = {label: row["frechet/on"] for label, row in certificate.distances.items()}
+    others = {label: v for label, v in rows.items() if label not in (RUN, ALWAYS, LAPLACE)}
+    text = (
+        f"The Fréchet distance of this run on test inputs is {number(rows[RUN], 0.005)} posterior "
+        f"standard deviations. {certificate.members} exact draws have "
+        f"{number(rows[ALWAYS], 0.005)}, and Laplace has {number(rows[LAPLACE], 0.005)}."
+    )
+    if not others:
+        return text
+    best = min(others, key=lambda label: others[label])
+    return f"{text} The closest trained method is {best} ({number(others[best], 0.005)})."
+
+
+def _caveats(certificate: Certificate) -> list[str]:
+    notes = []
+    if not certificate.shared_trunk:
+        notes.append(
+            "Members of this run have trunks of their own, so their distance also counts how "
+            "trunks differ."
+        )
+    if certificate.points < certificate.all_points:
+        notes.append(
+            f"The posterior uses {certificate.points:,} of {certificate.all_points:,} training "
+            f"points, and this run used all: its own row is not comparable, the other rows are."
+        )
+    return notes
+
+
+def shown(certificate: Certificate) -> list[str]:
+    """Columns that at least one method has."""
+    return [name for name in COLUMNS if any(name in row for row in certificate.distances.values())]
+
+
+def certificate_text(certificate: Certificate) -> str:
+    """Sentences and the table, closest method first below the run."""
+    names = shown(certificate)
+    order = sorted(
+        certificate.distances, key=lambda m: (m != RUN, certificate.distances[m]["frechet/on"])
+    )
+    rows = [
+        [label, *(_cell(certificate.distances[label].get(name)) for name in names)]
+        for label in order
+    ]
+    lines = table(rows, ["method", *(COLUMNS[name] for name in names)])
+    return "\n\n".join(["\n".join(certificate_sentences(certificate)), lines])
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def certificate_figure(certificate: Certificate) -> Any:
+    """All methods and distances as shades with numbers."""
+    names = [
+        n for n in shown(certificate) if all(n in row for row in certificate.distances.values())
+    ]
+    titles = {name: COLUMNS[name].replace(", ", ",\n") for name in names}
+    rows = {
+        label: {titles[name]: row[name] for name in names}
+        for label, row in certificate.distances.items()
+    }
+    return plots.distances(rows, "distance")

@@ -70,15 +70,15 @@ def evaluation_data(
 ) -> Dataset:
     """The data set on which a run is evaluated; see `shoal.evaluate`."""
     if data is None:
-        found = own_data(run, _name(run), f"type: {what_to_type('evaluate', run.config)}")
+        dataset = own_data(run, _name(run), f"type: {what_to_type('evaluate', run.config)}")
     elif isinstance(data, Dataset):
-        found = data
+        dataset = data
     elif _is_description(data):
-        found = load_data(data)
+        dataset = load_data(data)
     else:
-        found = _tested(run, gathered(data, run.ensemble.dtype))
+        dataset = _tested(run, gathered(data, run.ensemble.dtype))
     read = partial(gathered_inputs, dtype=run.ensemble.dtype, takes=run.ensemble.takes_inputs)
-    return _with_shifts(_with_ood(found, ood, read), shifts, severities, read)
+    return _with_shifts(_with_ood(dataset, ood, read), shifts, severities, read)
 
 
 def training_data(
@@ -98,15 +98,15 @@ def training_data(
         dtype: type of floating-point numbers.
     """
     if data is None and run is not None:
-        found = own_data(run, _name(run), advice)
+        dataset = own_data(run, _name(run), advice)
     elif isinstance(data, Dataset):
-        found = data
+        dataset = data
     elif _is_description(data):
-        found = load_data(data)
+        dataset = load_data(data)
     else:
         name = data_name({} if run is None else run.config)
-        found = Dataset(name, gathered(data, dtype))
-    return found if test is None else replace(found, test=gathered(test, dtype))
+        dataset = Dataset(name, gathered(data, dtype))
+    return dataset if test is None else replace(dataset, test=gathered(test, dtype))
 
 
 def splits_of(
@@ -116,8 +116,10 @@ def splits_of(
     shifts: Shifts | None,
 ) -> Dataset:
     """A data set of training data, test set, OOD sets and shifts."""
-    found = training_data(None, data, test)
-    return _with_shifts(_with_ood(found, ood, gathered_inputs), shifts, SEVERITIES, gathered_inputs)
+    dataset = training_data(None, data, test)
+    return _with_shifts(
+        _with_ood(dataset, ood, gathered_inputs), shifts, SEVERITIES, gathered_inputs
+    )
 
 
 def _is_description(data: Any) -> TypeGuard[str | Mapping[str, Any]]:
@@ -150,9 +152,9 @@ def _with_ood(
     if ood is None:
         return data
     _check_names("ood", ood)
-    found = {name: read(x) for name, x in ood.items()}
-    _check_shapes("ood", found, data)
-    return replace(data, ood={**data.ood, **found})
+    splits = {name: read(x) for name, x in ood.items()}
+    _check_shapes("ood", splits, data)
+    return replace(data, ood={**data.ood, **splits})
 
 
 def _with_shifts(
@@ -166,33 +168,33 @@ def _with_shifts(
     if isinstance(shifts, str) or not isinstance(shifts, Mapping):
         return with_corruptions(data, shifts, severities)
     _check_names("shifts", shifts)
-    found = {name: read(split) for name, split in shifts.items()}
-    _check_shapes("shifts", found, data)
+    splits = {name: read(split) for name, split in shifts.items()}
+    _check_shapes("shifts", splits, data)
     targets = None if data.test is None else data.test.y
-    for name, split in found.items():
+    for name, split in splits.items():
         if split.y is None and (targets is None or len(targets) != len(split)):
             raise DataError(
                 f"the shift '{name}' has {len(split)} inputs without targets, but the test set "
                 f"has another number of targets; pass a pair (x, y)"
             )
     named = {
-        n: split if split.y is not None else Split(split.x, targets) for n, split in found.items()
+        n: split if split.y is not None else Split(split.x, targets) for n, split in splits.items()
     }
     return replace(data, shifts={**data.shifts, **named})
 
 
-def _check_names(what: str, given: Any) -> None:
-    named = isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
+def _check_names(what: str, splits: Any) -> None:
+    named = isinstance(splits, Mapping) and all(isinstance(name, str) for name in splits)
     if not named:
         raise DataError(
-            f"{what} is a dict of names to inputs, not {type(given).__name__}; "
+            f"{what} is a dict of names to inputs, not {type(splits).__name__}; "
             f"type {what}={{'letters': x}}"
         )
 
 
-def _check_shapes(what: str, found: Mapping[str, Split], data: Dataset) -> None:
+def _check_shapes(what: str, splits: Mapping[str, Split], data: Dataset) -> None:
     wanted = data.input_shape
-    for name, split in found.items():
+    for name, split in splits.items():
         if tuple(split.x.shape[1:]) != wanted:
             raise DataError(
                 f"the inputs of {what} '{name}' have shape {tuple(split.x.shape[1:])}, "
