@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
 from shoal.analysis.landscape.study import AnalysisResult, kept_study, load_study
@@ -27,6 +27,8 @@ __all__ = [
     "plain",
     "shown_path",
 ]
+
+T = TypeVar("T")
 
 _OWN = {"method", "legacy", "calibrated", "strength", "members", "seed", "init_seed", "engine"}
 _ASKED = "asked"
@@ -213,6 +215,12 @@ class ReportData:
             if known is None or _distance(group, size) < _distance(known, size):
                 chosen[group.label] = group
         return chosen
+
+    def of_peers(self, read: Callable[[Evaluation], T | None]) -> dict[str, T]:
+        """What `read` returns for the first evaluation of each method, where it is not None."""
+        evaluations = {label: group.first.assessment for label, group in self.peers().items()}
+        values = {label: read(each) for label, each in evaluations.items() if each is not None}
+        return {label: value for label, value in values.items() if value is not None}
 
     @property
     def sizes(self) -> list[int]:

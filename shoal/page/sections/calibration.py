@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from operator import methodcaller
 
 import numpy as np
 
@@ -153,11 +154,7 @@ def _worst(report_data: ReportData) -> str | None:
 def _reliability(report_data: ReportData) -> Iterator[Block]:
     worst = _worst(report_data)
     for split in ["test", *([worst] if worst else [])]:
-        curves = {}
-        for label, group in report_data.peers().items():
-            curve = group.first.assessment and group.first.assessment.reliability(split)
-            if curve:
-                curves[label] = curve
+        curves = report_data.of_peers(methodcaller("reliability", split))
         if curves:
             name = split.partition(":")[2] or "the test set"
             alone = len(curves) == 1
@@ -175,11 +172,7 @@ def _reliability(report_data: ReportData) -> Iterator[Block]:
 
 
 def _coverage(report_data: ReportData) -> Iterator[Block]:
-    curves = {}
-    for label, group in report_data.peers().items():
-        pit = group.first.assessment and group.first.assessment.samples.get("test/pit")
-        if pit is not None:
-            curves[label] = pit
+    curves = report_data.of_peers(lambda evaluation: evaluation.samples.get("test/pit"))
     if curves:
         yield Figure(
             plots.coverage(curves),

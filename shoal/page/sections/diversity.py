@@ -55,12 +55,7 @@ def _others(matrix: Tensor) -> Tensor:
 
 def _kept(report_data: ReportData, key: str) -> dict[str, Tensor]:
     """A matrix of every method that has one."""
-    evaluations = {label: group.first.assessment for label, group in report_data.peers().items()}
-    return {
-        label: kept.samples[key]
-        for label, kept in evaluations.items()
-        if kept is not None and key in kept.samples
-    }
+    return report_data.of_peers(lambda evaluation: evaluation.samples.get(key))
 
 
 def _pairwise(report_data: ReportData) -> Iterator[Figure]:

@@ -141,11 +141,7 @@ def _confident(report_data: ReportData) -> Iterator[Block]:
 
 
 def _above(report_data: ReportData, split: str, title: str, words: str) -> Iterator[Block]:
-    curves = {}
-    for label, group in report_data.peers().items():
-        curve = group.first.assessment and group.first.assessment.accuracy_confidence(split)
-        if curve:
-            curves[label] = curve
+    curves = report_data.of_peers(lambda evaluation: evaluation.accuracy_confidence(split))
     if curves:
         yield Figure(
             plots.accuracy_confidence(curves),
