@@ -1,22 +1,323 @@
-"""Ensembles as estimators of scikit-learn; users import them from `shoal.sklearn`."""
+"""Ensembles as estimators of scikit-learn; users import them from `shoal.sklearn`.
 
-from collections.abc import Mapping, Sequence
+Tables are prepared for the networks by parts of scikit-learn, so that a fitted model keeps them and
+pickles with them:
+
+    numbers      StandardScaler, then SimpleImputer with the mean and an indicator of gaps
+    categories   OneHotEncoder; a gap is a category of its own, an unknown category has only zeros
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from sklearn.base import ClassifierMixin, RegressorMixin
+import torch
+from sklearn import config_context
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
+from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import assert_all_finite, check_array, column_or_1d
-from torch import Tensor
+from sklearn.utils.validation import (
+    assert_all_finite,
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+from torch import Tensor, nn
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.optional import require
+from shoal.data.batches.sources import as_split
+from shoal.data.dataset import Dataset, Split
+from shoal.evaluation.predict import predict
+from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Bernoulli, Categorical, HomoscedasticGaussian, Likelihood
 from shoal.inference.likelihoods import registry as likelihoods
-from shoal.integrations.sklearn_estimator import EnsembleEstimator, Network
+from shoal.inference.priors import Gaussian
+from shoal.models.blueprint import Architecture, Blueprint
+from shoal.models.mlp import MLP
+from shoal.prediction.predictive import Predictive
+from shoal.training.fit import fit
+from shoal.training.folder.own_data import OWN_DATA
+from shoal.training.folder.run import Run
 
-__all__ = ["EnsembleClassifier", "EnsembleRegressor"]
+__all__ = [
+    "EnsembleClassifier",
+    "EnsembleEstimator",
+    "EnsembleRegressor",
+    "Network",
+    "as_categories",
+    "as_numbers",
+    "fitted",
+    "is_table",
+    "merged",
+    "preprocessing_for",
+    "rows_of",
+    "transformed",
+]
+
+Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
+"""Makes a network for inputs of a shape and a number of outputs, or has a method that does."""
+
+LARGEST_BATCH = 200
+"""Data points per batch for batch_size="auto", as in scikit-learn's networks."""
+
+ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 100, 10
+"""Data points, and data points of each class, from which early_stopping="auto" holds out some."""
+
+_ONE_FIT = threading.RLock()
+"""Threads of joblib train in turn: torch's random generators belong to the whole process."""
+
+
+@dataclass(frozen=True)
+class _OwnNetwork:
+    """The user's function with its arguments; unlike a closure it can be pickled."""
+
+    network: Callable[[tuple[int, ...], int], nn.Module]
+    input_shape: tuple[int, ...]
+    outputs: int
+
+    def __post_init__(self) -> None:
+        # the name under which a run folder stores a network that it cannot rebuild
+        name = getattr(self.network, "__qualname__", type(self.network).__qualname__)
+        object.__setattr__(self, "__qualname__", name)
+
+    def __call__(self) -> nn.Module:
+        return self.network(self.input_shape, self.outputs)
+
+
+class _Points(NamedTuple):
+    """Data points with their weights, None for equal weights."""
+
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray | None
+
+    def rows(self, rows: np.ndarray) -> "_Points":
+        weight = None if self.weight is None else self.weight[rows]
+        return _Points(rows_of(self.X, rows), self.y[rows], weight)
+
+
+class EnsembleEstimator(BaseEstimator):
+    """What both estimators have in common: preprocessing, training, predictions."""
+
+    members: int
+    hidden: Sequence[int]
+    method: Any
+    strength: float | str | None
+    epochs: int
+    batch_size: int | str
+    learning_rate: float
+    prior_std: float
+    early_stopping: bool | str
+    validation_fraction: float
+    n_iter_no_change: int
+    network: Network | None
+    preprocess: Any
+    device: Any
+    out: str | Path | None
+    options: Mapping[str, Any] | None
+    random_state: Any
+    verbose: bool
+    run_: Run
+    preprocessing_: Any
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit preprocessing and ensemble.
+
+        Args:
+            X: inputs, an array [N, D] or a DataFrame.
+            y: targets [N] or [N, K].
+            sample_weight: weight of each data point [N]. A whole number equals repetition, to the
+                bit. The total weight counts as N beside the prior.
+        """
+        if y is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} requires y to be passed, but the target y is None")
+        X, y = self._checked_inputs(X, reset=True), self._checked_targets(y)
+        check_consistent_length(X, y)
+        weight = None
+        if sample_weight is not None:
+            weight = _checked_weights(sample_weight, len(y))
+            kept = np.flatnonzero(weight)
+            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
+        X, targets, weight = merged(X, self._encoded(y, learn=True), weight)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._train(_Points(X, targets, self._weighted(targets, weight)), seed)
+        return self
+
+    def predictive(self, X: Any) -> Predictive:
+        """The prediction with all uncertainties, for the functions of Shoal."""
+        check_is_fitted(self)
+        return predict(self.run_, self._prepared(self._checked_inputs(X, reset=False)))
+
+    def dataset(self, X: Any, y: Any, train: tuple[Any, Any] | None = None) -> Dataset:
+        """Test data as the networks take them, for `shoal.report`, `shoal.evaluate` and others.
+
+        Args:
+            X: inputs of the test set.
+            y: targets of the test set.
+            train: a pair (X, y) of training data, for `shoal.evidence` and `shoal.landscape`.
+        """
+        check_is_fitted(self)
+        test = self._split(X, y)
+        known = Split(test.x[:0], test.y[:0]) if train is None else self._split(*train)
+        return Dataset(OWN_DATA, known, test, classes=self._class_names())
+
+    @abstractmethod
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        """Refuse unsuitable targets."""
+
+    @abstractmethod
+    def _encoded(self, y: np.ndarray, learn: bool = False) -> np.ndarray:
+        """Targets as the likelihood takes them; `learn` the classes first."""
+
+    @abstractmethod
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        """The likelihood of the encoded targets."""
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
+        return weight
+
+    def _class_names(self) -> tuple[str, ...] | None:
+        return None
+
+    def _checked_inputs(self, X: Any, reset: bool) -> Any:
+        if is_table(X):
+            X = X if hasattr(X, "iloc") else X.to_pandas()
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            if 0 not in X.shape:
+                return X
+        several_axes = self.network is not None and self.preprocess is None
+        return validate_data(
+            self,
+            X,
+            reset=reset,
+            dtype=np.float64,
+            order="C",  # sums do not depend on the layout of the caller's array
+            ensure_all_finite="allow-nan" if self.preprocess is not None else True,
+            allow_nd=several_axes,
+        )
+
+    def _prepared(self, X: Any) -> np.ndarray:
+        if self.preprocessing_ is not None:
+            return transformed(self.preprocessing_, X)
+        return as_numbers(X)
+
+    def _split(self, X: Any, y: Any) -> Split:
+        x = self._prepared(self._checked_inputs(X, reset=False))
+        return as_split((x, self._encoded(self._checked_targets(y))), self.run_.ensemble.dtype)
+
+    def _fit_preprocessing(self, points: "_Points") -> np.ndarray:
+        if self.preprocess is None:
+            self.preprocessing_ = None
+            return self._prepared(points.X)
+        automatic = isinstance(self.preprocess, str) and self.preprocess == "auto"
+        self.preprocessing_ = preprocessing_for(points.X) if automatic else clone(self.preprocess)
+        return fitted(self.preprocessing_, *points)
+
+    def _train(self, points: "_Points", seed: int) -> None:
+        held_out, stops_early = {}, self._stops_early(points.y)
+        if stops_early:
+            points, others = self._divided(points, seed)
+        x = self._fit_preprocessing(points)
+        if stops_early:
+            weight = () if others.weight is None else (others.weight,)
+            validation = (self._prepared(others.X), others.y, *weight)
+            patience = self.n_iter_no_change
+            held_out = {"validation": validation, "patience": patience, "keep": "best"}
+        likelihood = self._likelihood(points.y)
+        targets = as_split((x, points.y)).y
+        outputs = likelihood.width_for(targets, len(getattr(self, "classes_", ())))
+        build = self._build(x.shape[1:], outputs)
+        options: dict[str, Any] = self._options(points, seed) | {"likelihood": likelihood}
+        options |= held_out | dict(self.options or {})
+        data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names())
+        with _ONE_FIT:
+            ensemble = Ensemble.init(build, self.members, seed)
+            self.run_ = fit(ensemble, data, **options)
+        self.n_iter_ = len(self.run_.history)
+
+    def _stops_early(self, y: np.ndarray) -> bool:
+        if isinstance(self.early_stopping, str):
+            if self.early_stopping != "auto":
+                raise ConfigError(
+                    f'early_stopping must be True, False or "auto", not {self.early_stopping!r}'
+                )
+            labels = _labels(y)
+            rarest = len(y) if labels is None else int(np.bincount(labels).min())
+            return len(y) >= ENOUGH_POINTS and rarest >= ENOUGH_OF_A_CLASS
+        return bool(self.early_stopping)
+
+    def _divided(self, points: "_Points", seed: int) -> "tuple[_Points, _Points]":
+        """Training and validation data; every class has its share of both."""
+        rows, share, labels = np.arange(len(points.y)), self.validation_fraction, _labels(points.y)
+        both = train_test_split(rows, test_size=share, random_state=seed, stratify=labels)
+        return points.rows(np.asarray(both[0])), points.rows(np.asarray(both[1]))
+
+    def _options(self, points: "_Points", seed: int) -> dict[str, Any]:
+        """The arguments of `shoal.fit` that the parameters say."""
+        batch = min(LARGEST_BATCH, len(points.y)) if self.batch_size == "auto" else self.batch_size
+        # In double precision predictions do not depend on the other rows of X.
+        on_cpu = self.device is None or torch.device(self.device).type == "cpu"
+        return {
+            "method": self.method,
+            "strength": self.strength,
+            "epochs": self.epochs,
+            "batch_size": batch,
+            "lr": self.learning_rate,
+            "prior": Gaussian(self.prior_std),
+            "sample_weight": points.weight,
+            "seed": seed,
+            "device": self.device,
+            "precision": "float64" if on_cpu else None,
+            "out": self.out,
+            "progress": bool(self.verbose),
+        }
+
+    def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
+        if self.network is None:
+            return Blueprint(MLP(hidden=tuple(self.hidden)), input_shape, outputs)
+        if hasattr(self.network, "build"):
+            return Blueprint(self.network, input_shape, outputs)  # pyright: ignore
+        return _OwnNetwork(self.network, input_shape, outputs)  # pyright: ignore
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.preprocess is not None
+        return tags
+
+
+def _labels(y: np.ndarray) -> np.ndarray | None:
+    """The classes of encoded targets; None for numbers, and for several labels at once."""
+    return y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
+
+
+def _checked_weights(weight: Any, n: int) -> np.ndarray:
+    weights = check_array(
+        weight,
+        ensure_2d=False,
+        dtype=np.float64,  # pyright: ignore[reportArgumentType]
+        input_name="sample_weight",
+    )
+    if weights.shape != (n,):
+        raise DataError(
+            f"sample_weight has shape {weights.shape}; wanted one number per point, ({n},)"
+        )
+    if (weights < 0).any() or not weights.any():
+        raise DataError("sample_weight must be numbers from 0 on, and not all of them zero")
+    return weights
 
 
 class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
@@ -165,16 +466,16 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
     def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
         if self.class_weight is None:
             return weight
-        own = np.ones(len(y)) if weight is None else weight
+        weight = np.ones(len(y)) if weight is None else weight
         if isinstance(self.class_weight, str) and y.ndim == 1:
             if self.class_weight != "balanced":
                 raise ConfigError(
                     f'class_weight must be a dict, "balanced" or None, not {self.class_weight!r}'
                 )
-            counts = np.bincount(y, weights=own)  # repetition counts, so that weights do too
-            return own * (own.sum() / (len(counts) * counts))[y]
+            counts = np.bincount(y, weights=weight)  # repetition counts, so that weights do too
+            return weight * (weight.sum() / (len(counts) * counts))[y]
         labels = y if y.ndim == 2 else self.classes_[y]
-        return own * compute_sample_weight(self.class_weight, labels)
+        return weight * compute_sample_weight(self.class_weight, labels)
 
     def _class_names(self) -> tuple[str, ...] | None:
         return tuple(map(str, self.classes_))
@@ -287,12 +588,11 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
     def predict_quantile(self, X: Any, q: float | Sequence[float] = 0.5) -> np.ndarray:
         """Quantile of the targets; for several q, one more axis at the end."""
         pred = self.predictive(X)
-        found = [self._as_targets(pred.quantile(float(level))) for level in np.atleast_1d(q)]
-        return found[0] if np.ndim(q) == 0 else np.stack(found, axis=-1)
+        columns = [self._as_targets(pred.quantile(float(level))) for level in np.atleast_1d(q)]
+        return columns[0] if np.ndim(q) == 0 else np.stack(columns, axis=-1)
 
     def _as_targets(self, values: Tensor) -> np.ndarray:
-        found = values.numpy()
-        return found if self._columns else found[:, 0]
+        return values.numpy() if self._columns else values.numpy()[:, 0]
 
     def _checked_targets(self, y: Any) -> np.ndarray:
         targets = check_array(
@@ -317,3 +617,155 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+# Preprocessing of tables: numbers are standardised, gaps filled, categories encoded.
+
+
+def is_table(X: Any) -> bool:
+    """Whether X is a DataFrame."""
+    return hasattr(X, "columns") and hasattr(X, "dtypes")
+
+
+def rows_of(X: Any, rows: np.ndarray) -> Any:
+    """Some rows of a table or an array."""
+    return X.iloc[rows] if is_table(X) else X[rows]
+
+
+def merged(
+    X: Any, y: np.ndarray, weight: np.ndarray | None
+) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """Equal data points (x, y) as one point with the sum of their weights, in a fixed order.
+
+    Weighted and repeated data become the same arrays. So whole weights equal repetition to the bit,
+    in batches of any size. Without it, rounding would grow during training. Weights that are all
+    1 become None.
+
+    >>> sorted(merged(np.array([[1.0], [2.0], [1.0]]), np.array([0, 1, 0]), None)[2].tolist())
+    [1.0, 2.0]
+    """
+    values = _codes(X) if is_table(X) else X.reshape(len(X), -1)
+    points = np.column_stack([values, y]).astype(np.float64) + 0.0  # no negative zero
+    points[np.isnan(points)] = np.nan
+    as_bytes = np.ascontiguousarray(points).view(f"V{points.itemsize * points.shape[1]}").ravel()
+    _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
+    total = np.bincount(place, weights=weight).astype(np.float64)
+    return rows_of(X, first), y[first], None if (total == 1).all() else total
+
+
+def _codes(X: Any) -> np.ndarray:
+    """The columns of a table as numbers [N, K]: numbers stay, categories are counted in order."""
+    factorize, codes = require("pandas", extra="frames").factorize, []
+    for i, name in enumerate(X.columns):
+        column = X.iloc[:, i]
+        if not _is_categorical(column, name):
+            codes.append(_numbers(column, name))
+            continue
+        try:
+            codes.append(factorize(column, sort=True)[0])
+        except TypeError:  # values of several kinds have no order
+            codes.append(factorize(column)[0])
+    return np.stack(codes, axis=1)
+
+
+def preprocessing_for(X: Any) -> ColumnTransformer:
+    """The preprocessing of a table by the kinds of its columns; an array has numbers only.
+
+    >>> preprocessing_for(np.zeros((3, 2))).transformers[0][2]
+    [0, 1]
+    """
+    if is_table(X):
+        kinds = [_is_categorical(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])]
+    else:
+        kinds = [False] * X.shape[1]
+    with config_context(enable_metadata_routing=True):
+        scaler = StandardScaler().set_fit_request(sample_weight=True)
+    numbers = make_pipeline(
+        FunctionTransformer(as_numbers, feature_names_out="one-to-one"),
+        scaler,
+        # The mean of a standardised column is 0, with the weights of the data points.
+        SimpleImputer(
+            strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
+        ),
+    )
+    categories = make_pipeline(
+        FunctionTransformer(as_categories, feature_names_out="one-to-one"),
+        OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float64),
+    )
+    return ColumnTransformer(
+        [
+            ("numbers", numbers, [i for i, kind in enumerate(kinds) if not kind]),
+            ("categories", categories, [i for i, kind in enumerate(kinds) if kind]),
+        ]
+    )
+
+
+def fitted(preprocessing: Any, X: Any, y: Any, weight: np.ndarray | None) -> np.ndarray:
+    """Fit the preprocessing in place; returns X as the networks take it.
+
+    Weights reach those parts that ask for them by scikit-learn's metadata routing.
+    """
+    weighted = weight is not None and isinstance(preprocessing, ColumnTransformer)
+    routed = {"sample_weight": weight} if weighted else {}
+    # a column without any number has no mean; its values become 0
+    with _arrays(enable_metadata_routing=weighted), np.errstate(invalid="ignore"):
+        return _dense(preprocessing.fit_transform(X, y, **routed))
+
+
+def transformed(preprocessing: Any, X: Any) -> np.ndarray:
+    """X as the networks take it."""
+    with _arrays():
+        return _dense(preprocessing.transform(X))
+
+
+def _arrays(**settings: bool) -> Any:
+    """Transformers return arrays, whatever the caller has set for their output."""
+    return config_context(transform_output="default", **settings)
+
+
+def as_numbers(X: Any) -> np.ndarray:
+    """Columns as floats [N, K]; gaps are NaN."""
+    if not is_table(X):
+        return np.ascontiguousarray(X, dtype=np.float64)  # sums depend on the layout
+    columns = [_numbers(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])]
+    return np.stack(columns, axis=1)
+
+
+def as_categories(X: Any) -> np.ndarray:
+    """Columns as Python objects [N, K]; every kind of gap is NaN."""
+    values = np.asarray(X, dtype=object).copy()
+    values[np.asarray(require("pandas", extra="frames").isna(values))] = np.nan
+    return values
+
+
+def _is_categorical(column: Any, name: object) -> bool:
+    """Whether a column holds categories: texts, a categorical type, or objects of several kinds."""
+    kinds = require("pandas", extra="frames").api.types
+    if kinds.is_datetime64_any_dtype(column) or kinds.is_timedelta64_dtype(column):
+        raise DataError(
+            f"column {name!r} holds dates, which are neither numbers nor categories; "
+            f"leave it out or turn it into numbers, such as days since a date"
+        )
+    if isinstance(column.dtype, kinds.CategoricalDtype):
+        return True
+    if kinds.is_numeric_dtype(column) or kinds.is_bool_dtype(column):
+        return False
+    kind = kinds.infer_dtype(column, skipna=True)
+    return kind not in {"integer", "floating", "mixed-integer-float", "boolean", "empty"}
+
+
+def _numbers(column: Any, name: object) -> np.ndarray:
+    try:
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"column {name!r} must hold numbers, but {error}; give numbers, or gaps as NaN"
+        ) from None
+    if np.isinf(numbers).any():
+        raise DataError(f"column {name!r} holds infinity; replace it by a number or by NaN")
+    return numbers
+
+
+def _dense(values: Any) -> np.ndarray:
+    values = values.toarray() if hasattr(values, "toarray") else values
+    return np.ascontiguousarray(values, dtype=np.float64)

@@ -8,8 +8,7 @@ import textwrap
 import pytest
 import torch
 
-from shoal.training.options.optim import make_optimizer, optimizers
-from shoal.training.options.torch_optimizers import kind_of, uncompiled
+from shoal.training.options.optim import kind_of, make_optimizer, optimizers, uncompiled
 
 SMALL = """
     import sys, torch, shoal

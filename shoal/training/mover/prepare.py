@@ -32,9 +32,9 @@ from shoal.interaction.methods import Method
 from shoal.interaction.points import Batch
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
+from shoal.training.options.optim import kind_of
 from shoal.training.options.points import needs_statistics, placed, statistics
 from shoal.training.options.settings import Settings
-from shoal.training.options.torch_optimizers import kind_of
 
 __all__ = [
     "AXES",

@@ -16,17 +16,18 @@ from shoal.core.registry import nearest
 from shoal.core.tree import member_norms, per_member
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
-from shoal.training.options.torch_optimizers import uncompiled
 
 __all__ = [
     "check_optimizer",
     "clip_members",
     "flat_state",
+    "kind_of",
     "load_flat_state",
     "make_optimizer",
     "optimizer_table",
     "optimizers",
     "set_learning_rate",
+    "uncompiled",
 ]
 
 # Shampoo-like, factored or line-search optimisers mix entries of a tensor, hence members.
@@ -101,6 +102,29 @@ def make_optimizer(
         ) from error
 
 
+@functools.cache
+def uncompiled(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The same optimiser; its methods are those beneath the wrappers for torch's compiler.
+
+    The methods of `torch.optim` import `torch._dynamo`, only to be left out of compiled code. The
+    import takes seconds, and a small run trains for less. Nothing here compiles an optimiser.
+
+    >>> optimizer = uncompiled(torch.optim.SGD)([torch.ones(1, requires_grad=True)], lr=0.1)
+    >>> kind_of(optimizer) is torch.optim.SGD
+    True
+    """
+    wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {"__module__": __name__, **methods})
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> type:
+    """The class of torch that the optimiser is made from."""
+    kind = type(optimizer)
+    return kind.__bases__[0] if kind.__module__ == __name__ else kind
+
+
 def check_optimizer(spec: str | Mapping[str, object], lr: float) -> None:
     """Refuse what `make_optimizer` cannot make, before the members exist.
 
@@ -139,11 +163,11 @@ def clip_members(
     if limit is None:
         return velocity
     if shared:
-        own = {name: t for name, t in velocity.items() if name not in shared}
+        private = {name: t for name, t in velocity.items() if name not in shared}
         common = {name: velocity[name].unsqueeze(0) for name in shared}
         scale = (limit / shared_norms(common)).clamp(max=1.0)
         clipped = {name: (t * per_member(scale, t))[0] for name, t in common.items()}
-        return clip_members(own, limit, spans) | clipped
+        return clip_members(private, limit, spans) | clipped
     scale = (limit / member_norms(velocity, spans)).clamp(max=1.0)
     spans = spans or [slice(None)] * len(velocity)
     return {
@@ -189,7 +213,7 @@ def load_flat_state(
         raise ConfigError(f"the checkpoint has the state of another optimiser: {error}") from error
     # torch converts every state to the type of the weights; the saved type must stay.
     for index, values in state.items():
-        own = optimizer.state[weights[index]]
+        restored = optimizer.state[weights[index]]
         for name, value in values.items():
             if isinstance(value, Tensor):
-                own[name] = value.to(own[name].device)
+                restored[name] = value.to(restored[name].device)
