@@ -135,7 +135,7 @@ class Stepper:
             set_learning_rate(mover.optimizer, positive("lr", lr))
         context = self._context(mover, loss, own, strength)
         kind = None if strength is not None else (loss, own)
-        with calculating_in(self._options.precision, self.ensemble), mover.limited():
+        with calculating_in(self._options.precision, self.ensemble), mover.memory.limited():
             info = self._move(mover, x, y, annealing, context, kind)
         self.step += 1
         return info
@@ -205,7 +205,7 @@ class Stepper:
         n = self.n * share
         mover = Mover(self.ensemble, settings, repulsion, likelihood, n, int(self.n), 0)
         with calculating_in(options.precision, self.ensemble):
-            mover.fit_memory(one[0], common)
+            mover.memory.fit(mover.trial_context, one[0], common)
         self._mover = mover
         if self._waiting is not None:
             self._restore(mover, self._waiting)
@@ -252,7 +252,7 @@ class Stepper:
                 lambda a, b, step: mover.move(a, b, annealing, step, context),
                 x,
                 y,
-                mover,
+                mover.memory,
             )
         return self._captured[case](x, y, self.step)
 

@@ -96,13 +96,13 @@ def test_compiled_stages_give_the_same_steps(method, monkeypatch):
 @pytest.mark.parametrize("error", ["OutOfMemoryError", "not enough memory"])
 def test_when_memory_runs_out_members_go_in_chunks_with_the_same_result(monkeypatch, error):
     expected = trained(Convolutions, "vmap", "f-kde")
-    forces_in = mover_module.forces_in
+    velocity_of = mover_module.velocity_of
     chunks = []
 
     def scarce(context, *args):
         chunk = context.mapping.chunk
         chunks.append(chunk)
-        result = forces_in(context, *args)
+        result = velocity_of(context, *args)
         if chunk is None or chunk > 1:
             raise {
                 "OutOfMemoryError": torch.OutOfMemoryError("out"),
@@ -110,7 +110,7 @@ def test_when_memory_runs_out_members_go_in_chunks_with_the_same_result(monkeypa
             }[error]
         return result
 
-    monkeypatch.setattr(mover_module, "forces_in", scarce)
+    monkeypatch.setattr(mover_module, "velocity_of", scarce)
     with pytest.warns(shoal.ShoalWarning, match="chunks of") as caught:
         found = trained(Convolutions, "vmap", "f-kde")
     assert len(caught) == 2
@@ -123,7 +123,7 @@ def test_when_one_member_is_too_large_it_is_said(monkeypatch):
     def never(*args, **options):
         raise torch.OutOfMemoryError("out")
 
-    monkeypatch.setattr(mover_module, "forces_in", never)
+    monkeypatch.setattr(mover_module, "velocity_of", never)
     with pytest.raises(shoal.DataError, match="memory is too small for one member"):
         trained(mlp, "chunk:1", "kde")
 
@@ -132,7 +132,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(mover_module, "forces_in", broken)
+    monkeypatch.setattr(mover_module, "velocity_of", broken)
     with pytest.raises(RuntimeError, match="something else"):
         trained(mlp, "vmap", "kde")
 

@@ -103,7 +103,7 @@ def test_axes_come_from_the_data_that_are_timed():
     case = tiny(points=12)
     steps = EnsembleSteps(case, case.make(), "forde+fraction=0.5", "vmap")
     steps(2)
-    space = steps.trainer.repulsion.space
+    space = steps.trainer.mover.repulsion.space
     assert space.space.space.space.fraction == 0.5
     centred = case.data()[0] - case.data()[0].mean(0)
     along = centred @ space.space.basis

@@ -210,7 +210,7 @@ def test_a_stepper_has_the_same_limit():
         return stepper
 
     whole, limited = moved(None), moved(limit)
-    assert limited._mover.mapping.chunk == 2 and whole._mover.mapping.chunk is None
+    assert limited._mover.memory.mapping.chunk == 2 and whole._mover.memory.mapping.chunk is None
     for name, tensor in frozen(whole.ensemble).items():
         torch.testing.assert_close(frozen(limited.ensemble)[name], tensor, rtol=1e-10, atol=1e-10)
     with pytest.raises(ConfigError, match="needs at least"):
@@ -255,13 +255,13 @@ def test_a_captured_step_that_holds_too_much_is_captured_again_in_smaller_chunks
     stepper = shoal.Stepper(shoal_of(wide, MEMBERS), n=320, method="kde", memory="1TB")
     stepper(points(160))
     mover = stepper._mover
-    assert mover.fits_captured() and mover.mapping.chunk is None
-    mover.limit = SimpleNamespace(exceeded=True)
+    assert mover.memory.fits_captured() and mover.memory.mapping.chunk is None
+    mover.memory.limit = SimpleNamespace(exceeded=True)
     for chunk in (3, 2, 1):
         with pytest.warns(shoal.ShoalWarning, match=f"chunks of {chunk}"):
-            assert not mover.fits_captured()
-        assert mover.mapping.chunk == chunk and mover.captures
-    assert not mover.fits_captured() and not mover.captures
+            assert not mover.memory.fits_captured()
+        assert mover.memory.mapping.chunk == chunk and mover.memory.captures
+    assert not mover.memory.fits_captured() and not mover.memory.captures
 
 
 @pytest.mark.parametrize(

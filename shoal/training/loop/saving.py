@@ -110,7 +110,7 @@ class Saver:
         """Copy the state, and write the copy in the background."""
         self._settle(self._writer.wait())
         state = self._state(trainer, provenance, notes)
-        limited = trainer.limit is not None and trainer.ensemble.device.type == "cpu"
+        limited = trainer.mover.memory.limit is not None and trainer.ensemble.device.type == "cpu"
         if not limited:
             state.parts = host_copy(state.parts)
         self._writer.start(lambda: state.write(self.folder, self._shard))

@@ -131,9 +131,9 @@ class Session:
             if self.settings.options.keep_every is not None and trainer.step == 0:
                 self.beginning = processes.copied(ensemble)
             choice = trainer.fit_batches()
-            if trainer.watches_memory:
+            if trainer.mover.memory.decides:
                 self.provenance["memory"] = choice.table()
-            stack.enter_context(trainer.limited())
+            stack.enter_context(trainer.mover.memory.limited())
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.autotune_threads())
             show = show and processes.first
@@ -277,9 +277,10 @@ class Session:
         """Measures of the ensemble on the validation data."""
         trainer, mesh = self.trainer, self.processes.mesh
         assert self.held is not None
-        runner = trainer.mapping if trainer.mapping.chunk else None
+        runner = trainer.mover.memory.mapping
+        runner = runner if runner.chunk else None
         found = Validation(self.held, mesh, self.settings.options.frozen)
-        return found.measure(self.part, trainer.posterior.likelihood, runner)
+        return found.measure(self.part, trainer.mover.posterior.likelihood, runner)
 
     def _end_if_asked(self, progress: Progress) -> None:
         """End the run if a callback of any process has asked for it."""
@@ -315,7 +316,7 @@ class Session:
         trainer = self.trainer
         return Run(
             self.ensemble,
-            trainer.likelihood,
+            trainer.mover.likelihood,
             self.config,
             list(trainer.rows),
             list(self.notes),

@@ -96,7 +96,7 @@ class Processes:
 
     def trained(self, trainer: Trainer) -> int:
         """Number of trained members of all processes."""
-        return trainer.moving.members if self.mesh is None else self.mesh.total
+        return trainer.mover.moving.members if self.mesh is None else self.mesh.total
 
     def layouts(self, part: Ensemble, trainer: Trainer) -> dict[str, Layout]:
         """Shapes and types of the tensors that a checkpoint of the whole must have."""

@@ -28,7 +28,6 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import initialised_from, total_weight
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.loop.validation import BestMembers
-from shoal.training.members.processes import members_of
 from shoal.training.mover.history import Tracker, best_epoch, held_out_loss
 from shoal.training.mover.memory import MemoryChoice
 from shoal.training.mover.mover import Mover
@@ -36,7 +35,6 @@ from shoal.training.options.optim import flat_state, set_learning_rate
 from shoal.training.options.schedules import factor_of
 from shoal.training.options.settings import Settings
 from shoal.training.options.torch_schedules import Plateau
-from shoal.training.step.drive import StepContext
 from shoal.training.step.results import StepInfo
 from shoal.training.step.velocity import velocity_of
 
@@ -46,10 +44,14 @@ WORTH_A_TRIAL = 300
 """In runs with fewer steps, autotune would take longer than it saves."""
 
 
-class Trainer(Mover):
+class Trainer:
     """Moves an ensemble over the batches of a run.
 
     Attributes:
+        mover: moves the members by one batch.
+        ensemble: the members, changed in place.
+        settings: the settings of the run.
+        mesh: the processes that train the other members; None for one process.
         batches: the training data.
         sites: shape of one data point's targets; empty for one target per data point.
         steps: number of steps of the run.
@@ -79,11 +81,13 @@ class Trainer(Mover):
             likelihood = initialised_from(likelihood, batches.y.to(ensemble.device), sites)
         targets = self._targets(likelihood)
         settings = _fitted(settings, batches)
-        given = repulsion, likelihood, targets, batches.n, self.steps, mesh
-        super().__init__(ensemble, settings, *given)
+        self.mover = Mover(
+            ensemble, settings, repulsion, likelihood, targets, batches.n, self.steps, mesh
+        )
+        self.ensemble, self.settings, self.mesh = ensemble, settings, mesh
         self.step = 0
         self.rows: list[dict[str, Any]] = []
-        self.tracker = Tracker(self.moving.members, ensemble.device)
+        self.tracker = Tracker(self.mover.moving.members, ensemble.device)
         self.initial: Tensor | None = None
         self.diverged: dict[int, int] = {}
         self.ended: str | None = None
@@ -137,23 +141,18 @@ class Trainer(Mover):
             if self.step == 0 and not isinstance(self.batches, ArrayBatches):
                 # A loader's targets are unknown before its end: the first batch sets their unit.
                 likelihood = initialised_from(self.settings.likelihood, y, self.sites)
-                self.posterior = replace(self.posterior, likelihood=likelihood)
+                self.mover.learn_with(likelihood)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self._recount()
-            set_learning_rate(self.optimizer, self._rate(self.step))
-            self.move(x, y, self._factor(self.step), self.step)
+            set_learning_rate(self.mover.optimizer, self._rate(self.step))
+            self._move(x, y, self._factor(self.step), self.step)
             yield
 
-    def move(
-        self,
-        x: Inputs,
-        y: Targets,
-        annealing: float | Tensor,
-        step: int | Tensor,
-        context: StepContext | None = None,
+    def _move(
+        self, x: Inputs, y: Targets, annealing: float | Tensor, step: int | Tensor
     ) -> StepInfo:
         """Take one step with every member, and add its measures to the history."""
-        info = super().move(x, y, annealing, step, context)
+        info = self.mover.move(x, y, annealing, step)
         self.tracker.add(info)
         return info
 
@@ -169,39 +168,37 @@ class Trainer(Mover):
 
     def fit_batches(self) -> MemoryChoice:
         """Choose how many members run at a time, so that the steps of this run fit."""
-        if not self.watches_memory:
-            return MemoryChoice(self.mapping)
+        memory = self.mover.memory
+        if not memory.decides:
+            return MemoryChoice(memory.mapping)
         batches, data, other = self.batches, 0, 0.0
         if isinstance(batches, ArrayBatches):
             if self.ensemble.device.type == "cuda":
                 data = bytes_of([*tensors_in(batches.x), *tensors_in(batches.y)])
             if self.captured is not None and not batches.drop_last:
                 other = batches.n % batches.batch_size / batches.batch_size
-        return self.fit_memory(*batches.first(), data, other)
+        return memory.fit(self.mover.trial_context, *batches.first(), data, other)
 
     def autotune_threads(self) -> int:
         """Autotune member runner and threads on the CPU; returns the number of threads."""
-        ensemble, plan = self.ensemble, parse_engine(self.settings.options.engine)
-        worth = self.steps - self.step >= WORTH_A_TRIAL and self.offloaded is None
+        ensemble, memory = self.ensemble, self.mover.memory
+        worth = self.steps - self.step >= WORTH_A_TRIAL and ensemble.offload is None
         # Trials of two processes would differ in number, and each gathers a trunk in shards.
         worth = worth and ensemble.groups[0].shards is None
         if ensemble.device.type != "cpu" or not worth:
             return torch.get_num_threads()
         x, y = self.batches.first()
         kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
-
-        context = replace(self.context, own_inputs=False, members=members_of(self.frozen))
-
-        chunk = self.mapping.chunk
+        context, chunk = self.mover.trial_context, memory.mapping.chunk
 
         def step(mapping: MemberRunner) -> object:
             mapping = replace(mapping, chunk=chunk)
-            return velocity_of(context.at(self.step, 1.0, mapping), self.moving, (x, y))
+            return velocity_of(context.at(self.step, 1.0, mapping), self.mover.moving, (x, y))
 
-        if plan.mapping is None and has_convolutions(ensemble.groups) and self.step == 0:
-            faster = faster_runner(step, ensemble.groups, x.shape)
-            self.mapping = replace(faster, chunk=chunk)
-        threads = faster_threads(step, self.mapping)
+        chosen = parse_engine(self.settings.options.engine).mapping
+        if chosen is None and has_convolutions(ensemble.groups) and self.step == 0:
+            memory.mapping = replace(faster_runner(step, ensemble.groups, x.shape), chunk=chunk)
+        threads = faster_threads(step, memory.mapping)
         for name, tensor in ensemble.buffers.items():
             tensor.copy_(kept[name])
         return threads
@@ -215,14 +212,14 @@ class Trainer(Mover):
         return 1.0 if annealing is None else float(annealing(step, self.steps))
 
     def _capture(self) -> CapturedSteps | None:
-        rate = self.optimizer.param_groups[0]["lr"]
+        rate = self.mover.optimizer.param_groups[0]["lr"]
         if not isinstance(self.batches, ArrayBatches) or not isinstance(rate, Tensor):
             return None
-        if not self.plan.graph or self.offloaded is not None:
+        if not self.mover.plan.graph or self.ensemble.offload is not None:
             return None
         pace = [(self._rate(step), self._factor(step)) for step in range(self.steps)]
         annealed = self.settings.annealing is not None
-        return CapturedSteps(self.move, self.batches, pace, rate, annealed, self)
+        return CapturedSteps(self._move, self.batches, pace, rate, annealed, self.mover.memory)
 
     def close_epoch(
         self, started: float, validate: Callable[[], dict[str, Any]] | None = None
@@ -237,17 +234,17 @@ class Trainer(Mover):
             self._mark_diverged()
         if self.ensemble.offload is not None:  # snapshots and callbacks read the members
             self.ensemble.offload.flush()
-        rate = self.optimizer.param_groups[0]["lr"]
-        found = self.history
-        self.diverged = found.diverged(self.step)
-        row = {"epoch": len(self.rows) + 1, "step": self.step, **found.row(self.step)}
+        rate = self.mover.optimizer.param_groups[0]["lr"]
+        history = self.history
+        self.diverged = history.diverged(self.step)
+        row = {"epoch": len(self.rows) + 1, "step": self.step, **history.row(self.step)}
         row |= self._initial() | ({} if validate is None else {"validation": validate()})
         # Stop the clock after the row: reading the row waits for the device.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
         self._follow()
         if self.best is not None and best_epoch(self.rows) == row["epoch"]:
-            self.best.keep(row["epoch"], self.ensemble, self.posterior.likelihood)
+            self.best.keep(row["epoch"], self.ensemble, self.mover.posterior.likelihood)
         return self.rows[-1]
 
     def _follow(self) -> None:
@@ -263,12 +260,11 @@ class Trainer(Mover):
         if self.best is not None and self.best.epoch is not None:
             self.ensemble.load_state(self.best.ensemble)
             learned = {n: t.to(self.ensemble.device) for n, t in self.best.likelihood.items()}
-            likelihood = self.settings.likelihood.restored(learned)
-            self.posterior = replace(self.posterior, likelihood=likelihood)
+            self.mover.learn_with(self.settings.likelihood.restored(learned))
 
     def measures(self) -> dict[str, Any]:
         """Measures of the last step, as in a history row; waits for the device."""
-        rate = float(self.optimizer.param_groups[0]["lr"])
+        rate = float(self.mover.optimizer.param_groups[0]["lr"])
         return self.tracker.last_row(self.step) | {"lr": rate}
 
     def _initial(self) -> dict[str, float]:
@@ -278,34 +274,33 @@ class Trainer(Mover):
 
     def _mark_diverged(self) -> None:
         """Mark members that diverged in the last step; no later step would find them."""
-        alive = self.moving.alive
-        before = alive.clone()
-        for part in parts_on_device(self.moving):
-            mine = alive[part.first - self.moving.first :]
+        moving = self.mover.moving
+        alive, before = moving.alive, moving.alive.clone()
+        for part in parts_on_device(moving):
+            mine = alive[part.first - moving.first :]
             for weight, span in zip(part.weights.values(), part.spans, strict=True):
                 mine[span] &= rows(weight.detach()).isfinite().all(1)
         self.tracker.mark_diverged(before & ~alive)
 
     def _recount(self) -> None:
         """Set the number of targets anew, when a stream has been counted."""
-        likelihood = self.posterior.likelihood
-        self.posterior = self.for_targets(self._targets(likelihood))
-        self.points = self.batches.n
+        targets = self._targets(self.mover.posterior.likelihood)
+        self.mover.posterior, self.mover.points = self.mover.for_targets(targets), self.batches.n
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """All tensors of a checkpoint."""
         best = {} if self.best is None else self.best.parts
-        return {**self.tensors(), **best, "tracker": self.tracker.state}
+        return {**self.mover.tensors(), **best, "tracker": self.tracker.state}
 
     def state(self) -> dict[str, Any]:
         """All plain values of a checkpoint."""
-        found = self.batches.found if isinstance(self.batches, LoaderBatches) else {}
+        data = self.batches.found if isinstance(self.batches, LoaderBatches) else {}
         return {
             "step": self.step,
             "history": self.rows,
-            "optimizer": flat_state(self.optimizer)[1],
-            "mapping": asdict(self.mapping),
-            **({"data": found} if found else {}),
+            "optimizer": flat_state(self.mover.optimizer)[1],
+            "mapping": asdict(self.mover.memory.mapping),
+            **({"data": data} if data else {}),
             **({} if self.ended is None else {"ended": self.ended}),
             **({} if self.best is None else self.best.state),
             **self._initial(),
@@ -314,10 +309,10 @@ class Trainer(Mover):
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue where a checkpoint was taken."""
         parts, state = checkpoint.parts, checkpoint.state
-        self.load_tensors(parts, state["optimizer"])
+        self.mover.load_tensors(parts, state["optimizer"])
         self.tracker.load_state(parts["tracker"])
         self.step, self.rows = state["step"], state["history"]
-        self.mapping = MemberRunner(**state["mapping"])
+        self.mover.memory.mapping = MemberRunner(**state["mapping"])
         self._follow()
         self.ended = state.get("ended")
         if self.best is not None:

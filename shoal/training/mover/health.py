@@ -75,7 +75,7 @@ def findings(trainer: Any) -> list[str]:
     if trainer.done or epoch & (epoch - 1) == 0:  # at epochs 1, 2, 4, 8, ...: the cost stays small
         x, _ = trainer.batches.first()
         first = 0 if trainer.mesh is None else trainer.mesh.own.start
-        for member in constant_members(trainer.moving, x):
+        for member in constant_members(trainer.mover.moving, x):
             number = member + settings.options.frozen + first
             found.append(
                 f"Member {number} predicts the same for every input (epoch {epoch}); lower the "

@@ -5,19 +5,19 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from shoal.core.random import key
 from shoal.core.structure import Inputs
+from shoal.core.types import Tree
 from shoal.data.batches.augment import augmented, is_per_member
 from shoal.data.batches.batch import Targets
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.processes.mesh import Mesh
-from shoal.engine.resources.footprint import bytes_of
-from shoal.engine.resources.memory import MemoryLimit, keep_freed, within_memory
+from shoal.engine.resources.memory import keep_freed, within_memory
 from shoal.engine.resources.plan import parse_engine
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
@@ -42,7 +42,15 @@ from shoal.training.step.velocity import velocity_of
 __all__ = ["Mover"]
 
 
-class Mover(StepMemory):
+class Steps(Protocol):
+    """Takes a step with all trained members, wherever they live."""
+
+    def step(self, context: StepContext, batch: Batch) -> StepInfo:
+        """Move every member by one batch, without waiting for the device."""
+        ...
+
+
+class Mover:
     """Moves an ensemble along its velocity, one batch after another.
 
     Attributes:
@@ -54,9 +62,9 @@ class Mover(StepMemory):
         context: the settings of every step. Its posterior omits a prior that the optimiser applies;
             its likelihood learns together with the members.
         points: number of data points, of which a batch is a share.
-        mapping: the member runner.
-        limit: the most that the run takes on its device; None without a limit.
-        offloaded: takes the steps of members that live on the host; None for members on the device.
+        plan: how members run.
+        memory: what the steps take on their device, and the member runner that fits.
+        steps: takes the steps.
     """
 
     def __init__(
@@ -88,18 +96,16 @@ class Mover(StepMemory):
         self.moving, self.frozen = divided(ensemble, options.frozen)
         if mesh is not None:
             self.moving.first = options.frozen + mesh.own.start
-        self.optimizer = make_optimizer(settings.optimizer, self.trained, options.lr)
-        self._own_decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
-        self.spans = self.moving.spans if len(self.moving.groups) > 1 else None
+        trained = self.moving.weights | self.moving.trained_shared
+        self.optimizer = make_optimizer(settings.optimizer, trained, options.lr)
+        self._decay = [group.get("weight_decay") for group in self.optimizer.param_groups]
         waits = settings.waits_for_host(ensemble.members, ensemble.device, ensemble.dtype)
         self.plan = parse_engine(options.engine).settled_for(
             ensemble.groups, ensemble.device, steps, waits
         )
         if mesh is not None:  # neither captures nor compilers see messages between processes
             self.plan = replace(self.plan, graph=False, compiled=False)
-        self.mapping = self.plan.mapping or MemberRunner()
-        if ensemble.groups[0].shards is not None:  # one stream sends and receives
-            self.mapping = replace(self.mapping, streams=1, compiled=False)
+        self.memory = StepMemory(ensemble, self.moving, settings, self.optimizer, self.plan)
         self.context = StepContext(
             posterior=self._posterior(likelihood, n),
             repulsion=self.repulsion,
@@ -109,16 +115,22 @@ class Mover(StepMemory):
             own_inputs=is_per_member(settings.augment),
             members=members_of(self.frozen, mesh),
         )
-        kept = ensemble.state if ensemble.offload is None else ensemble.shared
-        own = bytes_of(kept.values())
-        wanted: Any = options.memory
-        self.limit = None if wanted is None else MemoryLimit(wanted, ensemble.device, own)
-        self._captures = True
-        self.offloaded = None
-        if ensemble.offload is not None:
-            self.offloaded = OffloadedSteps(self.moving, self.frozen, settings, self.optimizer)
+        self.steps = self._make_steps()
         if ensemble.device.type == "cpu":
             keep_freed()
+
+    def _make_steps(self) -> Steps:
+        if self.ensemble.offload is not None:
+            return OffloadedSteps(self.moving, self.frozen, self.settings, self.optimizer)
+        repels = self.repulsion is not None
+        return DeviceSteps(
+            self.moving, self.settings, self.optimizer, self.memory, self.mesh, repels
+        )
+
+    @property
+    def trial_context(self) -> StepContext:
+        """The context of steps that are tried out: by this process alone, on a common batch."""
+        return replace(self.context, own_inputs=False, members=members_of(self.frozen))
 
     @property
     def posterior(self) -> Posterior:
@@ -128,6 +140,10 @@ class Mover(StepMemory):
     @posterior.setter
     def posterior(self, posterior: Posterior) -> None:
         self.context = replace(self.context, posterior=posterior)
+
+    def learn_with(self, likelihood: Likelihood) -> None:
+        """Go on with another state of the likelihood."""
+        self.posterior = replace(self.posterior, likelihood=likelihood)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -149,49 +165,15 @@ class Mover(StepMemory):
         settings, moving = self.settings, self.moving
         context = self.context if context is None else context
         if settings.augment is not None:
-            own = key(settings.options.seed, "augment", step, x.device)
+            random = key(settings.options.seed, "augment", step, x.device)
             first = 0 if self.mesh is None else self.mesh.own.start
-            x = augmented(settings.augment, x, own, moving.members, first)
-        if self.offloaded is not None:
-            info = self.offloaded.step(context.at(step, annealing, self.mapping), (x, y))
-        else:
-            info = self._move_all(context, (x, y), annealing, step)
+            x = augmented(settings.augment, x, random, moving.members, first)
+        info = self.steps.step(context.at(step, annealing, self.memory.mapping), (x, y))
         if info.statistics is not None:
             posterior = context.posterior
             share = posterior.n / self.points
             posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
         moving.alive.copy_(info.alive)
-        return info
-
-    def _move_all(
-        self, context: StepContext, batch: Batch, annealing: float | Tensor, step: int | Tensor
-    ) -> StepInfo:
-        """Move all members at once, with all their tensors on the device."""
-        settings, moving = self.settings, self.moving
-        (velocity, info), self.mapping = within_memory(
-            lambda mapping: velocity_of(context.at(step, annealing, mapping), moving, batch),
-            moving.buffers,
-            moving.members,
-            moving.device,
-            self.mapping,
-            alone=self.mesh is None,
-        )
-        info = agreed(self.mesh, info, self.repulsion is not None)
-        shared = moving.trained_shared
-        norms = norms_of_whole(moving)
-        velocity = clip_members(velocity, settings.options.clip, self.spans, shared, norms)
-        for name, weight in self.trained.items():
-            weight.grad = laid_out_like(weight, velocity[name])
-        if settings.options.noise is not None:
-            heat = settings.options.noise * context.posterior.heat
-            add_noise(moving, self.optimizer, heat, settings.options.seed, step, info.alive)
-            count = info.alive.sum() if info.count is None else info.count
-            count = count.clamp(min=1)
-            together = list(shared.values())
-            how = self.optimizer, heat, settings.options.seed, step, shares_of_noise(moving)
-            add_shared_noise(together, count, *how)
-        self.optimizer.step()
-        self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
         return info
 
     def _stages(self) -> Stages:
@@ -201,7 +183,7 @@ class Mover(StepMemory):
     def _posterior(self, likelihood: Likelihood, n: float) -> Posterior:
         """The posterior for n targets, without a prior that the optimiser applies."""
         settings = self.settings
-        for group, decay in zip(self.optimizer.param_groups, self._own_decay, strict=True):
+        for group, decay in zip(self.optimizer.param_groups, self._decay, strict=True):
             if decay is not None:
                 group["weight_decay"] = decay
         prior = prior_of_all(settings.prior, self.mesh)
@@ -229,13 +211,73 @@ class Mover(StepMemory):
         """Continue with the tensors and the optimiser's plain values of an earlier state."""
         self.ensemble.load_state(parts["ensemble"])
         load_flat_state(self.optimizer, parts.get("optimizer", {}), optimizer)
-        if self.offloaded is not None:
-            self.offloaded.blocks.take_over()
+        if isinstance(self.steps, OffloadedSteps):
+            self.steps.blocks.take_over()
         device = self.ensemble.device
         learned = parts.get("likelihood", {})
-        own = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
-        likelihood = self.settings.likelihood.restored(own)
-        self.posterior = replace(self.posterior, likelihood=likelihood)
+        copies = {name: tensor.to(device, copy=True) for name, tensor in learned.items()}
+        self.learn_with(self.settings.likelihood.restored(copies))
         torch.set_rng_state(parts["random"]["cpu"])
         if device.type == "cuda" and "cuda" in parts["random"]:
             torch.cuda.set_rng_state(parts["random"]["cuda"], device)
+
+
+class DeviceSteps:
+    """Steps of members that are all on the device.
+
+    Args:
+        moving: the trained members.
+        settings: the settings of the run.
+        optimizer: the run's optimiser.
+        memory: has the member runner, which becomes a smaller one where memory runs out.
+        mesh: the processes that train the other members; None for one process.
+        repels: whether members repel each other.
+    """
+
+    def __init__(
+        self,
+        moving: Ensemble,
+        settings: Settings,
+        optimizer: torch.optim.Optimizer,
+        memory: StepMemory,
+        mesh: Mesh | None,
+        repels: bool,
+    ) -> None:
+        self.moving, self.settings, self.optimizer = moving, settings, optimizer
+        self.memory, self.mesh, self.repels = memory, mesh, repels
+        self.spans = moving.spans if len(moving.groups) > 1 else None
+
+    def step(self, context: StepContext, batch: Batch) -> StepInfo:
+        """See `Steps`."""
+        options, moving, memory = self.settings.options, self.moving, self.memory
+        step, annealing = context.step, context.annealing
+
+        def velocity_by(mapping: MemberRunner) -> tuple[Tree, StepInfo]:
+            if mapping is not context.mapping:
+                return velocity_of(context.at(step, annealing, mapping), moving, batch)
+            return velocity_of(context, moving, batch)
+
+        (velocity, info), memory.mapping = within_memory(
+            velocity_by,
+            moving.buffers,
+            moving.members,
+            moving.device,
+            memory.mapping,
+            alone=self.mesh is None,
+        )
+        info = agreed(self.mesh, info, self.repels)
+        shared = moving.trained_shared
+        velocity = clip_members(velocity, options.clip, self.spans, shared, norms_of_whole(moving))
+        for name, weight in memory.trained.items():
+            weight.grad = laid_out_like(weight, velocity[name])
+        if options.noise is not None:
+            heat = options.noise * context.posterior.heat
+            add_noise(moving, self.optimizer, heat, options.seed, step, info.alive)
+            count = info.alive.sum() if info.count is None else info.count
+            add_shared_noise(
+                list(shared.values()), count.clamp(min=1), self.optimizer, heat, options.seed, step,
+                shares_of_noise(moving),
+            )  # fmt: skip
+        self.optimizer.step()
+        self.optimizer.zero_grad()  # the next backward pass reuses this memory, still in the cache
+        return info

@@ -1,22 +1,22 @@
-"""The memory of a mover's steps: what is chosen from the first batch, and what is kept."""
+"""The memory of a run's steps: what is chosen from the first batch, and what is kept."""
 
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from shoal.core.opaque import tensors_in
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
+from shoal.data.batches.augment import is_per_member
 from shoal.data.batches.batch import Targets
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.resources.footprint import Footprint, bytes_of
 from shoal.engine.resources.memory import KEPT_FREE, MemoryLimit, smaller
 from shoal.engine.resources.plan import EnginePlan
 from shoal.inference.ensemble import Ensemble
-from shoal.training.members.offloaded import OffloadedSteps
-from shoal.training.members.processes import members_of
 from shoal.training.mover.memory import (
     Measured,
     MemoryChoice,
@@ -36,55 +36,63 @@ __all__ = ["StepMemory"]
 
 
 class StepMemory:
-    """What the steps of a mover may take on their device.
+    """What the steps of a run may take on their device, and how members run therefore.
 
     Attributes:
-        ensemble: the members.
-        moving: the trained members.
-        frozen: the frozen members; None without any.
-        settings: the settings of the run.
-        context: the settings of every step.
-        optimizer: the optimiser.
-        plan: how members run.
         mapping: the member runner, which becomes one that fits.
         limit: the most that the run takes on its device; None without a limit.
-        offloaded: steps of members that live on the host; None if all are on the device.
     """
 
-    ensemble: Ensemble
-    moving: Ensemble
-    frozen: Ensemble | None
-    settings: Settings
-    context: StepContext
-    optimizer: torch.optim.Optimizer
-    plan: EnginePlan
-    mapping: MemberRunner
-    limit: MemoryLimit | None
-    offloaded: OffloadedSteps | None
-    _captures: bool
+    def __init__(
+        self,
+        ensemble: Ensemble,
+        moving: Ensemble,
+        settings: Settings,
+        optimizer: torch.optim.Optimizer,
+        plan: EnginePlan,
+    ) -> None:
+        """Prepare the choice.
+
+        Args:
+            ensemble: all members, frozen ones included.
+            moving: the trained members.
+            settings: the settings of the run.
+            optimizer: the run's optimiser.
+            plan: how members run.
+        """
+        self.ensemble, self.moving, self.settings = ensemble, moving, settings
+        self.optimizer, self.plan = optimizer, plan
+        self.mapping = plan.mapping or MemberRunner()
+        if ensemble.groups[0].shards is not None:  # one stream sends and receives
+            self.mapping = replace(self.mapping, streams=1, compiled=False)
+        kept = ensemble.state if ensemble.offload is None else ensemble.shared
+        wanted: Any = settings.options.memory
+        self.limit = None
+        if wanted is not None:
+            self.limit = MemoryLimit(wanted, ensemble.device, bytes_of(kept.values()))
+        self._captures = True
 
     @property
     def trained(self) -> Tree:
         """The tensors that the optimiser moves: private ones [M, ...], then shared ones [...]."""
         return self.moving.weights | self.moving.trained_shared
 
-    def fit_memory(
-        self, x: Inputs, y: Targets, data: int = 0, other_size: float = 0.0
+    def fit(
+        self, context: StepContext, x: Inputs, y: Targets, data: int = 0, other_size: float = 0.0
     ) -> MemoryChoice:
         """Choose how many members run at a time, from the first batch.
 
         Args:
+            context: the settings of a step by this process alone.
             x: inputs of a batch that all members share.
             y: its targets.
             data: bytes of the data on the device.
             other_size: size of another batch whose steps are captured besides, as a share of this.
         """
-        if not self.watches_memory:
+        if not self.decides:
             return MemoryChoice(self.mapping)
-        plain = replace(
-            self.context, own_inputs=False, stages=Stages(), members=members_of(self.frozen)
-        )
-        fixed = self._fixed_bytes(x, data)
+        plain = replace(context, stages=Stages())
+        fixed = self._fixed_bytes(context, x, data)
 
         def measured(most: int, mapping: MemberRunner) -> Footprint | None:
             runner = replace(mapping, chunk=None, compiled=False)
@@ -103,7 +111,7 @@ class StepMemory:
         self.moving.train()
         try:
             with self.limited():
-                choice = self._chosen(x, data, fixed, measured)
+                choice = self._chosen(context, x, data, fixed, measured)
                 on_gpu = self.ensemble.device.type == "cuda"
                 if on_gpu and self.limit is not None and choice.resident is None:
                     held = functools.partial(self._held, self.limit, plain, (x, y))
@@ -132,32 +140,34 @@ class StepMemory:
         finally:
             limit.restart()
 
-    def _chosen(self, x: Inputs, data: int, fixed: Footprint, measured: Measured) -> MemoryChoice:
+    def _chosen(
+        self, context: StepContext, x: Inputs, data: int, fixed: Footprint, measured: Measured
+    ) -> MemoryChoice:
         mapping, offload, moving = self.mapping, self.ensemble.offload, self.moving
         if offload is None:
             device = self.ensemble.device
-            return choose_runner(mapping, self.context, fixed, self.limit, measured, device)
+            return choose_runner(mapping, context, fixed, self.limit, measured, device)
         if self.settings.options.resident is not None:
             return MemoryChoice(mapping, resident=offload.resident)
         optimizer, lr = self.settings.optimizer, self.settings.options.lr
-        found = measured(2, mapping) or fixed
-        always = data + 4 * bytes_of(moving.shared.values()) + self._coordinates(x)
-        footprint = block_footprint(moving, optimizer, lr, found, always)
+        whole = measured(2, mapping) or fixed
+        always = data + 4 * bytes_of(moving.shared.values()) + self._coordinates(context, x)
+        footprint = block_footprint(moving, optimizer, lr, whole, always)
         return choose_resident(mapping, offload, moving.members, footprint, self.limit)
 
-    def _coordinates(self, x: Inputs) -> int:
+    def _coordinates(self, context: StepContext, x: Inputs) -> int:
         """Bytes of input gradients, and of inputs of their own, of all members."""
-        per_member = (self.context.base == "gradients") + self.context.own_inputs
+        per_member = (context.base == "gradients") + is_per_member(self.settings.augment)
         return self.moving.members * per_member * bytes_of(tensors_in(x))
 
     @property
-    def watches_memory(self) -> bool:
+    def decides(self) -> bool:
         """Whether memory decides how members run: with a limit, and with several on a GPU."""
         if self.ensemble.groups[0].shards is not None:  # processes must run the same passes
             return False
         on_gpu = self.ensemble.device.type == "cuda"
         several = on_gpu and self.moving.members > 1
-        return self.limit is not None or several or self.offloaded is not None
+        return self.limit is not None or several or self.moving.offload is not None
 
     def limited(self) -> AbstractContextManager:
         """A block in which the run stays within its limit."""
@@ -183,9 +193,9 @@ class StepMemory:
             self.mapping = smaller(self.mapping, self.moving.members)
         return False
 
-    def _fixed_bytes(self, x: Inputs, data: int) -> Footprint:
+    def _fixed_bytes(self, context: StepContext, x: Inputs, data: int) -> Footprint:
         """Bytes of a step without activations."""
-        options, base, moving = self.settings.options, self.context.base, self.moving
+        options, base, moving = self.settings.options, context.base, self.moving
         trained = bytes_of(self.trained.values())
         states = state_bytes(self.settings.optimizer, options.lr, self.trained)
         fused = bool(self.optimizer.defaults.get("fused"))
@@ -197,7 +207,7 @@ class StepMemory:
         return Footprint(
             members=moving.members,
             resident=bytes_of(self.ensemble.state.values()) + states + data,
-            gradients=trained + self._coordinates(x),
+            gradients=trained + self._coordinates(context, x),
             update=copies * trained,
             delayed=cast,
             unused=KEPT_FREE if self.ensemble.device.type == "cpu" else 0,
