@@ -19,7 +19,7 @@ from torch import nn
 import shoal
 from shoal.core.errors import PeerLost
 from shoal.core.storage.files import write_json, write_tensors
-from shoal.engine.processes.launch import join_processes, restarted
+from shoal.engine.processes.groups import join_processes, restarted
 from shoal.training import fit as fit_module
 from shoal.training.search import plan as auto_plan
 

@@ -17,7 +17,7 @@ import torch
 import shoal
 from shoal.core.errors import PeerLost
 from shoal.core.storage.files import read_tensors, write_tensors
-from shoal.engine.processes.launch import join_processes
+from shoal.engine.processes.groups import join_processes
 from shoal.training.folder.run import RunFolder
 
 TESTS = Path(__file__).resolve().parent

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch.nn import functional as F
 
-from shoal.engine.member_layers import attention, mode, pending, product
+from shoal.engine.member_layers import attention, mode, pending
 from shoal.engine.members import member_runner
 
 
@@ -54,15 +54,15 @@ def use_formulas(monkeypatch):
         return note
 
     monkeypatch.setattr(member_runner, "takes_device", lambda device: True)
-    for module in (mode, product):
+    for module in (mode, pending):
         monkeypatch.setattr(module, "by_kernels", lambda *tensors: True)
     monkeypatch.setattr(attention, "takes_attention", lambda q, k, v, mask: q.ndim == 4)
     monkeypatch.setattr(attention, "attend", noted(attend, "attend"))
     monkeypatch.setattr(mode, "norm", noted(norm, "norm"))
     monkeypatch.setattr(pending, "add_norm", noted(add_norm, "add_norm"))
     monkeypatch.setattr(pending, "activate", noted(activate, "activate"))
-    monkeypatch.setattr(product, "add_bias_", lambda rows, bias: rows.add_(bias.unsqueeze(1)))
-    monkeypatch.setattr(product, "column_sums", lambda rows: rows.sum(1))
+    monkeypatch.setattr(pending, "add_bias_", lambda rows, bias: rows.add_(bias.unsqueeze(1)))
+    monkeypatch.setattr(pending, "column_sums", lambda rows: rows.sum(1))
     return called
 
 

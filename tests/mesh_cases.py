@@ -15,8 +15,7 @@ from torch import nn
 import shoal
 from shoal.core.errors import PeerLost, ShoalError
 from shoal.core.storage.files import read_tensors, write_json, write_tensors
-from shoal.engine.processes.launch import join_processes, restarted
-from shoal.engine.processes.process_grid import traffic
+from shoal.engine.processes.groups import join_processes, restarted, traffic
 
 STEPS = 5
 METHODS = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge", "f-svgd", "forde")

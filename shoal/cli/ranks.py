@@ -46,7 +46,7 @@ def speaks(error: BaseException | None = None) -> bool:
 def together() -> None:
     """Join the other processes, if torchrun started several."""
     if _several():
-        from shoal.engine.processes.launch import join_processes
+        from shoal.engine.processes.groups import join_processes
 
         join_processes()
 
@@ -57,7 +57,7 @@ def prepare(make: Callable[[], T]) -> T:
         return make()
     import torch.distributed as dist
 
-    from shoal.engine.processes.launch import peers_watched
+    from shoal.engine.processes.groups import peers_watched
 
     made = make() if _rank() == 0 else None
     with peers_watched():

@@ -33,7 +33,7 @@ from shoal.engine.members.group import Group
 from shoal.engine.members.layers import dropout_keys
 from shoal.engine.members.member_runner import MemberInputs, MemberRunner
 from shoal.engine.members.network_call import required_inputs
-from shoal.engine.processes.launch import own_members
+from shoal.engine.processes.groups import own_members
 from shoal.engine.resources.offload import Offload
 from shoal.engine.resources.plan import default_runner
 from shoal.inference.adopted import adopted_groups, as_saved

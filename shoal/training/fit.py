@@ -10,7 +10,7 @@ import torch
 from shoal.core.storage.disk import checked_path
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.members.precision import full_precision
-from shoal.engine.processes.launch import TIMEOUT, restarted
+from shoal.engine.processes.groups import TIMEOUT, restarted
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble, load_to_device
 from shoal.inference.likelihoods import Likelihood

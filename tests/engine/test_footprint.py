@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from shoal.engine.members.member_runner import MemberRunner
-from shoal.engine.resources.footprint import Footprint, SavedBytes, transient_bytes
+from shoal.engine.resources.footprint import Footprint, transient_bytes
+from shoal.engine.saved_bytes import SavedBytes
 from shoal.inference.ensemble import Ensemble
 
 BATCH, INPUTS, HIDDEN, CLASSES = 12, 6, (32, 64), 4

@@ -7,7 +7,7 @@ from torch import nn
 import shoal
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.recompute import blocks_of, recomputed_blocks
-from shoal.engine.resources.footprint import SavedBytes
+from shoal.engine.saved_bytes import SavedBytes
 from shoal.inference.ensemble import Ensemble
 
 LIGHT = MemberRunner("loop", recompute=True)

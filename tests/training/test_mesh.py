@@ -11,8 +11,8 @@ from mesh_cases import predicted_bytes, received_bytes, started, together
 import shoal
 from shoal.core.errors import ConfigError
 from shoal.core.storage.files import read_tensors
+from shoal.engine.processes.groups import layout_of, shares
 from shoal.engine.processes.mesh import Mesh
-from shoal.engine.processes.process_grid import layout_of, shares
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -9,7 +9,7 @@ from shoal.cli import ranks
 from shoal.cli.outcome import Outcome, scores_text
 from shoal.core.display.text import counted, seconds
 from shoal.core.errors import ConfigError
-from shoal.engine.processes.launch import restarted
+from shoal.engine.processes.groups import restarted
 from shoal.engine.resources.autotune import set_threads
 from shoal.evaluation.evaluate import evaluate_run, splits_ticker
 from shoal.experiment.build import default_folder, make_data, train

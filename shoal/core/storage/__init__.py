@@ -1,1 +1,1 @@
-"""Files that survive a crash."""
+"""Files that survive a crash: atomic writes, strict reading, locks and checkpoints."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from shoal.engine.derivatives import affine_formulas, formulas
+from shoal.engine.functorch import functorch
 
 __all__ = ["TYPES", "arithmetic", "by_kernels", "interpreted", "is_mapped", "takes_device"]
 
@@ -49,7 +50,7 @@ def takes_device(device: torch.device) -> bool:
 
 def is_mapped() -> bool:
     """Whether this happens within `vmap` or another transform of `torch.func`."""
-    return getattr(torch._C, "_functorch").peek_interpreter_stack() is not None  # noqa: B009
+    return functorch.peek_interpreter_stack() is not None
 
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)

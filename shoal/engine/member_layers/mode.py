@@ -19,14 +19,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from shoal.engine.derivatives.convolution import Geometry
-from shoal.engine.member_layers.attention import attend_folded
+from shoal.engine.functorch import functorch
+from shoal.engine.member_layers.attention import attend_folded, self_attention
 from shoal.engine.member_layers.backend import by_kernels
-from shoal.engine.member_layers.multi_head import self_attention
 from shoal.engine.member_layers.norm import WIDEST, NormSettings, norm
 from shoal.engine.member_layers.parts import divided, mark_parts, unbound
 from shoal.engine.member_layers.pending import Layer, Pending, computed, of_members
 from shoal.engine.member_layers.rows import as_rows
-from shoal.engine.members.layers import functorch
 
 __all__ = ["member_layers"]
 

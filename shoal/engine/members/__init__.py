@@ -1,1 +1,1 @@
-"""How the networks of members are stacked and run."""
+"""How the networks of members are stacked, called and run, on one device or in several parts."""

@@ -18,9 +18,8 @@ from shoal.engine.members.layers import (
     install_embeddings,
     install_linear,
 )
-from shoal.engine.members.member_inputs import kind_of, names_of
 from shoal.engine.members.member_runner import MemberInputs, MemberRunner, run_or_loop
-from shoal.engine.members.network_call import call_network, set_output
+from shoal.engine.members.network_call import call_network, kind_of, names_of, set_output
 from shoal.engine.members.precision import lowered, lowered_inputs
 from shoal.engine.members.recurrent import install_recurrent
 from shoal.engine.members.sharded_trunk import TrunkShards

@@ -14,6 +14,7 @@ from shoal.core.random import chance, hashed, key
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
 from shoal.engine.derivatives.replicas import first_element
+from shoal.engine.functorch import functorch, unwrapped
 from shoal.engine.members.network_call import call_network
 from shoal.engine.members.stack import evaluation_mode
 
@@ -27,7 +28,6 @@ __all__ = [
     "install_linear",
     "member_linear",
     "plus_product",
-    "unwrapped",
 ]
 
 
@@ -94,9 +94,6 @@ def _restart(module: nn.Module, _: tuple) -> None:
             layer.calls = 0
 
 
-functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009
-
-
 class MemberLinear(nn.Linear):
     """Replaces `nn.Linear` inside an ensemble; the same outside of `vmap`."""
 
@@ -138,13 +135,6 @@ def plus_product(sum: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     rows = rows.reshape(len(rows), -1, rows.shape[-1])
     outputs = torch.baddbmm(flat, rows, factors.mT).view(whole.shape)
     return functorch._add_batch_dim(outputs, 0, level)
-
-
-def unwrapped(tensor: Tensor, level: int | None) -> tuple[Tensor, Any]:
-    """The tensor of all members and the place of its member axis; None without such an axis."""
-    if level is None or not functorch.is_batchedtensor(tensor):
-        return tensor, None
-    return functorch._unwrap_batched(tensor, level)
 
 
 def install_linear(module: nn.Module) -> None:

@@ -23,7 +23,7 @@ from shoal.engine.derivatives import fast_second_order, fused_layers
 from shoal.engine.derivatives.backend import takes_device
 from shoal.engine.member_layers import folded_attention, member_layers
 from shoal.engine.member_layers.pending import computed
-from shoal.engine.members.member_inputs import (
+from shoal.engine.members.network_call import (
     MemberCall,
     MemberInputs,
     Unpacked,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from shoal.engine.members.layers import KeyedDropout
-from shoal.engine.resources.footprint import counted
+from shoal.engine.saved_bytes import counted
 
 __all__ = ["blocks_of", "recomputed_blocks"]
 

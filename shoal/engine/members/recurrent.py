@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.engine.members.layers import KeyedDropout, functorch, unwrapped
+from shoal.engine.functorch import functorch, unwrapped
+from shoal.engine.members.layers import KeyedDropout
 
 __all__ = ["MemberGRU", "MemberLSTM", "MemberRNN", "install_recurrent", "own_recurrence"]
 

@@ -22,14 +22,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
-from shoal.engine.processes.launch import (
+from shoal.engine.processes.groups import (
     TIMEOUT,
     gathered_bytes,
     groups_of,
+    layout_of,
     peers_watched,
     same_error,
+    shares,
 )
-from shoal.engine.processes.process_grid import layout_of, shares
 
 __all__ = ["Agreement", "Arrival", "Mesh"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.storage.disk import storage_errors
-from shoal.engine.resources.block_transfer import Block, block_transfer
+from shoal.engine.resources.transfer import Block, block_transfer
 
 __all__ = ["PLACES", "Offload"]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoal.core.storage.checkpoints import Checkpoint
 from shoal.core.storage.shards import Shard, Spans
-from shoal.engine.processes.group_exchange import GroupExchange
+from shoal.engine.processes.groups import GroupExchange
 from shoal.training.folder.run_folder import BEST
 from shoal.training.members.division import Parted
 

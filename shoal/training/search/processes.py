@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from shoal.core.errors import PeerLost, first_line
 from shoal.core.storage.formats import to_json
-from shoal.engine.processes.launch import fresh_groups, give_up, same_error
+from shoal.engine.processes.groups import fresh_groups, give_up, same_error
 from shoal.engine.processes.mesh import Mesh
 from shoal.training.folder.choice import Choice
 

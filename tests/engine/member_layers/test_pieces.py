@@ -9,9 +9,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
 
 from shoal.core.random import generator
-from shoal.engine.member_layers.multi_head import self_attention
+from shoal.engine.member_layers.attention import self_attention
 from shoal.engine.member_layers.parts import divided, mark_parts, unbound, whole_of
-from shoal.engine.member_layers.product import product
+from shoal.engine.member_layers.pending import product
 from shoal.engine.member_layers.rows import as_rows
 
 
