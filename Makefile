@@ -32,12 +32,12 @@ quick: $(READY)
 	$(PYTEST) -m "not slow and not kill and not browser and not full and not nightly"
 
 test: $(READY)
-	$(BIN)/ruff check shoal studies tests docs
+	$(BIN)/ruff check shoal studies tests docs/site
 	$(BIN)/pyright
 	$(PYTEST) -m "not nightly"
 
 nightly: $(READY)
-	$(BIN)/ruff check shoal studies tests docs
+	$(BIN)/ruff check shoal studies tests docs/site
 	$(BIN)/pyright
 	$(PYTEST)
 
@@ -45,8 +45,8 @@ gpu:
 	$(PYTHON) tests/gpu_tests.py
 
 check: $(READY)
-	$(BIN)/ruff format --check shoal studies tests docs
-	$(BIN)/ruff check shoal studies tests docs
+	$(BIN)/ruff format --check shoal studies tests docs/site
+	$(BIN)/ruff check shoal studies tests docs/site
 	$(BIN)/pyright
 
 docs: $(READY)

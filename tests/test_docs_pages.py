@@ -62,9 +62,30 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
 
 def test_the_guide_the_table_of_results_and_the_claims_are_what_the_raw_files_give():
     pages = make.pages()
-    assert {path.name for path in pages} == {"guide.md", "README.md", "claims.md"}
+    assert {"guide.md", "README.md", "claims.md", "trinh.md"} <= {path.name for path in pages}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, "run python -m studies.guide.make"
+
+
+def test_every_row_of_the_guide_has_a_sentence_a_figure_and_hidden_intervals():
+    pages = make.pages()
+    guide = pages[DOCS / "guide.md"]
+    rows = guide.partition("## What to do")[2].partition("\n## ")[0].split("\n### ")[1:]
+    assert len(rows) >= 12
+    for row in rows:
+        seen, _, hidden = row.partition("<details")
+        assert " to +" not in seen and " to -" not in seen, row
+        assert "what it brings" in hidden and "](results/" in hidden
+        assert pages[DOCS / re.search(r"!\[.*\]\((guide/.*\.svg)\)", seen)[1]].startswith("<svg")
+    assert {path.name for path in (DOCS / "guide").iterdir()} == {
+        path.name for path in pages if path.suffix == ".svg"
+    }
+
+
+def test_the_list_of_pages_is_the_menu_of_the_site():
+    contents = script(DOCS / "site" / "contents.py")
+    text = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert text == contents.page(), "run python docs/site/contents.py"
 
 
 def test_an_interval_of_the_guide_says_when_it_may_be_nothing():

@@ -31,10 +31,10 @@ ran = {}
 
 
 def on_config(config):
-    """Fill the menu of the reference."""
+    """Put the pages of the reference before the others of its menu."""
     config["shoal_reference"] = reference.pages()
     menu = next(entry for entry in config["nav"] if "Reference" in entry)
-    menu["Reference"] = [{title: path} for title, path, _ in config["shoal_reference"]]
+    menu["Reference"][:0] = [{title: path} for title, path, _ in config["shoal_reference"]]
     return config
 
 

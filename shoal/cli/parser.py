@@ -125,7 +125,9 @@ def _workers(parser: argparse.ArgumentParser) -> None:
 
 
 def _cluster(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("options for a cluster (needs submitit; see docs/cluster.md)")
+    group = parser.add_argument_group(
+        "options for a cluster (needs submitit; see docs/several-gpus.md)"
+    )
     group.add_argument(
         "--submit",
         choices=("slurm", "local"),

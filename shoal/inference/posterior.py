@@ -5,7 +5,7 @@ All forces on a member are measured per data point:
 $$ \frac1N \log p(θ | D) = \frac1B \sum_{b} \log p(y_b | x_b, θ) + \frac1N \log p(θ) + const, $$
 
 and the repulsive force has the factor T / N. At T = 1 members sample the posterior. At T = 0 the
-repulsion vanishes, and the members are maximum a posteriori estimates. `docs/scaling.md` compares
+repulsion vanishes, and the members are maximum a posteriori estimates. `docs/factors.md` compares
 this scaling with published code.
 """
 

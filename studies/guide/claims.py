@@ -16,6 +16,17 @@ FEWEST = 3
 """Fewer seeds decide nothing: two may agree by the number of test images alone."""
 
 
+PAGES = {
+    "dangelo-fortuin": ("D'Angelo & Fortuin (2021)", ("D'Angelo & Fortuin (2021)",)),
+    "barabanshchikova": ("Barabanshchikova et al. (2023)", ("Barabanshchikova et al. (2023)",)),
+    "trinh": ("Trinh et al. (2024)", ("Trinh et al. (2024)", "open in the paper")),
+    "fort": ("Fort et al. (2019)", ("Fort et al. (2019)",)),
+    "loaiza-ganem": ("Loaiza-Ganem et al. (2025)", ("Loaiza-Ganem et al. (2025)",)),
+    "ours": ("our own hypotheses", ("our hypothesis",)),
+}
+"""A page per source: its title, and the sources of its claims."""
+
+
 class Measure(NamedTuple):
     """What speaks for or against a claim.
 
@@ -174,7 +185,7 @@ def lines(groups):
             counts[words] = counts.get(words, 0) + 1
             bold = sure and words != "cannot be told"
             counts["bold"] = counts.get("bold", 0) + bold
-            link = f"[study]({claim.link})" if claim.link else ""
+            link = f"[study](../{claim.link})" if claim.link else ""
             text = "<br>".join(measure.words for measure in measures)
             once = "" if all(measure.seeds for measure in measures) else ", one run"
             shown = f"**{words}**" if bold else words + once
@@ -190,15 +201,41 @@ def _setting(claim, measures):
     return f"{claim.setting}, {' or '.join(map(str, seeds))} {word}" if seeds else claim.setting
 
 
-def page(groups, words):
-    """The text of the page; `words` has places for the tables and the counts."""
-    tables, missing, counts = lines(groups)
+def source_page(title, tables, missing):
+    """The claims of one source, by topic."""
     titles = ["", "claim", "source", "our data and networks", "measured", "verdict", ""]
-    parts = [f"## {title}\n\n{markdown_table(titles, rows)}" for title, rows in tables.items()]
-    absent = markdown_table(["claim", "source", "missing"], missing) if missing else "None."
+    parts = [f"# Claims: {title}", "[How a verdict is made](../claims.md)"]
+    parts += [f"## {topic}\n\n{markdown_table(titles, rows)}" for topic, rows in tables if rows]
+    if missing:
+        parts.append(
+            "## Not measured\n\n" + markdown_table(["claim", "source", "missing"], missing)
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def pages(groups, words):
+    """The text of the index and of a page per source, by path from docs/results.
+
+    `words` has places for the table of sources and the counts.
+    """
+    tables, missing, counts = lines(groups)
+    texts, overview = {}, []
+    for name, (title, sources) in PAGES.items():
+        own = {topic: [row for row in rows if row[2] in sources] for topic, rows in tables.items()}
+        absent = [row for row in missing if row[1] in sources]
+        verdicts = [row[5].strip("*") for rows in own.values() for row in rows]
+        number = [
+            sum(verdict.startswith(word) for verdict in verdicts)
+            for word in ("confirmed", "refuted", "cannot be told")
+        ]
+        overview.append([f"[{title}](claims/{name}.md)", len(verdicts), *number, len(absent)])
+        texts[f"claims/{name}.md"] = source_page(title, own.items(), absent)
+    titles = ["source", "claims", "confirmed", "refuted", "cannot be told", "not measured"]
     total = sum(map(len, tables.values()))
-    return words.format(
-        tables="\n\n".join(parts), missing=absent, total=total, unmeasured=len(missing),
+    assert total == sum(row[1] for row in overview), "a source has no page"
+    texts["claims.md"] = words.format(
+        sources=markdown_table(titles, overview), total=total, unmeasured=len(missing),
         confirmed=counts.get("confirmed", 0), refuted=counts.get("refuted", 0),
         unknown=counts.get("cannot be told", 0), bold=counts.get("bold", 0),
     )  # fmt: skip
+    return texts

@@ -66,12 +66,21 @@ def interval(found, scale=1.0, digits=3, unit=""):
     return f"{mean:+.{digits}f}{unit} ({low:+.{digits}f} to {high:+.{digits}f}⟦{found.p!r}⟧)"
 
 
+def size(found, scale=1.0, digits=3, unit=""):
+    """The size of a difference in words, without its interval; see `corrected`."""
+    mark = f"⟦{found.p!r}⟧" if found.seeds > 1 else ""
+    return f"{abs(scale * found.difference):.{digits}f}{unit}{mark}"
+
+
 MARK = re.compile(r"⟦([^⟧]*)⟧")
 
 
-def corrected(texts):
-    """Texts in which every interval says whether it is significant, by Holm over all of them."""
-    marks = [float(p) for text in texts for p in MARK.findall(text)]
+def corrected(texts, family=None):
+    """Texts in which every interval says whether it is significant, by Holm over all of them.
+
+    `family` are other texts to correct over, which have the same intervals.
+    """
+    marks = [float(p) for text in family or texts for p in MARK.findall(text)]
     adjusted = dict(zip(marks, holm(marks), strict=True))
 
     def words(match):

@@ -13,9 +13,11 @@ from studies.guide.evidence import (
     noise_share,
     rows,
     significant,
+    size,
     strength_row,
     times_plain,
 )
+from studies.guide.figure import Counts, Interval
 
 WASSERSTEIN = ("kde", "sge", "ssge", "f-kde", "f-sge", "f-ssge")
 MNIST, FASHION = "mnist/results.csv", "fashion-mnist/results.csv"
@@ -57,6 +59,8 @@ class Finding(NamedTuple):
         link: page of the study, from docs/.
         wish: what a practitioner wants; empty if the finding leads to no advice.
         advice: what to do then.
+        answer: what that brings, in one sentence.
+        figure: the lines of the figure below the answer.
     """
 
     question: str
@@ -66,31 +70,37 @@ class Finding(NamedTuple):
     link: str
     wish: str = ""
     advice: str = ""
+    answer: str = ""
+    figure: tuple[Interval | Counts, ...] = ()
 
 
 def sizes():
     """More members of a plain ensemble."""
     found = {m: by_seed(MNIST, "test.nll", method="ensemble", members=m) for m in (1, 5, 17)}
     letters = {m: by_seed(MNIST, LETTERS, method="ensemble", members=m) for m in (1, 5, 17)}
+    nll, auroc = difference(found[5], found[1]), difference(letters[5], letters[1])
     yield Finding(
         "Are five networks better than one?",
         Setting("MNIST", "plain ensembles of perceptrons", 5, "mnist"),
-        f"NLL {interval(difference(found[5], found[1]), digits=4)}; AUROC on letters "
-        f"{interval(difference(letters[5], letters[1]))}",
+        f"NLL {interval(nll, digits=4)}; AUROC on letters {interval(auroc)}",
         "5 times the weights",
         "results/mnist/README.md",
         "better probabilities than one network gives",
         '5 members, `method="ensemble"`',
+        f"On MNIST, five networks lower the NLL of one by {size(nll, digits=4)}.",
+        (Interval("NLL", nll, -1, digits=4), Interval("AUROC on letters", auroc, 1)),
     )
+    nll, auroc = difference(found[17], found[5]), difference(letters[17], letters[5])
     yield Finding(
         "Are 17 networks better than five?",
         Setting("MNIST", "plain ensembles of perceptrons", 5, "mnist"),
-        f"NLL {interval(difference(found[17], found[5]), digits=4)}; AUROC on letters "
-        f"{interval(difference(letters[17], letters[5]))}",
+        f"NLL {interval(nll, digits=4)}; AUROC on letters {interval(auroc)}",
         "3.4 times the weights of five",
         "results/mnist/README.md",
         "still lower NLL",
         "10 to 20 members",
+        f"On MNIST, 17 networks lower the NLL of five by {size(nll, digits=4)}.",
+        (Interval("NLL", nll, -1, digits=4), Interval("AUROC on letters", auroc, 1)),
     )
 
 
@@ -112,6 +122,11 @@ def published():
         "results/mnist/README.md",
         "repulsion as published (strength 1)",
         "a plain ensemble: the result is the same, and cheaper",
+        f"On MNIST, none of six methods changes accuracy by more than {most:.2f} points.",
+        tuple(
+            Interval(f"accuracy, {name}", change, 1, **PERCENT)
+            for name, change in zip(WASSERSTEIN, found[len(WASSERSTEIN) :], strict=True)
+        ),
     )
     found = [compared(FASHION, "test.accuracy", method, members=20) for method in WASSERSTEIN]
     nll = [compared(FASHION, "test.nll", method, members=20) for method in WASSERSTEIN]
@@ -146,29 +161,46 @@ def published():
 def corrupted():
     """Repelled input gradients under corruption."""
     clean = compared(CIFAR, "test.accuracy", "forde:16")
+    accuracy = compared(CIFAR, CORRUPTED, "forde:16")
+    ece = compared(CIFAR, "corrupted.all.ece", "forde:16")
     share, rest = noise_share(CIFAR, "forde:16")
+    step = times_plain("h200-forde.json", "forde", "resnet18")
     yield Finding(
         "Do repelled input gradients at strength 16 help under corruption?",
         Setting("CIFAR-10, 19 corruptions", "five ResNet18", 4, "cifar10"),
-        f"corrupted accuracy {interval(compared(CIFAR, CORRUPTED, 'forde:16'), **PERCENT)}; "
-        f"corrupted ECE {interval(compared(CIFAR, 'corrupted.all.ece', 'forde:16'))}; four kinds "
+        f"corrupted accuracy {interval(accuracy, **PERCENT)}; "
+        f"corrupted ECE {interval(ece)}; four kinds "
         f"of noise bring {share:.0%} of the gain, the other 15 gain {100 * rest:.1f} points",
-        f"clean accuracy {interval(clean, **PERCENT)}; "
-        f"{times_plain('h200-forde.json', 'forde', 'resnet18'):.2f} times the step",
+        f"clean accuracy {interval(clean, **PERCENT)}; {step:.2f} times the step",
         "results/cifar10/README.md",
         "accuracy and calibration of images under noise and blur",
         '`method="forde"`, `strength=16`, 5 members',
+        f"On corrupted CIFAR-10, accuracy rises by {size(accuracy, **PERCENT)}, at {step:.1f} "
+        "times the step.",
+        (
+            Interval("corrupted accuracy", accuracy, 1, **PERCENT),
+            Interval("corrupted ECE", ece, -1),
+            Interval("clean accuracy", clean, 1, **PERCENT),
+        ),
     )
     method = "forde+fraction=0.25:16"
+    accuracy = compared(QUARTER, CORRUPTED, method)
+    clean = compared(QUARTER, "test.accuracy", method)
+    step = times_plain("h200-forde.json", "forde+fraction=0.25", "resnet18")
     yield Finding(
         "Is a quarter of each batch enough?",
         Setting("CIFAR-10", "five ResNet18, fraction 0.25", 3, "cifar10-quarter"),
-        f"corrupted accuracy {interval(compared(QUARTER, CORRUPTED, method), **PERCENT)}",
-        f"clean accuracy {interval(compared(QUARTER, 'test.accuracy', method), **PERCENT)}; "
-        f"{times_plain('h200-forde.json', 'forde+fraction=0.25', 'resnet18'):.2f} times the step",
+        f"corrupted accuracy {interval(accuracy, **PERCENT)}",
+        f"clean accuracy {interval(clean, **PERCENT)}; {step:.2f} times the step",
         "results/cifar10/README.md",
         "most of this gain at less cost",
         'the same with `method={"name": "forde", "fraction": 0.25, "coupled": False}`',
+        f"On corrupted CIFAR-10, accuracy rises by {size(accuracy, **PERCENT)}, at {step:.1f} "
+        "times the step.",
+        (
+            Interval("corrupted accuracy", accuracy, 1, **PERCENT),
+            Interval("clean accuracy", clean, 1, **PERCENT),
+        ),
     )
     share, rest = noise_share(RESNET32, method)
     yield Finding(
@@ -212,6 +244,11 @@ def tables():
         "results/forde/README.md",
         "tables whose inputs get noisier in use",
         '`method="forde"`, `strength=4`; check it on your own noisy copies',
+        f"With noisy inputs, NLL is lower on {better} of 5 tables.",
+        tuple(
+            Interval(f"NLL, {name.removeprefix('uci-')}", change, -1)
+            for name, change in found.items()
+        ),
     )
 
 
@@ -233,6 +270,7 @@ def _fixed_strength():
         "results/mnist/README.md",
         "OOD detection with a small dense network",
         '`method="kde"`, `strength=1e4`; check it on your own OOD data',
+        f"On MNIST, the AUROC on letters {plain[3]} becomes {strong[3]}.",
     )
 
 
@@ -257,6 +295,11 @@ def _chosen_strength():
         "results/mnist/strength/README.md",
         "OOD detection with a small dense network",
         '`method="kde"`, a strength between 1e3 and 1e6 chosen on held-out images',
+        f"On MNIST, the AUROC on letters rises by {size(gain('auroc_entropy_letters'))}.",
+        (
+            *(Interval(f"AUROC, {name}", gain(f"auroc_entropy_{name}"), 1) for name in names),
+            Interval("accuracy", gain("test_accuracy"), 1, **PERCENT),
+        ),
     )
 
 
@@ -266,41 +309,49 @@ def pretrained():
     names = ("fine-tuned-5", "lora", "heads")
     get = {n: by_seed(PRETRAINED, "test_accuracy", method=n, **where) for n in names}
     stored = {n: by_seed(PRETRAINED, "stored_bytes", method=n, **where) for n in names}
-    size = {n: f"{list(v.values())[0] / 1e6:.1f} MB" for n, v in stored.items()}
+    stored = {n: f"{list(v.values())[0] / 1e6:.1f} MB" for n, v in stored.items()}
     one = by_seed(PRETRAINED, "test_accuracy", method="fine-tuned-1", **where)
+    five = difference(get["fine-tuned-5"], one)
     nll = compared(PRETRAINED, "corrupted_nll", "fine-tuned-5", "fine-tuned-1", **where)
     setting = Setting("16,000 images of CIFAR-10", "EfficientNet-lite0", 5, "pretrained")
     yield Finding(
         "Are five fine-tuned networks better than one?",
         setting,
-        f"accuracy {interval(difference(get['fine-tuned-5'], one), **PERCENT)}; "
-        f"corrupted NLL {interval(nll)}",
-        f"five trainings; {size['fine-tuned-5']} stored",
+        f"accuracy {interval(five, **PERCENT)}; corrupted NLL {interval(nll)}",
+        f"five trainings; {stored['fine-tuned-5']} stored",
         "results/pretrained/README.md",
         "the best predictions from a pre-trained network",
         "5 fine-tuned members",
+        f"On corrupted CIFAR-10, five networks lower the NLL of one by {size(nll)}.",
+        (Interval("accuracy", five, 1, **PERCENT), Interval("corrupted NLL", nll, -1)),
     )
     auroc = compared(PRETRAINED, "auroc_entropy", "lora", "fine-tuned-5", **where)
+    accuracy = difference(get["lora"], get["fine-tuned-5"])
     yield Finding(
         "What do LoRA members cost against fine-tuning?",
         setting,
-        f"AUROC on SVHN {interval(auroc)}; accuracy "
-        f"{interval(difference(get['lora'], get['fine-tuned-5']), **PERCENT)}",
-        f"{size['lora']} stored instead of {size['fine-tuned-5']}",
+        f"AUROC on SVHN {interval(auroc)}; accuracy {interval(accuracy, **PERCENT)}",
+        f"{stored['lora']} stored instead of {stored['fine-tuned-5']}",
         "results/pretrained/README.md",
         "many members of a large network in little memory",
         "`shoal.adapters.lora`, 5 members",
+        f"{stored['lora']} replace {stored['fine-tuned-5']}, and accuracy falls by "
+        f"{size(accuracy, **PERCENT)} against fine-tuning.",
+        (Interval("AUROC on SVHN", auroc, 1), Interval("accuracy", accuracy, 1, **PERCENT)),
     )
     auroc = compared(PRETRAINED, "auroc_entropy", "heads", "fine-tuned-5", **where)
+    accuracy = difference(get["heads"], get["fine-tuned-5"])
     yield Finding(
         "What do a hundred heads cost against fine-tuning?",
         setting,
-        f"AUROC on SVHN {interval(auroc)}; accuracy "
-        f"{interval(difference(get['heads'], get['fine-tuned-5']), **PERCENT)}",
-        f"{size['heads']} stored; trains in seconds on two CPU cores",
+        f"AUROC on SVHN {interval(auroc)}; accuracy {interval(accuracy, **PERCENT)}",
+        f"{stored['heads']} stored; trains in seconds on two CPU cores",
         "results/pretrained/README.md",
         "uncertainty from a frozen network within seconds",
         "`shoal.adapters.last_layer`, 100 members, `cache=True`",
+        f"The AUROC on SVHN rises by {size(auroc)} and accuracy falls by "
+        f"{size(accuracy, **PERCENT)} against fine-tuning.",
+        (Interval("AUROC on SVHN", auroc, 1), Interval("accuracy", accuracy, 1, **PERCENT)),
     )
     for name, plain in (("heads-repelled", "heads"), ("lora-repelled", "lora")):
         entropy = compared(PRETRAINED, "auroc_entropy", name, plain, **where)
@@ -317,19 +368,23 @@ def pretrained():
 
 def fidelity():
     """Distance to the true posterior."""
-    found = []
-    for problem in ("linear", "regression", "classification", "digits"):
-        near = compared(FIDELITY, "frechet", "f-svgd:calibrated", problem=problem)
-        found.append(f"{problem} {interval(near)}")
+    found = {
+        problem: compared(FIDELITY, "frechet", "f-svgd:calibrated", problem=problem)
+        for problem in ("linear", "regression", "classification", "digits")
+    }
+    words = ", ".join(f"{problem} {interval(near)}" for problem, near in found.items())
     accuracy = compared(FIDELITY, "accuracy", "f-svgd:calibrated", problem="digits")
     yield Finding(
         "Which method is closest to the true posterior?",
         Setting("four known posteriors", "f-SVGD, calibrated, 20 members", 5, "fidelity"),
-        f"Fréchet distance of predictions: {', '.join(found)}",
+        f"Fréchet distance of predictions: {words}",
         f"accuracy on digits {interval(accuracy, **PERCENT)}",
         "results/fidelity/README.md",
         "members that are samples of the posterior",
         '`method="f-svgd"`, `calibrated=True`; tested on small networks only',
+        f"On {significant(list(found.values()), -1)} of 4 known posteriors, predictions are closer "
+        "to the true ones.",
+        tuple(Interval(f"Fréchet, {problem}", near, -1) for problem, near in found.items()),
     )
 
 
@@ -352,6 +407,13 @@ def chosen():
         "results/auto/README.md",
         "repulsion where it pays, without knowing its strength",
         '`method="auto"`',
+        f"On {len(sets)} data sets, NLL is significantly better on {better[0]} and worse on "
+        f"{worse}.",
+        (
+            Counts("NLL", better[0], worse, len(sets)),
+            Counts("NLL under shift", better[1], significant(found["shifted_nll"], 1), len(sets)),
+            Counts("AUROC", better[2], significant(auroc, sign=-1), len(sets)),
+        ),
     )
 
 

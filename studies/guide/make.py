@@ -1,6 +1,6 @@
 """The guide, the table of results and the claims, from the raw files of our own studies.
 
-python -m studies.guide.make            writes guide.md, results/README.md and results/claims.md
+python -m studies.guide.make            writes guide.md, results/README.md and results/claims*
 python -m studies.guide.make --check    fails if a page is not what the raw files give
 python -m studies.guide.make --dates    asks git when the raw files of studies.csv were made
 
@@ -25,6 +25,7 @@ from studies.guide import (
     claims_repulsive,
 )
 from studies.guide.evidence import DOCS, RESULTS, by_seed, corrected, mean, step_ms, times_plain
+from studies.guide.figure import svg
 from studies.guide.findings import LETTERS, MNIST, findings
 from studies.guide.more_findings import more_findings
 
@@ -32,12 +33,38 @@ WORDS = Path(__file__).parent
 """The words of the pages, and the list of studies."""
 
 
-def decision_table(found):
-    """The findings that lead to advice."""
-    lines = [
-        [f.wish, f.advice, f.gain, f.price, f"[{f.setting}]({f.link})"] for f in found if f.wish
-    ]
-    return markdown_table(["you want", "do this", "what it brings", "its price", "evidence"], lines)
+ROW = """\
+### {wish}
+
+**Do this:** {advice}. {answer}
+
+{figure}<details markdown="1">
+<summary>Intervals, price and evidence</summary>
+
+| | |
+| --- | --- |
+| what it brings | {gain} |
+| its price | {price} |
+| evidence | [{setting}]({link}) |
+
+</details>"""
+"""A row of the guide: its answer and its figure, and the intervals one click away."""
+
+
+def figure_path(finding):
+    """The figure of a finding, from docs/."""
+    return f"guide/{re.sub(r'[^a-z0-9]+', '-', finding.wish.lower()).strip('-')}.svg"
+
+
+def decisions(found):
+    """The findings that lead to advice, with one sentence and one figure each."""
+    rows = []
+    for finding in found:
+        if finding.wish:
+            wish = finding.wish[0].upper() + finding.wish[1:]
+            figure = f"![{wish}]({figure_path(finding)})\n\n" if finding.figure else ""
+            rows.append(ROW.format(**finding._asdict() | {"wish": wish, "figure": figure}))
+    return "\n\n".join(rows)
 
 
 def size_table():
@@ -103,12 +130,14 @@ def studies():
         return {row["study"]: row for row in csv.DictReader(file)}
 
 
-def told(found):
-    """Findings whose intervals say whether they are significant after Holm's correction."""
-    gains = corrected([text for f in found for text in (f.gain, f.price)])
+def with_significance(found):
+    """Findings whose numbers say whether they are significant after Holm's correction."""
+    intervals = [text for f in found for text in (f.gain, f.price)]
+    texts, answers = corrected(intervals), corrected([f.answer for f in found], intervals)
     return [
-        f._replace(gain=gains[2 * i], price=gains[2 * i + 1]) for i, f in enumerate(found)
-    ]  # fmt: skip
+        f._replace(gain=texts[2 * i], price=texts[2 * i + 1], answer=answers[i])
+        for i, f in enumerate(found)
+    ]
 
 
 def result_table(found):
@@ -125,16 +154,17 @@ def result_table(found):
 
 
 def pages():
-    """The text of every page, by its path."""
-    main_ones = list(findings())
-    found = told([*main_ones, *more_findings()])
+    """The text of every page and figure, by its path."""
+    found = with_significance([*findings(), *more_findings()])
     guide = words("guide.txt").format(
-        decisions=decision_table(found), sizes=size_table(), costs=cost_table()
+        decisions=decisions(found), sizes=size_table(), costs=cost_table()
     )
+    by_source = claims.pages(GROUPS, words("claims.txt"))
     return {
         DOCS / "guide.md": guide,
         DOCS / "results/README.md": words("results.txt").format(table=result_table(found)),
-        DOCS / "results/claims.md": claims.page(GROUPS, words("claims.txt")),
+        **{DOCS / figure_path(f): svg(f.figure) for f in found if f.figure},
+        **{RESULTS / path: text for path, text in by_source.items()},
     }
 
 
@@ -168,6 +198,7 @@ def main():
     check = asked.check
     for path, text in pages().items():
         if not check:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         elif path.read_text(encoding="utf-8") != text:
             raise SystemExit(
