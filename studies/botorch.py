@@ -12,6 +12,7 @@ import csv
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -29,6 +30,7 @@ from shoal.integrations.botorch import EnsembleSurrogate
 from shoal.plots.figure import COLOURS, blank, legend, png, power, rc
 from shoal.prediction.statistics import mean_and_error, paired_difference, t_quantile
 from studies import DOCS, RESULTS
+from studies.common import read_csv
 
 FOLDER = RESULTS / "botorch"
 PAGE = DOCS / "bayesian-optimisation.md"
@@ -71,7 +73,7 @@ def ensemble_model(x, y, strength: float | None):
     """Members trained anew on all evaluations; repelled members are compared in the whole cube."""
     size, inputs = x.shape
     ensemble = shoal.Ensemble.init(lambda: Network(inputs), members=MEMBERS, seed=size)
-    chosen = {"method": "ensemble"}
+    chosen: dict[str, Any] = {"method": "ensemble"}
     if strength is not None:
         cube = torch.stack([torch.zeros(inputs), torch.ones(inputs)])
         chosen = {"method": UNIFORM, "strength": strength, "inputs": cube}
@@ -197,7 +199,7 @@ def verdict(rows: list[dict]) -> str:
 
 def choose(file: Path) -> None:
     """Optimise the other functions with each strength, where choice.csv has no row yet."""
-    done = {(r["function"], float(r["strength"]), int(r["seed"])) for r in read(file)}
+    done = {(r["function"], float(r["strength"]), int(r["seed"])) for r in read_csv(file)}
     for name in CHOICE:
         for strength in STRENGTHS:
             for seed in {0, 1} - {s for n, w, s in done if (n, w) == (name, strength)}:
@@ -223,7 +225,8 @@ def choice_table(rows: list[dict]) -> str:
 
 def draw(rows: list[dict], path: Path) -> None:
     """Mean regret against evaluations, one panel per function."""
-    with matplotlib.rc_context(rc()):
+    settings: Any = rc()
+    with matplotlib.rc_context(settings):
         figure, panels = blank(len(FUNCTIONS), 1.8)
         for axes, name in zip(panels, FUNCTIONS, strict=True):
             for method, (label, colour) in METHODS.items():
@@ -293,7 +296,7 @@ def main() -> None:
     file, begun = FOLDER / "results.csv", time.monotonic()
     if not file.exists():
         file.write_text(",".join(COLUMNS) + "\n")
-    done = {(r["function"], r["method"], int(r["seed"])) for r in read(file)}
+    done = {(r["function"], r["method"], int(r["seed"])) for r in read_csv(file)}
     for seed in range(options.seeds):
         for name in FUNCTIONS:
             for method in METHODS:
@@ -303,13 +306,13 @@ def main() -> None:
                 with file.open("a", newline="") as stream:
                     csv.writer(stream, lineterminator="\n").writerows(rows)
                 print(*rows[-1], flush=True)
-    rows = read(file)
+    rows = read_csv(file)
     draw(rows, FOLDER / "regret.png")
     text = TEXT.format(
         table=results_table(rows),
         differences=differences(rows),
         verdict=verdict(rows),
-        choice=choice_table(read(FOLDER / "choice.csv")),
+        choice=choice_table(read_csv(FOLDER / "choice.csv")),
         start=START,
         members=MEMBERS,
         width=WIDTH,
@@ -322,12 +325,6 @@ def main() -> None:
     shown = f"{verdict(rows)}\n\n{results_table(rows)}"
     after = rest.split(END)[1]
     PAGE.write_text(f"{before}{MARK}\n\n{shown}\n\n{END}{after}", encoding="utf-8")
-
-
-def read(file: Path) -> list[dict]:
-    """All rows of the results."""
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 if __name__ == "__main__":

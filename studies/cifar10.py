@@ -10,7 +10,6 @@ tables.md (means, with published numbers in parentheses) and two figures.
 """
 
 import argparse
-import csv
 import functools
 import json
 import math
@@ -37,6 +36,7 @@ from shoal.page.measures import Measure, against_baseline
 from shoal.page.report_data import RunRecord, SeedGroup
 from shoal.plots import MetricCurve, png, severity
 from studies import RESULTS
+from studies.common import read_csv
 
 FOLDER = RESULTS / "cifar10"
 COLUMNS = {
@@ -143,8 +143,7 @@ def _published(grid: Grid) -> dict[str, dict[str, str]]:
     """Numbers of the paper by method, if the experiment uses its data."""
     if grid.config.name not in PUBLISHED:
         return {}
-    with (FOLDER / PUBLISHED[grid.config.name]).open() as file:
-        return {row["method"]: row for row in csv.DictReader(file)}
+    return {row["method"]: row for row in read_csv(FOLDER / PUBLISHED[grid.config.name])}
 
 
 def tables(

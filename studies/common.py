@@ -1,16 +1,35 @@
-"""What the studies share: cells in several processes, own batches, and columns of tables."""
+"""What the studies share: CSV files, images, figures, cells in several processes, own batches."""
 
+import csv
+import io
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import shoal
+import numpy as np
 
-__all__ = ["Column", "finished", "fit_apart"]
+import shoal
+from shoal.data.files.raw import RAW
+from shoal.data.sets.image_sets import OBJECTS, image_dataset
+
+__all__ = [
+    "Column",
+    "finished",
+    "fit_apart",
+    "image_arrays",
+    "image_set",
+    "read_csv",
+    "sheet",
+    "test_of",
+]
+
+Arrays = tuple[np.ndarray, np.ndarray]
+"""Images as bytes, and their labels."""
 
 
 class Column(NamedTuple):
@@ -77,3 +96,52 @@ def fit_apart(start: shoal.Ensemble, data: Any, seed: int, **options: Any) -> sh
     ]
     networks = [run.ensemble.member(0) for run in runs]
     return replace(runs[0], ensemble=shoal.Ensemble.of(networks))
+
+
+def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
+    """The rows of a CSV file; with `missing_ok`, none if there is no file."""
+    if missing_ok and not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def image_arrays(name: str, file: Path | None) -> tuple[Arrays, Arrays]:
+    """Training and test images of a known data set, or of an .npz file with the same arrays."""
+    if file is None:
+        train, test = (RAW[name](split) for split in ("train", "test"))
+        return train, test
+    stored = np.load(file)
+    return (stored["train_x"], stored["train_y"]), (stored["test_x"], stored["test_y"])
+
+
+def image_set(
+    name: str,
+    train: Arrays,
+    test: Arrays,
+    classes: tuple[str, ...] = OBJECTS,
+    pixels: str = "standard",
+) -> shoal.Dataset:
+    """A data set of images, in the scale of the training images."""
+    (x, y), (x_test, y_test) = train, test
+    labelled = (x, y.astype(np.int64)), (x_test, y_test.astype(np.int64))
+    return image_dataset(name, classes, *labelled, {}, None, 0, pixels, ())
+
+
+def test_of(data: shoal.Dataset) -> shoal.Split:
+    """The test set, which every data set of a study has."""
+    assert data.test is not None, f"{data.name} has no test set"
+    return data.test
+
+
+def sheet(figures: Iterable[Any], columns: int, path: Path) -> None:
+    """All panels in one figure."""
+    from PIL import Image
+
+    panels = [Image.open(io.BytesIO(shoal.plots.png(f, 60))).convert("RGB") for f in figures]
+    width, height = panels[0].size
+    rows = -(-len(panels) // columns)
+    whole = Image.new("RGB", (columns * width, rows * height), "white")
+    for index, panel in enumerate(panels):
+        whole.paste(panel, (index % columns * width, index // columns * height))
+    whole.quantize(128).save(path, optimize=True)

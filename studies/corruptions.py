@@ -6,6 +6,7 @@ import torch
 
 from shoal import data, plots
 from shoal.data.corruptions import SEVERITIES, corrupt, registry
+from studies.common import test_of
 
 
 def main() -> None:
@@ -14,7 +15,7 @@ def main() -> None:
     parser.add_argument("index", type=int, help="index of the test image")
     parser.add_argument("out", help="a .png file")
     options = parser.parse_args()
-    image = data.load(options.dataset).test.x[options.index : options.index + 1]
+    image = test_of(data.load(options.dataset)).x[options.index : options.index + 1]
     rows = {name: sheet_row(image, name, options.index) for name in registry}
     figure = plots.contact_sheet(rows, ["0", *map(str, SEVERITIES)])
     figure.savefig(options.out, dpi=110, facecolor="white")

@@ -12,15 +12,13 @@ import statistics
 import time
 import warnings
 
-import numpy as np
 import torch
 
 import shoal
 from shoal.data.corruptions import with_corruptions
-from shoal.data.files.raw import RAW
-from shoal.data.sets.image_sets import OBJECTS, image_dataset
 from shoal.models import Blueprint, registry
 from shoal.prediction.statistics import paired_difference
+from studies.common import image_arrays, image_set
 
 warnings.simplefilter("ignore")
 begun = time.monotonic()
@@ -48,16 +46,10 @@ METHODS = {"ensemble": "ensemble", "coupled": quarter(True), "separate": quarter
 
 
 def data():
-    if asked.data is None:
-        train, test = (RAW["cifar10"](split) for split in ("train", "test"))
-    else:
-        held = np.load(asked.data)
-        train, test = ((held[f"{name}_x"], held[f"{name}_y"]) for name in ("train", "test"))
-    parts = [
-        (x[:count], y[:count].astype(np.int64))
-        for (x, y), count in ((train, asked.images), (test, asked.tested))
-    ]
-    return image_dataset("cifar10", OBJECTS, *parts, {}, None, 0, "standard", ())
+    train, test = image_arrays("cifar10", asked.data)
+    (x, y), (x_test, y_test) = train, test
+    held = (x_test[: asked.tested], y_test[: asked.tested])
+    return image_set("cifar10", (x[: asked.images], y[: asked.images]), held)
 
 
 def scores(run, split):

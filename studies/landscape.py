@@ -13,6 +13,7 @@ import io
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ def analysed(run, data, effort, names):
         start = time.monotonic()
         try:
             result = study(run, data, [name], effort=effort)[name]
-            row = {"sentence": finding(name, result), **result.scores}
+            row: dict[str, Any] = {"sentence": finding(name, result), **result.scores}
         except Exception as error:
             traceback.print_exc()
             row = {"failed": f"{type(error).__name__}: {error}"}

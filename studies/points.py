@@ -8,13 +8,11 @@ twenty minutes on one core; --draw uses the rows that are there.
 
 import argparse
 import csv
-import io
 import itertools
 import math
 import statistics
 
 import torch
-from PIL import Image
 from scipy.stats import t as student
 
 import shoal
@@ -22,6 +20,7 @@ from shoal.core.display.text import markdown_table
 from shoal.models import MLP, Blueprint
 from shoal.plots.toys import band, plane
 from studies import RESULTS
+from studies.common import read_csv, sheet
 
 FOLDER = RESULTS / "points"
 RAW = FOLDER / "results.csv"
@@ -113,15 +112,10 @@ def cases(seeds):
 
 def known():
     """Numbers by toy, kind, strength, seed and metric."""
-    if not RAW.exists():
-        return {}
-    with RAW.open() as file:
-        return {
-            (r["toy"], r["kind"], float(r["strength"]), int(r["seed"]), r["metric"]): float(
-                r["value"]
-            )
-            for r in csv.DictReader(file)
-        }
+    return {
+        (r["toy"], r["kind"], float(r["strength"]), int(r["seed"]), r["metric"]): float(r["value"])
+        for r in read_csv(RAW, missing_ok=True)
+    }
 
 
 def complete(seeds):
@@ -210,17 +204,6 @@ def information(data, run, kind):
     figure.axes[0].images[0].set_clim(0, 0.2)
     figure.axes[1].set_ylabel("mutual information (nats)")
     return figure
-
-
-def sheet(figures, columns, path):
-    """All panels in one figure."""
-    panels = [Image.open(io.BytesIO(shoal.plots.png(f, 60))).convert("RGB") for f in figures]
-    width, height = panels[0].size
-    rows = -(-len(panels) // columns)
-    whole = Image.new("RGB", (columns * width, rows * height), "white")
-    for index, panel in enumerate(panels):
-        whole.paste(panel, (index % columns * width, index // columns * height))
-    whole.quantize(128).save(path, optimize=True)
 
 
 def main():

@@ -6,11 +6,11 @@ python -m studies.published fashion-mnist
 """
 
 import argparse
-import csv
 from typing import NamedTuple
 
 from shoal.core.display.text import markdown_table
 from studies import RESULTS
+from studies.common import read_csv
 
 
 class Column(NamedTuple):
@@ -47,12 +47,6 @@ BESIDE = {"mnist-published": "mnist"}
 """Studies that use the published numbers in the folder of another study."""
 
 
-def rows(path):
-    """The rows of a CSV file."""
-    with path.open() as file:
-        yield from csv.DictReader(file)
-
-
 def ours(folder):
     """Mean and standard error of every method, size, metric and split.
 
@@ -63,7 +57,7 @@ def ours(folder):
             float(row["mean"]),
             float(row["stderr"]),
         )
-        for row in rows(folder / "summary.csv")
+        for row in read_csv(folder / "summary.csv")
         if row["stderr"]
     }
 
@@ -71,7 +65,7 @@ def ours(folder):
 def published(folder):
     """Published numbers by method, size and metric; ECE in per cent."""
     found = {}
-    for row in rows(folder / "published.csv"):
+    for row in read_csv(folder / "published.csv"):
         for metric, value in row.items():
             if value and metric not in ("method", "size", "remark"):
                 scale = 100 if metric.startswith("ece") else 1
@@ -83,7 +77,7 @@ def main():
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", choices=COLUMNS)
-    study = parser.parse_args().study
+    study: str = parser.parse_args().study
     columns, mine = COLUMNS[study], ours(RESULTS / study)
     theirs = published(RESULTS / BESIDE.get(study, study))
     cases = list(dict.fromkeys((method, size) for method, size, *_ in mine))

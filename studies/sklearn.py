@@ -11,6 +11,7 @@ import time
 import warnings
 
 import numpy as np
+import torch
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
@@ -23,6 +24,7 @@ from sklearn.preprocessing import StandardScaler
 import shoal
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 from studies import RESULTS
+from studies.common import test_of
 
 PLACE = RESULTS / "sklearn/README.md"
 
@@ -30,9 +32,11 @@ PLACE = RESULTS / "sklearn/README.md"
 def concrete():
     """Inputs and compressive strength in MPa."""
     data = shoal.data.load({"name": "uci", "problem": "concrete"})
-    x = np.concatenate([data.train.x, data.test.x])
-    y = np.concatenate([data.train.y, data.test.y]).ravel()
-    return x, data.scaling.original(y)
+    test = test_of(data)
+    assert data.scaling is not None
+    x = torch.cat([data.train.x, test.x]).numpy()
+    y = torch.cat([data.train.y, test.y]).flatten()
+    return x, data.scaling.original(y).numpy()
 
 
 def regressors(seed):

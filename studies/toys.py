@@ -6,16 +6,15 @@ method. All panels have the same data, networks, seeds, number of steps and stre
 """
 
 import argparse
-import io
 
 import torch
-from PIL import Image
 
 import shoal
 from shoal.data.batches import targets
 from shoal.models import MLP, Blueprint
 from shoal.plots.toys import band, particles, plane
 from studies import RESULTS
+from studies.common import sheet
 
 FOLDER = RESULTS / "toys"
 METHODS = list(shoal.methods.METHODS)
@@ -77,19 +76,6 @@ def sampling():
                 target.log_density, start, method=method, steps=1500, lr=0.05, optimizer="adam"
             )
             yield particles(target, found, None, method, f"{name}: {method}")
-
-
-def sheet(figures, columns, path):
-    """All panels in one figure."""
-    panels = []
-    for figure in figures:
-        panels.append(Image.open(io.BytesIO(shoal.plots.png(figure, 60))).convert("RGB"))
-    width, height = panels[0].size
-    rows = -(-len(panels) // columns)
-    whole = Image.new("RGB", (columns * width, rows * height), "white")
-    for index, panel in enumerate(panels):
-        whole.paste(panel, (index % columns * width, index // columns * height))
-    whole.quantize(128).save(path, optimize=True)
 
 
 def main():

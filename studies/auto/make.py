@@ -34,7 +34,7 @@ from shoal.prediction.metrics.detection import auroc
 from studies import RESULTS
 from studies.auto.controller import TARGETS, Controlled, Controller, train
 from studies.auto.problems import CHEAP, DESIGN, UNSEEN, Problem, problem
-from studies.common import finished, fit_apart
+from studies.common import finished, fit_apart, read_csv
 
 FOLDER = RESULTS / "auto"
 
@@ -121,7 +121,7 @@ class Cell:
             seed=self.seed, device=self.device, progress=False, **options,
         )  # fmt: skip
 
-    def held_scores(self, run: shoal.Run | Controlled) -> tuple[Tensor, Tensor]:
+    def held_scores(self, run: Any) -> tuple[Tensor, Tensor]:
         """NLL of every held-out point: clean, and mean over the shifted copies."""
         copies, y = self.held
         nll = torch.stack([-shoal.predict(run, x).log_prob(y).flatten().cpu() for x in copies])
@@ -133,7 +133,7 @@ class Cell:
         for share in (*self.rungs, 1.0):
             plain: tuple[Tensor, Tensor] | None = None
             for arm in self.arms:
-                row = dict.fromkeys(FIELDS, math.nan)
+                row: dict[str, Any] = dict.fromkeys(FIELDS, math.nan)
                 row |= {"set": self.name, "seed": self.seed, "arm": arm, "stage": f"{share:.3g}"}
                 started = time.monotonic()
                 try:
@@ -152,7 +152,7 @@ class Cell:
                 found.append(row)
         return found
 
-    def tested(self, run: shoal.Run | Controlled) -> dict[str, float]:
+    def tested(self, run: Any) -> dict[str, float]:
         """Scores on the test data: clean, under shift, and beside OOD inputs."""
         x, y = self.of.test
         clean, shifted = shoal.predict(run, x), shoal.predict(run, self.of.shifted[0])
@@ -222,10 +222,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Train what is missing, and write the rows of every set and seed."""
     asked = options()
-    rows: list[dict[str, Any]] = []
-    if asked.out.exists():
-        with open(asked.out, newline="") as file:
-            rows = list(csv.DictReader(file))
+    rows: list[dict[str, Any]] = [*read_csv(asked.out, missing_ok=True)]
     done = {(row["set"], int(row["seed"])) for row in rows}
     tasks = [
         (name, seed, asked)
@@ -239,7 +236,7 @@ def main() -> None:
     ):
         rows += found
         with open(asked.out, "w", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer = csv.DictWriter(file, list[str](columns), extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
         print(f"{name} {seed}: {sum(float(row['seconds']) for row in found):.0f} s", flush=True)

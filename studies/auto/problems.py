@@ -22,13 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import shoal
 from shoal.core.random import generator
 from shoal.data.corruptions import with_corruptions
 from shoal.data.files.raw import RAW
 from shoal.data.load import load
-from shoal.data.sets.image_sets import OBJECTS, image_dataset
 from shoal.models import Blueprint, registry
+from studies.common import image_set, test_of
 
 TRAIN, TEST, CORRUPTED = 5_000, 1_500, 300
 LARGEST_TABLE, ROWS = 10_000, 2_500
@@ -120,27 +119,22 @@ def read(name: str, images: Any = None) -> tuple[np.ndarray, np.ndarray, np.ndar
 def _images(name: str, seed: int, images: Any) -> Problem:
     x, y, x_test, y_test = read(name, images)
     other = read(OTHER[name], images)[2]
-    make = partial(_image_set, (x, y))
+    make = partial(image_set, "images", (x, y))
     data = make((x_test, y_test))
     few = make((x_test[:CORRUPTED], y_test[:CORRUPTED]))
-    ood = make((other, np.zeros(len(other)))).test.x
+    ood = test_of(make((other, np.zeros(len(other))))).x
     model = "mlp" if x.ndim == 3 or x.shape[1] == 1 else "small-cnn"
     settings = {"hidden": [200, 200]} if model == "mlp" else {}
     network = registry.make({"name": model, **settings})
     return Problem(
         data.train.x,
         data.train.y,
-        (data.test.x, data.test.y),
+        (test_of(data).x, test_of(data).y),
         _joined(with_corruptions(few, severities=(3,)).shifts.values()),
         ood,
         Blueprint(network, data.input_shape, 10),
         {"epochs": 20, "batch_size": 128, "lr": 1e-3, "schedule": "cosine"},
     )
-
-
-def _image_set(train: Any, test: Any) -> shoal.Dataset:
-    parts = [(x, y.astype(np.int64)) for x, y in (train, test)]
-    return image_dataset("images", OBJECTS, *parts, {}, None, 0, "standard", ())
 
 
 def _joined(splits: Any) -> tuple[Tensor, Tensor]:
@@ -156,7 +150,7 @@ def _digits(seed: int) -> Problem:
     return Problem(
         data.train.x,
         data.train.y,
-        (data.test.x, data.test.y),
+        (test_of(data).x, test_of(data).y),
         _joined(keep),
         data.ood["photographs"].x,
         Blueprint(network, data.input_shape, 10),
@@ -170,7 +164,7 @@ def _uci(name: str, seed: int) -> Problem:
     if len(x) > LARGEST_TABLE:
         some = torch.randperm(len(x), generator=generator(seed, "rows"))[:ROWS]
         x, y = x[some], y[some]
-    return _table((x, y), (data.test.x, data.test.y), seed)
+    return _table((x, y), (test_of(data).x, test_of(data).y), seed)
 
 
 def _scikit_learn(name: str, seed: int) -> Problem:

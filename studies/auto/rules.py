@@ -8,6 +8,10 @@ lowest mean of clean and shifted NLL among those that pass the guard. An arm pas
 is higher than that of the plain ensemble by at most `errors` paired standard errors.
 """
 
+# pandas' types say Series | DataFrame of nearly every expression
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportGeneralTypeIssues=false
+
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -91,12 +91,12 @@ def _method(arm: Arm) -> Any:
         space = Normalised(InputGradients(), eps=1e-15)
         return Repulsion(space, SquaredCosine(), Fixed(1.0), Energy(), per="batch")
     found = methods.get(arm.method, calibrated="calibrated" in arm.changes)
-    if "laplace" in arm.changes:
-        found = replace(found, repulsion=replace(found.repulsion, kernel=Laplace()))
-    if "linear-kernel" in arm.changes:
-        linear = replace(found.repulsion, kernel=LinearKernel(), flow=LinearDensity())
-        found = replace(found, repulsion=linear)
-    return found
+    repulsion = found.repulsion
+    if repulsion is not None and "laplace" in arm.changes:
+        repulsion = replace(repulsion, kernel=Laplace())
+    if repulsion is not None and "linear-kernel" in arm.changes:
+        repulsion = replace(repulsion, kernel=LinearKernel(), flow=LinearDensity())
+    return replace(found, repulsion=repulsion)
 
 
 @dataclass(frozen=True)

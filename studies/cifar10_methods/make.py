@@ -36,7 +36,6 @@ from shoal.core.errors import DataError
 from shoal.data.batches.augment import CropFlip
 from shoal.data.corruptions import with_corruptions
 from shoal.data.files.raw import RAW
-from shoal.data.sets.image_sets import OBJECTS, image_dataset
 from shoal.evaluation.inspection import attention_maps, gradient_similarity
 from shoal.models import Blueprint, registry
 from shoal.prediction.metrics.detection import auroc
@@ -45,7 +44,7 @@ from shoal.prediction.predictive import Predictive
 from studies import RESULTS
 from studies.cifar10_methods import hyper, tables
 from studies.cifar10_methods.arms import SIZES, Arm, named, parsed, settings
-from studies.common import finished, fit_apart
+from studies.common import finished, fit_apart, image_arrays, image_set, test_of
 
 FOLDER = RESULTS / "cifar10/methods"
 GROUPS = (
@@ -112,13 +111,8 @@ class Study:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        if asked.data is None:
-            train, test = (RAW["cifar10"](split) for split in ("train", "test"))
-            others = RAW["svhn"]("test")[0]
-        else:
-            held = np.load(asked.data)
-            train, test = ((held[f"{name}_x"], held[f"{name}_y"]) for name in ("train", "test"))
-            others = held["ood_x"]
+        train, test = image_arrays("cifar10", asked.data)
+        others = RAW["svhn"]("test")[0] if asked.data is None else np.load(asked.data)["ood_x"]
         first, last = asked.images, asked.images + asked.validation
         judged = slice(asked.skip, asked.skip + asked.tested)
         full = self._set(train, slice(0, first), test, judged)
@@ -129,8 +123,8 @@ class Study:
         few = self._set(train, slice(0, first), test, some)
         splits = with_corruptions(few, severities=(1, 3, 5)).shifts
         parts = [(name, split.x.cpu(), split.y.cpu()) for name, split in splits.items()]
-        both = (torch.cat([part[i] for part in parts]) for i in (1, 2))
-        self.shifts = self._pooled(shoal.Split(*both))
+        x, y = (torch.cat(tensors) for tensors in ([p[1] for p in parts], [p[2] for p in parts]))
+        self.shifts = self._pooled(shoal.Split(x, y))
         self.noisy = torch.cat([torch.full((len(y),), "noise" in name) for name, _, y in parts])
         labels = np.zeros(len(others), dtype=np.int64)
         whole = slice(0, asked.tested)
@@ -138,8 +132,8 @@ class Study:
 
     def _set(self, train: Any, some: slice, test: Any, tested: slice) -> shoal.Dataset:
         """Images in the scale of the training images."""
-        parts = [(x[at], y[at].astype(np.int64)) for (x, y), at in ((train, some), (test, tested))]
-        return image_dataset("cifar10", OBJECTS, *parts, {}, None, 0, "standard", ())
+        (x, y), (x_test, y_test) = train, test
+        return image_set("cifar10", (x[some], y[some]), (x_test[tested], y_test[tested]))
 
     def _pooled(self, split: Any) -> Any:
         """A split with images of fewer pixels: averages over squares."""
@@ -167,7 +161,7 @@ class Study:
         asked, changes = self.asked, settings(arm, self.data, self.asked.device)
         if "swag" in arm.changes:
             changes |= {"out": folder / "run", "keep_every": 1}
-        members = int(arm.changes.get("members", asked.members))
+        members = int(arm.changes.get("members") or asked.members)
         model = _model(asked)
         if "nodes" in arm.changes:
             model = {"name": "batch-ensemble", "network": model, "factors": "normal"}
@@ -199,8 +193,9 @@ class Study:
         return lambda x: multiswag(modes, x, 5)
 
     def _scores(self, predict: Callable[[Tensor], Predictive]) -> dict[str, float]:
-        test, shifted = predict(self.data.test.x), predict(self.shifts.x)
-        found = _scores(test, self.data.test.y)
+        tested = test_of(self.data)
+        test, shifted = predict(tested.x), predict(self.shifts.x)
+        found = _scores(test, tested.y)
         under = _scores(shifted, self.shifts.y)
         found |= {f"corrupted_{key}": value for key, value in under.items()}
         right = (shifted.probs.argmax(-1).cpu() == self.shifts.y).double()
@@ -215,7 +210,8 @@ class Study:
 
     def _diversity(self, run: shoal.Run) -> dict[str, float]:
         """Similarity of input gradients, and diversity of class-activation maps by depth."""
-        x, y = self.data.test.x[:COMPARED], self.data.test.y[:COMPARED]
+        test = test_of(self.data)
+        x, y = test.x[:COMPARED], test.y[:COMPARED]
         maps = attention_maps(run.ensemble, x, y).diversity
         cosine = gradient_similarity(run.ensemble, x, y, run.likelihood)
         found = {f"cam_{size[0]}": value for size, value in maps.items()}

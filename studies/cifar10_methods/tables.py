@@ -5,7 +5,6 @@ p value is below 0.05 after Holm's correction over the rows of its column. Runs 
 `CHOOSING` choose the strengths, and count nowhere else.
 """
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, paired_difference, paired_p_value
 from studies.cifar10_methods.arms import SIZES, named, parsed
-from studies.common import Column
+from studies.common import Column, read_csv
 
 __all__ = [
     "CANDIDATES",
@@ -106,12 +105,9 @@ def strengths(rows: Sequence[Row]) -> dict[str, float]:
 
 def read(path: Path) -> list[Row]:
     """The rows of earlier calls; a field that an older row does not have is NaN."""
-    if not path.exists():
-        return []
     known = dict.fromkeys((*(column.metric for column in (*COLUMNS, *INSIDE)), "jobs"), math.nan)
-    with open(path, newline="") as file:
-        found = [{k: _value(k, text) for k, text in row.items()} for row in csv.DictReader(file)]
-    return [known | row for row in found]
+    rows = read_csv(path, missing_ok=True)
+    return [known | {k: _value(k, text) for k, text in row.items()} for row in rows]
 
 
 def _value(key: str, text: str | None) -> Any:

@@ -30,7 +30,7 @@ from shoal.models import MLP, Blueprint
 from shoal.prediction.metrics.similarity import affinity, effective_number
 from shoal.prediction.predict import member_outputs
 from studies import RESULTS
-from studies.common import finished
+from studies.common import finished, read_csv
 
 FOLDER = RESULTS / "evidence"
 
@@ -284,8 +284,7 @@ def _compute_missing(asked: argparse.Namespace) -> None:
     raw = asked.out / "raw.csv"
     if not raw.exists():
         raw.write_text(",".join(FIELDS) + "\n")
-    with raw.open() as lines:
-        done = {Cell(r["data"], r["method"], int(r["seed"])) for r in csv.DictReader(lines)}
+    done = {Cell(r["data"], r["method"], int(r["seed"])) for r in read_csv(raw)}
     todo = [c for c in cells(asked.seeds) if c not in done and c.data.startswith(asked.only)]
     tasks = [(cell, str(asked.out), asked.quick) for cell in todo]
     for (cell, *_), rows in finished(

@@ -1,6 +1,5 @@
 """Tables and figures of the evidence study, from raw.csv and prior.csv alone."""
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from shoal import plots
 from shoal.core.display.text import markdown_table
 from shoal.plots.figure import COLOURS, INK, blank
 from shoal.prediction.statistics import mean_and_error, paired_difference, t_quantile
+from studies.common import read_csv
 from studies.evidence.make import METHODS, spearman
 
 __all__ = ["write"]
@@ -32,10 +32,9 @@ POINT, FEW = "point masses", "prior, curvature of 500 points"
 def read(path: Path) -> Rows:
     """All rows of raw.csv."""
     found: Rows = {}
-    with path.open() as lines:
-        for row in csv.DictReader(lines):
-            key = row["data"], row["method"], row["metric"]
-            found.setdefault(key, {})[int(row["seed"])] = float(row["value"])
+    for row in read_csv(path):
+        key = row["data"], row["method"], row["metric"]
+        found.setdefault(key, {})[int(row["seed"])] = float(row["value"])
     return found
 
 
@@ -200,10 +199,9 @@ def _correlations(rows: Rows) -> str:
 
 def _prior_figure(path: Path):
     curves: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    with path.open() as lines:
-        for row in csv.DictReader(lines):
-            point = float(row["x"]), float(row["y"])
-            curves.setdefault(row["prior"], {}).setdefault(int(row["draw"]), []).append(point)
+    for row in read_csv(path):
+        point = float(row["x"]), float(row["y"])
+        curves.setdefault(row["prior"], {}).setdefault(int(row["draw"]), []).append(point)
     points = np.array(curves.pop("data")[0])
     figure, grid = blank(ncols=len(curves), sharey=True, squeeze=False)
     figure.set_figwidth(10)

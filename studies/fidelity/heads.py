@@ -23,7 +23,7 @@ from shoal.data.dataset import Split
 from shoal.models import MLP, Blueprint
 from shoal.prediction.statistics import mean_and_error, paired_difference
 from studies import RESULTS
-from studies.common import finished
+from studies.common import finished, read_csv
 
 FOLDER = RESULTS / "fidelity"
 
@@ -68,10 +68,9 @@ METHODS = (
 def tables(path: Path) -> str:
     """Mean ± standard error of each distance, and the difference to the plain ensemble."""
     found: dict[str, dict[str, dict[int, float]]] = {}
-    with path.open() as lines:
-        for row in csv.DictReader(lines):
-            by_method = found.setdefault(row["method"], {}).setdefault(row["distance"], {})
-            by_method[int(row["seed"])] = float(row["value"])
+    for row in read_csv(path):
+        by_method = found.setdefault(row["method"], {}).setdefault(row["distance"], {})
+        by_method[int(row["seed"])] = float(row["value"])
     quality = found.pop("NUTS")
     rows, plain = [], found["ensemble"]["frechet/on"]
     for method, distances in found.items():
@@ -107,8 +106,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         path.write_text("seed,method,distance,value\n")
-    with path.open() as lines:
-        done = {int(row["seed"]) for row in csv.DictReader(lines)}
+    done = {int(row["seed"]) for row in read_csv(path)}
     todo = [(seed, asked.quick) for seed in range(asked.seeds) if seed not in done]
     for (seed, _), rows in finished(todo, certificate, asked.jobs, math.inf):
         with path.open("a") as lines:

@@ -4,11 +4,10 @@ The script prints the table of README.md from results.csv: means over seeds, and
 plain ensemble, paired by seed, with 95 % intervals by Student's t.
 """
 
-import csv
-
 from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import paired_difference
 from studies import RESULTS
+from studies.common import read_csv
 
 FILE = RESULTS / "fidelity/results.csv"
 CASES = (
@@ -24,10 +23,9 @@ BESIDE = ("ensemble", "kde:legacy", "svgd:legacy", "kde:calibrated")
 def main() -> None:
     """Print the table."""
     found: dict[tuple[str, str, str], list[float]] = {}
-    with FILE.open() as lines:
-        for row in csv.DictReader(lines):
-            key = row["distance"], row["problem"], row["method"]
-            found.setdefault(key, []).append(float(row["value"]))
+    for row in read_csv(FILE):
+        key = row["distance"], row["problem"], row["method"]
+        found.setdefault(key, []).append(float(row["value"]))
     rows = []
     for distance, problem in CASES:
         means = {

@@ -5,7 +5,7 @@ measures are computed from raw files; a missing file makes it "not measured".
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, paired_p_value
@@ -87,7 +87,7 @@ class Claim(NamedTuple):
     missing: str = ""
 
 
-def _paired(first, second):
+def _paired(first: dict, second: Any) -> tuple[list[float], list[float]]:
     """Values of the seeds that both have; a number stands for every seed."""
     if not isinstance(second, dict):
         second = dict.fromkeys(first, second)

@@ -81,10 +81,10 @@ class Study(NamedTuple):
         """The difference of two arms, and what the claim says about it."""
         style = PERCENT if metric.endswith("accuracy") else {}
         words = f"{TITLES[metric]}, {self.arm(first)} minus {self.arm(second)}"
-        pair = (self.values(metric, word) for word in (first, second))
+        values, others = self.values(metric, first), self.values(metric, second)
         if rule is same:
-            return same(words, *pair, size, **style)
-        return rule(words, *pair, size if self.sizes else None, **style)
+            return same(words, values, others, size, **style)
+        return rule(words, values, others, size if self.sizes else None, **style)
 
     def line(self, words, source, *measures, setting=None):
         """A claim; a measure is (rule, metric, first arm, second arm, size)."""

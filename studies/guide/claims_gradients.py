@@ -13,9 +13,10 @@ ACCURACY = "test.accuracy"
 CORRUPTED_ECE = "corrupted.all.ece"
 
 
-def both(path, metric, method, plain="ensemble", **where):
+def both(path, metric, method, plain="ensemble", **where) -> tuple[dict, dict]:
     """Values by seed of a method and of the plain ensemble."""
-    return tuple(by_seed(path, metric, method=name, **where) for name in (method, plain))
+    values = by_seed(path, metric, method=method, **where)
+    return values, by_seed(path, metric, method=plain, **where)
 
 
 def small(metric, method, plain="ensemble"):

@@ -1,6 +1,5 @@
 """Numbers of the guide, from the raw files of docs/results and docs/benchmarks."""
 
-import csv
 import functools
 import json
 import re
@@ -8,6 +7,7 @@ from typing import NamedTuple
 
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
 from studies import DOCS, RESULTS
+from studies.common import read_csv
 
 BENCHMARKS = DOCS / "benchmarks"
 PERCENT = {"scale": 100, "digits": 2, "unit": " points"}
@@ -16,11 +16,10 @@ PERCENT = {"scale": 100, "digits": 2, "unit": " points"}
 @functools.cache
 def rows(path):
     """The rows of a CSV file."""
-    with (RESULTS / path).open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_csv(RESULTS / path)
 
 
-def by_seed(path, metric, by="seed", **where):
+def by_seed(path, metric: str, by: str = "seed", **where):
     """Values of a metric by seed, for the rows that agree with `where`; fails if there are none.
 
     `by` names another column than the seed, such as the split.

@@ -1,6 +1,6 @@
 """What our studies found, each finding with its interval, its price and the advice that follows."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from studies.guide.evidence import (
     PERCENT,
@@ -305,7 +305,7 @@ def _chosen_strength():
 
 def pretrained():
     """Members on one pre-trained network."""
-    where = {"images": 0}
+    where: dict[str, Any] = {"images": 0}
     names = ("fine-tuned-5", "lora", "heads")
     get = {n: by_seed(PRETRAINED, "test_accuracy", method=n, **where) for n in names}
     stored = {n: by_seed(PRETRAINED, "stored_bytes", method=n, **where) for n in names}

@@ -15,6 +15,7 @@ import subprocess
 from pathlib import Path
 
 from shoal.core.display.text import markdown_table
+from studies.common import read_csv
 from studies.guide import (
     claims,
     claims_cifar,
@@ -126,8 +127,7 @@ GROUPS = {
 
 def studies():
     """The rows of studies.csv by study."""
-    with (WORDS / "studies.csv").open(encoding="utf-8", newline="") as file:
-        return {row["study"]: row for row in csv.DictReader(file)}
+    return {row["study"]: row for row in read_csv(WORDS / "studies.csv")}
 
 
 def with_significance(found):

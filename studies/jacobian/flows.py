@@ -20,6 +20,7 @@ J^T v are invertible. Only their path and speed differ.
 import math
 import time
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class Flow:
         self.y = self.y.double() if self.y.is_floating_point() else self.y
         options = Options(
             method="f-kde", legacy=self.form == "legacy", calibrated=self.form == "calibrated",
-            prior=self.problem.prior, likelihood=self.problem.likelihood,
+            prior=cast(Any, self.problem.prior), likelihood=cast(Any, self.problem.likelihood),
         )  # fmt: skip
         prior = Settings.resolve(options).prior
         assert isinstance(prior, FunctionalPrior)
@@ -192,10 +193,12 @@ class Flow:
 
     def _stiffness(self) -> float:
         """Largest curvature of the likelihood in one output."""
-        return 0.25 if self.problem.classes else 1 / self.problem.likelihood.noise_std**2
+        return (
+            0.25 if self.problem.classes else 1 / cast(Any, self.problem.likelihood).noise_std ** 2
+        )
 
     def _precisions(self) -> Tensor:
-        prior, shapes = self.problem.prior, self.problem.shapes
+        prior, shapes = cast(Any, self.problem.prior), self.problem.shapes
         tensors = [torch.empty(1, *shape, device="meta") for shape in shapes]
         each = [torch.full((t[0].numel(),), 1 / prior.width(t) ** 2) for t in tensors]
         return torch.cat(each).double()

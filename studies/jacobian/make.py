@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
 from studies import RESULTS
-from studies.common import finished
+from studies.common import finished, read_csv
 from studies.jacobian import flows
 
 FOLDER = RESULTS / "jacobian"
@@ -52,15 +52,12 @@ def cells(seeds: int) -> Iterator[Cell]:
 
 def read(path: Path) -> Rows:
     """Rows of raw.csv by cell."""
-    if not path.exists():
-        return {}
-    with path.open() as file:
-        return {
-            (r["problem"], r["form"], r["rule"], int(r["steps"]), int(r["seed"])): {
-                name: float(r[name]) for name in MEASURED if r[name]
-            }
-            for r in csv.DictReader(file)
+    return {
+        (r["problem"], r["form"], r["rule"], int(r["steps"]), int(r["seed"])): {
+            name: float(r[name]) for name in MEASURED if r[name]
         }
+        for r in read_csv(path, missing_ok=True)
+    }
 
 
 def train(out: Path, seeds: int, jobs: int, within: float) -> None:
@@ -199,7 +196,7 @@ def draw(rows: Rows, path: Path) -> None:
 
 def main() -> None:
     """Parse what was typed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--within", type=float, default=math.inf)
     parser.add_argument("--jobs", type=int, default=1)

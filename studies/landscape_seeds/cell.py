@@ -23,6 +23,7 @@ from shoal.analysis.landscape.survey import evaluated, outputs, survey
 from shoal.data.dataset import Dataset, Split
 from shoal.engine.members.precision import full_precision
 from shoal.models import Blueprint
+from studies.common import test_of
 from studies.landscape_seeds.mean_field import KL_WEIGHTS, MeanField, fitted
 
 __all__ = ["Case", "Row", "analysed", "brier_parts", "scores"]
@@ -68,7 +69,7 @@ def analysed(case: Case, seed: int, device: str) -> tuple[list[Row], list[tuple]
     with tempfile.TemporaryDirectory() as folder:
         run = _trained(case, blueprint, seed, device, Path(folder))
         run.ensemble.train(False)
-        inputs = len(case.data.test)
+        inputs = len(test_of(case.data))
         scene = Scene(run, case.data, Effort(inputs=inputs, steps=case.steps, shifts=99), seed)
         _ = scene.modes, [mode.path for mode in scene.modes]
         start = shoal.Ensemble.init(blueprint, len(KL_WEIGHTS), seed=seed + 1000)

@@ -15,15 +15,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from shoal.data.corruptions import with_corruptions
-from shoal.data.files.raw import RAW
-from shoal.data.sets.image_sets import FASHION, OBJECTS, image_dataset
+from shoal.data.sets.image_sets import FASHION, OBJECTS
 from shoal.models import MLP, MediumCNN, SmallCNN
 from studies import RESULTS
-from studies.common import finished
+from studies.common import finished, image_arrays, image_set
 from studies.landscape_seeds import tables
 from studies.landscape_seeds.cell import Case, analysed
 
@@ -64,18 +62,13 @@ def prepared(name: str, asked: argparse.Namespace) -> Case:
     """The data of a case, with all corruptions at severity 3, and its network."""
     source = name.split("/")[0]
     given = asked.cifar if source == "cifar10" else asked.fashion
-    if given is None:
-        train, test = (RAW[source](split) for split in ("train", "test"))
-    else:
-        held = np.load(given)
-        train, test = ((held[f"{part}_x"], held[f"{part}_y"]) for part in ("train", "test"))
+    train, test = image_arrays(source, given)
     first, last = asked.images, asked.images + asked.validation
 
     def made(images: Any, at: slice) -> Any:
-        parts = [
-            (x[s], y[s].astype(np.int64)) for (x, y), s in ((train, slice(0, first)), (images, at))
-        ]
-        return image_dataset(source, CLASSES[source], *parts, {}, None, 0, "unit", ())
+        (x, y), (x_test, y_test) = train, images
+        parts = (x[:first], y[:first]), (x_test[at], y_test[at])
+        return image_set(source, *parts, CLASSES[source], "unit")
 
     data, few = (made(test, slice(0, count)) for count in (asked.tested, asked.corrupted))
     shifts = with_corruptions(few, severities=(3,)).shifts

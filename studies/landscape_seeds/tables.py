@@ -4,7 +4,6 @@ Differences are paired by seed, with 95 % intervals by Student's t. A star marks
 p value is below 0.05 after Holm's correction over the rows of its table.
 """
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from shoal.prediction.statistics import (
     paired_p_value,
     t_quantile,
 )
+from studies.common import read_csv
 
 __all__ = ["FIELDS", "POINTS", "Rows", "read", "values", "write"]
 
@@ -55,12 +55,9 @@ Rows = list[dict[str, Any]]
 
 def read(path: Path) -> Rows:
     """All rows of a file; numbers as numbers."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        found = list(csv.DictReader(file))
     numbers = {"seed": int, "value": float, "x": float, "y": float}
-    return [{k: numbers.get(k, str)(v) for k, v in row.items()} for row in found]
+    rows = read_csv(path, missing_ok=True)
+    return [{k: numbers.get(k, str)(v) for k, v in row.items()} for row in rows]
 
 
 def values(rows: Rows, **wanted: Any) -> dict[int, float]:

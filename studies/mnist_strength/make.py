@@ -34,7 +34,7 @@ from shoal.models import Blueprint, registry
 from shoal.prediction.metrics.calibration import accuracy_confidence
 from shoal.prediction.metrics.detection import auroc
 from studies import RESULTS
-from studies.common import finished
+from studies.common import finished, read_csv
 from studies.mnist_strength.tables import write
 
 FOLDER = RESULTS / "mnist/strength"
@@ -54,7 +54,9 @@ THEIRS = {
     "legacy": True, "lr": 1e-2, "schedule": {"name": "stairs", "flights": 15, "factor": 0.8},
     "prior": {"name": "gaussian", "std": 0.5}, "annealing": {"name": "constant", "gamma": 0.01},
 }  # fmt: skip
-LAPLACE = replace(METHODS["kde"].repulsion, kernel=Laplace())
+KDE = METHODS["kde"].repulsion
+assert KDE is not None
+LAPLACE = replace(KDE, kernel=Laplace())
 
 
 class Cell(NamedTuple):
@@ -197,18 +199,10 @@ def _run(*cell: Any) -> dict[str, Any]:
     return _study.row(Cell(*cell))
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of earlier calls."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def train(asked: argparse.Namespace) -> None:
     """Train what is missing; a row is written after every run."""
     path = asked.out / "raw.csv"
-    rows: list[dict[str, Any]] = list(read(path))
+    rows: list[dict[str, Any]] = [*read_csv(path, missing_ok=True)]
     done = {(row["method"], int(row["members"]), int(row["seed"])) for row in rows}
     wanted = asked.only.split(",") if asked.only else []
     missing = [

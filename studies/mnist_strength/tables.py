@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
-from studies.common import Column
+from studies.common import Column, read_csv
 
 __all__ = ["RULES", "choices", "read", "write"]
 
@@ -51,10 +51,9 @@ LISTS = ("entropy", "low", "high", "above", "kept")
 def read(path: Path) -> Runs:
     """The rows of raw.csv; numbers as numbers, lists as lists."""
     found: Runs = {}
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            made = {key: _value(key, value) for key, value in row.items()}
-            found[row["method"], int(row["members"]), int(row["seed"])] = made
+    for row in read_csv(path):
+        made = {key: _value(key, value) for key, value in row.items()}
+        found[row["method"], int(row["members"]), int(row["seed"])] = made
     return found
 
 
@@ -99,7 +98,8 @@ def choices(runs: Runs, rule: str, method: str, members: int) -> dict[int, str]:
         if plain is None or len(rows) < len(names):
             continue
         sound = [name for name, row in rows.items() if not row["diverged"]]
-        found[seed] = max(sound, key=lambda name: RULES[rule](rows[name], plain))
+        scores = {name: RULES[rule](rows[name], plain) for name in sound}
+        found[seed] = max(sound, key=scores.__getitem__)
     return found
 
 
@@ -108,7 +108,7 @@ def _differences(cases: Mapping[str, list[tuple[Row, Row]]]) -> list[list[str]]:
     cells: dict[str, list[str]] = {name: [name, str(len(p))] for name, p in cases.items()}
     for column in COLUMNS:
         values = {
-            name: tuple([row[column.metric] for row in side] for side in zip(*pairs, strict=True))
+            name: ([a[column.metric] for a, _ in pairs], [b[column.metric] for _, b in pairs])
             for name, pairs in cases.items()
         }
         tested = holm([paired_p_value(*p) if len(p[0]) > 2 else 1.0 for p in values.values()])
@@ -180,11 +180,12 @@ def _answer(runs: Runs) -> str:
         return "Too few seeds for an answer."
     cells = []
     for column in COLUMNS:
-        pair = [
+        strong, plain = (
             [column.scale * runs[name, 17, seed][column.metric] for seed, name in chosen.items()]
             for chosen in (found, dict.fromkeys(found, "ensemble"))
-        ]
-        mean, low, high = (f"{value:+.{column.digits}f}" for value in paired_difference(*pair))
+        )
+        change = paired_difference(strong, plain)
+        mean, low, high = (f"{value:+.{column.digits}f}" for value in change)
         cells.append(f"{column.title} {mean} ({low} to {high})")
     picked = ", ".join(dict.fromkeys(found.values()))
     return (

@@ -4,7 +4,6 @@ Intervals are 95 % by Student's t. Bold differences are significant after Holm's
 differences of a table.
 """
 
-import csv
 import math
 from collections.abc import Sequence
 from itertools import product
@@ -19,7 +18,7 @@ from shoal.prediction.statistics import (
     paired_p_value,
     t_quantile,
 )
-from studies.common import Column
+from studies.common import Column, read_csv
 
 Case = tuple[str, str, str, int]
 """Part, problem, method and members."""
@@ -40,10 +39,9 @@ def read(folder: Path) -> Rows:
     """All values of raw*.csv."""
     found: Rows = {}
     for file in sorted(folder.glob("raw*.csv")):
-        with file.open() as lines:
-            for r in csv.DictReader(lines):
-                case = r["part"], r["problem"], r["method"], int(r["members"])
-                found.setdefault((case, r["metric"]), {})[int(r["seed"])] = float(r["value"])
+        for r in read_csv(file):
+            case = r["part"], r["problem"], r["method"], int(r["members"])
+            found.setdefault((case, r["metric"]), {})[int(r["seed"])] = float(r["value"])
     return found
 
 

@@ -41,8 +41,8 @@ def convergence(rows: Rows) -> bytes:
             axes = grid[i, j]
             for method, (colour, dash, marker, label) in LINES.items():
                 cases = [("convergence", f"{name}-{d}", method, size) for size in SIZES]
-                found = [rows.get((case, "mmd")) for case in cases]
-                if all(found):
+                found = [rows[case, "mmd"] for case in cases if rows.get((case, "mmd"))]
+                if len(found) == len(cases):
                     ends = [interval([*row.values()]) for row in found]
                     axes.errorbar(
                         SIZES, [m for m, _ in ends], yerr=[_finite(h) for _, h in ends],

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from studies import RESULTS
-from studies.common import finished
+from studies.common import finished, read_csv
 
 FOLDER = RESULTS / "particles"
 
@@ -161,13 +161,10 @@ def trained(cell: Cell) -> dict[str, float]:
 
 def done(folder: Path) -> set[Cell]:
     """The cells in raw.csv of this folder."""
-    if not (folder / "raw.csv").exists():
-        return set()
-    with (folder / "raw.csv").open() as rows:
-        return {
-            Cell(r["part"], r["problem"], r["method"], int(r["members"]), int(r["seed"]))
-            for r in csv.DictReader(rows)
-        }
+    return {
+        Cell(r["part"], r["problem"], r["method"], int(r["members"]), int(r["seed"]))
+        for r in read_csv(folder / "raw.csv", missing_ok=True)
+    }
 
 
 def append(folder: Path, cell: Cell, found: dict[str, float]) -> None:

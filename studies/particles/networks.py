@@ -19,6 +19,7 @@ from shoal.models import MLP, Blueprint
 from shoal.prediction import Predictive
 from shoal.prediction.metrics.detection import auroc
 from shoal.training.options.annealing import Constant
+from studies.common import test_of
 from studies.particles.densities import KERNELS
 from studies.released import LinearDensity
 
@@ -84,7 +85,7 @@ def toy(problem: str, method: str, members: int, seed: int) -> dict[str, float]:
 
 def curve_scores(run: shoal.Run, data: shoal.Dataset) -> dict[str, float]:
     """NLL, coverage and standard deviation, on and off the data, with the true noise."""
-    x, y = data.test.x, data.test.y
+    x, y = test_of(data).x, test_of(data).y
     inside = torch.zeros(len(x), dtype=torch.bool)
     for low, high in INTERVALS:
         inside |= (x[:, 0] >= low) & (x[:, 0] <= high)
@@ -110,7 +111,7 @@ def plane_scores(run: shoal.Run, data: shoal.Dataset) -> dict[str, float]:
     """
     turns = 2 * math.pi * torch.arange(5) / 5
     means = 5 * torch.stack([turns.cos(), turns.sin()], -1)
-    at = {"test": data.test.x, **{name: split.x for name, split in data.ood.items()}}
+    at = {"test": test_of(data).x, **{name: split.x for name, split in data.ood.items()}}
     found, preds = force_ratio(run), {}
     for name, x in at.items():
         preds[name] = pred = shoal.predict(run, x)
@@ -120,7 +121,7 @@ def plane_scores(run: shoal.Run, data: shoal.Dataset) -> dict[str, float]:
         found[f"entropy_{name}"] = float(pred.entropy().mean())
         if name != "test":
             found[f"auroc_{name}"] = auroc(preds["test"].entropy(), pred.entropy())
-    return found | {"nll": shoal.evaluate(preds["test"], data.test.y)["nll"]}
+    return found | {"nll": shoal.evaluate(preds["test"], test_of(data).y)["nll"]}
 
 
 # --- fidelity problems ----------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def digits(problem: str, method: str, members: int, seed: int) -> dict[str, floa
             run = _procedure(build, data, label, members, procedure, settings)
     except DataError:  # all members diverged
         return {"diverged": 1.0}
-    return image_scores(run, data, "photographs") | _distances(run, data.test.x, words)
+    return image_scores(run, data, "photographs") | _distances(run, test_of(data).x, words)
 
 
 _HOT = {"prior": shoal.priors.Gaussian(0.5), "annealing": Constant(0.01), "lr": 1e-2}
@@ -196,9 +197,9 @@ def _builds(words, data, members):
 
 def image_scores(run: shoal.Run, data: shoal.Dataset, ood: str) -> dict[str, float]:
     """Scores on test images, rotated images and OOD images."""
-    test, other = (shoal.predict(run, x) for x in (data.test.x, data.ood[ood].x))
+    test, other = (shoal.predict(run, x) for x in (test_of(data).x, data.ood[ood].x))
     found = force_ratio(run)
-    scores = shoal.evaluate(test, data.test.y)
+    scores = shoal.evaluate(test, test_of(data).y)
     found |= {name: scores[name] for name in ("accuracy", "nll", "ece", "effective_functions")}
     for name in ("entropy", "mutual_information"):
         found[f"auroc_{name}"] = auroc(*(getattr(each, name)() for each in (test, other)))

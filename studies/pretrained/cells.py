@@ -3,6 +3,9 @@
 All members of a fit see the same batches. They differ in their random heads and adapters.
 """
 
+# Libraries of this study alone.
+# pyright: reportMissingImports=false
+
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

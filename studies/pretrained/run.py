@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from studies import RESULTS
+from studies.common import read_csv
 from studies.pretrained import cells, images, network, tables
 
 FOLDER = RESULTS / "pretrained"
@@ -99,10 +100,9 @@ def done(asked: argparse.Namespace) -> set[tuple[str, int, int]]:
     """The cells that are in raw*.csv of --out and beside this file."""
     found = set()
     for file in {*asked.out.glob("raw*.csv"), *(() if asked.quick else FOLDER.glob("raw*.csv"))}:
-        with file.open() as rows:
-            for r in csv.DictReader(rows):
-                method = "fine-tuned" if r["method"].startswith("fine-tuned") else r["method"]
-                found.add((method, int(r["images"]), int(r["seed"])))
+        for r in read_csv(file):
+            method = "fine-tuned" if r["method"].startswith("fine-tuned") else r["method"]
+            found.add((method, int(r["images"]), int(r["seed"])))
     return found
 
 

@@ -4,7 +4,6 @@ Numbers are means over seeds with 95 % intervals by Student's t. Differences are
 a seed that only one of the two methods has is left out.
 """
 
-import csv
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from shoal.prediction.statistics import (
     paired_p_value,
     t_quantile,
 )
-from studies.common import Column
+from studies.common import Column, read_csv
 
 __all__ = ["COLUMNS", "Column", "Rows", "differences", "draw", "read", "write"]
 
@@ -88,11 +87,10 @@ def read(folder: Path) -> tuple[Rows, dict[tuple[str, int], str]]:
     found: Rows = {}
     devices: dict[tuple[str, int], str] = {}
     for file in sorted(folder.glob("raw*.csv")):
-        with file.open() as lines:
-            for row in csv.DictReader(lines):
-                case = row["method"], int(row["images"])
-                found.setdefault((*case, row["metric"]), {})[int(row["seed"])] = float(row["value"])
-                devices[case] = row["device"]
+        for row in read_csv(file):
+            case = row["method"], int(row["images"])
+            found.setdefault((*case, row["metric"]), {})[int(row["seed"])] = float(row["value"])
+            devices[case] = row["device"]
     lonely = [key for key in found if key[0] == "fine-tuned-1" and key[2].endswith(ALONE)]
     return {key: row for key, row in found.items() if key not in lonely}, devices
 
@@ -200,10 +198,9 @@ def _choices(folder: Path) -> str:
     ]
     found: dict[tuple[str, int], dict[str, float]] = {}
     for file in sorted(folder.glob("choice-*.csv")):
-        with file.open() as lines:
-            for row in csv.DictReader(lines):
-                case = found.setdefault((row["method"], int(row["images"])), {})
-                case[row["metric"]] = float(row["value"])
+        for row in read_csv(file):
+            case = found.setdefault((row["method"], int(row["images"])), {})
+            case[row["metric"]] = float(row["value"])
     lines = []
     for (name, size), row in found.items():
         kind, _, choice = name.partition("/")

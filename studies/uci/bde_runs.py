@@ -7,6 +7,9 @@ Settings are those of the README of bde 1.0.2, with one hidden layer of 50 and f
 the other columns. bde needs JAX and does not import shoal.
 """
 
+# Libraries of this study alone.
+# pyright: reportMissingImports=false
+
 import argparse
 import csv
 import math

@@ -25,7 +25,7 @@ from shoal.experiment.build import make_data, train
 from shoal.experiment.config import load_config
 from shoal.prediction.metrics.regression import in_units
 from studies import RESULTS
-from studies.common import finished
+from studies.common import finished, read_csv
 from studies.uci import tables
 
 FOLDER = RESULTS / "uci"
@@ -159,6 +159,7 @@ def trained(cell: Cell, device: str) -> dict[str, Any]:
     start = time.perf_counter()
     run = train(config, data, None, progress=False)
     seconds = time.perf_counter() - start
+    assert judged is not None and data.scaling is not None
     pred = in_units(shoal.predict(run, judged.x, device="cpu"), data.scaling)
     y = data.scaling.original(judged.y.double())
     found = shoal.evaluate(pred, y)
@@ -188,7 +189,9 @@ class Results:
 
     def __init__(self, path: Path, known: Path) -> None:
         self.path = path
-        rows = [row for each in dict.fromkeys([known, path]) for row in tables.read(each)]
+        rows = [
+            row for each in dict.fromkeys([known, path]) for row in read_csv(each, missing_ok=True)
+        ]
         self.done = {(row["problem"], int(row["split"]), row["column"]) for row in rows}
 
     def add(self, row: dict[str, Any]) -> None:

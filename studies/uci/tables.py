@@ -1,6 +1,5 @@
 """Tables and figure of the UCI study, from its CSV files alone."""
 
-import csv
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +8,9 @@ import numpy as np
 
 from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
+from studies.common import read_csv
 
-__all__ = ["PUBLISHED", "read", "strengths", "write"]
+__all__ = ["PUBLISHED", "strengths", "write"]
 
 PUBLISHED = {
     "boston": (3.28, 1.00, 2.41, 0.25),
@@ -26,19 +26,11 @@ PUBLISHED = {
 """RMSE and NLL with their deviations: table 1 of Lakshminarayanan et al. (2017)."""
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file; none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def strengths(*folders: Path) -> dict[tuple[str, str], float]:
     """Strength of lowest NLL on held-out training data, by problem and method."""
     found: dict[tuple[str, str], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for folder in dict.fromkeys(folders):
-        for row in read(folder / "strengths.csv"):
+        for row in read_csv(folder / "strengths.csv", missing_ok=True):
             method = row["column"].split()[0]
             found[row["problem"], method][float(row["strength"])].append(float(row["nll"]))
     return {
@@ -62,7 +54,8 @@ COLUMNS = ("uci", "uci-published", "gaussian", "f-kde", "kde", "before", "bde")
 def scores(folder: Path) -> Scores:
     """All test scores."""
     found: Scores = defaultdict(dict)
-    for row in read(folder / "raw.csv") + read(folder / "bde.csv"):
+    files = (folder / name for name in ("raw.csv", "bde.csv"))
+    for row in [row for file in files for row in read_csv(file, missing_ok=True)]:
         for metric in ("rmse", "nll", "gaussian_nll", "coverage_90", "seconds"):
             if row.get(metric):
                 split = int(row["split"])
@@ -84,7 +77,7 @@ def candidates(folder: Path) -> list[tuple[str, float, float]]:
     values: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    for row in read(folder / "settings.csv"):
+    for row in read_csv(folder / "settings.csv", missing_ok=True):
         both = float(row["nll"]), float(np.log(float(row["rmse"])))
         values[row["problem"], row["split"]][row["column"]].append(both)
     names = list(dict.fromkeys(name for row in values.values() for name in row))
@@ -130,8 +123,9 @@ def differences(found: Scores, metric: str) -> str:
     cases = [(problem, column) for problem in PUBLISHED for column in others]
     pairs: dict[tuple[str, str], tuple[Sequence[float], Sequence[float]]] = {}
     for problem, column in cases:
-        ours, other = found.get((problem, "uci", metric)), found.get((problem, column, metric))
-        common = sorted(ours.keys() & other.keys()) if ours and other else []
+        ours = found.get((problem, "uci", metric), {})
+        other = found.get((problem, column, metric), {})
+        common = sorted(ours.keys() & other.keys())
         if len(common) >= FEWEST:
             unit = UNITS.get(problem, 1.0) if metric == "rmse" else 1.0
             pairs[problem, column] = (
