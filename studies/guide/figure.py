@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from studies.guide.evidence import Compared
 
-WIDTH, ROW, TOP = 560, 22, 20
+WIDTH, ROW, TOP = 560, 22, 26
 LEFT, RIGHT = 190, 450
 MIDDLE = (LEFT + RIGHT) / 2
 BETTER, WORSE, NEITHER, INK = "#0078a8", "#c03c00", "#848484", "#1d2126"
@@ -79,8 +79,8 @@ def svg(rows: Sequence[Interval | Counts]) -> str:
     if any(isinstance(row, Interval) for row in rows):
         parts.append(f'<path d="M{MIDDLE} {TOP - 6}V{height - 4}" stroke="{INK}"/>')
     parts.append(
-        f'<text x="{LEFT}" y="11" fill="{WORSE}">worse</text>'
-        f'<text x="{RIGHT}" y="11" text-anchor="end" fill="{BETTER}">better</text>'
+        f'<text x="{LEFT}" y="15" fill="{WORSE}">worse</text>'
+        f'<text x="{RIGHT}" y="15" text-anchor="end" fill="{BETTER}">better</text>'
     )
     for i, row in enumerate(rows):
         y = TOP + ROW * (i + 0.5)
