@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 
 
 def build() -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from shoal import Predictive, ShoalWarning, decisions
 from shoal.inference.likelihoods import Categorical, HeteroscedasticGaussian
 from shoal.prediction.decisions.selection import GRID
-from shoal.prediction.draws import chosen_rows
+from shoal.prediction.mixture import chosen_rows
 from studies import RESULTS
 
 VALIDATION = 100

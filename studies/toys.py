@@ -10,7 +10,7 @@ import argparse
 import torch
 
 import shoal
-from shoal.data.batches import targets
+from shoal.data import targets
 from shoal.models import MLP, Blueprint
 from shoal.plots.toys import band, particles, plane
 from studies import RESULTS

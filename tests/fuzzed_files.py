@@ -29,13 +29,13 @@ from shoal.core.storage.files import read_tensors, sealed, write_tensors
 from shoal.core.storage.formats import to_json
 from shoal.core.storage.weight_files import read_weights
 from shoal.data.dataset import Dataset, Split
-from shoal.data.files.file_dataset import load_file
 from shoal.data.files.raw import read_batch
 from shoal.data.files.readers import read_idx
+from shoal.data.load import load_file
 from shoal.evaluation.evaluate import evaluate_run
 from shoal.experiment.build import check_names
 from shoal.experiment.config import experiments, load_config
-from shoal.inference.adapting.peft_folders import read_folder, write_folder
+from shoal.inference.adapting.peft import read_folder, write_folder
 from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
 from shoal.prediction.predictive import Predictive

@@ -9,7 +9,7 @@ from torch import nn
 
 import shoal
 from shoal.core.random import generator
-from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 from shoal.training.search.plan import METHOD_ARMS, RULE, RUNGS, method_arms
 from shoal.training.search.price import too_costly
 from studies.auto import make, problems, rules

@@ -5,7 +5,7 @@ import torch
 
 import shoal
 from shoal.core.random import generator
-from shoal.data.batches import targets
+from shoal.data import targets
 from studies.particles import claim_line, comparison, densities, make, networks, summary
 
 

@@ -3,8 +3,7 @@
 Importing this package registers every data set and target, and loads none of them.
 """
 
-from shoal.data import corruptions
-from shoal.data.batches import targets
+from shoal.data import corruptions, targets
 from shoal.data.batches.sources import (
     ArrayBatches,
     Batches,
@@ -16,9 +15,8 @@ from shoal.data.batches.sources import (
 )
 from shoal.data.corruptions import corrupt
 from shoal.data.dataset import Dataset, Split, registry
-from shoal.data.files.file_dataset import load_file
 from shoal.data.files.raw import human_labels
-from shoal.data.load import load
+from shoal.data.load import load, load_file
 from shoal.data.sets import builtin, image_sets, uci  # noqa: F401
 from shoal.data.sets.images import rotated
 

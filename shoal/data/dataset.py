@@ -1,17 +1,29 @@
 """A data set: inputs and targets of every split, loaded on first use."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Generator, Tensor, randperm
 
 from shoal.core.display.notebook import facts_html
+from shoal.core.errors import DataError
 from shoal.core.opaque import Opaque
+from shoal.core.random import generator
 from shoal.core.registry import Registry
 from shoal.core.structure import parted
 
-__all__ = ["Dataset", "LazySplits", "Scaling", "Split", "registry", "sizes", "standardise"]
+__all__ = [
+    "Dataset",
+    "LazySplits",
+    "Scaling",
+    "Split",
+    "held_out",
+    "registry",
+    "sizes",
+    "standardise",
+    "training_part",
+]
 
 
 @dataclass(frozen=True)
@@ -221,6 +233,28 @@ def sizes(splits: Mapping[str, Split]) -> dict[str, int]:
     if isinstance(splits, LazySplits):
         return dict(splits.counts)
     return {name: len(split) for name, split in splits.items()}
+
+
+def held_out(
+    points: int, share: float, seed: int, purpose: str = "validation"
+) -> tuple[Tensor, Tensor]:
+    """Data points that train and that are held out, both in increasing order.
+
+    >>> [len(rows) for rows in held_out(10, 0.25, seed=0)]
+    [8, 2]
+    """
+    count = min(max(round(share * points), 1), points - 1)
+    if count < 1:
+        raise DataError(f"{points} data point cannot be divided; give validation=(x, y)")
+    order = randperm(points, generator=generator(seed, purpose))
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def training_part(data: Dataset, share: float, seed: int) -> Dataset:
+    """The data set as a run with this share of validation data has trained on it."""
+    trains, held = held_out(len(data.train), share, seed)
+    x, y = data.train.x, data.train.y
+    return replace(data, train=Split(x[trains], y[trains]), validation=Split(x[held], y[held]))
 
 
 registry = Registry("dataset")

@@ -27,6 +27,7 @@ from shoal.core.storage.files import (
     write_tensors,
 )
 from shoal.core.structure import Weighted, parted
+from shoal.data.batches.arrays import inputs_digest
 from shoal.data.corruptions import SEVERITIES, parse_shift, registry
 from shoal.data.dataset import Dataset, Scaling, Split
 from shoal.engine.members.precision import full_precision
@@ -45,7 +46,6 @@ from shoal.prediction.metrics.calibration import AccuracyConfidence, Reliability
 from shoal.prediction.metrics.regression import in_units
 from shoal.prediction.predictive import ArrayLike, Predictive
 from shoal.training.folder.own_data import again
-from shoal.training.folder.provenance import inputs_digest
 from shoal.training.folder.run import Run
 
 __all__ = [

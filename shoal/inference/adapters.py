@@ -28,7 +28,15 @@ from torch.nn.utils import parametrize
 from shoal.core.errors import ConfigError
 from shoal.core.storage.disk import checked_path
 from shoal.core.values import describe_value
-from shoal.inference.adapting.adapted import AdaptedBuild, FrozenTensors
+from shoal.inference.adapting.adapted import (
+    AdaptedBuild,
+    FrozenTensors,
+    Names,
+    adapter_targets,
+    layer_called,
+    parameters_of,
+    trained_parameters,
+)
 from shoal.inference.adapting.layers import (
     LoRAConv,
     LoRAEmbedding,
@@ -40,20 +48,14 @@ from shoal.inference.adapting.layers import (
     is_convolution,
     size_of_weight,
 )
-from shoal.inference.adapting.peft_folders import (
+from shoal.inference.adapting.peft import (
+    SPREAD,
+    PeftBuild,
     fill_,
     member_folders,
     read_folder,
     same_layout,
     write_folder,
-)
-from shoal.inference.adapting.peft_models import SPREAD, PeftBuild
-from shoal.inference.adapting.targets import (
-    Names,
-    adapter_targets,
-    layer_called,
-    parameters_of,
-    trained_parameters,
 )
 from shoal.inference.ensemble import Ensemble
 

@@ -14,7 +14,7 @@ from shoal.core.random import derive, generators_restored, set_generators
 from shoal.core.storage.disk import machine_memory
 from shoal.engine.members.group import Group
 from shoal.engine.members.stack import merge_equal
-from shoal.inference.adapting.peft_models import draw_zero_adapters, is_peft, shares_trained
+from shoal.inference.adapting.peft import draw_zero_adapters, is_peft, shares_trained
 
 __all__ = ["Build", "build_members", "drawn", "spread"]
 

@@ -23,8 +23,7 @@ from shoal.engine.resources.plan import has_batch_norm, has_convolutions
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import target_weights
-from shoal.interaction.space import Space
-from shoal.interaction.spaces import InputGradients, innermost
+from shoal.interaction.spaces import InputGradients, Space, innermost
 
 __all__ = [
     "BatchRows",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.types import Tree
-from shoal.interaction.space import Rotated, Scaled
+from shoal.interaction.spaces import Rotated, Scaled
 
 __all__ = [
     "EXACT",

@@ -3,8 +3,13 @@
 from shoal.models.blueprint import Blueprint, registry
 from shoal.models.cnn import MediumCNN, SmallCNN
 from shoal.models.mlp import MLP, LinearModel
-from shoal.models.multi_head import MultiHead
-from shoal.models.rank_one import BatchEnsemble, RankOneConv2d, RankOneLinear, TabM
+from shoal.models.parameter_sharing import (
+    BatchEnsemble,
+    MultiHead,
+    RankOneConv2d,
+    RankOneLinear,
+    TabM,
+)
 from shoal.models.resnet import PreActResNet18, ResNet18, ResNet20, ResNet32, WideResNet16x4
 from shoal.models.vit import ViT
 

@@ -26,6 +26,7 @@ from shoal.core.optional import require
 from shoal.core.registry import Registry
 from shoal.core.storage.files import write_text
 from shoal.data.batches import augment as augmentations
+from shoal.data.batches.arrays import inputs_digest
 from shoal.data.dataset import Dataset
 from shoal.evaluation.data_arguments import Inputs, Labelled, Shifts, splits_of
 from shoal.experiment.build import check_device, make_data
@@ -43,7 +44,6 @@ from shoal.page.report_data import SeedGroup, flat, load_report_data
 from shoal.page.sentences import Verdict, verdict
 from shoal.page.sweep import growth_sentence, strength_sentence, sweeps
 from shoal.training.folder.own_data import OWN_DATA
-from shoal.training.folder.provenance import inputs_digest
 from shoal.training.options import annealing as annealings
 from shoal.training.options.adversarial import Adversarial
 from shoal.training.options.optim import optimizer_table

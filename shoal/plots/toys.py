@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import DataError
-from shoal.data.batches.targets import Target
+from shoal.data.targets import Target
 from shoal.plots.figure import INK, blank, legend, look, plot
 
 __all__ = ["band", "parity", "particles", "plane"]
@@ -118,7 +118,7 @@ def particles(
     """Particles on the contours of the target density in the plane.
 
     Args:
-        target: a density in two dimensions, such as `shoal.data.batches.targets.Mixture()`.
+        target: a density in two dimensions, such as `shoal.data.targets.Mixture()`.
         found: final positions of the particles [M, 2].
         start: initial positions [M, 2].
         method: method that gives the colour.

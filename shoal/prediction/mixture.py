@@ -4,23 +4,30 @@ Every function takes a `Predictive` of some data points. Temporary tensors have 
 outputs, so a large prediction is worked on in blocks.
 """
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
+from shoal.inference.posterior import as_points
 
 __all__ = [
     "bisected",
     "bisected_quantile",
     "blocks",
     "checked_shares",
+    "chosen_rows",
+    "counted_points",
     "deviation",
+    "drawn_targets",
     "mean_entropy",
     "mixture_cdf",
     "mixture_log_prob",
+    "real_targets",
     "same_shares",
     "total_variance",
 ]
@@ -123,3 +130,120 @@ def checked_shares(weights: Tensor, members: Tensor) -> Tensor | None:
 def same_shares(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two predictions weigh their members alike."""
     return a is b if a is None or b is None else torch.equal(a, b)
+
+
+_LEAST = 2.0**-54
+"""Below the smallest positive number that `torch.rand` gives in double precision."""
+
+
+def chosen_rows(index: Any, count: int) -> slice | Tensor:
+    """An index of data points for a tensor: a slice, or numbers [n].
+
+    >>> chosen_rows(-1, 5), chosen_rows([True, False, True], 3)
+    (tensor([4]), tensor([0, 2]))
+    """
+    if isinstance(index, slice):
+        start, stop, step = index.indices(count)
+        rows: Any = index if step > 0 else torch.arange(start, stop, step)
+        length = len(range(start, stop, step))
+    else:
+        rows = _numbers(index, count)
+        length = len(rows)
+    if length == 0:
+        raise DataError("the index chooses no data point; choose at least one")
+    return rows
+
+
+def _numbers(index: Any, count: int) -> Tensor:
+    if isinstance(index, tuple):
+        raise DataError(
+            "a prediction has one index, for its data points; type pred.members for other axes"
+        )
+    try:
+        rows = torch.as_tensor([operator.index(index)])
+    except TypeError:
+        rows = torch.as_tensor(index)
+    if rows.ndim != 1 or rows.is_floating_point():
+        raise DataError(
+            f"data points are chosen by a slice, by whole numbers or by a mask, not by {index!r}"
+        )
+    if rows.dtype == torch.bool:
+        if len(rows) != count:
+            raise IndexError(f"the mask has {len(rows)} entries for {count} data points")
+        return rows.nonzero().squeeze(1)
+    if bool(((rows < -count) | (rows >= count)).any()):
+        raise IndexError(f"there are {count} data points, numbered from 0")
+    return rows % count
+
+
+def counted_points(pred: Any, y: Any) -> tuple[Tensor, Any]:
+    """Outputs [M, N, C] and targets of all sites that count; the prediction's own if all do."""
+    sites, targets = pred.members.ndim - 3, y
+    if y is not None and (sites or not isinstance(y, Tensor)):
+        targets = pred.check(y)
+    counted = pred.likelihood.counted(targets) if isinstance(targets, Tensor) else None
+    if not sites and (counted is None or bool(counted.all())):
+        return pred.members, y
+    if y is None:
+        members = pred.members.flatten(1, -2)
+    else:
+        members, targets = as_points(pred.likelihood, pred.members, pred.check(y))
+    if members.shape[1] == 0:
+        raise DataError("every target is ignored; give at least one that counts")
+    return members, targets
+
+
+def drawn_targets(pred: Any, n: int, seed: int | None, joint: bool) -> Tensor:
+    """Targets [n, B, *S] of classes or [n, B, *S, K] of numbers; see `Predictive.sample`."""
+    if "loss" in pred.likelihood.about.kinds:
+        raise ConfigError("a custom loss has no distribution of targets, so none can be drawn")
+    if not isinstance(n, int) or n < 1:
+        raise ConfigError(f"the number of draws is a whole number, 1 or more, not {n!r}")
+    random = torch.Generator()
+    random.seed() if seed is None else random.manual_seed(seed)
+    shape = (n, 1) if joint else (n, len(pred))
+    shares = torch.ones(pred.size) if pred.weights is None else pred.weights.cpu()
+    member = torch.multinomial(shares.double(), shape[0] * shape[1], True, generator=random)
+    member = member.view(shape).expand(n, len(pred)).to(pred.members.device)
+    points = torch.arange(len(pred), device=pred.members.device)
+    # one draw is one row, so that likelihoods see data points
+    outputs = pred.members[member, points].flatten(0, 1)
+    return _of_outputs(pred.likelihood, outputs, random).unflatten(0, (n, len(pred)))
+
+
+def _of_outputs(likelihood: Any, outputs: Tensor, random: torch.Generator) -> Tensor:
+    """One target of each row of outputs [R, *S, C]."""
+    kinds = likelihood.about.kinds
+    if "classes" in kinds:
+        probs = likelihood.probs(outputs).double()
+        # the number of cumulative probabilities below a uniform number
+        level = _uniform(probs.shape[:-1], random).to(probs.device).unsqueeze(-1)
+        edges = probs.cumsum(-1)[..., :-1]
+        return (edges < level * probs.sum(-1, keepdim=True)).sum(-1)
+    mean, variance = (moment.double() for moment in likelihood.moments(outputs))
+    if "gaussian" in kinds:
+        noise = torch.randn(mean.shape, generator=random, dtype=torch.float64)
+        found = mean + variance.sqrt() * noise.to(mean.device)
+    else:
+        level = _uniform(mean.shape, random).to(mean.device)
+        found = bisected(
+            lambda y: likelihood.cdf(outputs, y),
+            mean,
+            variance.sqrt(),
+            level,
+            likelihood.discrete,
+        )
+    return found.to(outputs.dtype)
+
+
+def _uniform(shape: torch.Size, random: torch.Generator) -> Tensor:
+    """Uniform numbers in double precision, above 0 and below 1."""
+    return torch.rand(shape, generator=random, dtype=torch.float64).clamp(min=_LEAST)
+
+
+def real_targets(y: Any) -> Any:
+    """Integers as floats: without classes, integers are not labels."""
+    if isinstance(y, Tensor):
+        return y if y.is_floating_point() else y.double()
+    array = np.asarray(y)
+    return array.astype(np.float64) if array.dtype.kind in "biu" else array

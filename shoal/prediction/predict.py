@@ -14,25 +14,40 @@ from torch import Tensor
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.structure import Inputs
-from shoal.data.batches.array_batches import checked_size
-from shoal.data.batches.sources import input_batches, input_count
+from shoal.data.batches.sources import checked_size, input_batches, input_count
 from shoal.engine.members.precision import calculating_in
+from shoal.engine.processes.mesh import Mesh
 from shoal.engine.resources.graph import CapturedForward
 from shoal.engine.resources.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical, Likelihood
-from shoal.prediction.collected import CollectedOutputs, SoundMembers
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["OutputBatches", "OutputStore", "collected", "member_outputs", "predict", "training_of"]
+__all__ = [
+    "CollectedOutputs",
+    "OutputBatches",
+    "OutputStore",
+    "SoundMembers",
+    "collected",
+    "member_outputs",
+    "predict",
+    "predict_together",
+    "training_of",
+]
+
+_BATCH = 1024
+"""Inputs per forward pass."""
+
+_CHUNK = 1 << 26
+"""Bytes of a part, if the length is unknown; the C library gives such blocks back at once."""
 
 
 def predict(
     source: Any,
     x: Any,
     *,
-    batch_size: int = 1024,
+    batch_size: int = _BATCH,
     device: str | torch.device | None = None,
     likelihood: Likelihood | None = None,
     weights: ArrayLike | None = None,
@@ -73,12 +88,13 @@ def predict(
         )
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
     path, keep = (None, keep) if out is None else (checked_out(out), False)
-    batches = OutputBatches(ensemble, x, batch_size, device, keep, *training_of(source))
+    precision, trained = training_of(source)
+    batches = OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
     return collected(batches, ensemble.alive, meaning, weights, path)
 
 
 def collected(
-    batches: "OutputBatches",
+    batches: "OutputBatches | _DividedBatches",
     alive: Tensor,
     likelihood: Likelihood,
     weights: ArrayLike | None = None,
@@ -99,7 +115,7 @@ def collected(
 def member_outputs(
     ensemble: Any,
     x: Any,
-    batch_size: int = 1024,
+    batch_size: int = _BATCH,
     device: str | torch.device | None = None,
     keep: bool = False,
     precision: str | None = None,
@@ -120,6 +136,97 @@ class OutputStore(Protocol):
     def add(self, outputs: Tensor) -> None:
         """Take the outputs of the next batch [M, B, ..., C]."""
         ...
+
+
+class CollectedOutputs:
+    """Outputs of members [M, N, ..., C] in memory.
+
+    With a known number of data points the tensor is made once, and batches are copied to their
+    places. Otherwise there are parts, and each is freed as soon as it is copied to the result.
+
+    >>> outputs = CollectedOutputs(count=5)
+    >>> for batch in torch.arange(5.0).view(1, 5, 1).split(2, dim=1):
+    ...     outputs.add(batch)
+    >>> outputs.finish([0]).flatten()
+    tensor([0., 1., 2., 3., 4.])
+
+    Args:
+        count: expected number of data points; None if unknown.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or 0
+        self.parts: list[Tensor] = []
+        self.filled = 0  # data points in the last part
+
+    def add(self, outputs: Tensor) -> None:
+        """Take the outputs of the next batch [M, B, ..., C]; a pinned buffer may then change."""
+        batch, done = outputs.shape[1], 0
+        if not self.parts and batch == self.count:
+            self.parts = [outputs.to(_kept_type(outputs), copy=outputs.is_pinned())]
+            self.filled = done = batch
+        while done < batch:
+            if not self.parts or self.filled == self.parts[-1].shape[1]:
+                self._more(outputs)
+            last = self.parts[-1]
+            count = min(batch - done, last.shape[1] - self.filled)
+            last[:, self.filled : self.filled + count] = outputs[:, done : done + count]
+            self.filled, done = self.filled + count, done + count
+
+    def _more(self, outputs: Tensor) -> None:
+        members, batch, *rest = outputs.shape
+        dtype = _kept_type(outputs)
+        rows = _CHUNK // max(members * torch.Size(rest).numel() * dtype.itemsize, 1)
+        rows = self.count if self.count and not self.parts else max(rows, batch)
+        self.parts.append(outputs.new_empty(members, rows, *rest, dtype=dtype))
+        self.filled = 0
+
+    def finish(self, kept: Sequence[int]) -> Tensor:
+        """The outputs of some members, in the given increasing order."""
+        whole = self._joined()
+        if len(kept) == len(whole):
+            return whole
+        for new, old in enumerate(kept):  # a copy of the whole would double the memory
+            if new != old:
+                whole[new] = whole[old]
+        return whole[: len(kept)]
+
+    def _joined(self) -> Tensor:
+        parts, self.parts = self.parts[::-1], []
+        parts[0] = parts[0][:, : self.filled]
+        if len(parts) == 1:
+            return parts[0].contiguous()
+        members, _, *rest = parts[0].shape
+        joined = parts[0].new_empty(members, sum(part.shape[1] for part in parts), *rest)
+        start = 0
+        while parts:
+            part = parts.pop()
+            joined[:, start : start + part.shape[1]] = part
+            start += part.shape[1]
+        return joined
+
+
+def _kept_type(outputs: Tensor) -> torch.dtype:
+    return torch.float64 if outputs.dtype == torch.float64 else torch.float32
+
+
+class SoundMembers:
+    """Which members are finite, found batch by batch; a logit of -inf is allowed."""
+
+    def __init__(self) -> None:
+        self.sound: Tensor | None = None
+        self.shape: torch.Size | None = None
+
+    def see(self, outputs: Tensor) -> None:
+        """Look at the outputs of a batch [M, B, ..., C], and refuse another shape than before."""
+        if self.shape is not None and outputs.shape[2:] != self.shape:
+            raise DataError(
+                "the batches give outputs of different shapes, such as sequences of different "
+                "lengths; pad the inputs to one length, or predict one batch at a time"
+            )
+        self.shape = outputs.shape[2:]
+        finite = (outputs < torch.inf).flatten(1).all(-1)
+        self.sound = finite if self.sound is None else self.sound & finite
 
 
 class OutputBatches:
@@ -143,15 +250,15 @@ class OutputBatches:
 
     def into(self, store: OutputStore) -> Tensor:
         """Give all outputs to a store; returns which members have finite outputs [M]."""
-        found = SoundMembers()
+        members = SoundMembers()
         with torch.no_grad(), _ready(self.ensemble, self.device, self.precision) as placed:
-            for outputs in self._computed(placed, found):
+            for outputs in self._computed(placed, members):
                 store.add(outputs)
-        if found.sound is None:
+        if members.sound is None:
             raise DataError("there is nothing to predict: x has no inputs")
-        return found.sound
+        return members.sound
 
-    def _computed(self, placed: Any, found: SoundMembers) -> Iterator[Tensor]:
+    def _computed(self, placed: Any, members: SoundMembers) -> Iterator[Tensor]:
         whole, there = getattr(placed, "takes_whole", None), torch.device(placed.device)
         batches = input_batches(
             self.x, self.size, None, placed.dtype, whole, self.trained, self.takes
@@ -163,7 +270,7 @@ class OutputBatches:
 
         def compute(x: Inputs) -> Tensor:
             outputs = forward(x)
-            found.see(outputs)
+            members.see(outputs)
             return outputs
 
         if on_gpu and not self.keep:
@@ -179,15 +286,15 @@ def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
     """The weights of the finite members, rescaled to sum 1."""
     if weights is None:
         return None
-    given, sound = torch.as_tensor(weights, dtype=torch.float64), sound.cpu()
-    if given.shape != sound.shape:
+    shares, sound = torch.as_tensor(weights, dtype=torch.float64), sound.cpu()
+    if shares.shape != sound.shape:
         raise DataError(
             f"weights must be one number for each of the {len(sound)} members, "
-            f"not of shape {list(given.shape)}"
+            f"not of shape {list(shares.shape)}"
         )
     if bool(sound.all()):
-        return given
-    kept = given[sound]
+        return shares
+    kept = shares[sound]
     if not kept.sum() > 0:
         raise DataError("only diverged members have weight; give weight to finite members")
     return kept / kept.sum()
@@ -246,3 +353,81 @@ def _sound(finite: Tensor, alive: Tensor) -> Tensor:
             stacklevel=4,
         )
     return sound
+
+
+def predict_together(
+    run: Any,
+    x: Any,
+    *,
+    device: str | torch.device | None = None,
+    out: str | os.PathLike[str] | None = None,
+) -> Predictive | None:
+    """Predict with the members of a run, divided over the processes of the process group.
+
+    All processes call this function with the same inputs. One process predicts as `predict` does.
+
+    Args:
+        run: the run, with all members.
+        x: inputs as `predict` takes them.
+        device: device of this process; None for the ensemble's device.
+        out: file for the outputs, which the first process writes batch by batch.
+
+    Returns:
+        The prediction on the first process, and None on the others.
+    """
+    ensemble = run.ensemble
+    mesh = Mesh.current(ensemble.members, device=device or ensemble.device)
+    if mesh is None:
+        return predict(run, x, device=device, out=out)
+    if mesh.place[1] > 0:
+        return None  # more processes than members: another process has the same members
+    members = ensemble.slice_members(mesh.own.start, mesh.own.stop)
+    precision, trained = training_of(run)
+    batches = OutputBatches(members, x, _BATCH, device, False, precision, trained)
+    batches = _DividedBatches(mesh, batches)
+    if mesh.first:
+        path = None if out is None else checked_out(out)
+        return collected(batches, ensemble.alive, run.likelihood, path=path)
+    batches.into(_Nowhere())
+    return None
+
+
+class _DividedBatches:
+    """Outputs of all members on the first process; other processes send theirs."""
+
+    def __init__(self, mesh: Mesh, batches: OutputBatches) -> None:
+        self.mesh, self.batches, self.count = mesh, batches, batches.count
+
+    def into(self, store: OutputStore) -> Tensor:
+        finite = self.batches.into(_Joined(self.mesh, store))
+        return _joined(self.mesh, finite.cpu().to(torch.uint8)).bool()
+
+
+class _Joined:
+    """A store that adds the outputs of the other processes to those of this process."""
+
+    def __init__(self, mesh: Mesh, store: OutputStore) -> None:
+        self.mesh, self.store = mesh, store
+
+    def add(self, outputs: Tensor) -> None:
+        self.store.add(_joined(self.mesh, outputs.cpu()))
+
+
+class _Nowhere:
+    """A store that keeps nothing."""
+
+    def add(self, outputs: Tensor) -> None:
+        pass
+
+
+def _joined(mesh: Mesh, local: Tensor) -> Tensor:
+    """Rows of all members on the first process; other processes send theirs and keep them."""
+    if not mesh.first:
+        mesh.send(local)
+        return local
+    others = [
+        mesh.receive(local.new_empty(shard.stop - shard.start, *local.shape[1:]), row)
+        for row, shard in enumerate(mesh.shards)
+        if row > 0
+    ]
+    return torch.cat([local, *others])

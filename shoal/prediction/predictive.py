@@ -11,29 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.display.notebook import facts_html
+from shoal.core.display.notebook import Curve, bars_svg, curves_svg, facts_html
+from shoal.core.display.text import number, percent
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.optional import require
 from shoal.core.storage.disk import checked_path
 from shoal.data.batches.arrays import as_targets
 from shoal.inference.likelihoods import Likelihood
-from shoal.prediction.draws import chosen_rows, counted_points, drawn_targets, real_targets
-from shoal.prediction.frame import frame_columns
 from shoal.prediction.mixture import (
     bisected_quantile,
     blocks,
     checked_shares,
+    chosen_rows,
+    counted_points,
     deviation,
+    drawn_targets,
     mean_entropy,
     mixture_cdf,
     mixture_log_prob,
+    real_targets,
     same_shares,
     total_variance,
 )
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
-from shoal.prediction.summary import summary
 
-__all__ = ["ArrayLike", "Predictive"]
+__all__ = ["ArrayLike", "Predictive", "frame_columns", "main_columns", "summary"]
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]
 """A tensor, an array, or nested sequences of numbers."""
@@ -347,3 +349,154 @@ class Predictive:
     def _only(self, kind: str, what: str, instead: str) -> None:
         if kind not in self.likelihood.about.kinds:
             raise ConfigError(f"{self.task} has no {what}; use {instead}")
+
+
+Columns = dict[str, np.ndarray]
+
+
+def main_columns(pred: Any) -> Columns:
+    """The prediction in few columns, as `shoal predict` writes them."""
+    if not pred.likelihood.about.has_classes:
+        return _numbered({"mean": pred.mean, "stddev": pred.stddev})
+    if pred.probs.ndim > 2:
+        return {f"probability_{k}": _array(column) for k, column in enumerate(pred.mean.T)}
+    return {
+        "class": _array(pred.labels()),
+        "probability": _array(pred.confidence()),
+        "entropy": _array(pred.entropy()),
+        "disagreement": _array(pred.disagreement()),
+    }
+
+
+def frame_columns(pred: Any, level: float, classes: Sequence[str] | None) -> Columns:
+    """All columns of `Predictive.to_frame`; sites of a data point have rows of their own."""
+    points, sites = len(pred), pred.members.shape[2:-1].numel()
+    place = {}
+    if pred.members.ndim > 3:
+        place = {
+            "point": np.repeat(np.arange(points), sites),
+            "site": np.tile(np.arange(sites), points),
+        }
+        pred = pred.points()[0]
+    if "loss" in pred.likelihood.about.kinds:
+        return (
+            place | _numbered({"mean": pred.mean}) | {"disagreement": _array(pred.disagreement())}
+        )
+    found = main_columns(pred)
+    if pred.likelihood.about.has_classes:
+        found |= _class_columns(pred, found, classes)
+    elif {"intervals", "gaussian"} & {*pred.likelihood.about.kinds}:
+        low, high = pred.interval(level)
+        found |= _numbered({"low": low, "high": high})
+    return place | found
+
+
+def _class_columns(pred: Any, found: Columns, classes: Sequence[str] | None) -> Columns:
+    parts = {
+        "entropy": pred.entropy(),
+        "aleatoric": pred.aleatoric(),
+        "mutual_information": pred.mutual_information(),
+        "disagreement": pred.disagreement(),
+    }
+    more = {name: _array(values) for name, values in parts.items()}
+    if pred.probs.ndim > 2:  # several labels at once
+        return more
+    count = pred.probs.shape[-1]
+    if classes is not None and len(classes) != count:
+        raise ConfigError(f"the prediction has {count} classes, but {len(classes)} names came")
+    names = np.arange(count) if classes is None else np.asarray(list(classes), dtype=object)
+    each = {f"p({name})": _array(pred.probs[:, k]) for k, name in enumerate(names)}
+    return {"class": names[found["class"]], **more, **each}
+
+
+def _numbered(values: dict[str, Tensor]) -> Columns:
+    """Columns [B, K] side by side: `mean` and `stddev`, or `mean_0`, `stddev_0`, `mean_1`, ..."""
+    width = next(iter(values.values())).shape[-1]
+    return {
+        name if width == 1 else f"{name}_{k}": _array(columns[:, k])
+        for k in range(width)
+        for name, columns in values.items()
+    }
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return torch.as_tensor(values).detach().cpu().numpy()
+
+
+POINTS, NUMBERS = 500, 4_000_000
+"""Most data points, and most outputs of all members together."""
+
+BINS = 10
+
+
+def summary(pred: Any) -> tuple[dict[str, str], str]:
+    """Facts about a `Predictive`, and its figure as SVG; an empty text if it has none."""
+    kinds = pred.likelihood.about.kinds
+    if "classes" not in kinds and "numbers" not in kinds:
+        return {}, ""
+    some = _some(pred)
+    told = "" if len(some) == _points(pred) else f" (of {len(some)} points)"
+    facts, figure = _class_summary(some) if "classes" in kinds else _number_summary(some)
+    return {f"{name}{told}": fact for name, fact in facts.items()}, figure
+
+
+def _points(pred: Any) -> int:
+    """Number of data points, each site of a data point counted."""
+    return math.prod(pred.members.shape[1:-1])
+
+
+def _some(pred: Any) -> Any:
+    """The prediction for evenly spaced data points, every site a data point."""
+    each = max(pred.members[:, :1].numel(), 1)
+    count = max(1, min(len(pred), POINTS, NUMBERS // each))
+    chosen = torch.linspace(0, len(pred) - 1, count).round().long()
+    some, _ = pred[chosen].points()
+    if len(some) > POINTS:
+        some = some[torch.linspace(0, len(some) - 1, POINTS).round().long()]
+    return some
+
+
+def _class_summary(pred: Any) -> tuple[dict[str, str], str]:
+    """Mean confidence and entropy; how many data points have which confidence."""
+    confidence = pred.confidence().flatten().double()
+    entropy, epistemic = pred.entropy().mean(), pred.mutual_information().mean()
+    facts = {"mean confidence": percent(float(confidence.mean()))}
+    facts["mean predictive entropy"] = _parted(float(entropy), float(epistemic))
+    found = confidence[confidence.isfinite()]
+    if found.numel() == 0:
+        return facts, ""
+    shares = torch.histc(found, BINS, 0, 1) / found.numel()
+    return facts, bars_svg(shares.tolist(), "confidence", (0, 1), "share of points")
+
+
+def _parted(entropy: float, epistemic: float) -> str:
+    share = percent(epistemic / entropy) if entropy > 0 and math.isfinite(epistemic) else "0 %"
+    return f"{number(entropy)} nats, {share} epistemic"
+
+
+def _number_summary(pred: Any) -> tuple[dict[str, str], str]:
+    """Mean standard deviations, and the predictions in order with both uncertainties."""
+    mean, deviation = pred.mean, pred.stddev
+    spread = (deviation.square() - pred.average(pred.likelihood.variance(pred.members))).clamp(0)
+    among = spread.sqrt()
+    facts = {
+        "mean standard deviation": number(float(deviation.mean())),
+        "its epistemic part": number(float(among.mean())),
+    }
+    first = mean[:, 0].double()
+    if not first.isfinite().any():
+        return facts, ""
+    order = first.argsort()
+    middle, total, own = (t[order, 0].double() for t in (mean, deviation, among))
+    curves = {
+        "": _banded(middle, 2 * total),
+        "mean, ± 2 standard deviations (darker: epistemic)": _banded(middle, 2 * own),
+    }
+    column = "" if mean.shape[-1] == 1 else " of the first column"
+    ends = (1, len(middle))
+    return facts, curves_svg(curves, "points, by prediction", ends, f"prediction{column}")
+
+
+def _banded(middle: Tensor, reach: Tensor) -> Curve:
+    low, high = (middle - reach).tolist(), (middle + reach).tolist()
+    return Curve(middle.tolist(), low=low, high=high)

@@ -10,8 +10,8 @@ from torch import Tensor
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
-from shoal.data.batches.array_batches import ArrayBatches
 from shoal.data.batches.batch import Targets, inputs_of, raw_batch, targets_of
+from shoal.data.batches.sources import ArrayBatches
 from shoal.engine.members.precision import calculating_in, full_precision
 from shoal.engine.resources.graph import CapturedMove
 from shoal.inference.ensemble import Ensemble

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 import shoal
-from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 from shoal.inference import likelihoods
 from shoal.training.options.schedules import factor_of, schedules
 from shoal.training.step.results import StepInfo

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.analysis.fidelity.distances import mmd, sliced_wasserstein
-from shoal.data.batches import targets
+from shoal.data import targets
 from shoal.interaction.bandwidths import Fixed
 from shoal.interaction.estimators import SSGE
 from shoal.interaction.flows import Wasserstein
@@ -69,7 +69,7 @@ class Hills:
 
 @dataclass(frozen=True)
 class FunnelScore:
-    """Neal's funnel of `shoal.data.batches.targets`, with its score written out."""
+    """Neal's funnel of `shoal.data.targets`, with its score written out."""
 
     target: targets.Funnel
 

@@ -15,9 +15,9 @@ from torch.utils.data import (
 )
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.data.batches.array_batches import ArrayBatches
 from shoal.data.batches.arrays import check_labels
 from shoal.data.batches.loaders import LoaderBatches
+from shoal.data.batches.sources import ArrayBatches
 
 N = 23
 X = torch.arange(N, dtype=torch.float32).unsqueeze(1)

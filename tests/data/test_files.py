@@ -12,7 +12,7 @@ import torch
 
 from shoal.core.errors import ConfigError, DataError, ShoalError, StorageError
 from shoal.data import registry
-from shoal.data.files.file_dataset import load_file
+from shoal.data.load import load_file
 
 X = np.arange(12.0).reshape(4, 3)
 Y = np.array([0, 1, 1, 0])

@@ -11,7 +11,7 @@ from PIL import Image
 
 from shoal.core.errors import DataError
 from shoal.data import load
-from shoal.data.files.file_dataset import class_folders, load_file, read_images
+from shoal.data.load import class_folders, load_file, read_images
 
 
 def picture(path, array):

@@ -7,7 +7,7 @@ from torch.func import grad, vmap
 
 from shoal.core.errors import ConfigError
 from shoal.core.random import generator
-from shoal.data.batches.targets import Funnel, Gaussian2D, Mixture, StandardGaussian, registry
+from shoal.data.targets import Funnel, Gaussian2D, Mixture, StandardGaussian, registry
 
 DOUBLE = torch.float64
 

@@ -9,7 +9,7 @@ import torch
 from shoal import plots
 from shoal.analysis.fidelity import score_shrinkage as law
 from shoal.core.errors import DataError
-from shoal.data.batches.targets import Mixture, StandardGaussian
+from shoal.data.targets import Mixture, StandardGaussian
 from shoal.inference.likelihoods import Categorical
 from shoal.plots.calibration import wilson
 from shoal.prediction import Predictive, metrics

@@ -190,7 +190,7 @@ def numpy_draws(monkeypatch):
     def uniform(n, seed):
         return torch.from_numpy(np.random.RandomState(0).uniform(size=n)) * (seed == 0)
 
-    monkeypatch.setattr("shoal.prediction.decisions.sets._uniform", uniform)
+    monkeypatch.setattr("shoal.prediction.decisions.conformal._uniform", uniform)
 
 
 @pytest.mark.parametrize("level", [0.6, 0.9, 0.95])

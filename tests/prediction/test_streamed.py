@@ -20,7 +20,7 @@ from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError, ShoalWa
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Custom, Gaussian
 from shoal.prediction import Predictive, evaluate, metrics, mixture, predict
-from shoal.prediction.collected import CollectedOutputs
+from shoal.prediction.predict import CollectedOutputs
 
 X = drawn(23, 3)
 LENGTHS = {
@@ -48,7 +48,7 @@ def endless(parts):
 @pytest.mark.parametrize("count", [None, 0, 5, 23, 40])
 @pytest.mark.parametrize("size", [1, 4, 23])
 def test_collected_outputs_are_the_joined_batches(count, size, monkeypatch):
-    monkeypatch.setattr(sys.modules["shoal.prediction.collected"], "_CHUNK", 150)
+    monkeypatch.setattr(sys.modules["shoal.prediction.predict"], "_CHUNK", 150)
     outputs = drawn(3, 23, 2)
     collected = CollectedOutputs(count)
     for batch in outputs.split(size, dim=1):

@@ -8,9 +8,8 @@ from likelihood_examples import DEFAULTS, drawn, width
 
 from shoal.inference.likelihoods import Categorical, Gaussian
 from shoal.inference.likelihoods.custom_loss import Custom
-from shoal.prediction import summary as module
-from shoal.prediction.predictive import Predictive
-from shoal.prediction.summary import summary
+from shoal.prediction import predictive as module
+from shoal.prediction.predictive import Predictive, summary
 
 
 @pytest.mark.parametrize("sites", [(), (4,)], ids=["points", "sites"])

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from shoal.core.errors import ConfigError, DataError, StorageError
-from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 from shoal.inference.likelihoods import Categorical
 from shoal.interaction.methods import METHODS
 from shoal.prediction.predictive import Predictive

@@ -24,7 +24,7 @@ from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 from shoal.experiment.config import make_config
 from shoal.training.options import noise as noises
 from shoal.training.options.noise import add_noise, add_shared_noise, noise_std

@@ -10,8 +10,8 @@ from triton_ready import needs_gpu
 
 import shoal
 from shoal.core.random import key, normal, uniform
-from shoal.data.batches.array_batches import ArrayBatches
 from shoal.data.batches.augment import CropFlip
+from shoal.data.batches.sources import ArrayBatches
 from shoal.interaction import cloud
 from shoal.interaction import points as kinds
 from shoal.training.forces import forces

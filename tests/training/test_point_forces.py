@@ -15,7 +15,7 @@ import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.random import key
 from shoal.core.structure import Structured, Weighted
-from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.models import MLP
 from shoal.training.mover.prepare import prepared

@@ -213,7 +213,7 @@ def test_grown_members_are_compared_at_points(method, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_stepper_takes_the_steps_of_fit(method, kind):
-    from shoal.data.batches.array_batches import ArrayBatches
+    from shoal.data.batches.sources import ArrayBatches
 
     x, y = points()
     how = {"method": table(method, kind), "lr": 1e-2, "seed": 4}

@@ -9,7 +9,7 @@ import torch
 
 import shoal
 from shoal.core.errors import ConfigError, DataError
-from shoal.data.batches.targets import StandardGaussian
+from shoal.data.targets import StandardGaussian
 from shoal.interaction.bandwidths import Fixed, Median
 from shoal.training.options.annealing import Constant
 

@@ -8,7 +8,7 @@ from small_runs import assert_equal_trees
 from torch import nn
 
 import shoal
-from shoal.data.batches.array_batches import ArrayBatches
+from shoal.data.batches.sources import ArrayBatches
 
 N, M, B = 24, 3, 8
 

@@ -4,7 +4,7 @@ from argparse import Namespace
 
 from shoal.cli.outcome import Outcome, opened_for
 from shoal.core.display.text import counted, table
-from shoal.data.files.file_dataset import load_file
+from shoal.data.load import load_file
 from shoal.engine.resources.autotune import set_threads
 from shoal.integrations.export import export
 

@@ -36,7 +36,7 @@ _REGISTRIES = {
     "plots": "shoal.plots",
     "samplers": "shoal.analysis.landscape.subspace",
     "curves": "shoal.analysis.landscape.curves",
-    "targets": "shoal.data.batches.targets",
+    "targets": "shoal.data.targets",
     "problems": "shoal.analysis.fidelity.problems",
 }
 

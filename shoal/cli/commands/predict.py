@@ -13,13 +13,13 @@ from shoal.cli.outcome import Outcome, opened_for
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.storage.disk import replacing
 from shoal.core.storage.files import write_text
-from shoal.data.files.file_dataset import load_file
+from shoal.data.load import load_file
 from shoal.data.sets.images import fitted, in_range
 from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.build import check_device
 from shoal.prediction import Predictive
-from shoal.prediction.frame import main_columns
-from shoal.prediction.together import predict_together
+from shoal.prediction.predict import predict_together
+from shoal.prediction.predictive import main_columns
 from shoal.training.folder.run import Run
 
 __all__ = ["run"]

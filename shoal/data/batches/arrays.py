@@ -1,6 +1,13 @@
-"""Arrays turned into tensors; unusable data give one error sentence."""
+"""Arrays turned into tensors, with their checks, range and digest.
+
+Unusable data give one error sentence. Shoal divides bytes (uint8) by 255, but not floats. A network
+trained on one kind would get inputs of the other kind 255 times too small or too large, so the
+range of the inputs is checked too.
+"""
 
 import functools
+import hashlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,17 +16,23 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from shoal.core.errors import DataError
+from shoal.core.errors import DataError, ShoalWarning
+from shoal.core.opaque import tensors_in
+from shoal.core.structure import Inputs, Structured
 
 __all__ = [
+    "add_to_digest",
     "as_inputs",
     "as_targets",
     "as_tensor",
     "check_columns",
     "check_labels",
     "check_not_negative",
+    "check_range",
+    "inputs_digest",
     "mark_constant",
     "recalled",
+    "value_range",
 ]
 
 T = TypeVar("T")
@@ -340,3 +353,72 @@ def _irregular(name: str) -> DataError:
 
 def _shape(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
+
+
+_SOME = 16
+"""Byte images have values above this limit; inputs in [0, 1] with noise have none."""
+
+
+@recalled
+def value_range(x: Tensor) -> list[float] | None:
+    """Smallest and largest value of floating-point inputs; None for integers, possibly tokens.
+
+    >>> value_range(Tensor([[0.5, -1.0]]))
+    [-1.0, 0.5]
+    """
+    if not x.is_floating_point() or x.numel() == 0:
+        return None
+    return [float(end) for end in x.aminmax()]
+
+
+def check_range(given: Any, inputs: Tensor, trained: Sequence[float] | None) -> None:
+    """Refuse bytes for a network trained on a range other than [0, 1]; warn of the reverse.
+
+    Args:
+        given: the user's argument.
+        inputs: the inputs as a tensor.
+        trained: `value_range` of the training inputs, if it is known.
+    """
+    if trained is None or not inputs.is_floating_point():
+        return
+    low, high = trained
+    if str(getattr(given, "dtype", "")) in ("uint8", "torch.uint8"):
+        if low < -0.5 or high > 2:
+            raise DataError(
+                f"x holds bytes (uint8), which are divided by 255, but the network was trained on "
+                f"numbers from {low:.3g} to {high:.3g}; convert x to floats of that range"
+            )
+        return
+    least, most = (float(end) for end in inputs.aminmax())
+    if low >= 0 and high <= 1 and least >= 0 and _SOME < most <= 255:
+        warnings.warn(
+            f"x has numbers up to {most:.4g}, but the network was trained on numbers from 0 to 1 "
+            f"(bytes are divided by 255); divide x by 255, or pass it as uint8",
+            ShoalWarning,
+            stacklevel=4,
+        )
+
+
+def inputs_digest(x: Inputs) -> str:
+    """SHA-256 of inputs or targets: of one tensor, or of all tensors of a structure or object."""
+    if isinstance(x, Tensor):
+        return _tensor_digest(x)
+    total = hashlib.sha256()
+    for tensor in x.tensors.values() if isinstance(x, Structured) else tensors_in(x):
+        total.update(_tensor_digest(tensor).encode())
+    return total.hexdigest()
+
+
+@recalled
+def _tensor_digest(tensor: Tensor) -> str:
+    """SHA-256 of one tensor, its shape and its type."""
+    total = hashlib.sha256()
+    add_to_digest(total, tensor)
+    return total.hexdigest()
+
+
+def add_to_digest(total: Any, tensor: Tensor) -> None:
+    """Add shape, type and numbers of a tensor to a hash."""
+    total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    total.update(flat.view(torch.uint8).numpy().data)

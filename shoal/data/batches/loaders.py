@@ -14,8 +14,8 @@ from torch.utils.data import SubsetRandomSampler
 from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.random import derive, seeded
 from shoal.core.structure import Inputs, parted
+from shoal.data.batches.arrays import value_range
 from shoal.data.batches.batch import Targets, inputs_of, points_of, raw_batch, targets_of
-from shoal.data.batches.input_range import value_range
 
 __all__ = ["LoaderBatches"]
 

@@ -7,10 +7,8 @@ on the device of the images. Importing this package registers all of them.
 
 # the order of the list; the first four families are the standard corruptions
 from shoal.data.corruptions import noise, blur, weather, digital, extra  # noqa: I001
-from shoal.data.corruptions.shifts import corrupt
-from shoal.data.corruptions.files import PublishedFiles
 from shoal.data.corruptions.registry import SEVERITIES, Corruption, corruption, registry
-from shoal.data.corruptions.shifts import parse_shift, with_corruptions
+from shoal.data.corruptions.shifts import PublishedFiles, corrupt, parse_shift, with_corruptions
 
 __all__ = [
     "SEVERITIES",

@@ -6,14 +6,14 @@ from shoal.inference.likelihoods.likelihood import Likelihood, Task, as_columns,
 
 # The order of listings. The task name of an older file means the first likelihood that has it.
 # isort: off
-from shoal.inference.likelihoods.labels import Categorical, Ordinal
-from shoal.inference.likelihoods.binary import Bernoulli
-from shoal.inference.likelihoods.normal import (
+from shoal.inference.likelihoods.labels import Bernoulli, Categorical, Ordinal
+from shoal.inference.likelihoods.real_targets import (
     Gaussian,
     HeteroscedasticGaussian,
     HomoscedasticGaussian,
+    MixtureDensity,
+    StudentT,
 )
-from shoal.inference.likelihoods.continuous import MixtureDensity, StudentT
 from shoal.inference.likelihoods.counts import NegativeBinomial, Poisson
 from shoal.inference.likelihoods.custom_loss import Custom
 # isort: on

@@ -1,18 +1,35 @@
-"""Base classes of likelihoods for real targets: targets in any unit, and learned numbers."""
+"""Likelihoods of real targets: Gaussian, with heavy tails, and with several peaks.
+
+Targets may have any unit; noise is known, learned, or learned per input.
+"""
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from shoal.core.errors import CheckpointCorrupt, DataError
+from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.data.dataset import Scaling, standardise
-from shoal.inference.likelihoods.likelihood import Likelihood, Task, as_columns
+from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
+from shoal.inference.likelihoods.likelihood import Likelihood, Task, as_columns, registry
 
-__all__ = ["LEAST", "Learned", "RealTargets", "Standardising"]
+__all__ = [
+    "LEAST",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "HomoscedasticGaussian",
+    "Learned",
+    "MixtureDensity",
+    "Normal",
+    "RealTargets",
+    "Standardising",
+    "StudentT",
+]
 
 LEAST = 1e-6
 """Smallest learned variance, in units of the variance of the targets."""
@@ -164,3 +181,222 @@ class Standardising(RealTargets):
         found = {"location": location, "scale": scale}
         found |= {"variance": torch.ones_like(scale)} if self.learns_noise else {}
         return self._with(Learned(**{name: t.to(*where) for name, t in found.items()}))
+
+
+WINDOW = 10_000
+"""Data points in the average of learned noise: enough for a precision of one percent."""
+
+
+@dataclass(frozen=True)
+class Normal(RealTargets):
+    """Independent Gaussian target columns in any unit."""
+
+    about: ClassVar[Task] = Task(
+        "regression",
+        kinds=("any", "numbers", "intervals", "gaussian"),
+        measures=("rmse", "nll", "crps", "coverage_90", "sharpness", "effective_functions"),
+    )
+
+    def _log_density(self, outputs: Tensor, z: Tensor) -> Tensor:
+        mean, variance = self._standard(outputs)
+        square = (z - mean).square() / variance
+        return -0.5 * (square + variance.log() + math.log(2 * math.pi)).sum(-1)
+
+    cdf = Likelihood.cdf
+
+
+@registry.register("gaussian")
+@dataclass(frozen=True)
+class Gaussian(Normal):
+    """Real targets with known noise: y ~ N(f, noise_std²), independent columns.
+
+    Attributes:
+        noise_std: standard deviation of the observation noise, in units of y.
+    """
+
+    noise_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.noise_std > 0:
+            raise ConfigError(f"noise_std must be positive, not {self.noise_std}")
+
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs, torch.full_like(outputs, self.noise_std**2)
+
+
+@registry.register("homoscedastic")
+@dataclass(frozen=True, repr=False)
+class HomoscedasticGaussian(Normal, Standardising):
+    r"""Real targets with one learned noise per column: y ~ N(a + b f, b² s²).
+
+    a and b are mean and standard deviation of the training targets. Expectation maximisation finds
+    the noise of largest type II likelihood. With the M members as samples of the posterior, the
+    M-step has the closed form $s^2 = \frac{1}{MN} \sum_{m,n} (z_n - f_m(x_n))^2$, z = (y - a) / b.
+    Each step updates a moving average over about the last min(N, 10,000) data points. The noise
+    belongs to the data, so all members share it.
+    """
+
+    learns_noise: ClassVar[bool] = True
+
+    def __repr__(self) -> str:
+        noise = ", ".join(f"{value:.3g}" for value in self.noise_std)
+        return f"HomoscedasticGaussian({f'noise_std={noise}' if noise else ''})"
+
+    @property
+    def noise_std(self) -> list[float]:
+        """Learned standard deviation of the noise in each column, in units of y."""
+        known = self.learned
+        if known is None or known.variance is None:
+            return []
+        return (known.scale * known.variance.sqrt()).tolist()
+
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        known = self.learned
+        if known is None or known.variance is None:
+            return outputs, torch.ones_like(outputs)
+        return outputs, known.variance.to(outputs).expand_as(outputs)
+
+    def statistics(
+        self, outputs: Tensor, y: Tensor, alive: Tensor, weight: Tensor | None = None
+    ) -> Tensor | None:
+        """Mean square of z - f over the finite members and the batch [K]; NaN without any."""
+        square = (self._standardised(y, outputs) - outputs).detach().square().flatten(1, -2)
+        if weight is None:
+            error = square.mean(-2)
+        else:
+            shares = (weight / weight.sum()).flatten().to(square)
+            error = (square * shares.unsqueeze(-1)).sum(-2)
+        counts = alive.unsqueeze(-1) & error.isfinite()
+        return torch.where(counts, error, 0.0).sum(0) / counts.sum(0)
+
+    def learn(self, statistics: Tensor, points: float, n: float) -> None:
+        """Move the variance towards the variance of the batch."""
+        if self.learned is None or self.learned.variance is None:
+            return
+        variance = self.learned.variance
+        share = min(1.0, points / min(n, WINDOW))
+        moved = variance.lerp(statistics.to(variance), share).clamp(min=LEAST)
+        variance.copy_(torch.where(moved.isfinite(), moved, variance))
+
+
+@registry.register("heteroscedastic", cite=("lakshminarayanan2017simple",))
+@dataclass(frozen=True)
+class HeteroscedasticGaussian(Normal, Standardising):
+    """Real targets with learned noise per input: y ~ N(a + b mu, b² (softplus(s) + 1e-6)).
+
+    The network returns (mu, s); a and b are mean and standard deviation of the training targets.
+    Lakshminarayanan et al. (2017), arXiv 1612.01474.
+    """
+
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = outputs.chunk(2, -1)
+        return mean, F.softplus(raw) + LEAST
+
+    def width(self, targets: int) -> int:
+        """A mean and a raw variance per column."""
+        return 2 * targets
+
+
+@registry.register("student-t", cite=("lange1989robust",))
+@dataclass(frozen=True)
+class StudentT(Standardising):
+    """Real targets with outliers: y ~ a + b (mu + sqrt(v) T), T Student's t with `df` degrees.
+
+    The network returns (mu, s) per column, and v = softplus(s) + 1e-6 is the squared scale. a and b
+    are mean and standard deviation of the training targets. The variance is b² v df / (df - 2).
+    Lange et al. (1989), doi 10.1080/01621459.1989.10478852.
+
+    Attributes:
+        df: degrees of freedom, above 2; fewer degrees allow larger outliers.
+    """
+
+    df: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not self.df > 2:
+            raise ConfigError(f"df must be above 2, where the variance is finite, not {self.df}")
+
+    def width(self, targets: int) -> int:
+        """A location and a raw squared scale per column."""
+        return 2 * targets
+
+    def _located(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        location, raw = outputs.chunk(2, -1)
+        return location, F.softplus(raw) + LEAST
+
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        location, square = self._located(outputs)
+        return location, square * (self.df / (self.df - 2))
+
+    def _log_density(self, outputs: Tensor, z: Tensor) -> Tensor:
+        df, (location, square) = self.df, self._located(outputs)
+        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi)
+        ratio = (z - location).square() / (df * square)
+        return (constant - 0.5 * square.log() - 0.5 * (df + 1) * ratio.log1p()).sum(-1)
+
+    def _standard_cdf(self, outputs: Tensor, z: Tensor) -> Tensor:
+        location, square = self._located(outputs)
+        t = (z - location) / square.sqrt()
+        half = torch.tensor(0.5).to(t)
+        tail = 0.5 * incomplete_beta(self.df * half, half, self.df / (self.df + t.square()))
+        return torch.where(t > 0, 1 - tail, tail)
+
+
+@registry.register("mixture-density", cite=("bishop1994mixture",))
+@dataclass(frozen=True)
+class MixtureDensity(Standardising):
+    """Real targets with several peaks: y ~ a + b sum_j pi_j N(mu_j, v_j) in each column.
+
+    The network returns logits, means mu and raw variances s, in this order and each [K, J], for K
+    columns and J components. pi = softmax(logits) and v = softplus(s) + 1e-6. a and b are mean and
+    standard deviation of the training targets. Bishop (1994), Mixture density networks.
+
+    Attributes:
+        components: number of components J.
+    """
+
+    components: int = 3
+    _PARTS: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        if type(self.components) is not int or self.components < 1:
+            raise ConfigError(f"components must be a whole number from 1 on, not {self.components}")
+
+    def width(self, targets: int) -> int:
+        """A logit, a mean and a raw variance per component and column."""
+        return self._PARTS * self.components * targets
+
+    def _components(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log weights, means and variances of the components, each [..., K, J]."""
+        parts = outputs.unflatten(-1, (self._PARTS, -1, self.components)).unbind(-3)
+        return parts[0].log_softmax(-1), parts[1], F.softplus(parts[2]) + LEAST
+
+    def normal_components(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights, means and variances in the units of the targets, each [..., K, J]."""
+        (logs, means, variances), known = self._components(outputs), self.learned
+        if known is None:
+            return logs.exp(), means, variances
+        location, scale = (t.to(means).unsqueeze(-1) for t in (known.location, known.scale))
+        return logs.exp(), location + scale * means, scale.square() * variances
+
+    def _standard(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        logs, means, variances = self._components(outputs)
+        weights = logs.exp()
+        mean = (weights * means).sum(-1)
+        around = (means - mean.unsqueeze(-1)).square()
+        return mean, (weights * (variances + around)).sum(-1)
+
+    def _log_density(self, outputs: Tensor, z: Tensor) -> Tensor:
+        logs, means, variances = self._components(outputs)
+        square = (z.unsqueeze(-1) - means).square() / variances
+        each = logs - 0.5 * (square + variances.log() + math.log(2 * math.pi))
+        return each.logsumexp(-1).sum(-1)
+
+    def _standard_cdf(self, outputs: Tensor, z: Tensor) -> Tensor:
+        logs, means, variances = self._components(outputs)
+        below = torch.special.ndtr((z.unsqueeze(-1) - means) / variances.sqrt())
+        return (logs.exp() * below).sum(-1)
+
+    def score(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The mean of each member, in standardised units and summed over the columns."""
+        return self._standard(outputs)[0].sum(-1)

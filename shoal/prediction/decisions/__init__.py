@@ -13,16 +13,21 @@ distribution, in any order. Under shift or on OOD data they do not hold.
 
 from shoal.prediction.decisions.alarm import Alarm, ood_alarm
 from shoal.prediction.decisions.binomial import clopper_pearson
-from shoal.prediction.decisions.costs import Choice, cheapest
-from shoal.prediction.decisions.intervals import ConformalIntervals, conformal_intervals
+from shoal.prediction.decisions.conformal import (
+    ConformalIntervals,
+    ConformalSets,
+    conformal_intervals,
+    conformal_sets,
+)
 from shoal.prediction.decisions.scaling import Temperature, temperature
 from shoal.prediction.decisions.selection import (
+    Choice,
     RiskCoverage,
     SelectiveRule,
+    cheapest,
     risk_coverage,
     selective,
 )
-from shoal.prediction.decisions.sets import ConformalSets, conformal_sets
 
 __all__ = [
     "Alarm",

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ConfigError, StorageError
-from shoal.data.dataset import Dataset, registry
+from shoal.data.dataset import Dataset, registry, training_part
 from shoal.data.load import load as load_data
 from shoal.training.folder.run import Run, RunFolder, is_adopted
-from shoal.training.loop.validation import training_part
 
 __all__ = [
     "OWN_DATA",

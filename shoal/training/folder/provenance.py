@@ -14,10 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.opaque import tensors_in
-from shoal.core.structure import Inputs, Structured
-from shoal.data.batches.arrays import recalled
-from shoal.data.batches.input_range import value_range
+from shoal.data.batches.arrays import add_to_digest, recalled, value_range
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 
 __all__ = [
@@ -27,7 +24,6 @@ __all__ = [
     "digest",
     "environment",
     "input_range",
-    "inputs_digest",
     "provenance",
 ]
 
@@ -79,7 +75,7 @@ def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
     first, *rest = [x] if isinstance(x, Tensor) else x.tensors.values()
     total = _begun(first).copy()
     for tensor in [*rest, *([y] if isinstance(y, Tensor) else y.tensors.values())]:
-        _add(total, tensor)
+        add_to_digest(total, tensor)
     return total.hexdigest()
 
 
@@ -91,38 +87,11 @@ def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
     return value_range(batches.x) if isinstance(batches.x, Tensor) else None
 
 
-def inputs_digest(x: Inputs) -> str:
-    """SHA-256 of inputs or targets: of one tensor, or of all tensors of a structure or object."""
-    if isinstance(x, Tensor):
-        return _tensor_digest(x)
-    total = hashlib.sha256()
-    for tensor in x.tensors.values() if isinstance(x, Structured) else tensors_in(x):
-        total.update(_tensor_digest(tensor).encode())
-    return total.hexdigest()
-
-
-@recalled
-def _tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of one tensor, its shape and its type."""
-    total = hashlib.sha256()
-    _add(total, tensor)
-    return total.hexdigest()
-
-
 @recalled
 def _begun(x: Tensor) -> Any:
     total = hashlib.sha256()
-    _add(total, x)
+    add_to_digest(total, x)
     return total
-
-
-def _add(total: Any, tensor: Tensor) -> None:
-    total.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-    total.update(_bytes(tensor))
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _device_name(device: torch.device) -> str:

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
-from shoal.core.random import generator
 from shoal.core.storage.checkpoints import Checkpoint
 from shoal.core.structure import Inputs, parted
 from shoal.core.types import Tree
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
-from shoal.data.dataset import Dataset, Split
+from shoal.data.dataset import Dataset, Split, held_out
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
@@ -38,35 +37,11 @@ __all__ = [
     "Validation",
     "evaluating",
     "has_waited",
-    "held_out",
     "keeps_best",
-    "training_part",
     "validation_batches",
 ]
 
 Data = ArrayBatches | LoaderBatches
-
-
-def held_out(
-    points: int, share: float, seed: int, purpose: str = "validation"
-) -> tuple[Tensor, Tensor]:
-    """Data points that train and that are held out, both in increasing order.
-
-    >>> [len(rows) for rows in held_out(10, 0.25, seed=0)]
-    [8, 2]
-    """
-    count = min(max(round(share * points), 1), points - 1)
-    if count < 1:
-        raise DataError(f"{points} data point cannot be divided; give validation=(x, y)")
-    order = torch.randperm(points, generator=generator(seed, purpose))
-    return order[count:].sort().values, order[:count].sort().values
-
-
-def training_part(data: Dataset, share: float, seed: int) -> Dataset:
-    """The data set as a run with this share of validation data has trained on it."""
-    trains, held = held_out(len(data.train), share, seed)
-    x, y = data.train.x, data.train.y
-    return replace(data, train=Split(x[trains], y[trains]), validation=Split(x[held], y[held]))
 
 
 def validation_batches(

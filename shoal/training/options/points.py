@@ -16,6 +16,7 @@ from shoal.core.errors import ConfigError, DataError
 from shoal.core.structure import Inputs, Structured, joined
 from shoal.core.types import Tree
 from shoal.data.batches import augment as augmentations
+from shoal.data.batches.arrays import inputs_digest
 from shoal.data.batches.augment import is_per_member
 from shoal.data.batches.sources import input_batches
 from shoal.data.dataset import Dataset
@@ -32,7 +33,6 @@ from shoal.interaction.points import (
     real_tensors,
     registry,
 )
-from shoal.training.folder.provenance import inputs_digest
 
 __all__ = ["needs_statistics", "placed", "resolved", "statistics"]
 

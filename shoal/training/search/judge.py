@@ -9,12 +9,13 @@ from torch import Tensor
 
 from shoal.core.random import generator
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
+from shoal.data.dataset import held_out
 from shoal.data.sets.mild_shifts import mild_shifts
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction.predictive import Predictive
-from shoal.training.loop.validation import Data, Validation, evaluating, held_out
+from shoal.training.loop.validation import Data, Validation, evaluating
 from shoal.training.search.plan import HELD_OUT, MOST_HELD_OUT, PointScores
 
 __all__ = ["Judge", "divided", "judge_on", "point_losses"]

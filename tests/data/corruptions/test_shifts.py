@@ -8,7 +8,7 @@ import shoal
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.data import Dataset, Split
 from shoal.data.corruptions import corrupt, registry, shifts, with_corruptions
-from shoal.data.corruptions.files import PublishedFiles
+from shoal.data.corruptions.shifts import PublishedFiles
 from shoal.data.dataset import LazySplits, sizes
 
 

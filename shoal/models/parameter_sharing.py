@@ -1,11 +1,13 @@
-"""Members that share their weights and differ by factors: W x becomes s * W (r * x) + b.
+"""Members that share most of their weights, which all members train together.
 
-W is shared and trained by all members. r, s and b are private. The weight of a member is
-W * (s rᵀ), W times a matrix of rank one. A network is one member; `shared_tensors` names what
-members share.
+Members of rank one differ by factors: W x becomes s * W (r * x) + b. W is shared and trained by all
+members. r, s and b are private. The weight of a member is W * (s rᵀ), W times a matrix of rank one.
+Members with several heads have private last layers on one trunk. A network is one member;
+`shared_tensors` names what members share.
 """
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +22,7 @@ from shoal.models.blueprint import Architecture, registry
 from shoal.models.mlp import MLP
 from shoal.models.parts import ACTIVATIONS, check_parts, check_widths
 
-__all__ = ["BatchEnsemble", "Factors", "RankOneConv2d", "RankOneLinear", "TabM"]
+__all__ = ["BatchEnsemble", "Factors", "MultiHead", "RankOneConv2d", "RankOneLinear", "TabM"]
 
 FACTORS = ("signs", "normal", "ones")
 
@@ -217,3 +219,38 @@ class TabM:
         network = nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
         network.shared_tensors = tuple(shared)  # pyright: ignore
         return network
+
+
+@registry.register("multi-head", cite=("lee2015m",))
+@dataclass(frozen=True)
+class MultiHead:
+    """Private last layers on a shared trunk, f_i(x) = h_i(g(x)).
+
+    The trunk g is computed once for all members and trained by all of them. Lee et al. (2015),
+    arXiv 1511.06314.
+
+    >>> network = MultiHead(MLP(hidden=(7,))).build((2,), 3)
+    >>> network.shared_tensors, network.head
+    (('trunk.*',), Linear(in_features=7, out_features=3, bias=True))
+
+    Attributes:
+        trunk: the architecture, such as `mlp` or `small-cnn`; its last layer is the head.
+    """
+
+    trunk: Architecture = nested_field(registry, MLP)
+
+    def __post_init__(self) -> None:
+        check_plain("multi-head", self.trunk)
+
+    def build(self, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """A freshly initialised network: one member."""
+        network = self.trunk.build(input_shape, outputs)
+        if not isinstance(network, nn.Sequential) or not list(network[:-1].parameters()):
+            raise ConfigError(
+                "multi-head needs a network with layers before its last one, such as 'mlp'; "
+                "choose another trunk"
+            )
+        parts = OrderedDict(trunk=network[:-1], head=network[-1])
+        whole = nn.Sequential(parts)
+        whole.shared_tensors = ("trunk.*",)  # pyright: ignore
+        return whole

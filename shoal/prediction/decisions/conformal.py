@@ -1,4 +1,7 @@
-"""Conformal sets of classes: LAC, APS and RAPS."""
+"""Conformal prediction: sets of classes (LAC, APS, RAPS) and intervals of numbers.
+
+Intervals are absolute, scaled, or conformalised quantiles (CQR).
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,9 +13,9 @@ from shoal.core.errors import ConfigError
 from shoal.prediction.decisions.binomial import check_share, class_probs, conformal_rank, labelled
 from shoal.prediction.predictive import ArrayLike, Predictive
 
-__all__ = ["ConformalSets", "conformal_sets"]
+__all__ = ["ConformalIntervals", "ConformalSets", "conformal_intervals", "conformal_sets"]
 
-Score = Literal["lac", "aps", "raps"]
+SetScore = Literal["lac", "aps", "raps"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class ConformalSets:
 
     threshold: float
     level: float
-    score: Score
+    score: SetScore
     validation_points: int
     penalty: float = 0.0
     free_ranks: int = 0
@@ -69,7 +72,7 @@ def conformal_sets(
     y: ArrayLike,
     level: float = 0.9,
     *,
-    score: Score = "aps",
+    score: SetScore = "aps",
     penalty: float = 0.01,
     free_ranks: int = 5,
     randomised: bool = False,
@@ -138,3 +141,85 @@ def _uniform(n: int, seed: int | None) -> Tensor:
     random = torch.Generator()
     random.seed() if seed is None else random.manual_seed(seed)
     return torch.rand(n, generator=random, dtype=torch.float64)
+
+
+IntervalScore = Literal["cqr", "scaled", "absolute"]
+
+
+@dataclass(frozen=True)
+class ConformalIntervals:
+    """A fitted rule for intervals; call it with a prediction to get both ends, each [B, K].
+
+    Attributes:
+        margin: q of every target column; infinite with too few validation points.
+        level: probability that an interval contains the target, in each column.
+        score: "cqr", "scaled" or "absolute".
+        validation_points: number of validation points.
+    """
+
+    margin: tuple[float, ...]
+    level: float
+    score: IntervalScore
+    validation_points: int
+
+    @property
+    def guarantee(self) -> str:
+        """What holds for new data, and on which condition."""
+        column = " of a column" if len(self.margin) > 1 else ""
+        return (
+            f"An interval{column} contains the target with probability {self.level:.4g} or more, "
+            f"if new data are exchangeable with the {self.validation_points} validation points."
+        )
+
+    def __call__(self, pred: Predictive) -> tuple[Tensor, Tensor]:
+        """Low and high ends of the interval of each data point, in the units of the targets."""
+        points = pred.points()[0]
+        low, high, unit = _parts(points, self.score, self.level)
+        margin = torch.tensor(self.margin, dtype=torch.float64, device=low.device) * unit
+        low, high = low - margin, high + margin
+        return (low.ceil(), high.floor()) if points.likelihood.discrete else (low, high)
+
+
+def conformal_intervals(
+    pred: Predictive, y: ArrayLike, level: float = 0.9, *, score: IntervalScore = "cqr"
+) -> ConformalIntervals:
+    r"""Intervals that contain the target with probability `level`, in every target column.
+
+    The margin q is the $\lceil (n+1)\, level \rceil$-th smallest score of the n validation targets.
+    New data must be *exchangeable* with the validation data; then coverage is at least `level`, on
+    average over validation data and new data.
+
+    - "cqr": quantiles of the prediction at (1 ∓ level)/2, both moved by q; score
+      $\max(lo - y, y - hi)$. A margin below 0 narrows. Romano et al. (2019), arXiv 1905.03222.
+    - "scaled": $\mu \mp q \sigma$, score $|y - \mu| / \sigma$. Lei et al. (2018), arXiv 1604.04173.
+    - "absolute": $\mu \mp q$, score $|y - \mu|$: intervals of one width.
+
+    Args:
+        pred: prediction of numbers for validation data.
+        y: the targets [B] or [B, K].
+        level: wished probability.
+        score: "cqr", "scaled" or "absolute".
+    """
+    check_share("level", level)
+    if score not in ("cqr", "scaled", "absolute"):
+        raise ConfigError(f'score must be "cqr", "scaled" or "absolute", not {score!r}')
+    points, targets = pred.points(y)
+    low, high, unit = _parts(points, score, level)
+    targets = points.check(targets).double()
+    each = torch.maximum(low - targets, targets - high) / unit
+    rank = conformal_rank(n := len(each), level)
+    found = [torch.inf] * each.shape[-1]
+    if rank <= n:
+        found = each.kthvalue(rank, dim=0).values.tolist()
+    return ConformalIntervals(tuple(found), level, score, n)
+
+
+def _parts(pred: Predictive, score: str, level: float) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Both ends before the margin, and the unit of the margin."""
+    if "numbers" not in pred.likelihood.about.kinds:
+        raise ConfigError(f"{pred.task} has no intervals; use conformal_sets")
+    if score == "cqr":
+        low, high = pred.interval(level)
+        return low.double(), high.double(), 1.0
+    mean = pred.mean.double()
+    return mean, mean, pred.stddev.double() if score == "scaled" else 1.0
