@@ -21,7 +21,7 @@ from shoal.core.errors import PeerLost
 from shoal.core.storage.files import write_json, write_tensors
 from shoal.engine.processes.groups import join_processes, restarted
 from shoal.training import fit as fit_module
-from shoal.training.search import plan as auto_plan
+from shoal.training.search import candidates as search_candidates
 
 
 class _Once(torch.autograd.Function):
@@ -116,16 +116,16 @@ def searched(name, ensemble=None, data=None, **more):
     """The run of a case."""
     make, options = (CASES | SHARDED)[name]
     options = {key: value() if callable(value) else value for key, value in options.items()}
-    strengths = auto_plan.STRENGTHS
+    strengths = search_candidates.STRENGTHS
     if name == "diverges":
-        auto_plan.STRENGTHS = {**strengths, "weights": (1e2, 1e15)}
+        search_candidates.STRENGTHS = {**strengths, "weights": (1e2, 1e15)}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", shoal.ShoalWarning)
             given = {**USUAL, **options, **more}
             return shoal.fit(ensemble or make(), data or _data(), **given)
     finally:
-        auto_plan.STRENGTHS = strengths
+        search_candidates.STRENGTHS = strengths
 
 
 def chosen(run):

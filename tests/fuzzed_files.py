@@ -40,8 +40,8 @@ from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
 from shoal.prediction.predictive import Predictive
 from shoal.training.fit import fit
-from shoal.training.folder.choice import ArmResult, Choice, Trial, write_choice
-from shoal.training.folder.history_file import read_history
+from shoal.training.folder.choice import CandidateResult, Choice, Trial, write_choice
+from shoal.training.folder.history import read_history
 
 STRUCTURE = b'0123456789{}[]",:=.-+eE \n\x00\xff'
 TOKENS = (
@@ -205,12 +205,13 @@ def _ensemble(folder):
     return [folder / "a.safetensors"]
 
 
+LONGER = Trial(2, 0.1, 0.9, 1.2, (-0.1, 0.02), (-0.3, 0.1))
 CHOSEN = Choice(
     {"method": "auto"}, "forde:4", "It is better.",
     (
-        ArmResult("ensemble", "ensemble", None, (Trial(2, 0.1, 1.0, 1.5),)),
-        ArmResult("forde:4", "forde", 4.0, (Trial(2, 0.1, 0.9, 1.2, (-0.1, 0.02), (-0.3, 0.1)),)),
-        ArmResult("kde:9", "kde", 9.0, failed="all members diverged"),
+        CandidateResult("ensemble", "ensemble", None, (Trial(2, 0.1, 1.0, 1.5),)),
+        CandidateResult("forde:4", "forde", 4.0, (LONGER,)),
+        CandidateResult("kde:9", "kde", 9.0, failed="all members diverged"),
     ),
     "held-out training data", 8, ("noise",), 1.5, 4, 0.2,
 )  # fmt: skip

@@ -10,8 +10,13 @@ from torch import nn
 import shoal
 from shoal.core.random import generator
 from shoal.data.batches.sources import ArrayBatches
-from shoal.training.search.plan import METHOD_ARMS, RULE, RUNGS, method_arms
-from shoal.training.search.price import too_costly
+from shoal.training.search.candidates import (
+    METHOD_CANDIDATES,
+    ROUNDS,
+    RULE,
+    method_candidates,
+    too_costly,
+)
 from studies.auto import make, problems, rules
 from studies.auto.controller import Controller, train
 
@@ -102,13 +107,17 @@ def test_a_controller_that_changes_nothing_trains_as_fit_does(method, likelihood
     torch.testing.assert_close(shoal.predict(found, x).log_prob(y), wanted)
 
 
-def test_the_study_leaves_out_the_arms_that_the_library_leaves_out():
-    arms = method_arms()
+def test_the_study_leaves_out_the_candidates_that_the_library_leaves_out():
+    candidates = method_candidates()
     wide = ArrayBatches(torch.zeros(4, 1280), torch.zeros(4), 4)
     members = shoal.Ensemble.init(lambda: nn.Linear(1280, 10), members=2)
-    kept = [arm for arm in arms[1:] if arm.label not in too_costly(arms, members, wide)]
+    kept = [
+        candidate
+        for candidate in candidates[1:]
+        if candidate.label not in too_costly(candidates, members, wide)
+    ]
     rule = rules.SHIPPED.on("features")
-    assert [(arm.method, arm.strength) for arm in kept] == [
+    assert [(candidate.method, candidate.strength) for candidate in kept] == [
         (method, float(strength)) for method, _, strength in (a.partition(":") for a in rule.arms)
     ]
     assert rules.SHIPPED.on("mnist") is rules.SHIPPED
@@ -116,10 +125,13 @@ def test_the_study_leaves_out_the_arms_that_the_library_leaves_out():
 
 def test_the_rule_of_the_study_is_that_of_the_library():
     shipped = rules.SHIPPED
-    arms = [(name, float(word)) for name, _, word in (arm.partition(":") for arm in shipped.arms)]
-    assert arms == [(name, strength) for name, strength in METHOD_ARMS]
-    assert (shipped.keep, shipped.errors) == (RUNGS[1].keep, RULE.errors)
-    assert tuple(rung.share for rung in RUNGS) == make.RUNGS
+    candidates = [
+        (name, float(word))
+        for name, _, word in (candidate.partition(":") for candidate in shipped.arms)
+    ]
+    assert candidates == [(name, strength) for name, strength in METHOD_CANDIDATES]
+    assert (shipped.keep, shipped.errors) == (ROUNDS[1].keep, RULE.errors)
+    assert tuple(each.share for each in ROUNDS) == make.RUNGS
 
 
 @pytest.mark.parametrize("name", ["diabetes", "wine-cultivars", "breast-cancer"])

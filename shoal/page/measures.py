@@ -9,7 +9,7 @@ from shoal.inference.likelihoods.likelihood import Task
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup
 from shoal.prediction.metrics.metric import registry
 from shoal.prediction.statistics import Difference, mean_and_error, paired_difference
-from shoal.training.mover.history import has_diverged
+from shoal.training.folder.history import has_diverged
 
 __all__ = [
     "CORRUPTED",

@@ -14,7 +14,7 @@ from shoal.core.errors import ConfigError
 from shoal.evaluation.evaluate import Evaluation, kept_evaluation, load_evaluation
 from shoal.experiment.variants import Variant, variant_of, word_of
 from shoal.training.folder.choice import Choice
-from shoal.training.folder.history_file import read_history
+from shoal.training.folder.history import read_history
 from shoal.training.folder.own_data import OWN_DATA, data_name, what_to_type
 from shoal.training.folder.run import RunFolder, is_adopted
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from shoal.core.display.text import joined, number, percent
 from shoal.prediction.statistics import Difference
-from shoal.training.mover.history import NEGLIGIBLE
+from shoal.training.folder.history import NEGLIGIBLE
 
 __all__ = [
     "ADOPTED",

@@ -10,7 +10,7 @@ from shoal.page.measures import Measure, against_baseline, diverged, diverged_se
 from shoal.page.report_data import SeedGroup
 from shoal.page.sentences import Verdict, verdict
 from shoal.prediction.statistics import Difference, paired_difference
-from shoal.training.mover.history import NEGLIGIBLE
+from shoal.training.folder.history import NEGLIGIBLE
 
 __all__ = ["Sweep", "growth_sentence", "negligible", "strength_sentence", "sweeps"]
 

@@ -25,7 +25,7 @@ from shoal.training.loop.callbacks import (
     checked_callbacks,
     checked_loggers,
 )
-from shoal.training.loop.session import Session
+from shoal.training.loop.session import RunData, Session
 from shoal.training.loop.validation import keeps_best, validation_batches
 from shoal.training.members.shards import check_trunk
 from shoal.training.mover.prepare import check_count, destination
@@ -39,8 +39,7 @@ from shoal.training.options.options import (
 from shoal.training.options.points import resolved
 from shoal.training.options.settings import Settings
 from shoal.training.options.target_checks import check_targets, default_likelihood
-from shoal.training.search.plan import is_open, without_auto
-from shoal.training.search.search import Search, decide
+from shoal.training.search.search import Search, decide, is_open, without_auto
 
 __all__ = ["fit"]
 
@@ -101,7 +100,7 @@ def fit(
             checked_path(out, "out")
         loggers = checked_loggers(other.get("loggers", ()))
         listeners = Listeners(checked_callbacks(callbacks), loggers)
-        best = keeps_best(options)
+        keeps_best(options)  # refuses options that need validation data
         load_to_device(ensemble)
         weight = other.get("sample_weight")
         batches, held = _divided(data, options, ensemble, where, dtype, weight)
@@ -113,6 +112,7 @@ def fit(
         sites = check_targets(ensemble, settings.likelihood, batches)
         if held is not None:
             check_targets(ensemble, settings.likelihood, held, to_train=False)
+        run_data = RunData.of(data, batches, held, sites)
         moving = ensemble.members - options.frozen
         processes = Mesh.current(moving, options.mesh, TIMEOUT, where)
         check_trunk(processes, ensemble, options)
@@ -120,12 +120,9 @@ def fit(
         if is_open(options):
             search = Search(
                 ensemble=ensemble,
-                data=data,
                 options=options,
                 settings=settings,
-                batches=batches,
-                held=held,
-                sites=sites,
+                data=run_data,
                 device=where,
                 dtype=dtype,
                 show=progress,
@@ -133,10 +130,7 @@ def fit(
             )
             choice = decide(search, out, resume)
             settings = _resolved(choice.applied(options), ensemble, batches, data)
-        session = Session(ensemble, data, settings, batches, out, listeners, sites, processes)
-        session.watch(held, best)
-        if choice is not None:
-            session.tell_choice(choice)
+        session = Session(ensemble, settings, run_data, out, listeners, processes, choice)
         return session.run(where, dtype, resume, progress)
 
 

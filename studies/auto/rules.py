@@ -26,7 +26,7 @@ from studies.auto.problems import UNSEEN, UNSEEN_AFTER, UNSEEN_BEFORE
 FOLDER = RESULTS / "auto"
 PLAIN = "ensemble"
 WIDE = ("features",)
-"""Sets on which axes of input gradients cost more than `shoal.training.search.price.MOST`."""
+"""Sets whose axes of input gradients cost more than `search.candidates.MOST_AXES_PRICE`."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One member's misfortune is its own: what is not finite in one is not felt by the others."""
+"""A NaN in one member does not change the others."""
 
 import math
 from functools import cache

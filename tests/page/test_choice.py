@@ -20,7 +20,7 @@ from shoal.page.report_data import ReportData, RunRecord, load_report_data
 from shoal.page.rerun_commands import commands
 from shoal.page.sections.choice import choice_section
 from shoal.page.sweep import sweeps
-from shoal.training.folder.choice import ArmResult, Choice, Trial
+from shoal.training.folder.choice import CandidateResult, Choice, Trial
 from shoal.training.folder.run import RunFolder
 
 SMALL = ["model.hidden=[8]", "members=2", "steps=8", "data.points=20", "strength=none"]
@@ -81,21 +81,23 @@ def test_the_page_shows_every_candidate(grid):
     tables = [block for block in section.blocks if isinstance(block, Table)]
     assert len(tables[0].rows) == 4
     choice = RunFolder(runs[1]).choice()
-    assert [row[0].text for row in tables[1].rows] == [arm.label for arm in choice.arms]
+    assert [row[0].text for row in tables[1].rows] == [
+        candidate.label for candidate in choice.candidates
+    ]
     assert sum(isinstance(block, Fold) for block in section.blocks) == 3
     assert choice_section(load_report_data(runs[:1])) is None
 
 
 def record(chosen="kde:10", **choice):
     trial = Trial(25, 1.0, 0.5, 0.9, (-0.1, 0.02), (-0.3, 0.04))
-    arms = (
-        ArmResult("ensemble", "ensemble", None, (Trial(25, 1.0, 0.6, 1.2),)),
-        ArmResult("kde:10", None, 10.0, (trial,)),
-        ArmResult("kde:99", None, 99.0, failed="all members diverged"),
+    candidates = (
+        CandidateResult("ensemble", "ensemble", None, (Trial(25, 1.0, 0.6, 1.2),)),
+        CandidateResult("kde:10", None, 10.0, (trial,)),
+        CandidateResult("kde:99", None, 99.0, failed="all members diverged"),
     )
     asked = {"method": "kde", "strength": "auto"}
     found = Choice(
-        asked, chosen, "Because it is better.", arms, "held-out data", 30, ("noise",), 1.5
+        asked, chosen, "Because it is better.", candidates, "held-out data", 30, ("noise",), 1.5
     )
     config = {"method": "kde", "strength": 10.0, "seed": 0, "members": 2, "asked": asked}
     return RunRecord("run", config, [], [], {}, None, choice=found)
@@ -125,7 +127,7 @@ def test_the_command_line_chooses(tmp_path, capsys):
     assert main([*typed, "-o", str(tmp_path / "run"), "--json", "--quiet"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["config"]["asked"] == {"method": "kde", "strength": "auto"}
-    assert told["choice"]["chosen"] in [arm["label"] for arm in told["choice"]["arms"]]
+    assert told["choice"]["chosen"] in [candidate["label"] for candidate in told["choice"]["arms"]]
     assert main([*typed, "-o", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
     assert main(["fit", "toy-classification", "strength=strong", "-o", str(tmp_path / "b")]) == 2
     assert "auto" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from shoal.core.display import text as words
 from shoal.page import sentences
 from shoal.page.sentences import Verdict, verdict
 from shoal.prediction.statistics import Difference
-from shoal.training.mover.history import NEGLIGIBLE
+from shoal.training.folder.history import NEGLIGIBLE
 
 
 @pytest.mark.parametrize(

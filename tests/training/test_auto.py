@@ -28,24 +28,26 @@ from shoal.inference.likelihoods import Categorical
 from shoal.interaction.methods import METHODS
 from shoal.prediction.predictive import Predictive
 from shoal.training.folder.choice import CHOICE
-from shoal.training.folder.folder_checks import checked_config
 from shoal.training.folder.run import RunFolder
+from shoal.training.folder.run_folder import checked_config
 from shoal.training.search import search as auto
-from shoal.training.search.judge import judge_on, point_losses
-from shoal.training.search.plan import (
+from shoal.training.search.candidates import (
     BUDGET,
+    MOST_AXES_PRICE,
     PLAIN,
-    RUNGS,
+    ROUNDS,
     STRENGTHS,
     PointScores,
+    Round,
     Rule,
-    Rung,
-    method_arms,
+    axes_price,
+    method_candidates,
     paired,
     share_of,
-    strength_arms,
+    strength_candidates,
+    too_costly,
 )
-from shoal.training.search.price import MOST, axes_price, too_costly
+from shoal.training.search.search import held_out_data, point_losses
 
 DATA = points(100)
 NOISE = torch.randn(50, generator=torch.Generator().manual_seed(0))
@@ -59,20 +61,20 @@ def scores(clean=0.0, shifted=0.0, scale=0.1):
 
 
 class Scripted:
-    """Arms that train nothing: each has the scores, or the error, that a test gives it."""
+    """Candidates that train nothing: each has the scores, or the error, that a test gives it."""
 
     def __init__(self, monkeypatch, **given):
         self.given, self.calls = given, []
 
-        def trained(search, arm, steps, trains, judge):
-            return self.scored(arm, steps)
+        def trained(search, candidate, steps):
+            return self.scored(candidate, steps)
 
         monkeypatch.setattr(auto.Search, "_trained", trained)
 
-    def scored(self, arm, steps):
-        self.calls.append((arm.label, steps))
-        usual = scores(scale=0.0) if arm is PLAIN else scores()
-        found = self.given.get(arm.label.replace(":", "_"), usual)
+    def scored(self, candidate, steps):
+        self.calls.append((candidate.label, steps))
+        usual = scores(scale=0.0) if candidate is PLAIN else scores()
+        found = self.given.get(candidate.label.replace(":", "_"), usual)
         if isinstance(found, Exception):
             raise found
         return found
@@ -110,9 +112,9 @@ def test_the_paired_difference_and_its_error_are_those_of_the_textbook():
     [(0, -1, True), (-1, -1, True), (-1, 0, True), (-2, 1, True), (1, -2, False), (0, 0, False),
      (0, 1, False)],
 )  # fmt: skip
-def test_an_arm_wins_if_its_mean_nll_is_lower_and_clean_points_lose_nothing(clean, shifted, wins):
-    found = Rule().winner({"arm": scores(clean, shifted)}, scores(scale=0.0))
-    assert found == ("arm" if wins else None)
+def test_a_candidate_wins_if_its_mean_nll_falls_and_clean_points_lose_nothing(clean, shifted, wins):
+    found = Rule().winner({"candidate": scores(clean, shifted)}, scores(scale=0.0))
+    assert found == ("candidate" if wins else None)
 
 
 def test_clean_points_may_lose_one_standard_error():
@@ -138,23 +140,23 @@ def test_without_shifted_copies_the_clean_points_decide():
 # The rounds
 
 
-def test_every_space_has_strengths_and_the_plain_ensemble_is_always_an_arm():
+def test_every_space_has_strengths_and_the_plain_ensemble_is_always_a_candidate():
     for method in METHODS.values():
-        arms = strength_arms(method)
-        assert arms[0] is PLAIN
-        assert len(arms) == (1 if method.repulsion is None else len(arms))
+        candidates = strength_candidates(method)
+        assert candidates[0] is PLAIN
+        assert len(candidates) == (1 if method.repulsion is None else len(candidates))
         if method.repulsion is not None:
-            assert [arm.strength for arm in arms[1:]] == list(
+            assert [candidate.strength for candidate in candidates[1:]] == list(
                 STRENGTHS[method.repulsion.space.base]
             )
-    assert method_arms()[0] is PLAIN
+    assert method_candidates()[0] is PLAIN
 
 
-def test_a_round_is_shorter_if_its_arms_cost_more_than_is_left():
-    arms = method_arms()
-    price = sum(arm.price for arm in arms)
-    assert share_of(Rung(0.1, None), arms, left=price) == 0.1
-    assert share_of(Rung(0.5, None), arms, left=price / 4) == 0.25
+def test_a_round_is_shorter_if_its_candidates_cost_more_than_is_left():
+    candidates = method_candidates()
+    price = sum(candidate.price for candidate in candidates)
+    assert share_of(Round(0.1, None), candidates, left=price) == 0.1
+    assert share_of(Round(0.5, None), candidates, left=price / 4) == 0.25
 
 
 @pytest.mark.parametrize("asked", [{"method": "auto"}] + [
@@ -163,37 +165,46 @@ def test_a_round_is_shorter_if_its_arms_cost_more_than_is_left():
 def test_a_search_costs_at_most_its_budget_and_ends_with_the_best(monkeypatch, asked):
     script = Scripted(monkeypatch)
     found = search_of(monkeypatch, steps=800, **asked).run()
-    arms = method_arms() if asked["method"] == "auto" else strength_arms(METHODS[asked["method"]])
-    price = {arm.label: arm.price for arm in arms}
+    candidates = (
+        method_candidates()
+        if asked["method"] == "auto"
+        else strength_candidates(METHODS[asked["method"]])
+    )
+    price = {candidate.label: candidate.price for candidate in candidates}
     unit = 1.0 if asked["method"] == "auto" else max(price.values())
     spent = sum(steps * price[label] for label, steps in script.calls) / 800 / unit
     assert found.cost == pytest.approx(spent)
     assert spent <= BUDGET
-    first = [label for label, steps in script.calls if steps == 800 * RUNGS[0].share]
-    assert first == [arm.label for arm in arms]
+    first = [label for label, steps in script.calls if steps == 800 * ROUNDS[0].share]
+    assert first == [candidate.label for candidate in candidates]
     last = [label for label, steps in script.calls[len(first) :]]
     assert last[0] == PLAIN.label
-    assert len(last) == 1 + RUNGS[1].keep
+    assert len(last) == 1 + ROUNDS[1].keep
     assert len({steps for _, steps in script.calls[len(first) :]}) == 1
 
 
-def test_failing_arms_lose_and_do_not_stop_the_search(monkeypatch):
+def test_failing_candidates_lose_and_do_not_stop_the_search(monkeypatch):
     lost = {"kde_1000": DataError("all members diverged"), "forde_4": scores(-1, math.nan)}
     script = Scripted(monkeypatch, **lost, forde_16=scores(0, -1))
     choice = search_of(monkeypatch, method="auto").run()
     assert choice.chosen == "forde:16"
-    failed = {arm.label: arm.failed for arm in choice.arms if arm.failed}
+    failed = {
+        candidate.label: candidate.failed for candidate in choice.candidates if candidate.failed
+    }
     assert failed.keys() == {"kde:1000", "forde:4"}
     assert "diverged" in failed["kde:1000"]
     assert [label for label, _ in script.calls[4:]] in ([], ["ensemble", "forde:16"])
 
 
 @pytest.mark.parametrize("error", [ConfigError("no real inputs"), RuntimeError("no derivative")])
-def test_an_arm_that_cannot_train_this_network_loses(monkeypatch, error):
+def test_a_candidate_that_cannot_train_this_network_loses(monkeypatch, error):
     Scripted(monkeypatch, forde_4=error, forde_16=error, kde_1000=scores(0, -1))
     choice = search_of(monkeypatch, method="auto").run()
     assert choice.chosen == "kde:1000"
-    assert {arm.label for arm in choice.arms if arm.failed} == {"forde:4", "forde:16"}
+    assert {candidate.label for candidate in choice.candidates if candidate.failed} == {
+        "forde:4",
+        "forde:16",
+    }
 
 
 def test_axes_cost_what_their_products_take_beside_three_forward_passes():
@@ -215,10 +226,10 @@ def test_axes_cost_what_their_products_take_beside_three_forward_passes():
          (1, 16, 16), False),  # weights that are used many times
     ],
 )  # fmt: skip
-def test_arms_are_left_out_by_the_count_of_operations(build, shape, wide):
+def test_candidates_are_left_out_by_the_count_of_operations(build, shape, wide):
     members, x = shoal_of(build), torch.zeros(5, *shape)
-    assert (axes_price(members, x) > MOST) == wide
-    left = too_costly(method_arms(), members, ArrayBatches(x, torch.zeros(5).long(), 5))
+    assert (axes_price(members, x) > MOST_AXES_PRICE) == wide
+    left = too_costly(method_candidates(), members, ArrayBatches(x, torch.zeros(5).long(), 5))
     assert set(left) == ({"forde:4", "forde:16"} if wide else set())
 
 
@@ -230,16 +241,19 @@ def test_a_pass_that_counts_operations_changes_nothing():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_arms_with_axes_are_left_out_where_they_cost_many_trainings(monkeypatch):
+def test_candidates_with_axes_are_left_out_where_they_cost_many_trainings(monkeypatch):
     x = torch.randn(100, 400, generator=torch.Generator().manual_seed(1))
     wide = {"build": lambda: nn.Linear(400, 2), "data": (x, (x[:, 0] > 0).long())}
     script = Scripted(monkeypatch, kde_1000=scores(0, -1), forde_4=scores(0, -2))
     choice = search_of(monkeypatch, **wide, method="auto").run()
     assert choice.chosen == "kde:1000"
     assert {label for label, _ in script.calls} == {"ensemble", "kde:1000"}
-    assert {arm.label for arm in choice.arms if arm.failed} == {"forde:4", "forde:16"}
+    assert {candidate.label for candidate in choice.candidates if candidate.failed} == {
+        "forde:4",
+        "forde:16",
+    }
     named = search_of(monkeypatch, **wide, method="forde", strength="auto").run()
-    assert not any(arm.failed for arm in named.arms)  # the user named the method
+    assert not any(candidate.failed for candidate in named.candidates)  # the user named the method
 
 
 def test_if_all_others_fail_the_plain_ensemble_is_chosen_at_once(monkeypatch):
@@ -259,20 +273,20 @@ def test_errors_of_the_plain_ensemble_and_of_a_named_method_are_raised(monkeypat
         search_of(monkeypatch, method="kde", strength="auto").run()
 
 
-def test_a_diverged_member_makes_an_arm_lose(monkeypatch):
+def test_a_diverged_member_makes_a_candidate_lose(monkeypatch):
     best = scores(-1, -1)
 
-    def trained(search, arm, steps, trains, judge):
-        search.ensemble.alive[0] = arm.strength != 1000.0
-        return scores(scale=0.0) if arm is PLAIN else best
+    def trained(search, candidate, steps):
+        search.ensemble.alive[0] = candidate.strength != 1000.0
+        return scores(scale=0.0) if candidate is PLAIN else best
 
     monkeypatch.setattr(auto.Search, "_trained", trained)
     choice = search_of(monkeypatch, method="kde", strength="auto").run()
-    assert [arm.label for arm in choice.arms if arm.failed] == ["kde:1000"]
+    assert [candidate.label for candidate in choice.candidates if candidate.failed] == ["kde:1000"]
     assert choice.chosen != PLAIN.label
 
 
-# The judge
+# Held-out data
 
 
 def test_losses_of_points_average_to_the_nll():
@@ -297,12 +311,12 @@ def test_a_sequence_is_one_point_and_ignored_targets_do_not_count():
     assert counts.tolist() == [False, True]
 
 
-def test_a_loader_of_tensors_judges_with_shifted_copies(monkeypatch):
+def test_a_loader_of_tensors_has_shifted_copies(monkeypatch):
     loader = DataLoader(TensorDataset(*points(30)), 10)
     search = search_of(monkeypatch, method="auto", validation=loader)
-    judge = judge_on(search.held, 0, "validation data")
-    assert list(judge.copies) == ["noise"]
-    found = judge.scores(search.ensemble, Categorical())
+    held_out = held_out_data(search.data.held, 0, "validation data")
+    assert list(held_out.copies) == ["noise"]
+    found = held_out.scores(search.ensemble, Categorical())
     assert len(found.clean) == len(found.shifted) == 30
     nll = shoal.evaluate(shoal.predict(search.ensemble, points(30)[0]), points(30)[1])["nll"]
     assert found.mean(found.clean) == pytest.approx(nll, rel=1e-5)
@@ -316,7 +330,7 @@ SHORT = {"method": "kde", "strength": "auto", "epochs": 6}
 
 @pytest.fixture
 def wins(monkeypatch):
-    """The arm at strength 1000 wins every search."""
+    """The candidate at strength 1000 wins every search."""
     return Scripted(monkeypatch, kde_1000=scores(0, -1))
 
 
@@ -342,16 +356,16 @@ def test_a_search_leaves_the_members_as_they_were_and_depends_on_the_seed_alone(
         before = frozen(search.ensemble)
         choices.append(search.run())
         assert_equal_trees(before, frozen(search.ensemble))
-    one, other = (replace(choice, seconds=0, arms=timeless(choice)) for choice in choices)
+    one, other = (replace(choice, seconds=0, candidates=timeless(choice)) for choice in choices)
     assert one == other
-    trials = [trial for arm in one.arms for trial in arm.trials]
+    trials = [trial for candidate in one.candidates for trial in candidate.trials]
     assert len({trial.nll for trial in trials}) == len(trials)
 
 
 def timeless(choice):
     return tuple(
-        replace(arm, trials=tuple(replace(trial, seconds=0) for trial in arm.trials))
-        for arm in choice.arms
+        replace(candidate, trials=tuple(replace(trial, seconds=0) for trial in candidate.trials))
+        for candidate in choice.candidates
     )
 
 
@@ -362,7 +376,7 @@ def test_the_members_are_restored_if_a_search_is_interrupted(monkeypatch):
     def broken(self, *given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.training.search.judge.Judge.scores", broken)
+    monkeypatch.setattr("shoal.training.search.search.HeldOutData.scores", broken)
     with pytest.raises(KeyboardInterrupt):
         search.run()
     assert_equal_trees(before, frozen(search.ensemble))
@@ -499,8 +513,8 @@ def test_weights_of_data_points_count_in_the_scores(monkeypatch):
     weight = torch.ones(100)
     weight[:50] = 3.0
     search = search_of(monkeypatch, sample_weight=weight, **SHORT)
-    _, judge = search._judge()
-    found = judge.scores(search.ensemble, Categorical())
+    _, held_out = search._divided()
+    found = held_out.scores(search.ensemble, Categorical())
     assert set(found.weight.tolist()) == {1.0, 3.0}
     assert search.run().points == 20
 

@@ -20,7 +20,7 @@ FAILED = {
     "fails late": {"kde:1000": "had enough"},
     "sharded, fails": {"kde:1000": "had enough"},
 }  # fmt: skip
-"""Arms that fail, and why: the first two on every process, the others on the second alone."""
+"""Candidates that fail, and why: the first two on every process, the others on the second alone."""
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ def check_same(out, name, run, processes, differing=()):
     choice, expected = Choice.of(choices[0]), run.choice
     for key in ("asked", "chosen", "judge", "points", "shifts", "cost"):
         assert getattr(choice, key) == getattr(expected, key)
-    for arm, other in zip(choice.arms, expected.arms, strict=True):
-        if arm.label in differing:
+    for candidate, other in zip(choice.candidates, expected.candidates, strict=True):
+        if candidate.label in differing:
             continue
-        assert (arm.label, arm.failed) == (other.label, other.failed)
-        for trial, one in zip(arm.trials, other.trials, strict=True):
+        assert (candidate.label, candidate.failed) == (other.label, other.failed)
+        for trial, one in zip(candidate.trials, other.trials, strict=True):
             assert trial.steps == one.steps
             assert (trial.nll, trial.shifted_nll) == pytest.approx((one.nll, one.shifted_nll), 1e-9)
     tensors = auto_cases.result(run)[0]
@@ -74,9 +74,13 @@ def test_processes_choose_as_one_and_their_run_equals_one_with_these_settings(tw
 
 
 @pytest.mark.parametrize("name", ["mixed", "diverges", "fails late"])
-def test_an_arm_that_fails_on_one_process_loses_on_all(two, name):
+def test_a_candidate_that_fails_on_one_process_loses_on_all(two, name):
     for each in found(two, name, 2):
-        failed = {arm["label"]: arm["failed"] for arm in each["choice"]["arms"] if arm["failed"]}
+        failed = {
+            candidate["label"]: candidate["failed"]
+            for candidate in each["choice"]["arms"]
+            if candidate["failed"]
+        }
         assert failed.keys() == FAILED[name].keys()
         assert all(FAILED[name][label] in why for label, why in failed.items())
 
@@ -116,7 +120,7 @@ def test_a_search_that_lost_a_process_begins_again(tmp_path, alone):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", auto_cases.SHARDED)
-def test_a_trunk_in_shards_is_whole_again_after_an_arm(tmp_path, alone, name):
+def test_a_trunk_in_shards_is_whole_again_after_a_candidate(tmp_path, alone, name):
     out = together(2, tmp_path, "1x2", name, script=auto_cases.__file__)
     one = alone(name, trunk="replicated")
     check_same(out, name, one, 2, FAILED.get(name, ()))

@@ -5,7 +5,7 @@ from small_runs import Fuse, assert_same_run, quick, shoal_of, story
 
 import shoal
 from shoal.models import MLP, Blueprint
-from shoal.training.mover.history import NEGLIGIBLE, balance_sentence, has_diverged
+from shoal.training.folder.history import NEGLIGIBLE, balance_sentence, has_diverged
 
 
 @pytest.fixture(scope="module")

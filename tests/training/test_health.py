@@ -13,9 +13,9 @@ import shoal
 from shoal.core.errors import ShoalWarning
 from shoal.interaction.methods import METHODS
 from shoal.models import MLP, Blueprint
+from shoal.training.loop import messages as health
 from shoal.training.loop import session
-from shoal.training.mover import health
-from shoal.training.mover.health import (
+from shoal.training.loop.messages import (
     Watchdog,
     _straggler,
     constant_members,
@@ -206,7 +206,7 @@ def test_a_resumed_run_does_not_repeat_itself(tmp_path):
 @pytest.mark.parametrize("build", [both, Noisy], ids=["statistics and masks", "own noise"])
 def test_the_checks_change_nothing(build, monkeypatch):
     checked = quick(build, epochs=4)
-    monkeypatch.setattr("shoal.training.loop.messages.findings", lambda trainer: [])
+    monkeypatch.setattr("shoal.training.loop.messages.health_warnings", lambda trainer: [])
     assert_same_run(checked, quick(build, epochs=4))
 
 
@@ -220,7 +220,7 @@ def test_the_checks_leave_every_layer_in_its_mode(options, monkeypatch):
         )
 
     checked = quick(build, epochs=4, **options)
-    monkeypatch.setattr("shoal.training.loop.messages.findings", lambda trainer: [])
+    monkeypatch.setattr("shoal.training.loop.messages.health_warnings", lambda trainer: [])
     assert_same_run(checked, quick(build, epochs=4, **options))
 
 

@@ -32,7 +32,7 @@ from shoal.core.storage.files import sealed, sha256
 from shoal.core.storage.formats import parse_toml, to_toml
 from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
-from shoal.training.folder.history_file import HistoryFile
+from shoal.training.folder.history import HistoryFile
 from shoal.training.folder.run import RunFolder
 from shoal.training.loop.saving import RunState
 

@@ -33,9 +33,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.dataset import Dataset, Split, held_out
+from shoal.training.folder.history import best_epoch
 from shoal.training.folder.run import RunFolder
 from shoal.training.loop.validation import has_waited
-from shoal.training.mover.history import best_epoch
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -74,7 +74,7 @@ def _history_kernel(
 def add_to_history(
     sums: Tensor, ratio_max: Tensor, lived: Tensor, found: Tensor, loss: Tensor, alive: Tensor
 ) -> None:
-    """Add a step to the sums of an epoch, in place; see `shoal.training.mover.history.Tracker`.
+    """Add a step to the sums of an epoch, in place; see `shoal.training.folder.history.Tracker`.
 
     Args:
         sums: steps, the four measures, and each member's loss [5 + M].

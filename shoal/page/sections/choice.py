@@ -5,7 +5,7 @@ from collections import Counter
 from shoal.core.display.text import counted, joined, number, plus_minus, seconds
 from shoal.page.blocks import Block, Fold, Remark, Section, Table, TableCell, folded, section
 from shoal.page.report_data import ReportData, RunRecord
-from shoal.training.folder.choice import ArmResult, Choice, Trial
+from shoal.training.folder.choice import CandidateResult, Choice, Trial
 
 __all__ = ["choice_section"]
 
@@ -82,16 +82,16 @@ def _blocks(record: RunRecord, choice: Choice, several: bool) -> list[Block]:
         f"standard error. The test set took no part."
     )
     columns = ["candidate", "steps", "NLL", "change", "NLL, shifted", "change, shifted", "result"]
-    rows = [_row(candidate, choice) for candidate in choice.arms]
+    rows = [_row(candidate, choice) for candidate in choice.candidates]
     title = f"Candidates of {record.name}" if several else "Candidates"
     table = Table(title, columns, rows, reading)
     return [table, *([Remark(choice.why)] if several else [])]
 
 
-def _row(candidate: ArmResult, choice: Choice) -> list[TableCell]:
+def _row(candidate: CandidateResult, choice: Choice) -> list[TableCell]:
     chosen = candidate.label == choice.chosen
     trial, plain = candidate.last, candidate.strength is None
-    longest = max((t.steps for each in choice.arms for t in each.trials), default=0)
+    longest = max((t.steps for each in choice.candidates for t in each.trials), default=0)
     result = "chosen" if chosen else candidate.failed or _left(trial, longest)
     cells = [TableCell(candidate.label, candidate.label, "good" if chosen else "")]
     if trial is None:

@@ -21,7 +21,7 @@ from shoal.page.measures import SIGNS, diverged
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sentences import ADOPTED
 from shoal.prediction.statistics import linear_change
-from shoal.training.mover.history import NEGLIGIBLE, best_epoch, divergence_sentence, held_out_loss
+from shoal.training.folder.history import NEGLIGIBLE, best_epoch, divergence_sentence, held_out_loss
 
 __all__ = ["Trend", "loss_sentence", "loss_trend", "training_section"]
 

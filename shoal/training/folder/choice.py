@@ -1,4 +1,4 @@
-"""What a search chose: the arms, their scores and prices, and the reason, in memory and as JSON."""
+"""What a search chose: all candidates with their scores, and the reason, in memory and as JSON."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from shoal.core.errors import StorageError
 from shoal.core.storage.files import read_sealed, sealed, write_json
 from shoal.training.options.options import Options
 
-__all__ = ["CHOICE", "ArmResult", "Choice", "Trial", "read_choice", "reason", "write_choice"]
+__all__ = ["CHOICE", "CandidateResult", "Choice", "Trial", "read_choice", "reason", "write_choice"]
 
 CHOICE = "choice.json"
 """File of the choice, in the folder of a run."""
@@ -19,7 +19,7 @@ CHOICE = "choice.json"
 
 @dataclass(frozen=True)
 class Trial:
-    """One short training of an arm, and its scores on data that it did not train on.
+    """One short training of a candidate, and its scores on data that it did not train on.
 
     Attributes:
         steps: length of the training.
@@ -40,7 +40,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class ArmResult:
+class CandidateResult:
     """One candidate of a search.
 
     Attributes:
@@ -48,7 +48,7 @@ class ArmResult:
         method: name of the method; None for the method that was given.
         strength: factor of the repulsive force; None for the plain ensemble.
         trials: its short trainings, from short to long.
-        failed: why the arm lost without a score; None if it did not.
+        failed: why the candidate lost without a score; None if it did not.
     """
 
     label: str
@@ -59,7 +59,7 @@ class ArmResult:
 
     @property
     def last(self) -> Trial | None:
-        """The longest training; None if the arm failed at once."""
+        """The longest training; None if the candidate failed at once."""
         return self.trials[-1] if self.trials else None
 
 
@@ -69,11 +69,11 @@ class Choice:
 
     Attributes:
         asked: the options that were left to the search, such as {"method": "auto"}.
-        chosen: label of the chosen arm.
+        chosen: label of the chosen candidate.
         why: the reason, in words.
-        arms: all candidates.
-        judge: the data that judged, in words.
-        points: number of data points that judged.
+        candidates: all candidates.
+        judge: the held-out data, in words.
+        points: number of held-out data points.
         shifts: names of the shifts.
         cost: price of the search, in trainings.
         steps: steps of all short trainings together.
@@ -83,7 +83,7 @@ class Choice:
     asked: dict[str, Any]
     chosen: str
     why: str
-    arms: tuple[ArmResult, ...]
+    candidates: tuple[CandidateResult, ...]
     judge: str = ""
     points: int = 0
     shifts: tuple[str, ...] = ()
@@ -92,40 +92,46 @@ class Choice:
     seconds: float = 0.0
 
     def __repr__(self) -> str:
-        words = ", ".join(arm.label for arm in self.arms)
-        return f"Choice({self.chosen!r} of {words}; search: {self.cost:.3g} trainings)"
+        labels = ", ".join(candidate.label for candidate in self.candidates)
+        return f"Choice({self.chosen!r} of {labels}; search: {self.cost:.3g} trainings)"
 
     @property
-    def arm(self) -> ArmResult:
-        """The chosen arm."""
-        return next(arm for arm in self.arms if arm.label == self.chosen)
+    def arms(self) -> tuple[CandidateResult, ...]:
+        """All candidates, by their earlier name."""
+        return self.candidates
+
+    @property
+    def arm(self) -> CandidateResult:
+        """The chosen candidate."""
+        return next(each for each in self.candidates if each.label == self.chosen)
 
     def table(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+        """Plain values for JSON; the key of the candidates is "arms"."""
+        table = asdict(self)
+        return table | {"arms": table.pop("candidates")}
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Choice":
         """The choice with these plain values; raises errors of many types if they have none."""
-        arms = tuple(_arm(each) for each in table["arms"])
-        found = cls(**{**table, "arms": arms, "shifts": tuple(table["shifts"])})
-        _check(found)
-        return found
+        values = {name: value for name, value in table.items() if name != "arms"}
+        candidates = tuple(_candidate(each) for each in table["arms"])
+        choice = cls(**values | {"candidates": candidates, "shifts": tuple(table["shifts"])})
+        _check(choice)
+        return choice
 
     def applied(self, options: Options) -> Options:
         """The options with the chosen method and strength."""
-        arm = self.arm
-        method = options.method if arm.method is None else arm.method
-        return replace(options, method=method, strength=arm.strength)
+        method = options.method if self.arm.method is None else self.arm.method
+        return replace(options, method=method, strength=self.arm.strength)
 
 
-def reason(winner: ArmResult | None, where: str, shifted: bool) -> str:
-    """Why an arm was chosen, or the plain ensemble (None), in two sentences.
+def reason(winner: CandidateResult | None, where: str, shifted: bool) -> str:
+    """Why a candidate was chosen, or the plain ensemble (None), in two sentences.
 
     Args:
-        winner: the chosen arm.
-        where: the data that judged, in words.
-        shifted: shifted copies of the data judged too.
+        winner: the chosen candidate.
+        where: the held-out data, in words.
+        shifted: candidates were also compared on shifted copies of the data.
     """
     if winner is None:
         under = " and under mild shifts" if shifted else ""
@@ -164,12 +170,12 @@ def read_choice(folder: Path) -> Choice | None:
         raise StorageError(f"{path} does not describe a choice: {error}") from None
 
 
-def _arm(table: Mapping[str, Any]) -> ArmResult:
-    trials = tuple(Trial(**_untangled(each)) for each in table["trials"])
-    return ArmResult(**{**table, "trials": trials})
+def _candidate(table: Mapping[str, Any]) -> CandidateResult:
+    trials = tuple(Trial(**_with_tuples(each)) for each in table["trials"])
+    return CandidateResult(**{**table, "trials": trials})
 
 
-def _untangled(table: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with tuples for lists."""
     return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
 
@@ -178,10 +184,10 @@ def _check(choice: Choice) -> None:
     """Raise `TypeError` or `ValueError` unless all values have their types."""
     texts: list[Any] = [choice.chosen, choice.why, choice.judge, *choice.shifts]
     numbers: list[Any] = [choice.points, choice.cost, choice.steps, choice.seconds]
-    for arm in choice.arms:
-        texts += [arm.label, *(text for text in (arm.method, arm.failed) if text is not None)]
-        numbers += [] if arm.strength is None else [arm.strength]
-        for t in arm.trials:
+    for each in choice.candidates:
+        texts += [each.label, *(text for text in (each.method, each.failed) if text is not None)]
+        numbers += [] if each.strength is None else [each.strength]
+        for t in each.trials:
             (change, error), (shifted, shifted_error) = t.nll_change, t.shifted_change
             numbers += [t.steps, t.seconds, t.nll, t.shifted_nll]
             numbers += [change, error, shifted, shifted_error]
@@ -189,5 +195,5 @@ def _check(choice: Choice) -> None:
         raise TypeError("a text is missing")
     if any(isinstance(n, bool) or not math.isfinite(n) for n in numbers):
         raise ValueError("a number is not finite")
-    if choice.chosen not in {arm.label for arm in choice.arms}:
-        raise ValueError(f"there is no arm called {choice.chosen!r}")
+    if choice.chosen not in {each.label for each in choice.candidates}:
+        raise ValueError(f"there is no candidate called {choice.chosen!r}")

@@ -23,7 +23,6 @@ __all__ = [
     "command",
     "digest",
     "environment",
-    "input_range",
     "provenance",
 ]
 
@@ -40,7 +39,7 @@ def about_data(batches: ArrayBatches | LoaderBatches) -> dict[str, Any]:
     """Number, digest and range of the data."""
     return {
         "data": {"points": batches.n, "sha256": digest(batches)},
-        "input_range": input_range(batches),
+        "input_range": _input_range(batches),
     }
 
 
@@ -49,7 +48,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "run_id": secrets.token_hex(8),
         "versions": {
-            "shoal": _own_version(),
+            "shoal": _shoal_version(),
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
@@ -63,8 +62,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def command() -> str:
     """The command that the user typed; a worker process returns its parent's command."""
-    own = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return os.environ.get(COMMAND, own)
+    return os.environ.get(COMMAND, " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
 
 
 def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
@@ -73,22 +71,21 @@ def digest(batches: ArrayBatches | LoaderBatches) -> str | None:
         return None
     x, y = batches.x, batches.y
     first, *rest = [x] if isinstance(x, Tensor) else x.tensors.values()
-    total = _begun(first).copy()
+    total = _hash_of(first).copy()
     for tensor in [*rest, *([y] if isinstance(y, Tensor) else y.tensors.values())]:
         add_to_digest(total, tensor)
     return total.hexdigest()
 
 
-def input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
+def _input_range(batches: ArrayBatches | LoaderBatches) -> list[float] | None:
     """Smallest and largest input value; for a loader, of its first batch."""
-    loader = isinstance(batches, LoaderBatches)
-    if loader:
+    if isinstance(batches, LoaderBatches):
         return batches.input_range
     return value_range(batches.x) if isinstance(batches.x, Tensor) else None
 
 
 @recalled
-def _begun(x: Tensor) -> Any:
+def _hash_of(x: Tensor) -> Any:
     total = hashlib.sha256()
     add_to_digest(total, x)
     return total
@@ -100,7 +97,7 @@ def _device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()})"
 
 
-def _own_version() -> str | None:
+def _shoal_version() -> str | None:
     """Version of the package; None if it is not installed."""
     try:
         return version("shoal")

@@ -1,5 +1,6 @@
 """A run: the result of `fit`, in memory and in its folder, and `load`, which reads the folder."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal.core.display.notebook import ORANGE, Curve, curves_svg, facts_html
 from shoal.core.errors import ConfigError, StorageError
 from shoal.core.storage.checkpoints import steps
 from shoal.core.storage.disk import checked_path
@@ -17,11 +19,18 @@ from shoal.inference.initialise import Build
 from shoal.inference.likelihoods import Likelihood
 from shoal.models.blueprint import Blueprint
 from shoal.training.folder.choice import Choice
+from shoal.training.folder.history import best_epoch
 from shoal.training.folder.run_folder import RunFolder
-from shoal.training.folder.run_html import run_html
-from shoal.training.mover.history import best_epoch
 
-__all__ = ["ADOPTED", "Run", "RunFolder", "is_adopted", "load", "model_config", "run_id"]
+__all__ = [
+    "ADOPTED",
+    "Run",
+    "RunFolder",
+    "is_adopted",
+    "load",
+    "model_config",
+    "run_id",
+]
 
 ADOPTED = "adopted"
 """The method of a run whose members were trained elsewhere."""
@@ -73,7 +82,10 @@ class Run:
         return f"Run({facts['method']}, {facts['training']}, {self.ensemble!r}, {where})"
 
     def _repr_html_(self) -> str:
-        return run_html(self, self._facts())
+        where = "not kept in a folder" if self.folder is None else self.folder
+        notes = {"notes": " ".join(self.notes) or None, "folder": where}
+        facts = {**self._facts(), "ensemble": self.ensemble, **notes}
+        return facts_html("Run", facts, _history_svg(self.history))
 
     def _facts(self) -> dict[str, object]:
         method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
@@ -84,6 +96,35 @@ class Run:
             "method": method.get("name", "custom") if isinstance(method, dict) else method,
             "training": "training not known" if is_adopted(self.config) else known,
         }
+
+
+def _history_svg(history: Sequence[Mapping[str, Any]]) -> str:
+    """Mean loss, the range of the members' losses, and NLL on validation data, as SVG.
+
+    An empty text where no epoch has a finite loss, as for adopted members.
+    """
+    losses = [row.get("loss") for row in history]
+    if not any(_is_finite(loss) for loss in losses):
+        return ""
+    members = [
+        [loss for loss in row.get("member_loss") or () if _is_finite(loss)] for row in history
+    ]
+    curves = {
+        "training loss (area: all members)": Curve(
+            losses,
+            low=[min(each, default=None) for each in members],
+            high=[max(each, default=None) for each in members],
+        )
+    }
+    held_out = [(row.get("validation") or {}).get("nll") for row in history]
+    if any(_is_finite(value) for value in held_out):
+        curves["validation NLL"] = Curve(held_out, ORANGE, dashed=True)
+    ends = (history[0].get("epoch", 1), history[-1].get("epoch", len(history)))
+    return curves_svg(curves, "epoch", ends, "nats per data point")
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def load(

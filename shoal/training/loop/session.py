@@ -4,8 +4,9 @@ import functools
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,136 +20,176 @@ from shoal.core.storage.checkpoints import steps
 from shoal.core.storage.files import sweep
 from shoal.core.storage.lock import FolderLock
 from shoal.core.types import Tree
-from shoal.data.batches.sources import ArrayBatches, LoaderBatches
+from shoal.data.batches.sources import LoaderBatches
 from shoal.data.dataset import Dataset
 from shoal.engine.members.precision import calculating_in
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
 from shoal.training.folder.choice import Choice, write_choice
-from shoal.training.folder.folder_checks import continuing
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.provenance import about_data, provenance
-from shoal.training.folder.run import Run, RunFolder, model_config
+from shoal.training.folder.run import Run, model_config
+from shoal.training.folder.run_folder import RunFolder, continuing
 from shoal.training.folder.trajectory import Trajectory
 from shoal.training.loop.cached_features import cached
 from shoal.training.loop.callbacks import Listeners
-from shoal.training.loop.messages import Messages
-from shoal.training.loop.resuming import (
+from shoal.training.loop.messages import Messages, watching
+from shoal.training.loop.saving import (
+    Saver,
     check_length,
     check_same_data,
     check_same_settings,
     has_new_length,
 )
-from shoal.training.loop.saving import Saver
 from shoal.training.loop.several_processes import Processes
 from shoal.training.loop.trainer import Trainer
-from shoal.training.loop.validation import BestMembers, Validation
+from shoal.training.loop.validation import BestMembers, Data, Validation, keeps_best
 from shoal.training.members.division import check_mesh
 from shoal.training.members.placement import place
-from shoal.training.mover.health import watching
 from shoal.training.mover.prepare import keep, prepared
 from shoal.training.options.options import Options
 from shoal.training.options.settings import Settings
 
-__all__ = ["STALL_AFTER", "Session", "check_snapshots"]
+__all__ = ["STALL_AFTER", "RunData", "Session", "check_snapshots"]
 
 STALL_AFTER = 120.0
 """Seconds without a batch after which a run reports that its data loader stalls."""
 
 
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """The data of a run, as `fit` made them of its arguments.
+
+    Attributes:
+        batches: the training data.
+        held: validation data; None without any.
+        sites: shape of one data point's targets; empty for one target per data point.
+        source: the data in the run's config: how to load them, or their name.
+        pixel_range: smallest and largest value of a pixel; None for other data.
+    """
+
+    batches: Data
+    held: Data | None
+    sites: torch.Size
+    source: Mapping[str, Any]
+    pixel_range: Sequence[float] | None
+
+    @classmethod
+    def of(cls, data: Any, batches: Data, held: Data | None, sites: torch.Size) -> "RunData":
+        """The batches with what is known of the data as the user gave them."""
+        if not isinstance(data, Dataset):
+            return cls(batches, held, sites, {"custom": OWN_DATA}, None)
+        return cls(batches, held, sites, data.spec or {"custom": data.name}, data.pixel_range)
+
+
 class Session:
-    """One call of `fit`."""
+    """One call of `fit`.
+
+    Args:
+        ensemble: the members, changed in place.
+        settings: the settings of the run.
+        data: what the run trains on and is measured on.
+        out: the folder of the run; None for a run in memory.
+        listeners: the callbacks and loggers.
+        mesh: the processes that train together; None for one process.
+        choice: what a search chose for this run; None if there was none.
+    """
 
     def __init__(
         self,
         ensemble: Ensemble,
-        data: Any,
         settings: Settings,
-        batches: ArrayBatches | LoaderBatches,
+        data: RunData,
         out: str | Path | None,
         listeners: Listeners,
-        sites: torch.Size = torch.Size(),  # noqa: B008
         mesh: Mesh | None = None,
+        choice: Choice | None = None,
     ) -> None:
         check_mesh(mesh, ensemble, settings)
-        self.ensemble, self.settings, self.batches = ensemble, settings, batches
+        self.ensemble, self.settings = ensemble, settings
+        self.data, self.batches = data, data.batches
         sharded = settings.options.trunk == "sharded"
         self.processes = Processes(mesh, ensemble, settings.options.frozen, sharded)
-        self.sites = sites
         self.folder = None if out is None else RunFolder(Path(out))
-        self.listeners = listeners
-        source = data.spec if isinstance(data, Dataset) else None
-        source = source or {"custom": data.name if isinstance(data, Dataset) else OWN_DATA}
-        self.config = {"data": source, **model_config(ensemble), **settings.config()}
-        values = data.pixel_range if isinstance(data, Dataset) else None
-        self.pixels = {} if values is None else {"pixel_range": list(values)}
+        self.listeners, listeners.held = listeners, data.held
+        self.config = {"data": data.source, **model_config(ensemble), **settings.config()}
         self.notes: list[str] = []
         self.messages = Messages(self.notes, self.processes, settings)
-        self.watch(None, False)
         self.choice: Choice | None = None
+        if choice is not None:
+            self._record_choice(choice)
         self.interruption = Interruption()
         check_snapshots(settings.options, out)
 
-    def watch(self, held: ArrayBatches | LoaderBatches | None, best: bool) -> None:
-        """Measure the ensemble on held-out data, and end with its best members if `best`."""
-        self.held, self.keeps_best, self.listeners.held = held, best, held
-        self.held_data = {} if held is None else {"validation": about_data(held)["data"]}
-
-    def tell_choice(self, choice: Choice) -> None:
+    def _record_choice(self, choice: Choice) -> None:
         """Store what a search chose for this run."""
         self.choice = choice
         self.config["asked"] = choice.asked
 
     def run(self, device: torch.device, dtype: torch.dtype, resume: bool, show: bool) -> Run:
-        folder = self.folder
-        processes = self.processes
-        self.provenance: dict[str, Any] = provenance(self.batches, device) | self.pixels
-        self.provenance |= self.held_data
+        """Train, from the first step or the last checkpoint to the last step."""
+        folder, processes, options = self.folder, self.processes, self.settings.options
+        self.provenance = self._provenance(device)
         processes.check_same(self.config, self.provenance)
-        self.initialised_from = False
+        self.folder_written = False
         with ExitStack() as stack:
             if folder is not None:
                 stack.enter_context(self.interruption)
                 processes.on_first(lambda: self._open(folder, resume, stack))
-                self.initialised_from = processes.any(self.initialised_from)
-                self.saver = Saver(folder, self.settings.options.save_every, processes.shards())
+                self.folder_written = processes.any(self.folder_written)
+                self.saver = Saver(folder, options.save_every, processes.shards())
                 stack.callback(self.saver.close)
-            path = None if folder is None else folder.path
-            alone = processes.mesh is None
-            ensemble = place(processes.part(), device, dtype, self.settings, path, alone)
-            repulsion, self.axes = prepared(self.settings.method, self.batches, path, dtype)
-            stack.enter_context(calculating_in(self.settings.options.precision, ensemble))
-            trained, batches = ensemble, self.batches
-            if self.settings.options.cache:
-                trained, batches = cached(ensemble, self.batches, self.settings)
-            given = trained, self.settings, batches, repulsion, self.sites, processes.mesh
-            trainer, self.part = Trainer(*given), ensemble
-            self.trainer, trainer.best = trainer, BestMembers() if self.keeps_best else None
-            stack.enter_context(_own_random(trainer))
-            if folder is not None and self.initialised_from:
-                self._restore(folder, ensemble)
+            self.trainer = trainer = self._make_trainer(stack, device, dtype)
+            stack.enter_context(_seeded(trainer))
+            if folder is not None and self.folder_written:
+                self._restore(folder, self.part)
             processes.check_step(trainer.step)
-            if self.settings.options.keep_every is not None and trainer.step == 0:
-                self.beginning = processes.copied(ensemble)
-            choice = trainer.fit_batches()
+            if options.keep_every is not None and trainer.step == 0:
+                self.beginning = processes.copied(self.part)
+            memory = trainer.fit_batches()
             if trainer.mover.memory.decides:
-                self.provenance["memory"] = choice.table()
+                self.provenance["memory"] = memory.table()
             stack.enter_context(trainer.mover.memory.limited())
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(trainer.autotune_threads())
             show = show and processes.first
             progress = make_progress(show, self.settings.method.name, trainer.steps, trainer.step)
             stack.callback(progress.close)
-            for sentence in (self._guess, self._why, choice.sentence):
+            why = None if self.choice is None else self.choice.why
+            for sentence in (self._guess, why, memory.sentence):
                 self.messages.say(progress, sentence)
             stack.enter_context(watching(trainer, STALL_AFTER, self.notes, progress.say))
-            stack.callback(ensemble.train, False)
+            stack.callback(self.part.train, False)
             with self._listening():
                 self._train(progress)
                 trainer.return_to_best()
-                processes.collect(ensemble, device)
+                processes.collect(self.part, device)
                 self.provenance |= processes.received
         return self._result()
+
+    def _provenance(self, device: torch.device) -> dict[str, Any]:
+        """Environment and data of the run."""
+        table = provenance(self.batches, device)
+        if self.data.pixel_range is not None:
+            table["pixel_range"] = list(self.data.pixel_range)
+        if self.data.held is not None:
+            table["validation"] = about_data(self.data.held)["data"]
+        return table
+
+    def _make_trainer(self, stack: ExitStack, device: torch.device, dtype: torch.dtype) -> Trainer:
+        """The trainer of this process's members, on the device and in the precision of the run."""
+        settings, mesh = self.settings, self.processes.mesh
+        path = None if self.folder is None else self.folder.path
+        members = self.processes.part()
+        self.part = place(members, device, dtype, settings, path, alone=mesh is None)
+        repulsion, self.axes = prepared(settings.method, self.batches, path, dtype)
+        stack.enter_context(calculating_in(settings.options.precision, self.part))
+        trained, batches = self.part, self.batches
+        if settings.options.cache:
+            trained, batches = cached(self.part, self.batches, settings)
+        trainer = Trainer(trained, settings, batches, repulsion, self.data.sites, mesh)
+        trainer.best = BestMembers() if keeps_best(settings.options) else None
+        return trainer
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -173,8 +214,8 @@ class Session:
         stack.enter_context(FolderLock(folder.path))
         sweep(folder.path)
         folder.refuse_links()
-        self.initialised_from = folder.holds_run
-        if not self.initialised_from:
+        self.folder_written = folder.holds_run
+        if not self.folder_written:
             return
         if not resume:
             raise folder.is_taken()
@@ -185,7 +226,7 @@ class Session:
         check_same_settings(folder, self.config)
         check_same_data(folder, self.provenance, self._guess is None)
         if self.choice is None and (known := folder.choice()) is not None:
-            self.tell_choice(known)  # the settings that were chosen have been typed
+            self._record_choice(known)  # the settings that were chosen have been typed
         before = folder.provenance()
         self.provenance["run_id"] = before.get("run_id")  # None for older runs
         self.provenance["seconds"] = before.get("seconds", 0.0)
@@ -205,11 +246,6 @@ class Session:
             processes.on_first(lambda: folder.change_length(self.config))
 
     @property
-    def _why(self) -> str | None:
-        """Why a search chose the settings of this run; None if there was none."""
-        return None if self.choice is None else self.choice.why
-
-    @property
     def _guess(self) -> str | None:
         """A sentence with the assumed number of data points of a stream; None if it is known."""
         return self.batches.guess if isinstance(self.batches, LoaderBatches) else None
@@ -219,10 +255,10 @@ class Session:
         trainer.ensemble.train()
         processes, started = self.processes, time.monotonic()
         for _ in processes.steps(trainer.run(), self.interruption, self._due):
-            if not self.initialised_from:
+            if not self.folder_written:
                 frozen = processes.frozen_state(trainer.ensemble) if self.folder else {}
                 processes.on_first(functools.partial(self._begin, frozen))
-                self.initialised_from = True
+                self.folder_written = True
             progress.step()
             if self.watched:
                 number = (trainer.step - 1) // trainer.batches.steps_per_epoch + 1
@@ -260,7 +296,7 @@ class Session:
 
     def _close_epoch(self, progress: Progress, started: float) -> None:
         trainer = self.trainer
-        row = trainer.close_epoch(started, None if self.held is None else self._validate)
+        row = trainer.close_epoch(started, None if self.data.held is None else self._validate)
         self.provenance["seconds"] += row["seconds"]
         progress.epoch(row)
         self._keep_snapshot()
@@ -275,12 +311,12 @@ class Session:
 
     def _validate(self) -> dict[str, float | None]:
         """Measures of the ensemble on the validation data."""
-        trainer, mesh = self.trainer, self.processes.mesh
-        assert self.held is not None
+        trainer = self.trainer
+        assert self.data.held is not None
         runner = trainer.mover.memory.mapping
         runner = runner if runner.chunk else None
-        found = Validation(self.held, mesh, self.settings.options.frozen)
-        return found.measure(self.part, trainer.mover.posterior.likelihood, runner)
+        validation = Validation(self.data.held, self.processes.mesh, self.settings.options.frozen)
+        return validation.measure(self.part, trainer.mover.posterior.likelihood, runner)
 
     def _end_if_asked(self, progress: Progress) -> None:
         """End the run if a callback of any process has asked for it."""
@@ -333,7 +369,7 @@ def check_snapshots(options: Options, out: str | Path | None) -> None:
 
 
 @contextmanager
-def _own_random(trainer: Trainer) -> Iterator[None]:
+def _seeded(trainer: Trainer) -> Iterator[None]:
     """Seed torch's generators for the networks, and restore their state afterwards."""
     device, seed = trainer.ensemble.device, derive(trainer.settings.options.seed, "run")
     on_gpu = device.type == "cuda"

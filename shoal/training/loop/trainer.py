@@ -27,8 +27,8 @@ from shoal.inference.ensemble import Ensemble, parts_on_device
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import initialised_from, total_weight
 from shoal.interaction.repulsion import Repulsion
+from shoal.training.folder.history import Tracker, best_epoch, held_out_loss
 from shoal.training.loop.validation import BestMembers
-from shoal.training.mover.history import Tracker, best_epoch, held_out_loss
 from shoal.training.mover.memory import MemoryChoice
 from shoal.training.mover.mover import Mover
 from shoal.training.options.optim import flat_state, set_learning_rate

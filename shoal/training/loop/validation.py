@@ -27,8 +27,8 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction.metrics import mean_scores
 from shoal.prediction.predictive import Predictive
+from shoal.training.folder.history import best_epoch
 from shoal.training.folder.run_folder import BEST
-from shoal.training.mover.history import best_epoch
 from shoal.training.options.options import Options
 
 __all__ = [
