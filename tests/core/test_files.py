@@ -389,7 +389,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(values)
 def test_json_round_trip_is_exact(value):
     text = to_json(value)

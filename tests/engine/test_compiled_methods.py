@@ -51,8 +51,12 @@ def check_in_one_process(names):
 
 @pytest.mark.parametrize(
     "order",
-    [list(METHODS), pytest.param(list(METHODS)[::-1], marks=pytest.mark.nightly)],
-    ids=["there", "back"],
+    [
+        ["ensemble", "svgd", "f-kde", "forde", "f-kde", "svgd", "ensemble"],
+        pytest.param(list(METHODS), marks=pytest.mark.nightly),
+        pytest.param(list(METHODS)[::-1], marks=pytest.mark.nightly),
+    ],
+    ids=["one of each kind", "there", "back"],
 )
 def test_every_pair_of_methods_compiles_in_one_process(order, fresh_compiler):
     """Both orders together have each method before and after each other one."""

@@ -78,7 +78,11 @@ def test_ten_steps_in_single_precision_follow_the_double_loop(build, method):
             torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("method", ["ensemble", "kde", "f-svgd", "forde-identity"])
+@pytest.mark.parametrize(
+    "method",
+    ["f-svgd", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("ensemble", "kde")),
+     "forde-identity"],
+)  # fmt: skip
 def test_compiled_stages_give_the_same_steps(method, monkeypatch):
     """Traced as for any compiler, and run without one, which not every machine has."""
 

@@ -44,8 +44,8 @@ def test_a_fit_finds_the_truth(likelihood):
         lambda: nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, size)), members=3
     )
     run = shoal.fit(
-        ensemble, (x[:TRAIN], y[:TRAIN]), method="ensemble", likelihood=likelihood, steps=400,
-        batch_size=250, lr=0.02, schedule="cosine", progress=False,
+        ensemble, (x[:TRAIN], y[:TRAIN]), method="ensemble", likelihood=likelihood, steps=200,
+        batch_size=250, lr=0.03, schedule="cosine", progress=False,
     )  # fmt: skip
     pred = shoal.predict(run, x[TRAIN:])
     found = evaluate(pred, y[TRAIN:])

@@ -230,6 +230,7 @@ def test_validation_data_have_every_class_and_no_part_in_the_preprocessing():
         clone(model).set_params(validation_fraction=0.01).fit(X, y)
 
 
+@pytest.mark.nightly
 def test_model_selection_in_parallel_processes():
     X, y = make_classification(80, random_state=0)
     model = make_pipeline(MinMaxScaler(), EnsembleClassifier(**FEW | {"epochs": 5}))

@@ -34,6 +34,7 @@ print("done")
 """
 
 
+@pytest.mark.nightly
 def test_check_that_scikit_learn_leaves_out_without_the_array_api():
     """SciPy reads the variable when it is imported, so the check needs a process of its own."""
     command = [sys.executable, "-c", ARRAY_API]

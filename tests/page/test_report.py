@@ -149,7 +149,7 @@ def test_ids_are_unique(page):
     assert len(ids) == len(set(ids))
 
 
-def test_names_of_the_user_are_escaped(picture_runs):
+def test_names_of_the_user_are_escaped(undrawn, picture_runs):
     (run, found), *_ = picture_runs
     evil = '<script>alert("x")</script>'
     config = run.config | {"data": evil, "method": evil, "model": evil}
@@ -298,7 +298,7 @@ def test_a_run_on_named_data_is_made_again_by_a_command(
     assert "shoal fit first/config.toml" in words_of(render(load_report_data([folder])))
 
 
-def test_a_broken_history_is_one_sentence(picture_runs, tmp_path):
+def test_a_broken_history_is_one_sentence(undrawn, picture_runs, tmp_path):
     folder = folder_of(picture_runs[0], tmp_path / "first")
     lines = ['{"epoch": 1,', '{"epoch": 2, "loss": "x"}', '{"epoch": 3, "loss": 0.5}', '{"ep']
     write_text(folder / "history.jsonl", "\n".join(lines))

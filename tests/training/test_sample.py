@@ -401,7 +401,7 @@ def test_particles_spread_over_a_gaussian_without_clumps(name):
     """A score that is too smooth leaves particles on top of each other: it sees only their mean."""
     target = StandardGaussian(2)
     start = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    x = shoal.sample(target.log_density, start, method=name, steps=600, lr=0.05, optimizer="adam")
+    x = shoal.sample(target.log_density, start, method=name, steps=300, lr=0.1, optimizer="adam")
     apart = torch.cdist(x, x) + 9 * torch.eye(40, dtype=x.dtype)
     assert apart.min(1).values.median() > 0.15
     assert 0.5 < torch.cov(x.T).diagonal().mean() < 1.05
