@@ -1,7 +1,7 @@
 # make demo    train three ensembles on real digits and write one page about them
 # make quick   the laws and the fast tests, in under two minutes
 # make test    set everything up, check lint and types, and run the tests
-# make nightly the same with the tests that take longest
+# make nightly the same with every case of every test
 # make gpu     every test that needs a GPU, with the installed python3 (nothing is set up)
 # make check   formatting, lint and types
 # make docs    build the documentation site into build/site; its tutorials run
