@@ -14,7 +14,7 @@ from typing import Any
 from shoal.cli import ranks
 from shoal.cli.parser import overview, parse
 from shoal.core.display.progress import printable, quiet
-from shoal.core.errors import ShoalError, ShoalWarning
+from shoal.core.errors import ShoalError, ShoalWarning, named_line
 from shoal.core.interruption import Interruption
 from shoal.core.storage.formats import to_json
 from shoal.experiment.config import load_config
@@ -142,9 +142,7 @@ def _unforeseen(error: Exception, arguments: list[str]) -> int:
         )
         _trace(arguments)
         return 2
-    reason = str(error).strip().partition("\n")[0]
-    text = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-    _complain(f"{text}; this is a fault in Shoal; run again with --debug to see where")
+    _complain(f"{named_line(error)}; this is a fault in Shoal; run again with --debug to see where")
     _trace(arguments)
     return _FAULT
 

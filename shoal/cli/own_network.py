@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, named_line
 from shoal.core.registry import nearest
 from shoal.inference.initialise import Build
 
@@ -59,7 +59,7 @@ class _Called:
         try:
             return self._make()
         except (Exception, SystemExit) as error:
-            raise ConfigError(f"{self._typed} failed: {_reason(error)}") from error
+            raise ConfigError(f"{self._typed} failed: {named_line(error)}") from error
 
 
 def _imported(name: str) -> ModuleType:
@@ -72,13 +72,13 @@ def _imported(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{name} cannot be imported: {_reason(error)}") from error
+            raise ConfigError(f"{name} cannot be imported: {named_line(error)}") from error
         here = [path.stem for path in Path.cwd().glob("*.py")]
         raise ConfigError(
             f"there is no module '{name}' in this folder; {_near(name, here)}"
         ) from None
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{name} cannot be imported: {_reason(error)}") from error
+        raise ConfigError(f"{name} cannot be imported: {named_line(error)}") from error
 
 
 def _source(path: Path) -> Path | None:
@@ -105,8 +105,3 @@ def _this_folder_first() -> Iterator[None]:
 
 def _near(word: str, names: list[str]) -> str:
     return nearest(word, names) if names else "it has none"
-
-
-def _reason(error: BaseException) -> str:
-    line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__

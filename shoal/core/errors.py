@@ -12,6 +12,7 @@ __all__ = [
     "ShoalWarning",
     "StorageError",
     "first_line",
+    "named_line",
 ]
 
 
@@ -72,3 +73,13 @@ def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its name."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def named_line(error: BaseException) -> str:
+    """The type of an exception and the first line of its message.
+
+    >>> named_line(ValueError("too short"))
+    'ValueError: too short'
+    """
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__

@@ -74,6 +74,11 @@ class Measure:
         return name if self.split == "test" else f"{name}, {which}"
 
     @property
+    def capital_title(self) -> str:
+        """For the beginning of a figure's title."""
+        return f"{self.title[0].upper()}{self.title[1:]}"
+
+    @property
     def unit(self) -> str:
         """The unit, or an empty string."""
         return "%" if self.share else _UNITS.get(self.key, "")

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
 from shoal.analysis.landscape.study import AnalysisResult, kept_study, load_study
 from shoal.core.display.text import flat, plain
@@ -135,6 +137,13 @@ class RunRecord:
         """What to type to run a command on this run: a command line, or a Python call."""
         where = None if self.folder is None else shown_path(self.folder)
         return what_to_type(command, self.config, where)
+
+    def confidences(self) -> tuple[Tensor, Tensor] | None:
+        """Confidence of every test prediction and whether it is correct; None if not stored."""
+        samples = {} if self.assessment is None else self.assessment.split_samples("test")
+        if not {"confidence", "prediction", "label"} <= samples.keys():
+            return None
+        return samples["confidence"].double(), samples["prediction"] == samples["label"]
 
     @property
     def ratio(self) -> float:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.core.errors import ShoalError, ShoalWarning
+from shoal.core.errors import ShoalError, ShoalWarning, first_line, named_line
 from shoal.core.random import generator
 from shoal.data.batches.sources import ArrayBatches
 from shoal.engine.members.precision import calculating_in
@@ -500,10 +500,7 @@ def _compared(rows: list[Row]) -> list[Row]:
 
 def reason(error: Exception) -> str:
     """The reason of an error in one line."""
-    line = str(error).strip().partition("\n")[0]
-    if isinstance(error, ShoalError):
-        return line
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    return first_line(error) if isinstance(error, ShoalError) else named_line(error)
 
 
 EPOCHS = 15

@@ -52,7 +52,7 @@ def corruption_blocks(report_data: ReportData) -> Iterator[Block]:
         }
         yield Figure(
             plots.corrupted(curves, measure.title, share=measure.share),
-            f"{measure.title[0].upper()}{measure.title[1:]} under corruption",
+            f"{measure.capital_title} under corruption",
             f"A point is the mean over {count}; a bar spans the middle half. "
             f"Severity 0 is the test set. {reading}",
         )
@@ -91,7 +91,7 @@ def _table(group: SeedGroup, key: str, grid: Grid) -> Table:
         rows.append([TableCell(name, name), *(_cell(measure, v) for v in [*values.values(), mean])])
     unit = f", {measure.unit}" if measure.unit else ""
     return Table(
-        f"{measure.title[0].upper()}{measure.title[1:]} of {group.label} by corruption{unit}",
+        f"{measure.capital_title} of {group.label} by corruption{unit}",
         ["corruption", *map(str, severities), "mean"],
         rows,
         "Columns are corruption severities. Click a heading to sort.",
@@ -205,14 +205,11 @@ def _severity(report_data: ReportData) -> Iterator[Block]:
     for kind, places in families(others).items():
         names = {0.0: "test", **places} if kind == "shift" else None
         for key in keys:
-            curves = _curves(report_data, key, places)
-            title = Measure(key).title
-            figure = plots.severity(
-                curves, title, f"severity ({kind})", names, share=Measure(key).share
-            )
+            curves, measure = _curves(report_data, key, places), Measure(key)
+            axis = f"severity ({kind})"
             yield Figure(
-                figure,
-                f"{title[0].upper()}{title[1:]} under shift",
+                plots.severity(curves, measure.title, axis, names, share=measure.share),
+                f"{measure.capital_title} under shift",
                 f"Severity 0 is the test set. {_READING.get(key, '')}".rstrip(),
             )
 

@@ -65,7 +65,7 @@ def _figure(swept: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) -
     )
     return Figure(
         figure,
-        f"{measure.title[0].upper()}{measure.title[1:]} against strength",
+        f"{measure.capital_title} against strength",
         "Dotted: the plain ensemble with its standard error. A cross marks the first strength with "
         "significantly lower accuracy.",
     )
@@ -240,7 +240,7 @@ def _compared(report_data: ReportData, measure: Measure) -> Figure:
     far = " An arrow points to a number beyond the axis." if outliers(rows) else ""
     return Figure(
         figure,
-        f"{measure.title[0].upper()}{measure.title[1:]}",
+        measure.capital_title,
         (
             "Dots are means, bars one standard error over the seeds. The table of differences "
             "shows which differences are significant."
@@ -257,7 +257,7 @@ def _mapped(report_data: ReportData, measure: Measure) -> Figure:
         rows[group.label][group.members] = measure.summary(group)[0]
     return Figure(
         plots.heatmap(rows, measure.title, measure.better, share=measure.share),
-        f"{measure.title[0].upper()}{measure.title[1:]} by method and ensemble size",
+        f"{measure.capital_title} by method and ensemble size",
         "Mean over the seeds. Bright is better.",
     )
 
@@ -271,6 +271,6 @@ def _sized(report_data: ReportData, measure: Measure) -> Figure:
     figure = plots.sizes(curves, measure.title, share=measure.share)
     return Figure(
         figure,
-        f"{measure.title[0].upper()}{measure.title[1:]}",
+        measure.capital_title,
         "Where a curve is flat, more members cost time without a gain.",
     )

@@ -285,19 +285,15 @@ def answering_slider(report_data: ReportData) -> Iterator[Block]:
 
 
 def _row(label: str, group: SeedGroup) -> SliderRow | None:
-    evaluation = group.first.assessment
-    samples = {} if evaluation is None else evaluation.split_samples("test")
-    if not {"confidence", "prediction", "label"} <= samples.keys():
-        return None
-    right = samples["prediction"] == samples["label"]
-    return SliderRow(label, [_cells(*at) for at in _counts(samples["confidence"], right)])
+    stored = group.first.confidences()
+    return None if stored is None else SliderRow(label, [_cells(*at) for at in _counts(*stored)])
 
 
-def _counts(sure: Tensor, right: Tensor) -> list[tuple[int, int, int]]:
+def _counts(confidence: Tensor, correct: Tensor) -> list[tuple[int, int, int]]:
     """Answered and accurate predictions at every threshold, and the number of predictions."""
-    kept = sure.double() >= torch.tensor(THRESHOLDS, dtype=torch.float64).unsqueeze(1) - 1e-9
-    answered, accurate = kept.sum(1).tolist(), (kept & right).sum(1).tolist()
-    return [(n, k, len(sure)) for n, k in zip(answered, accurate, strict=True)]
+    kept = confidence >= torch.tensor(THRESHOLDS, dtype=torch.float64).unsqueeze(1) - 1e-9
+    answered, accurate = kept.sum(1).tolist(), (kept & correct).sum(1).tolist()
+    return [(n, k, len(confidence)) for n, k in zip(answered, accurate, strict=True)]
 
 
 def _cells(answered: int, accurate: int, count: int) -> list[str]:

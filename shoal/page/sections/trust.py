@@ -72,28 +72,28 @@ def calibration_noise(record: RunRecord) -> float:
 
     Without stored predictions, the standard error of the accuracy takes its place: an upper bound.
     """
-    kept = record.assessment.split_samples("test") if record.assessment else {}
-    if not {"confidence", "prediction", "label"} <= kept.keys():
+    stored = record.confidences()
+    if stored is None:
         accuracy = (
             record.assessment.test.get("accuracy", math.nan) if record.assessment else math.nan
         )
         count = record.assessment.scores["data"]["counts"]["test"] if record.assessment else 1
         return math.sqrt(accuracy * (1 - accuracy) / count)
-    gap = kept["confidence"].double() - (kept["prediction"] == kept["label"]).double()
-    return mean_and_error(gap.numpy())[1]
+    confidence, correct = stored
+    return mean_and_error((confidence - correct.double()).numpy())[1]
 
 
 def near_ninety(record: RunRecord) -> tuple[float, float] | None:
     """Confidence and accuracy of the predictions with 85 to 95 % confidence, if they are many."""
-    kept = record.assessment.split_samples("test") if record.assessment else {}
-    if not {"confidence", "prediction", "label"} <= kept.keys():
+    stored = record.confidences()
+    if stored is None:
         return None
-    confidence = kept["confidence"].double()
+    confidence, correct = stored
     near = (confidence - 0.9).abs() <= 0.05
     if int(near.sum()) < _ENOUGH:
         return None
-    correct = (kept["prediction"] == kept["label"])[near].double()
-    return round(float(confidence[near].mean()), 2), round(float(correct.mean()), 2)
+    accuracy = float(correct[near].double().mean())
+    return round(float(confidence[near].mean()), 2), round(accuracy, 2)
 
 
 def _numbers(report_data: ReportData) -> list[Statement]:
