@@ -75,7 +75,7 @@ def check_same(out, name, expected, processes):
         found = read_tensors(out / f"{name}-{rank}.safetensors")
         assert found.keys() == tensors.keys()
         for key, tensor in tensors.items():
-            torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-10, equal_nan=True)
+            torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-12, equal_nan=True)
         history = json.loads((out / f"{name}-{rank}.json").read_text())["rows"]
         assert len(history) == len(rows)
         for mine, row in zip(history, rows, strict=True):

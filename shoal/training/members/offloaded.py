@@ -154,8 +154,8 @@ class OffloadedSteps:
 
     def _columns(self, context: StepContext) -> WeightColumns:
         assert context.repulsion is not None
-        blocks = [e.weights for e in (self.frozen, self.moving) if e is not None]
-        return WeightColumns(self.offload, context.repulsion, blocks)
+        weights = [e.weights for e in (self.frozen, self.moving) if e is not None]
+        return WeightColumns(self.offload, context.repulsion, weights)
 
     def _everyone(self, alive: Tensor) -> Tensor:
         """Which of all members are finite, frozen members first."""

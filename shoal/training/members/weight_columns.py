@@ -33,18 +33,18 @@ class WeightColumns:
     Attributes:
         offload: brings the strips to the device.
         repulsion: the repulsion, in the space of all weights.
-        companies: the weights of the members, those of frozen members first.
+        ensembles: the weights of the members, those of frozen members first.
     """
 
     offload: Offload
     repulsion: Repulsion
-    companies: Sequence[Tree]
+    ensembles: Sequence[Tree]
 
     def interaction(self, alive: Tensor) -> Interaction:
         """The matrices of the repulsion between finite members."""
         centred, gram = is_centred(self.repulsion), None
         strips = self._strips()
-        visits = self.offload.visit([_views(strip, self.companies) for strip in strips])
+        visits = self.offload.visit([_views(strip, self.ensembles) for strip in strips])
         for strip, copies in zip(strips, visits, strict=True):
             leaves = [leaf.unsqueeze(1) for leaf in _together(copies, len(strip))]
             here = Cloud.of(leaves, alive, centred).gram
@@ -59,26 +59,26 @@ class WeightColumns:
         living: Tensor,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """Mix the drives of the last company and add the push, in place on the host.
+        """Mix the drives of the last ensemble and add the push, in place on the host.
 
         Args:
             interaction: the matrices.
-            drives: the drives of each company; only the last, if drives are not mixed.
+            drives: the drives of each ensemble; only the last, if drives are not mixed.
             living: which members have finite drives [M].
             scale: factor of the push.
 
         Returns:
-            Norms of drive and push of each member of the last company.
+            Norms of drive and push of each member of the last ensemble.
         """
-        moved, count = drives[-1], len(next(iter(self.companies[-1].values())))
+        moved, count = drives[-1], len(next(iter(self.ensembles[-1].values())))
         own, centred = slice(-count, None), is_centred(self.repulsion)
         B = interaction.B[0, own]
         mix = None if interaction.mix is None else interaction.mix[own]
         strips, squares = self._strips(), torch.zeros(count, device=B.device, dtype=B.dtype)
-        trees = [*self.companies, *drives]
+        trees = [*self.ensembles, *drives]
         visits = self.offload.visit([_views(strip, trees) for strip in strips])
         for strip, copies in zip(strips, visits, strict=True):
-            split = len(self.companies) * len(strip)
+            split = len(self.ensembles) * len(strip)
             coordinates = _together(copies[:split], len(strip))
             forces = _together(copies[split:], len(strip))
             for (name, a, b), z, force in zip(strip, coordinates, forces, strict=True):
@@ -97,9 +97,9 @@ class WeightColumns:
 
     def _strips(self) -> list[list[Piece]]:
         """Columns that take as much memory as one block of members."""
-        first = self.companies[0]
+        first = self.ensembles[0]
         widths = {name: tensor[0].numel() for name, tensor in first.items()}
-        members = sum(len(next(iter(tree.values()))) for tree in self.companies)
+        members = sum(len(next(iter(tree.values()))) for tree in self.ensembles)
         most = max(self.offload.block * sum(widths.values()) // members, _NARROWEST)
         return list(_packed(widths, most))
 
