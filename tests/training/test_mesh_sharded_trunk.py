@@ -63,7 +63,7 @@ def check_same(out, name, expected, processes):
         found = read_tensors(out / f"{name}-{rank}.safetensors")
         assert found.keys() == expected.keys()
         for key, tensor in expected.items():
-            torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-10, equal_nan=True)
+            torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", cases.CASES)
@@ -93,7 +93,7 @@ def test_four_replicas_train_as_one_process(row, alone, name):
 def test_one_process_goes_on_with_a_trunk_in_shards(pair, alone, name):
     found, _ = result(cases.resumed(name, pair / f"for one {name}"))
     for key, tensor in alone(name)[0].items():
-        torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-10)
+        torch.testing.assert_close(found[key], tensor, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", cases.RESUMED)

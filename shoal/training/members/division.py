@@ -44,8 +44,8 @@ class Parted:
 
     def part(self) -> Ensemble:
         """The frozen members and the own members; without frozen members on the same memory."""
-        whole, own = self.whole, self.shifted(self.mesh.own)
-        part = whole.slice_members(own.start, own.stop)
+        whole, trained = self.whole, self.shifted(self.mesh.own)
+        part = whole.slice_members(trained.start, trained.stop)
         if self.frozen:
             before = {group.prefix: group for group in whole.slice_members(0, self.frozen).groups}
             mine = {group.prefix: group for group in part.groups}
@@ -101,10 +101,10 @@ class Parted:
     def gathered(self, state: Tree) -> Tree:
         """`Ensemble.changing_state` of all members, on the first process; its own elsewhere."""
         state = self.unsharded("ensemble", state)
-        own = {name: t.detach().cpu() for name, t in state.items()}
+        host_state = {name: t.detach().cpu() for name, t in state.items()}
         rows = {
             name: t[len(t) - self.own_rows(name) :]
-            for name, t in own.items()
+            for name, t in host_state.items()
             if not name.startswith("shared/")
         }
         about = [
@@ -116,15 +116,15 @@ class Parted:
             if column == 0 and row > 0:
                 for tensor in rows.values():
                     self.mesh.send(_as_bytes(tensor))
-            return own
-        found = {name: [tensor] for name, tensor in own.items()}
+            return host_state
+        pieces = {name: [tensor] for name, tensor in host_state.items()}
         for other in range(1, self.mesh.grid[0]):
             for name, dtype, shape in json.loads(headers[other * self.mesh.grid[1]]):
                 empty = torch.empty(shape, dtype=getattr(torch, dtype))
                 self.mesh.receive(_as_bytes(empty), other)
-                found.setdefault(name, []).append(empty)
+                pieces.setdefault(name, []).append(empty)
         return {
-            name: own[name] if name.startswith("shared/") else torch.cat(found[name])
+            name: host_state[name] if name.startswith("shared/") else torch.cat(pieces[name])
             for name in self.whole.changing_state
         }
 
@@ -142,13 +142,13 @@ class Parted:
         """
         if self.shards is None:
             return tree
-        found = dict(tree)
+        whole_tensors = dict(tree)
         for name, tensor in tree.items():
             divided = self.shard_of(kind, name)
             if divided is not None and tensor.ndim:
                 whole = self.shards.whole(divided, tensor)
-                found[name] = whole.cpu() if self.mesh.first else tensor
-        return found
+                whole_tensors[name] = whole.cpu() if self.mesh.first else tensor
+        return whole_tensors
 
     def shifted(self, members: slice) -> slice:
         """Trained members by their numbers in the whole, where frozen members come first."""

@@ -111,44 +111,44 @@ class OffloadedSteps:
         alive, norms = result.alive & drives.finite, drives.norms
         weights = context.repulsion is not None and context.repulsion.space.isometric
         push = self._pushed_by_columns if weights else self._pushed_on_host
-        alive, measures = push(context, batch, drives.own, alive, norms)
-        self._update(context, drives.own, alive)
+        alive, measures = push(context, batch, drives.host, alive, norms)
+        self._update(context, drives.host, alive)
         return StepInfo(result.loss, alive, measures, result.statistics), gradients, shares
 
     def _pushed_by_columns(
-        self, context: StepContext, batch: Batch, own: Tree, alive: Tensor, norms: Tensor
+        self, context: StepContext, batch: Batch, drive: Tree, alive: Tensor, norms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Add the push to the drives on the host; which members are finite, and the measures."""
         assert context.repulsion is not None
         columns, everyone = self._columns(context), self._everyone(alive)
         interaction = columns.interaction(everyone)
-        drives, norms_of = [own], [norms]
+        drives, norms_of = [drive], [norms]
         if self.frozen is not None and interaction.mix is not None:
             tree, lengths = self._frozen_drives(context, batch)
-            drives, norms_of = [tree, own], [lengths, norms]
+            drives, norms_of = [tree, drive], [lengths, norms]
         living = everyone[-len(torch.cat(norms_of)) :] & finite(torch.cat(norms_of))
         scale = -context.posterior.heat * context.repulsion.strength
         lengths = columns.add_push(interaction, drives, living, scale)
         return alive, measured(*lengths, alive, interaction.summary)
 
     def _pushed_on_host(
-        self, context: StepContext, batch: Batch, own: Tree, alive: Tensor, norms: Tensor
+        self, context: StepContext, batch: Batch, drive: Tree, alive: Tensor, norms: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The same for spaces that are not the weights themselves, by the host's arithmetic."""
         frozen = None
         if self.frozen is not None:
-            drive = self._frozen_drives(context, batch)[0] if context.shares_drives else None
+            old = self._frozen_drives(context, batch)[0] if context.shares_drives else None
             weights = {name: t.detach() for name, t in self.frozen.weights.items()}
-            frozen = FrozenState(weights, self.frozen.alive.cpu(), drive)
+            frozen = FrozenState(weights, self.frozen.alive.cpu(), old)
         self.offload.flush()
         weights = {name: t.detach() for name, t in self.moving.weights.items()}
         posterior = replace(context.posterior, prior=Flat())
         moved = weight_stage(
-            posterior, context.repulsion, dict(own), weights, alive.cpu(), 1.0, None, None, frozen
+            posterior, context.repulsion, dict(drive), weights, alive.cpu(), 1.0, None, None, frozen
         )
         for name, tensor in moved.velocity.items():
-            if tensor is not own[name]:
-                own[name].copy_(tensor)
+            if tensor is not drive[name]:
+                drive[name].copy_(tensor)
         assert moved.measures is not None, "the repulsion acts on weights"
         return moved.alive.to(alive.device), moved.measures.to(alive.device)
 
@@ -162,8 +162,8 @@ class OffloadedSteps:
         if self.frozen is None:
             return alive
         if self._finite_frozen is None:
-            found = [all_finite(part.weights) for part in parts_on_device(self.frozen)]
-            self._finite_frozen = self.frozen.alive & torch.cat(found)
+            sound = [all_finite(part.weights) for part in parts_on_device(self.frozen)]
+            self._finite_frozen = self.frozen.alive & torch.cat(sound)
         return torch.cat([self._finite_frozen, alive])
 
     def _frozen_drives(self, context: StepContext, batch: Batch) -> tuple[Tree, Tensor]:
@@ -173,7 +173,7 @@ class OffloadedSteps:
         )
         drives = _Drives(alone, self.frozen, self._host_drives("frozen", self.frozen), False)
         both_passes(_in_parts(alone, drives), self.frozen, batch)
-        return drives.own, drives.norms
+        return drives.host, drives.norms
 
     def _host_drives(self, whose: str, ensemble: Ensemble) -> Tree:
         if whose not in self._drives:
@@ -238,10 +238,10 @@ class _Updates:
             for block in blocks:
                 block.groups = [replace(block.groups[0], buffers={})]
         states = [optimizer.tensors(self._hosts(b), self._span(b)) for b in blocks]
-        wanted = [[*tensors(b), *own] for b, own in zip(blocks, states, strict=True)]
+        wanted = [[*tensors(b), *s] for b, s in zip(blocks, states, strict=True)]
         visits = self.steps.offload.visit(wanted)
-        for block, own, copies in zip(blocks, states, visits, strict=True):
-            end = len(copies) - len(own)
+        for block, state, copies in zip(blocks, states, visits, strict=True):
+            end = len(copies) - len(state)
             self._states, count = copies[end:], len(tensors_of(block))
             yield part_of(block, copies[:count]), copies[count:end]
 
@@ -289,8 +289,8 @@ class _Updates:
 class _Drives:
     """Parts of an ensemble whose drives are kept on the host, with the weight prior."""
 
-    def __init__(self, context: StepContext, ensemble: Ensemble, own: Tree, trains: bool) -> None:
-        self.context, self.ensemble, self.own, self.trains = context, ensemble, own, trains
+    def __init__(self, context: StepContext, ensemble: Ensemble, host: Tree, trains: bool) -> None:
+        self.context, self.ensemble, self.host, self.trains = context, ensemble, host, trains
         self.shared: dict[str, list[Tensor]] = {name: [] for name in ensemble.trained_shared}
         self._finite: list[Tensor] = []
         self._norms: list[Tensor] = []
@@ -325,7 +325,7 @@ class _Drives:
         self._norms.append(member_norms(velocity))
         first = part.first - self.ensemble.first
         for name, tensor in velocity.items():
-            offload.store(self.own[name][first : first + part.members], tensor)
+            offload.store(self.host[name][first : first + part.members], tensor)
         if self.trains:
             store_buffers(self.ensemble, part)
 

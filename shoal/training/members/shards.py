@@ -67,9 +67,8 @@ def restore_trunk(whole: Ensemble, part: Ensemble, shards: TrunkShards) -> None:
     """Fill the whole with the tensors of all replicas, in host memory."""
     ours, theirs = part.groups[0], whole.groups[0]
     for name in shards.shapes:
-        own = ours.shared[name]
-        found = shards.whole(name, own).cpu()
-        theirs.shared[name] = found.requires_grad_(theirs.shared[name].requires_grad)
+        tensor = shards.whole(name, ours.shared[name]).cpu()
+        theirs.shared[name] = tensor.requires_grad_(theirs.shared[name].requires_grad)
 
 
 def refill_trunk(whole: Ensemble, shared: Tree) -> None:
@@ -109,11 +108,11 @@ def shares_of_noise(ensemble: Ensemble) -> list[tuple[int, int]] | None:
     shards = ensemble.groups[0].shards
     if shards is None:
         return None
-    found = []
+    shares = []
     for name, tensor in ensemble.trained_shared.items():
         first, total = 0, tensor.numel()
         if name in shards.shapes:
             total = shards.shapes[name].numel()
             first = shards.rows(name).start * (total // shards.shapes[name][0])
-        found.append((total, first))
-    return found
+        shares.append((total, first))
+    return shares

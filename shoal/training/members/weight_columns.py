@@ -71,9 +71,9 @@ class WeightColumns:
             Norms of drive and push of each member of the last ensemble.
         """
         moved, count = drives[-1], len(next(iter(self.ensembles[-1].values())))
-        own, centred = slice(-count, None), is_centred(self.repulsion)
-        B = interaction.B[0, own]
-        mix = None if interaction.mix is None else interaction.mix[own]
+        trained, centred = slice(-count, None), is_centred(self.repulsion)
+        B = interaction.B[0, trained]
+        mix = None if interaction.mix is None else interaction.mix[trained]
         strips, squares = self._strips(), torch.zeros(count, device=B.device, dtype=B.dtype)
         trees = [*self.ensembles, *drives]
         visits = self.offload.visit([_views(strip, trees) for strip in strips])
@@ -92,7 +92,7 @@ class WeightColumns:
         if lengths is None:
             lengths = (B @ interaction.cloud.gram[0] * B).sum(1).clamp(min=0).sqrt()
         else:
-            lengths = lengths[own]
+            lengths = lengths[trained]
         return squares.sqrt(), abs(scale) * lengths
 
     def _strips(self) -> list[list[Piece]]:

@@ -93,16 +93,16 @@ class MemoryChoice:
     def table(self) -> dict[str, Any]:
         """The choice, for the provenance of a run."""
         mapping = self.mapping
-        found: dict[str, Any] = {"limit": self.limit, "chunk": mapping.chunk}
-        found["recompute"] = mapping.recompute
+        entries: dict[str, Any] = {"limit": self.limit, "chunk": mapping.chunk}
+        entries["recompute"] = mapping.recompute
         if self.resident is not None:
-            return found | {"resident": self.resident}
+            return entries | {"resident": self.resident}
         if self.footprint is not None:
             members = self.footprint.members
-            found["predicted"] = self.footprint.peak(min(mapping.chunk or members, members))
+            entries["predicted"] = self.footprint.peak(min(mapping.chunk or members, members))
         if self.tried is not None:
-            found["held"] = self.tried
-        return found
+            entries["held"] = self.tried
+        return entries
 
 
 def choose_runner(
@@ -132,26 +132,27 @@ def choose_runner(
     room = limit.bytes if limit is not None else fixed.resident + SHARE_OF_FREE * (free or 0)
     wanted = None if limit is None else limit.bytes
     most = min(mapping.chunk or fixed.members, fixed.members)
-    found = measured(1, mapping)
-    if found is not None and found.peak(most) > room:
-        found = measured(2, mapping)
-    chunk = None if found is None else found.largest_chunk(room, most)
-    if chunk == most or (found is None and fixed.peak(1) <= room):
-        return MemoryChoice(mapping, wanted, found)  # a step that fails reports its reason later
+    footprint = measured(1, mapping)
+    if footprint is not None and footprint.peak(most) > room:
+        footprint = measured(2, mapping)
+    chunk = None if footprint is None else footprint.largest_chunk(room, most)
+    if chunk == most or (footprint is None and fixed.peak(1) <= room):
+        # A step that fails reports its reason later.
+        return MemoryChoice(mapping, wanted, footprint)
     together = context.needs_all_at_once
-    if found is not None and chunk is not None and not together:
+    if footprint is not None and chunk is not None and not together:
         if not context.compares_passes:  # chunks of equal size take the same time and less memory
-            chunk = math.ceil(found.members / math.ceil(found.members / chunk))
-        return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=True)
+            chunk = math.ceil(footprint.members / math.ceil(footprint.members / chunk))
+        return MemoryChoice(replace(mapping, chunk=chunk), wanted, footprint, reduced=True)
     light = MemberRunner("loop", chunk=1, recompute=True)
     again = None if together or context.base == "gradients" else measured(1, light)
     if again is not None and again.peak(1) <= room:
         return MemoryChoice(light, wanted, again, reduced=True)
     if limit is not None:
-        measures = [f for f in (again, found, fixed) if f is not None and f.member < _ENDLESS]
+        measures = [f for f in (again, footprint, fixed) if f is not None and f.member < _ENDLESS]
         raise ConfigError(_too_small(limit, measures[0], most if together else 1))
     chunk = mapping.chunk if together else 1
-    return MemoryChoice(replace(mapping, chunk=chunk), wanted, found, reduced=not together)
+    return MemoryChoice(replace(mapping, chunk=chunk), wanted, footprint, reduced=not together)
 
 
 def tried_out(
@@ -174,11 +175,11 @@ def tried_out(
         taken = held(runner)
         if taken is not None and taken <= limit:
             fewer = choice.reduced or chunk < members
-            found = replace(choice, mapping=runner, reduced=fewer, tried=taken)
+            confirmed = replace(choice, mapping=runner, reduced=fewer, tried=taken)
             most = footprint.captured(taken, chunk) if captures else taken
             if most <= limit:
-                return replace(found, tried=most), captures
-            eager = eager or found
+                return replace(confirmed, tried=most), captures
+            eager = eager or confirmed
         chunk = _next_chunk(chunk, members)
     return eager or choice, False
 
@@ -220,7 +221,7 @@ def choose_resident(
 
 
 def block_footprint(
-    moving: Ensemble, spec: Mapping[str, Any], lr: float, found: Footprint, always: int
+    moving: Ensemble, spec: Mapping[str, Any], lr: float, whole: Footprint, always: int
 ) -> BlockFootprint:
     """Bytes of a step in blocks, from what a step of all members would take.
 
@@ -228,7 +229,7 @@ def block_footprint(
         moving: the trained members.
         spec: the optimiser.
         lr: its learning rate.
-        found: bytes of a step with all members on the device.
+        whole: bytes of a step with all members on the device.
         always: bytes on the device that do not depend on the blocks.
     """
     weights, buffers = bytes_of(moving.weights.values()), bytes_of(moving.buffers.values())
@@ -237,9 +238,9 @@ def block_footprint(
         always=always,
         state=(weights + buffers + states) // moving.members,
         weights=weights // moving.members,
-        common=found.common,
-        member=found.member,
-        unused=found.unused,
+        common=whole.common,
+        member=whole.member,
+        unused=whole.unused,
     )
 
 

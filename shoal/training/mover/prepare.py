@@ -183,11 +183,11 @@ def nothing_to_prepare(repulsion: Repulsion) -> bool:
 
 def _fitted(repulsion: Repulsion, batches: ArrayBatches | LoaderBatches) -> Tree:
     """Axes and units of the space, and statistics of the points, by name."""
-    found = statistics(repulsion.points, lambda: _parts(batches))
+    tensors = statistics(repulsion.points, lambda: _parts(batches))
     if repulsion.space.base != "gradients":
-        return found
+        return tensors
     name = innermost(repulsion.space).gradients_of
-    return found | learned(fitted(repulsion.space, Inputs(lambda: _inputs(batches, name))))
+    return tensors | learned(fitted(repulsion.space, Inputs(lambda: _inputs(batches, name))))
 
 
 def keep(folder: Path, axes: Tree, shared: Tree) -> None:
@@ -204,6 +204,6 @@ def _parts(batches: ArrayBatches | LoaderBatches) -> Iterator[AnyInputs]:
 
 def _inputs(batches: ArrayBatches | LoaderBatches, name: str | None) -> Iterator[Tensor]:
     for x in _parts(batches):
-        found = tracked_input(x, name)
+        tracked = tracked_input(x, name)
         # Tokens of a structure are as little real as tokens alone, which the axes refuse.
-        yield first_tensor(x) if found is None else found[1]  # pyright: ignore
+        yield first_tensor(x) if tracked is None else tracked[1]  # pyright: ignore
