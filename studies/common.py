@@ -47,7 +47,7 @@ def finished(
     jobs: int,
     within: float,
     prepare: Callable[..., None] | None = None,
-    given: tuple = (),
+    arguments: tuple = (),
     kind: Callable[[tuple], Hashable] = lambda cell: None,
 ) -> Iterator[tuple[tuple, Any]]:
     """Each cell with `act(*cell)`, when it ends.
@@ -61,12 +61,12 @@ def finished(
         jobs: number of processes.
         within: seconds for all cells.
         prepare: called once in every process.
-        given: arguments of `prepare`.
+        arguments: arguments of `prepare`.
         kind: cells of one kind take about the same time.
     """
     begun, longest, missing = time.monotonic(), dict[Hashable, float](), list(cells)
     running: dict[Future, tuple[tuple, float]] = {}
-    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare, given) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), prepare, arguments) as pool:
         while missing or running:
             while missing and len(running) < jobs:
                 cell = missing.pop(0)

@@ -188,8 +188,8 @@ def curve(data, run, kind):
     x = torch.linspace(0.5, 7, 260)[:, None]
     pred = shoal.predict(run, x)
     method = "ensemble" if kind == "ensemble" else "f-kde"
-    given = data.train.x[:, 0], data.train.y
-    figure = band(x[:, 0], pred.mean[:, 0], pred.stddev[:, 0], given, method, kind)
+    points = data.train.x[:, 0], data.train.y
+    figure = band(x[:, 0], pred.mean[:, 0], pred.stddev[:, 0], points, method, kind)
     figure.axes[0].set_ylim(-9, 7)
     return figure
 

@@ -203,10 +203,10 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="only cpu is used")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tables", action="store_true")
-    given = parser.parse_args()
-    if not given.tables:
-        train(given.out, given.seeds, given.jobs, given.within)
-    write_tables(given.out)
+    asked = parser.parse_args()
+    if not asked.tables:
+        train(asked.out, asked.seeds, asked.jobs, asked.within)
+    write_tables(asked.out)
 
 
 if __name__ == "__main__":

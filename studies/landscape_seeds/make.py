@@ -61,8 +61,8 @@ def options() -> argparse.Namespace:
 def prepared(name: str, asked: argparse.Namespace) -> Case:
     """The data of a case, with all corruptions at severity 3, and its network."""
     source = name.split("/")[0]
-    given = asked.cifar if source == "cifar10" else asked.fashion
-    train, test = image_arrays(source, given)
+    file = asked.cifar if source == "cifar10" else asked.fashion
+    train, test = image_arrays(source, file)
     first, last = asked.images, asked.images + asked.validation
 
     def made(images: Any, at: slice) -> Any:
