@@ -47,16 +47,16 @@ def ood_sets(
         pixel_range: range of the training images; OOD images are assumed to be in [0, 1].
         own: OOD sets of the data.
     """
-    found: dict[str, Split] = {}
+    splits: dict[str, Split] = {}
     for entry in (entries,) if isinstance(entries, str) else entries:
-        name, split = _one(entry, shape, pixel_range, own or {})
-        if name in found:
+        name, split = _ood_set(entry, shape, pixel_range, own or {})
+        if name in splits:
             raise ConfigError(f"there are two OOD sets called '{name}'; rename one of them")
-        found[name] = split
-    return found
+        splits[name] = split
+    return splits
 
 
-def _one(
+def _ood_set(
     entry: str,
     shape: tuple[int, ...],
     pixel_range: tuple[float, float] | None,
@@ -363,12 +363,12 @@ def _listed(folder: Path, classes: tuple[str, ...] | None) -> tuple[list[Path], 
             f"{folder} has a class '{strange[0]}' that the training data lack; they have "
             f"{', '.join(known)}"
         )
-    found = {name: _images_in(folder / name) for name in names}
-    bare = [name for name, files in found.items() if not files]
+    images = {name: _images_in(folder / name) for name in names}
+    bare = [name for name, files in images.items() if not files]
     if bare:
         raise DataError(f"{folder / bare[0]} holds no images ({', '.join(ENDINGS)})")
-    labels = [known.index(name) for name, files in found.items() for _ in files]
-    return [file for files in found.values() for file in files], labels
+    labels = [known.index(name) for name, files in images.items() for _ in files]
+    return [file for files in images.values() for file in files], labels
 
 
 def _images_in(folder: Path) -> list[Path]:

@@ -233,17 +233,17 @@ def save_peft(ensemble: Any, folder: str | Path) -> list[Path]:
         ensemble: an ensemble or a run, with members of `lora` or of peft models.
         folder: a folder without adapters; it is made if needed.
     """
-    found = getattr(ensemble, "ensemble", ensemble)
-    if not isinstance(found, Ensemble):
+    members = getattr(ensemble, "ensemble", ensemble)
+    if not isinstance(members, Ensemble):
         raise ConfigError(f"save_peft needs an ensemble or a run, not {describe_value(ensemble)}")
     folder = checked_path(folder, "folder")
     if any(folder.glob("member-*")):
         raise ConfigError(f"{folder} holds members already; choose a new folder")
     written, index = [], 0
-    for group in found.groups:
+    for group in members.groups:
         for _ in range(group.members):
             path = folder / f"member-{index:03d}"
-            write_folder(path, found.member(index), group.weights)
+            write_folder(path, members.member(index), group.weights)
             written.append(path)
             index += 1
     return written
@@ -257,8 +257,8 @@ def load_peft(module: nn.Module, folders: str | Path | Iterable[str | Path]) -> 
         folders: adapter folders, or one folder that holds them. All need the same layers, rank
             and alpha.
     """
-    found = [read_folder(folder) for folder in member_folders(folders)]
-    first = same_layout(found)
+    adapters = [read_folder(folder) for folder in member_folders(folders)]
+    first = same_layout(adapters)
     known = FrozenTensors(module).module.state_dict()
     for name in first.full:
         if name not in known:
@@ -269,9 +269,9 @@ def load_peft(module: nn.Module, folders: str | Path | Iterable[str | Path]) -> 
     parameters = dict(module.named_parameters(remove_duplicate=False))
     train = [name for name in first.full if name in parameters]
     build = lora(module, first.rank, list(first.factors), first.alpha, train, fresh=False)
-    ensemble = Ensemble.init(build, members=len(found))
+    ensemble = Ensemble.init(build, members=len(adapters))
     stacked = ensemble.weights | ensemble.buffers
-    for index, each in enumerate(found):
+    for index, each in enumerate(adapters):
         for name, pair in each.factors.items():
             for key, values in zip(_factor_names(module, name), pair, strict=True):
                 fill_(stacked[key][index], values, key, each.path)

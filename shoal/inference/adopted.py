@@ -1,4 +1,4 @@
-"""Trained networks as members: checked, told apart by architecture, and copied."""
+"""Trained networks as members: checked, grouped by architecture, and copied."""
 
 import copy
 import hashlib
@@ -40,26 +40,26 @@ def checked_networks(networks: Any) -> list[nn.Module]:
         raise ConfigError("wanted a list of networks, not one network; type: [network]")
     if isinstance(networks, str | bytes) or not isinstance(networks, Iterable):
         raise ConfigError(f"wanted a list of networks, not a {type(networks).__name__}")
-    given = list(networks)
-    if not given:
+    listed = list(networks)
+    if not listed:
         raise ConfigError("an ensemble needs at least one network, not an empty list")
-    for index, module in enumerate(given):
+    for index, module in enumerate(listed):
         if not isinstance(module, nn.Module):
             made = "; call the function first" if callable(module) else ""
             raise ConfigError(
                 f"network {index} must be an nn.Module, not a {type(module).__name__}{made}"
             )
-    found = [unwrapped(module) for module in given]
+    modules = [unwrapped(module) for module in listed]
     places: dict[int, int] = {}
-    for index, module in enumerate(found):
+    for index, module in enumerate(modules):
         if (first := places.setdefault(id(module), index)) != index:
             raise ConfigError(
                 f"networks {first} and {index} are the same object; pass each network once"
             )
         _check_tensors(module, index)
-    _check_alike(found, "device", {str(t.device) for m in found for t in _tensors(m).values()})
-    _check_alike(found, "type", {str(_real_type(module)) for module in found})
-    return found
+    _check_alike(modules, "device", {str(t.device) for m in modules for t in _tensors(m).values()})
+    _check_alike(modules, "type", {str(_real_type(module)) for module in modules})
+    return modules
 
 
 def _check_tensors(module: nn.Module, index: int) -> None:
@@ -82,8 +82,8 @@ def _check_tensors(module: nn.Module, index: int) -> None:
 
 def _check_alike(modules: list[nn.Module], what: str, kinds: set[str]) -> None:
     if len(kinds) > 1:
-        told = " and ".join(sorted(kinds))
-        raise ConfigError(f"the networks have more than one {what}, {told}; move them to one")
+        names = " and ".join(sorted(kinds))
+        raise ConfigError(f"the networks have more than one {what}, {names}; move them to one")
 
 
 def _real_type(module: nn.Module) -> torch.dtype:
@@ -101,11 +101,11 @@ def by_architecture(modules: Sequence[nn.Module]) -> list[list[int]]:
     and types of all tensors are equal. Then one network computes as the other if the tensors are
     exchanged.
     """
-    found: dict[tuple, list[int]] = {}
+    groups: dict[tuple, list[int]] = {}
     for index, module in enumerate(modules):
-        found.setdefault(_architecture(module), []).append(index)
+        groups.setdefault(_architecture(module), []).append(index)
     shapes: dict[tuple, int] = {}
-    for (_, tensors), (index, *_) in found.items():
+    for (_, tensors), (index, *_) in groups.items():
         first = shapes.setdefault(tensors, index)
         if first != index:
             warnings.warn(
@@ -114,7 +114,7 @@ def by_architecture(modules: Sequence[nn.Module]) -> list[list[int]]:
                 ShoalWarning,
                 stacklevel=4,
             )
-    return list(found.values())
+    return list(groups.values())
 
 
 def _architecture(module: nn.Module) -> tuple:
@@ -127,8 +127,12 @@ def _settings(layer: nn.Module) -> tuple:
     """Class and plain attributes of a layer, which its tensors do not show."""
     kind = f"{type(layer).__module__}.{type(layer).__qualname__}"
     computed = _computed_by_hooks(layer)
-    own = {k: v for k, v in vars(layer).items() if k not in _INTERNAL and k not in computed}
-    return kind, layer.extra_repr(), tuple((name, _plain(value)) for name, value in own.items())
+    settings = {k: v for k, v in vars(layer).items() if k not in _INTERNAL and k not in computed}
+    return (
+        kind,
+        layer.extra_repr(),
+        tuple((name, _plain(value)) for name, value in settings.items()),
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -165,7 +169,7 @@ def adopted_groups(networks: Iterable[nn.Module]) -> tuple[list[Group], Tensor]:
             stacklevel=3,
         )
     groups = [_group([modules[index] for index in group]) for group in places]
-    _tell_equal(modules, order)
+    _warn_equal(modules, order)
     return groups, _finite(groups)
 
 
@@ -195,7 +199,7 @@ def _copied(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def _tell_equal(modules: Sequence[nn.Module], order: Sequence[int]) -> None:
+def _warn_equal(modules: Sequence[nn.Module], order: Sequence[int]) -> None:
     digests = [_digest(_tensors(modules[index]).values()) for index in order]
     equal = [i for i, digest in enumerate(digests) if digest in digests[:i]]
     if equal:
@@ -216,11 +220,11 @@ def _digest(tensors: Iterable[Tensor]) -> str:
 
 def _finite(groups: Sequence[Group]) -> Tensor:
     """Which members have finite weights only; a warning names the others."""
-    found = [
+    finite = [
         torch.stack([t.detach().flatten(1).isfinite().all(1) for t in group.weights.values()])
         for group in groups
     ]
-    alive = torch.cat([each.all(0) for each in found])
+    alive = torch.cat([each.all(0) for each in finite])
     lost = (~alive).nonzero().flatten().tolist()
     if len(lost) == len(alive):
         raise DataError("the weights of all networks are not finite; nothing can be predicted")

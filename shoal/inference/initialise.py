@@ -41,28 +41,28 @@ def build_members(build: Build, indices: Sequence[int], seed: int) -> list[nn.Mo
     set_all = torch.manual_seed if _has_gpu() else None
     with torch.random.fork_rng(gpus), generators_restored():
         for index in indices:
-            own = derive(seed, "member", index)
-            set_generators(own)
+            member_seed = derive(seed, "member", index)
+            set_generators(member_seed)
             if set_all is not None:
-                set_all(own)
+                set_all(member_seed)
             modules.append(_checked(build()))
             draw_zero_adapters(modules[-1])
             merge_equal(modules[-1], modules[0])
             if len(modules) <= 2:
                 _check_memory(modules, len(indices))
     _check_alike(modules)
-    _tell_apart(modules, indices, seed)
+    _perturb_equal(modules, indices, seed)
     return modules
 
 
-def drawn(members: range, own: slice | None) -> Sequence[int]:
+def drawn(members: range, made: slice | None) -> Sequence[int]:
     """Which members of an architecture a process draws: its own, and two to compare them with.
 
     Two networks show what all networks share, and which values shared tensors begin with.
     """
-    if own is None:
+    if made is None:
         return members
-    return [i for i in members if own.start <= i < own.stop or i < members.start + 2]
+    return [i for i in members if made.start <= i < made.stop or i < members.start + 2]
 
 
 def spread(group: Group, places: Sequence[int], count: int) -> Group:
@@ -75,9 +75,9 @@ def spread(group: Group, places: Sequence[int], count: int) -> Group:
     def whole(tensor: Tensor) -> Tensor:
         size = count * tensor[0].numel() * tensor.element_size()
         flat = torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(tensor.dtype)
-        found = flat.view(count, *tensor.shape[1:])
-        found[where] = tensor.detach()
-        return found.requires_grad_(tensor.requires_grad)
+        stacked = flat.view(count, *tensor.shape[1:])
+        stacked[where] = tensor.detach()
+        return stacked.requires_grad_(tensor.requires_grad)
 
     weights = {name: whole(tensor) for name, tensor in group.weights.items()}
     buffers = {name: whole(tensor) for name, tensor in group.buffers.items()}
@@ -157,7 +157,7 @@ def _check_alike(modules: list[nn.Module]) -> None:
         )
 
 
-def _tell_apart(modules: list[nn.Module], indices: Sequence[int], seed: int) -> None:
+def _perturb_equal(modules: list[nn.Module], indices: Sequence[int], seed: int) -> None:
     equal = _repeated(modules)
     if not equal:
         return

@@ -74,22 +74,23 @@ class TrackedInputs:
             x: inputs [B, ...].
             name: which input of a structure; None for the only real input, or the embedding.
         """
-        found = tracked_input(x, name)
-        if found is not None:
-            own = found[1].expand(ensemble.members, *found[1].shape).detach().requires_grad_()
+        tracked = tracked_input(x, name)
+        if tracked is not None:
+            name, tensor = tracked
+            copies = tensor.expand(ensemble.members, *tensor.shape).detach().requires_grad_()
             if isinstance(x, Tensor):
-                return cls(own)
+                return cls(copies)
             assert isinstance(x, Structured)
-            return cls(x.expand(ensemble.members).replaced(found[0], own), None, found[0])
+            return cls(x.expand(ensemble.members).replaced(name, copies), None, name)
         probes = []
         for group in ensemble.groups:
-            found = group.embedded(x)
-            if found is None:
+            embedding = group.embedded(x)
+            if embedding is None:
                 raise DataError(
                     "integer inputs have no gradient, and the network has no nn.Embedding as its "
                     "first layer; convert the inputs to float, or use a method such as 'f-kde'"
                 )
-            name, shape = found
+            name, shape = embedding
             zeros = torch.zeros(group.members, *shape, device=x.device, dtype=ensemble.dtype)
             probes.append({name: zeros.requires_grad_()})
         shapes = {next(iter(probe.values())).shape[1:] for probe in probes}
@@ -112,9 +113,9 @@ class TrackedInputs:
 
     def run(self, ensemble: Ensemble, context: PassContext) -> Tensor:
         """Outputs [M, B, C]."""
-        own = self.probes is None
+        own_inputs = self.probes is None
         with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
-            return ensemble(self.x, mapping, own, context.seed, context.step, self.probes)
+            return ensemble(self.x, mapping, own_inputs, context.seed, context.step, self.probes)
 
     def run_in(
         self, batch: MemberInputs, rule: RowRule | None, ensemble: Ensemble, context: PassContext
@@ -149,10 +150,10 @@ class TrackedInputs:
             live: the gradients can be differentiated again.
         """
         leaves = self.leaves
-        found = torch.autograd.grad(
+        by_leaf = torch.autograd.grad(
             scores.sum(), leaves, create_graph=live, retain_graph=live, allow_unused=True
         )
-        gradients = [gradient for gradient in found if gradient is not None]
+        gradients = [gradient for gradient in by_leaf if gradient is not None]
         if len(gradients) < len(leaves):
             raise DataError(
                 "the outputs of the network have no gradient with respect to its inputs; "
@@ -183,15 +184,15 @@ class PassResult(NamedTuple):
         return PassResult(self.inputs.detach(), self.outputs.detach(), *compared)
 
     @classmethod
-    def joined(cls, looks: Sequence["PassResult"]) -> "PassResult":
+    def joined(cls, results: Sequence["PassResult"]) -> "PassResult":
         """The results of several member ranges as one."""
 
         def together(name: str) -> Tensor | None:
-            found = [getattr(look, name) for look in looks]
-            return None if found[0] is None else torch.cat(found)
+            tensors = [getattr(result, name) for result in results]
+            return None if tensors[0] is None else torch.cat(tensors)
 
-        outputs = torch.cat([look.outputs for look in looks])
-        return cls(looks[0].inputs, outputs, together("gradients"), together("at_points"))
+        outputs = torch.cat([result.outputs for result in results])
+        return cls(results[0].inputs, outputs, together("gradients"), together("at_points"))
 
 
 class BatchRows(NamedTuple):

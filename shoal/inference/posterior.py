@@ -89,8 +89,8 @@ class Posterior:
         weight = None if weight is None else weight.to(each.dtype)
         if weight is None:
             return each.mean(-1) if each.ndim == 2 else each.flatten(1).mean(-1)
-        own = weight.ndim == each.ndim  # every member has its own weights
-        total = weight.flatten(1).sum(-1) if own else weight.sum()
+        per_member = weight.ndim == each.ndim  # every member has its own weights
+        total = weight.flatten(1).sum(-1) if per_member else weight.sum()
         total = total.clamp(min=torch.finfo(weight.dtype).tiny)
         return (each * weight).flatten(1).sum(-1) / total
 
@@ -138,27 +138,31 @@ def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Ten
             data point [M, B], which gives [M, B, ...].
         shape: of the log-likelihoods of one member [B, ...].
     """
-    targets, own = parted(y)
+    targets, weights = parted(y)
     weight = likelihood.weight(targets)
-    if own is None:
+    if weights is None:
         return weight
-    if own.ndim == 1 or getattr(y, "per_member", False):
-        own = own.reshape(*own.shape, *(1,) * (len(shape) - 1))
-        own = own.expand(*own.shape[: own.ndim - len(shape)], *shape)
-    elif own.shape != shape:
+    if weights.ndim == 1 or getattr(y, "per_member", False):
+        weights = weights.reshape(*weights.shape, *(1,) * (len(shape) - 1))
+        weights = weights.expand(*weights.shape[: weights.ndim - len(shape)], *shape)
+    elif weights.shape != shape:
         raise DataError(
-            f"weights have shape {tuple(own.shape)}; wanted one per data point, ({shape[0]},), or "
-            f"one per target, {tuple(shape)}"
+            f"weights have shape {tuple(weights.shape)}; wanted one per data point, "
+            f"({shape[0]},), or one per target, {tuple(shape)}"
         )
-    return own if weight is None else own * weight
+    return weights if weight is None else weights * weight
 
 
 def point_weights(y: Targets) -> Tensor | None:
     """Weight of every data point [B]; a data point counts if any of its targets does."""
-    own = parted(y)[1]
-    if own is None or own.ndim == 1:
-        return own
-    return own.mean(0) if getattr(y, "per_member", False) else (own != 0).flatten(1).any(1).to(own)
+    weight = parted(y)[1]
+    if weight is None or weight.ndim == 1:
+        return weight
+    return (
+        weight.mean(0)
+        if getattr(y, "per_member", False)
+        else (weight != 0).flatten(1).any(1).to(weight)
+    )
 
 
 def initialised_from(likelihood: Likelihood, y: Targets, sites: torch.Size) -> Likelihood:

@@ -93,37 +93,37 @@ def _networks(group: Group, chosen: Iterable[int]) -> list[nn.Module]:
     parameters = {name for name, _ in group.prototype.named_parameters()}
     shared = {}
     for name, tensor in group.shared.items():
-        own = tensor.detach().clone()
+        copied = tensor.detach().clone()
         trained = tensor.requires_grad
-        shared[name] = nn.Parameter(own, requires_grad=trained) if name in parameters else own
-    private, found = group.weights | group.buffers, []
+        shared[name] = nn.Parameter(copied, requires_grad=trained) if name in parameters else copied
+    private, networks = group.weights | group.buffers, []
     for index in chosen:
-        own = {name: stacked[index].detach().clone() for name, stacked in private.items()}
-        module = filled(group.prototype, shared | own)
+        tensors = {name: stacked[index].detach().clone() for name, stacked in private.items()}
+        module = filled(group.prototype, shared | tensors)
         set_output(module, group.skeleton.__dict__.get("_shoal_output"))
-        found.append(module.eval())
-    return found
+        networks.append(module.eval())
+    return networks
 
 
 def _shared(networks: list[nn.Module], names: Iterable[str]) -> list[Tensor]:
     """The tensors of these names that are one object in all networks."""
-    found = []
+    tensors = []
     for name in names:
         try:
             each = [_tensor(network, name) for network in networks]
         except AttributeError:  # merged adapters have no tensors of the trunk
             continue
         if all(tensor is each[0] for tensor in each):
-            found.append(each[0])
-    return found
+            tensors.append(each[0])
+    return tensors
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:
     owner, _, last = name.rpartition(".")
-    found = getattr(module.get_submodule(owner), last)
-    if not isinstance(found, Tensor):
+    tensor = getattr(module.get_submodule(owner), last)
+    if not isinstance(tensor, Tensor):
         raise AttributeError(name)
-    return found
+    return tensor
 
 
 def merged(module: nn.Module) -> nn.Module:

@@ -187,17 +187,17 @@ def learned(space: Any, depth: int = 0) -> Tree:
     """The fitted tensors of a space, named by their position, to store with a run."""
     if not hasattr(space, "space"):
         return {}
-    own = {name: getattr(space, name, None) for name in ("basis", "factor")}
-    mine = {f"{depth}.{name}": t for name, t in own.items() if isinstance(t, Tensor)}
-    return mine | learned(space.space, depth + 1)
+    fitted = {name: getattr(space, name, None) for name in ("basis", "factor")}
+    named = {f"{depth}.{name}": t for name, t in fitted.items() if isinstance(t, Tensor)}
+    return named | learned(space.space, depth + 1)
 
 
 def with_learned(space: Any, tensors: Tree, depth: int = 0) -> Any:
     """The space with the tensors that `learned` returned, on any device."""
     if not hasattr(space, "space"):
         return space
-    own = {name: tensors.get(f"{depth}.{name}") for name in ("basis", "factor")}
-    known = {name: tensor for name, tensor in own.items() if tensor is not None}
+    fitted = {name: tensors.get(f"{depth}.{name}") for name in ("basis", "factor")}
+    known = {name: tensor for name, tensor in fitted.items() if tensor is not None}
     return replace(space, space=with_learned(space.space, tensors, depth + 1), **known)
 
 

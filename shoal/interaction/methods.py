@@ -87,9 +87,9 @@ class Method:
     def _facts(self) -> dict[str, object]:
         """Components of the repulsion by name, and differences from the default form."""
         form = "legacy" if self.legacy else "calibrated" if self.calibrated else None
-        found: dict[str, object] = {} if form is None else {"form": form}
+        form_facts: dict[str, object] = {} if form is None else {"form": form}
         if self.repulsion is None:
-            return {"repulsion": "no repulsion"} | found
+            return {"repulsion": "no repulsion"} | form_facts
         chain: list[Any] = [self.repulsion.space]
         while hasattr(chain[-1], "space"):
             chain.append(chain[-1].space)
@@ -101,7 +101,7 @@ class Method:
             "flow": " by ".join(p if isinstance(p, str) else type(p).__name__ for p in parts),
             "strength": f"strength {self.repulsion.strength:g}",
             **{key: f"{key}={value}" for key, value in self.settings},
-            **found,
+            **form_facts,
         }
 
     def with_strength(self, strength: float | None) -> "Method":
@@ -202,10 +202,10 @@ def known(name: object) -> bool:
 
 def changed(method: Method, settings: Mapping[str, Any]) -> Method:
     """The method with other settings of its space, and other points."""
-    own = {name: value for name, value in settings.items() if name != "points"}
-    for setting, value in own.items():
+    space_settings = {name: value for name, value in settings.items() if name != "points"}
+    for setting, value in space_settings.items():
         method = _changed(method, setting, value)
-    method = replace(method, settings=tuple(sorted(own.items())))
+    method = replace(method, settings=tuple(sorted(space_settings.items())))
     if "points" not in settings:
         return method
     points = settings["points"]
@@ -274,8 +274,8 @@ def _calibrated(method: Method) -> Method:
         return replace(method, calibrated=True)
     flow, bandwidth = repulsion.flow, repulsion.bandwidth
     if isinstance(flow, Wasserstein) and not isinstance(flow.estimator, KDE):
-        own = SGE(eta=1.0) if isinstance(flow.estimator, SGE) else flow.estimator
-        flow, bandwidth = Wasserstein(own), Median(scale="unit")
+        estimator = SGE(eta=1.0) if isinstance(flow.estimator, SGE) else flow.estimator
+        flow, bandwidth = Wasserstein(estimator), Median(scale="unit")
     repulsion = replace(repulsion, bandwidth=bandwidth, flow=flow, calibrated=True)
     functional = repulsion.space.base == "outputs"
     return replace(method, repulsion=repulsion, functional_prior=functional, calibrated=True)

@@ -73,10 +73,10 @@ def points_of(value: Any) -> Points:
     """
     if isinstance(value, str):
         return registry.make(value)
-    given: Any = value
+    inputs: Any = value
     if isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return registry.make({**value})
-    return given if hasattr(given, "draw") else Unlabelled(given)
+    return inputs if hasattr(inputs, "draw") else Unlabelled(inputs)
 
 
 @registry.register("batch")
@@ -193,11 +193,11 @@ class Noise:
     def draw(self, x: Inputs, key: Tensor) -> Drawn:
         """x + scale * std * normal for rows x of the batch."""
         known = _prepared(self.statistics, "noise")
-        base, found = _some(x, self.count, key), {}
+        base, tensors = _some(x, self.count, key), {}
         for index, (name, t) in enumerate(real_tensors(base.x, "noise").items()):
             normal = many_normal(hashed(key + 1 + index), t.shape, t.dtype)
-            found[name] = t + self.scale * known[f"std/{name}"].to(t) * normal
-        return Drawn(_replaced(base.x, found), base.rows)
+            tensors[name] = t + self.scale * known[f"std/{name}"].to(t) * normal
+        return Drawn(_replaced(base.x, tensors), base.rows)
 
 
 @registry.register("uniform")
@@ -228,13 +228,13 @@ class Uniform:
     def draw(self, x: Inputs, key: Tensor) -> Drawn:
         """low - margin * width + (1 + 2 margin) * width * uniform."""
         known = _prepared(self.statistics, "uniform")
-        base, found = _some(x, self.count, key), {}
+        base, tensors = _some(x, self.count, key), {}
         for index, (name, t) in enumerate(real_tensors(base.x, "uniform").items()):
             low, high = (known[f"{end}/{name}"].to(t) for end in self.fits)
             u = many_uniform(hashed(key + 1 + index), t.shape, t.dtype)
             width = high - low
-            found[name] = low - self.margin * width + (1 + 2 * self.margin) * width * u
-        return Drawn(_replaced(base.x, found), base.rows)
+            tensors[name] = low - self.margin * width + (1 + 2 * self.margin) * width * u
+        return Drawn(_replaced(base.x, tensors), base.rows)
 
 
 @registry.register("mixup", cite=("zhang2018mixup",))
@@ -265,11 +265,11 @@ class Mixup:
         step = 1 + _whole_below(max(size - 1, 1), uniform(hashed(key + 1), base.rows.shape))
         other = x[(base.rows + step) % size]
         share = beta(self.alpha, hashed(key + 2), base.rows.shape)
-        found = {}
+        tensors = {}
         for name, t in real_tensors(base.x, "mixup").items():
             part = share.to(t.dtype).reshape(-1, *(1,) * (t.ndim - 1))
-            found[name] = part * t + (1 - part) * real_tensors(other, "mixup")[name]
-        return Drawn(_replaced(base.x, found), base.rows)
+            tensors[name] = part * t + (1 - part) * real_tensors(other, "mixup")[name]
+        return Drawn(_replaced(base.x, tensors), base.rows)
 
 
 def beta(alpha: float, key: Tensor, shape: torch.Size) -> Tensor:
@@ -302,10 +302,10 @@ def real_tensors(x: Inputs, kind: str) -> Tree:
     return real
 
 
-def _replaced(x: Inputs, found: Tree) -> Inputs:
+def _replaced(x: Inputs, tensors: Tree) -> Inputs:
     if isinstance(x, Structured):
-        return type(x)({**x.tensors, **found}, x.form)
-    return found["x"]
+        return type(x)({**x.tensors, **tensors}, x.form)
+    return tensors["x"]
 
 
 def _some(x: Inputs, count: int | None, key: Tensor) -> Drawn:

@@ -240,11 +240,11 @@ def _settings(repulsion: Repulsion) -> dict[str, Any] | None:
 
 
 def _by_kernel(repulsion: Repulsion, cloud: Cloud, choices: dict[str, Any]) -> Interaction:
-    found = fused.interaction_kernels.matrices(cloud.gram, cloud.alive, **choices)
-    mix, B = found.mix, found.B
+    matrices = fused.interaction_kernels.matrices(cloud.gram, cloud.alive, **choices)
+    mix, B = matrices.mix, matrices.B
     if choices["flow"] == "laplacian":
-        mix, B = repulsion.flow(found.K, B, cloud.alive.sum().clamp(min=1))
-    return Interaction(mix, B, found.K, found.h2, cloud, found.summary, found.lengths)
+        mix, B = repulsion.flow(matrices.K, B, cloud.alive.sum().clamp(min=1))
+    return Interaction(mix, B, matrices.K, matrices.h2, cloud, matrices.summary, matrices.lengths)
 
 
 def repel(

@@ -223,17 +223,17 @@ def _of_outputs(likelihood: Any, outputs: Tensor, random: torch.Generator) -> Te
     mean, variance = (moment.double() for moment in likelihood.moments(outputs))
     if "gaussian" in kinds:
         noise = torch.randn(mean.shape, generator=random, dtype=torch.float64)
-        found = mean + variance.sqrt() * noise.to(mean.device)
+        targets = mean + variance.sqrt() * noise.to(mean.device)
     else:
         level = _uniform(mean.shape, random).to(mean.device)
-        found = bisected(
+        targets = bisected(
             lambda y: likelihood.cdf(outputs, y),
             mean,
             variance.sqrt(),
             level,
             likelihood.discrete,
         )
-    return found.to(outputs.dtype)
+    return targets.to(outputs.dtype)
 
 
 def _uniform(shape: torch.Size, random: torch.Generator) -> Tensor:

@@ -98,8 +98,8 @@ class MemberFile:
             if needed > self.room:
                 self._make_room(max(needed, 2 * self.room))
             for member in range(members):
-                own = outputs[member].to("cpu", self.dtype).contiguous()
-                self._write(own, self._place(member, self.room) + self.filled * self._point)
+                values = outputs[member].to("cpu", self.dtype).contiguous()
+                self._write(values, self._place(member, self.room) + self.filled * self._point)
         self.filled = needed
 
     def finish(self, kept: Sequence[int], weights: Tensor | None) -> None:
@@ -207,21 +207,21 @@ def read_prediction(path: Path, likelihood: Likelihood | None = None) -> StoredP
                     raise SafetensorError("it holds other tensors")
                 members = file.get_tensor("members")
         spec, learned, weights = (parse_json(facts[name]) for name in _DESCRIBED)
-        found = likelihood or _made(spec, path).restored(_learned(learned))
-        own = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+        meaning = likelihood or _made(spec, path).restored(_learned(learned))
+        shares = None if weights is None else torch.tensor(weights, dtype=torch.float64)
     except ShoalError:
         raise
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{path} is not a sound prediction file: {error}") from None
-    return StoredPrediction(members, found, own)
+    return StoredPrediction(members, meaning, shares)
 
 
 def _spec(likelihood: Likelihood) -> dict[str, Any]:
     try:
         return registry.spec(likelihood)
     except ConfigError:
-        own = getattr(likelihood, "__qualname__", type(likelihood).__qualname__)
-        return {"custom": own}
+        name = getattr(likelihood, "__qualname__", type(likelihood).__qualname__)
+        return {"custom": name}
 
 
 def _made(spec: Mapping[str, Any], path: Path) -> Likelihood:

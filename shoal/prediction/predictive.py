@@ -71,9 +71,11 @@ class Predictive:
     def __post_init__(self) -> None:
         outputs = self.members
         if not isinstance(outputs, Tensor) or outputs.ndim < 3 or outputs.numel() == 0:
-            came = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            received = (
+                list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            )
             raise DataError(
-                f"members must be a non-empty tensor [members, points, outputs], not {came}"
+                f"members must be a non-empty tensor [members, points, outputs], not {received}"
             )
         if outputs.dtype not in (torch.float32, torch.float64):
             object.__setattr__(self, "members", outputs.float())
@@ -84,8 +86,8 @@ class Predictive:
         M, B, *S, C = self.members.shape
         sites = {"site": math.prod(S)} if S else {}
         counts = {"member": M, "point": B, **sites, "output": C}
-        told = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
-        return f"Predictive({told}, {self.likelihood})"
+        sizes = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for word, n in counts.items())
+        return f"Predictive({sizes}, {self.likelihood})"
 
     def _repr_html_(self) -> str:
         M, B, *_, C = self.members.shape
@@ -163,8 +165,8 @@ class Predictive:
                 to them, to a tensor with one row per data point.
             along: tensors with one row per data point.
         """
-        found = [compute(self.block(rows), *(t[rows] for t in along)) for rows in blocks(self)]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        parts = [compute(self.block(rows), *(t[rows] for t in along)) for rows in blocks(self)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def block(self, rows: slice) -> "Predictive":
         """The prediction for some data points, on the same memory."""
@@ -382,16 +384,16 @@ def frame_columns(pred: Any, level: float, classes: Sequence[str] | None) -> Col
         return (
             place | _numbered({"mean": pred.mean}) | {"disagreement": _array(pred.disagreement())}
         )
-    found = main_columns(pred)
+    columns = main_columns(pred)
     if pred.likelihood.about.has_classes:
-        found |= _class_columns(pred, found, classes)
+        columns |= _class_columns(pred, columns, classes)
     elif {"intervals", "gaussian"} & {*pred.likelihood.about.kinds}:
         low, high = pred.interval(level)
-        found |= _numbered({"low": low, "high": high})
-    return place | found
+        columns |= _numbered({"low": low, "high": high})
+    return place | columns
 
 
-def _class_columns(pred: Any, found: Columns, classes: Sequence[str] | None) -> Columns:
+def _class_columns(pred: Any, columns: Columns, classes: Sequence[str] | None) -> Columns:
     parts = {
         "entropy": pred.entropy(),
         "aleatoric": pred.aleatoric(),
@@ -406,7 +408,7 @@ def _class_columns(pred: Any, found: Columns, classes: Sequence[str] | None) -> 
         raise ConfigError(f"the prediction has {count} classes, but {len(classes)} names came")
     names = np.arange(count) if classes is None else np.asarray(list(classes), dtype=object)
     each = {f"p({name})": _array(pred.probs[:, k]) for k, name in enumerate(names)}
-    return {"class": names[found["class"]], **more, **each}
+    return {"class": names[columns["class"]], **more, **each}
 
 
 def _numbered(values: dict[str, Tensor]) -> Columns:
@@ -435,9 +437,9 @@ def summary(pred: Any) -> tuple[dict[str, str], str]:
     if "classes" not in kinds and "numbers" not in kinds:
         return {}, ""
     some = _some(pred)
-    told = "" if len(some) == _points(pred) else f" (of {len(some)} points)"
+    note = "" if len(some) == _points(pred) else f" (of {len(some)} points)"
     facts, figure = _class_summary(some) if "classes" in kinds else _number_summary(some)
-    return {f"{name}{told}": fact for name, fact in facts.items()}, figure
+    return {f"{name}{note}": fact for name, fact in facts.items()}, figure
 
 
 def _points(pred: Any) -> int:
@@ -462,10 +464,10 @@ def _class_summary(pred: Any) -> tuple[dict[str, str], str]:
     entropy, epistemic = pred.entropy().mean(), pred.mutual_information().mean()
     facts = {"mean confidence": percent(float(confidence.mean()))}
     facts["mean predictive entropy"] = _parted(float(entropy), float(epistemic))
-    found = confidence[confidence.isfinite()]
-    if found.numel() == 0:
+    finite = confidence[confidence.isfinite()]
+    if finite.numel() == 0:
         return facts, ""
-    shares = torch.histc(found, BINS, 0, 1) / found.numel()
+    shares = torch.histc(finite, BINS, 0, 1) / finite.numel()
     return facts, bars_svg(shares.tolist(), "confidence", (0, 1), "share of points")
 
 
@@ -487,10 +489,10 @@ def _number_summary(pred: Any) -> tuple[dict[str, str], str]:
     if not first.isfinite().any():
         return facts, ""
     order = first.argsort()
-    middle, total, own = (t[order, 0].double() for t in (mean, deviation, among))
+    middle, total, epistemic = (t[order, 0].double() for t in (mean, deviation, among))
     curves = {
         "": _banded(middle, 2 * total),
-        "mean, ± 2 standard deviations (darker: epistemic)": _banded(middle, 2 * own),
+        "mean, ± 2 standard deviations (darker: epistemic)": _banded(middle, 2 * epistemic),
     }
     column = "" if mean.shape[-1] == 1 else " of the first column"
     ends = (1, len(middle))

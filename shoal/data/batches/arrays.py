@@ -371,18 +371,18 @@ def value_range(x: Tensor) -> list[float] | None:
     return [float(end) for end in x.aminmax()]
 
 
-def check_range(given: Any, inputs: Tensor, trained: Sequence[float] | None) -> None:
+def check_range(argument: Any, inputs: Tensor, trained: Sequence[float] | None) -> None:
     """Refuse bytes for a network trained on a range other than [0, 1]; warn of the reverse.
 
     Args:
-        given: the user's argument.
+        argument: the user's argument.
         inputs: the inputs as a tensor.
         trained: `value_range` of the training inputs, if it is known.
     """
     if trained is None or not inputs.is_floating_point():
         return
     low, high = trained
-    if str(getattr(given, "dtype", "")) in ("uint8", "torch.uint8"):
+    if str(getattr(argument, "dtype", "")) in ("uint8", "torch.uint8"):
         if low < -0.5 or high > 2:
             raise DataError(
                 f"x holds bytes (uint8), which are divided by 255, but the network was trained on "

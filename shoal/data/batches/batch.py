@@ -105,27 +105,27 @@ def targets_of(
         weight: weight of each data point [N].
     """
     if isinstance(y, Structured):
-        found: Targets = y.to(dtype)
+        targets: Targets = y.to(dtype)
     elif is_structure(y):
-        found = Structured.of(y, lambda name, value: _part(name, value, dtype))
+        targets = Structured.of(y, lambda name, value: _part(name, value, dtype))
     else:
-        found = as_targets(y, n, dtype)
-    if n is not None and len(found) != n:
-        raise DataError(f"x has {n} points but y has {len(found)} points; each x needs its own y")
+        targets = as_targets(y, n, dtype)
+    if n is not None and len(targets) != n:
+        raise DataError(f"x has {n} points but y has {len(targets)} points; each x needs its own y")
     if weight is None:
-        return found
-    return Weighted.of_pair(found, checked_weights(weight, len(found), dtype))
+        return targets
+    return Weighted.of_pair(targets, checked_weights(weight, len(targets), dtype))
 
 
 def points_of(batch: Any) -> int:
     """Number of data points of a batch, without converting it; 0 if unknown."""
     try:
-        found = raw_batch(batch)
+        raw = raw_batch(batch)
     except DataError:
         return 0
-    if is_structure(found.y):
-        return len(targets_of(found.y, None))
-    return len(found.y) if hasattr(found.y, "__len__") else 0
+    if is_structure(raw.y):
+        return len(targets_of(raw.y, None))
+    return len(raw.y) if hasattr(raw.y, "__len__") else 0
 
 
 def _part(name: str, value: Any, dtype: torch.dtype) -> Tensor:
@@ -141,11 +141,11 @@ def _part(name: str, value: Any, dtype: torch.dtype) -> Tensor:
 
 def checked_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
     """Weights of `n` data points [N], or of their targets [N, ...], if they are valid."""
-    found = as_tensor(weight, "sample_weight").to(dtype)
-    if found.ndim == 0 or len(found) != n:
+    weights = as_tensor(weight, "sample_weight").to(dtype)
+    if weights.ndim == 0 or len(weights) != n:
         raise DataError(
-            f"sample_weight has shape {tuple(found.shape)}; wanted one number per point, ({n},)"
+            f"sample_weight has shape {tuple(weights.shape)}; wanted one number per point, ({n},)"
         )
-    if not bool(((found >= 0) & found.isfinite()).all()) or float(found.sum()) == 0:
+    if not bool(((weights >= 0) & weights.isfinite()).all()) or float(weights.sum()) == 0:
         raise DataError("sample_weight must be numbers from 0 on, and some must be positive")
-    return found
+    return weights

@@ -220,10 +220,10 @@ class LoaderBatches:
         return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
     def _checked(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
-        given = raw_batch(batch, step)
+        raw = raw_batch(batch, step)
         try:
-            y = targets_of(given.y, None, self.dtype, given.weight)
-            x = inputs_of(given.x, self.dtype, self.whole, len(y))
+            y = targets_of(raw.y, None, self.dtype, raw.weight)
+            x = inputs_of(raw.x, self.dtype, self.whole, len(y))
             if len(x) != len(y):
                 raise DataError(
                     f"x has {len(x)} points but y has {len(y)} points; each x needs its own y"
@@ -331,8 +331,8 @@ def _length(what: Any) -> int | None:
 def _prepare(loader: Any, seed: int, epoch: int) -> None:
     sampler = getattr(loader, "sampler", None)
     for owner in (loader, sampler):
-        own = getattr(owner, "generator", None)
-        if isinstance(own, torch.Generator):
-            own.manual_seed(seed)
+        random = getattr(owner, "generator", None)
+        if isinstance(random, torch.Generator):
+            random.manual_seed(seed)
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)  # type: ignore[union-attr]

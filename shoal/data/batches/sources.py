@@ -147,8 +147,8 @@ def as_split(
     if isinstance(data, Split):
         x, y = data.x, data.y
     elif _is_batch(data):
-        x, y, own = raw_batch(data)
-        weight = own if weight is None else weight
+        x, y, batch_weight = raw_batch(data)
+        weight = batch_weight if weight is None else weight
     elif isinstance(data, (tuple, DataLoader, TorchDataset)):
         raise _not_arrays(data)
     else:
@@ -197,8 +197,8 @@ def batches_of(
     if split.y is None:
         raise DataError("there are inputs but no targets; pass a pair (x, y)")
     if isinstance(split.x, Opaque):
-        y, own = parted(split.y)
-        batch = (split.x.value, y) if own is None else (split.x.value, y, own)
+        y, point_weight = parted(split.y)
+        batch = (split.x.value, y) if point_weight is None else (split.x.value, y, point_weight)
         return LoaderBatches([batch], seed, device, dtype, None, steps, whole)
     return ArrayBatches(split.x.to(device), split.y.to(device), batch_size, seed)
 
@@ -244,16 +244,16 @@ def gathered_inputs(
     """
     if is_structure(data) and not isinstance(data, (Dataset, Split, TorchDataset)):
         alone = isinstance(data, tuple) and (hasattr(data, "_fields") or takes(len(data)))
-        given = RawBatch(data) if alone else _inputs_or_batch(data)
-        return as_split(Split(given.x, given.y), dtype, weight=given.weight)
+        raw = RawBatch(data) if alone else _inputs_or_batch(data)
+        return as_split(Split(raw.x, raw.y), dtype, weight=raw.weight)
     return gathered(data, dtype)
 
 
 def _gathered_batch(batch: Any, dtype: torch.dtype) -> Split:
     """One batch of a loader on the CPU: inputs, and targets if it has them."""
-    given = _inputs_or_batch(batch)
-    y = None if given.y is None else targets_of(given.y, None, dtype, given.weight).cpu()
-    x = inputs_of(given.x, dtype, points=None if y is None else len(y))
+    raw = _inputs_or_batch(batch)
+    y = None if raw.y is None else targets_of(raw.y, None, dtype, raw.weight).cpu()
+    x = inputs_of(raw.x, dtype, points=None if y is None else len(y))
     return Split(x.cpu(), y)
 
 

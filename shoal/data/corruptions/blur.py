@@ -43,11 +43,11 @@ def glass_blur(images: Tensor, draws: Draws, sigma: float, reach: int, passes: i
 def _displaced(images: Tensor, draws: Draws, what: str, reach: int) -> Tensor:
     """Every inner pixel, taken from -reach to reach - 1 rows and columns away."""
     height, width = images.shape[-2:]
-    aside = draws.uniform(what, 2, height, width, low=-reach, high=reach).floor().long()
+    offset = draws.uniform(what, 2, height, width, low=-reach, high=reach).floor().long()
     row, column = (torch.arange(size, device=images.device) for size in (height, width))
     inside = [(at > reach) & (at <= len(at) - reach) for at in (row, column)]
-    aside = torch.where(inside[0][:, None] & inside[1], aside, 0)
-    place = (row[:, None] + aside[:, 0]) * width + column + aside[:, 1]
+    offset = torch.where(inside[0][:, None] & inside[1], offset, 0)
+    place = (row[:, None] + offset[:, 0]) * width + column + offset[:, 1]
     flat = images.flatten(2)
     return flat.gather(2, place.flatten(1)[:, None].expand_as(flat)).view_as(images)
 

@@ -213,8 +213,8 @@ def _from_files(data: Dataset, names: Sequence[str]) -> Source:
     values = data.pixel_range or _UNIT
 
     def read(name: str, severity: int) -> Split:
-        found = published(name, severity)
-        return replace(found, x=in_range(found.x, values))
+        split = published(name, severity)
+        return replace(split, x=in_range(split.x, values))
 
     return read, counts
 
@@ -230,8 +230,8 @@ class PublishedFiles:
     """
 
     def __init__(self, place: Path | str | None = None) -> None:
-        found = [place / FOLDER for place in folders()] if place is None else [Path(place)]
-        self.place = next((path for path in found if path.is_dir()), found[0])
+        candidates = [place / FOLDER for place in folders()] if place is None else [Path(place)]
+        self.place = next((path for path in candidates if path.is_dir()), candidates[0])
 
     def __call__(self, name: str, severity: int) -> Split:
         """Images of one corruption and severity, with their labels."""

@@ -45,10 +45,10 @@ _RECORD = 1 + 3 * 32 * 32
 
 def content_digest(*arrays: np.ndarray) -> str:
     """SHA-256 of the numbers in arrays, independent of the file format."""
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for array in arrays:
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()
 
 
 def read_batch(path: Path) -> Images:
@@ -66,19 +66,19 @@ def read_svhn_npz(path: Path) -> Images:
     """The first 10,000 test digits, `x` (N, 32, 32, 3) and `y`; other content is refused."""
     with path.open("rb") as file:
         try:
-            found = read_arrays(file, ("x", "y"))
+            arrays = read_arrays(file, ("x", "y"))
         except DataError as error:
             raise DataError(f"{path} cannot be used: {error}") from None
-    if content_digest(found["x"], found["y"]) != _SVHN_CONTENT:
+    if content_digest(arrays["x"], arrays["y"]) != _SVHN_CONTENT:
         raise DataError(f"{path} is altered: it does not hold the first 10,000 test digits of SVHN")
-    return found["x"].transpose(0, 3, 1, 2), found["y"]
+    return arrays["x"].transpose(0, 3, 1, 2), arrays["y"]
 
 
 def read_svhn_mat(path: Path, first: int | None = None) -> Images:
     """House numbers from a MATLAB file, `X` (32, 32, 3, N) and `y` with 10 for zero."""
     try:
-        found = require("scipy.io", extra="report").loadmat(path, variable_names=("X", "y"))
-        x, y = found["X"], found["y"].ravel()
+        variables = require("scipy.io", extra="report").loadmat(path, variable_names=("X", "y"))
+        x, y = variables["X"], variables["y"].ravel()
     except (KeyError, ValueError, TypeError, OSError) as error:
         raise DataError(f"{path} is not a MATLAB file with X and y ({error})") from error
     if x.dtype != np.uint8 or x.shape[:3] != (32, 32, 3) or x.shape[3] != len(y):

@@ -47,8 +47,8 @@ def read_npy(file: IO[bytes]) -> Arrays:
 
 def read_npz(file: IO[bytes]) -> Arrays:
     """The arrays `x` and, where there is one, `y` of a `.npz` archive."""
-    found = read_arrays(file, ("x",), ("y",))
-    return found["x"], found.get("y")
+    arrays = read_arrays(file, ("x",), ("y",))
+    return arrays["x"], arrays.get("y")
 
 
 def read_arrays(
@@ -102,10 +102,10 @@ READERS: dict[str, Callable[[IO[bytes]], Arrays]] = {
 
 
 def _member(archive: zipfile.ZipFile, name: str, room: int) -> np.ndarray:
-    found = [info for info in archive.infolist() if info.filename == name]
-    info = found[0]
-    if len(found) > 1:
-        raise DataError(f"it holds {len(found)} arrays called {name.removesuffix('.npy')}")
+    entries = [info for info in archive.infolist() if info.filename == name]
+    info = entries[0]
+    if len(entries) > 1:
+        raise DataError(f"it holds {len(entries)} arrays called {name.removesuffix('.npy')}")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError("it is compressed in a way that numpy does not write")
     packed = min(info.compress_size, room)

@@ -53,8 +53,8 @@ def folders() -> list[Path]:
 
 def path_of(path: str) -> Path | None:
     """An existing file below one of the folders, unchecked."""
-    found = (folder / path for folder in folders())
-    return next((place for place in found if place.is_file()), None)
+    places = (folder / path for folder in folders())
+    return next((place for place in places if place.is_file()), None)
 
 
 def in_cache(path: Path) -> bool:
@@ -66,8 +66,10 @@ def present(name: str) -> str:
     """Whether the files of a data set are present: `"here"`, `"partly here"` or `"not here"`."""
     held = COLLECTIONS[name]
     paths = [path for file in held.files for path in (file.path, held.instead.get(file.path, ""))]
-    found = {path for path in paths if path and path_of(path) is not None}
-    whole = [file.path in found or held.instead.get(file.path) in found for file in held.files]
+    existing = {path for path in paths if path and path_of(path) is not None}
+    whole = [
+        file.path in existing or held.instead.get(file.path) in existing for file in held.files
+    ]
     return "here" if all(whole) else "partly here" if any(whole) else "not here"
 
 
@@ -78,16 +80,16 @@ def obtain(*files: File, archive: File | None = None) -> list[Path]:
         files: files of one folder.
         archive: archive of the files, for files without their own address.
     """
-    found = {file: _sound(file) for file in files}
-    if None in found.values():
+    places = {file: _sound(file) for file in files}
+    if None in places.values():
         with writing(files[0].path.partition("/")[0]):
             # Another process may have downloaded them while this one waited.
-            missing = [file for file in files if found[file] is None and _sound(file) is None]
+            missing = [file for file in files if places[file] is None and _sound(file) is None]
             if archive is not None and missing:
                 _unpack(archive, missing)
             for file in missing if archive is None else ():
                 download(file, _place(file))
-    return [found[file] or _place(file) for file in files]
+    return [places[file] or _place(file) for file in files]
 
 
 def writing(name: str) -> FolderLock:

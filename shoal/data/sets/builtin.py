@@ -164,8 +164,8 @@ def photograph_patches(n: int, seed: int) -> Tensor:
     patches = [_patches(name) for name in _PHOTOGRAPHS]
     counts = (n - n // 2, n // 2)
     chosen = [
-        found[torch.randperm(len(found), generator=generator(seed, "digits", name))[:count]]
-        for name, found, count in zip(_PHOTOGRAPHS, patches, counts, strict=True)
+        crops[torch.randperm(len(crops), generator=generator(seed, "digits", name))[:count]]
+        for name, crops, count in zip(_PHOTOGRAPHS, patches, counts, strict=True)
     ]
     return torch.cat(chosen)
 

@@ -74,13 +74,13 @@ def in_range(x: Tensor, wanted: tuple[float, float]) -> Tensor:
     return x if (low, high) == (0.0, 1.0) else x * (high - low) + low
 
 
-def in_unit(x: Tensor, found: tuple[float, float]) -> Tensor:
+def in_unit(x: Tensor, limits: tuple[float, float]) -> Tensor:
     """Values of a range, rescaled to 0 to 1; the inverse of `in_range`.
 
     >>> in_unit(torch.tensor([-1.0, 0.0, 1.0]), (-1.0, 1.0))
     tensor([0.0000, 0.5000, 1.0000])
     """
-    low, high = found
+    low, high = limits
     if (low, high) == (0.0, 1.0):
         return x
     unit = (x - low) / (high - low)
@@ -94,16 +94,16 @@ def fitted(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     >>> fitted(torch.zeros(5, 28, 28), (1, 28, 28), "mine").shape
     torch.Size([5, 1, 28, 28])
     """
-    found = tuple(x.shape[1:])
-    if found == shape:
+    actual = tuple(x.shape[1:])
+    if actual == shape:
         return x
-    if len(shape) == 3 and found == (*shape[1:], shape[0]):
+    if len(shape) == 3 and actual == (*shape[1:], shape[0]):
         return x.permute(0, 3, 1, 2).contiguous()
-    flat, grey = (math.prod(shape),), shape[0] == 1 and found == shape[1:]
-    if grey or found == flat or (shape == flat and math.prod(found) == shape[0]):
+    flat, grey = (math.prod(shape),), shape[0] == 1 and actual == shape[1:]
+    if grey or actual == flat or (shape == flat and math.prod(actual) == shape[0]):
         return x.reshape(-1, *shape)
     raise DataError(
-        f"{name} has inputs of shape {found}, but training inputs have shape {shape}, that is "
+        f"{name} has inputs of shape {actual}, but training inputs have shape {shape}, that is "
         f"{flat[0]} numbers per row; they must agree"
     )
 

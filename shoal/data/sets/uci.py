@@ -63,12 +63,12 @@ def _places(address: str, name: str, end: int) -> np.ndarray:
 def _numbers(address: str, axes: Literal[1, 2]) -> np.ndarray:
     try:
         lines = fetch_bytes(address, _LARGEST, UCI_PATH).decode("ascii").splitlines()
-        found = np.loadtxt(lines, ndmin=axes)
+        table = np.loadtxt(lines, ndmin=axes)
     except ValueError as error:
         raise DataError(f"{address} is not a table of numbers ({error})") from None
-    if found.size == 0:
+    if table.size == 0:
         raise DataError(f"{address} is empty")
-    return found
+    return table
 
 
 PROBLEMS = {
@@ -137,16 +137,16 @@ def _kept(rows: torch.Tensor, count: int, seed: int) -> tuple[torch.Tensor, torc
 
 def _arrays(problem: str) -> list[np.ndarray]:
     """Inputs, targets and test masks [splits, rows], checked."""
-    found = _read(problem)
-    if found is None:
+    arrays = _read(problem)
+    if arrays is None:
         with writing("uci"):
-            found = _read(problem)
-            if found is None:
+            arrays = _read(problem)
+            if arrays is None:
                 _build()
-                found = _read(problem)
-    if found is None:
+                arrays = _read(problem)
+    if arrays is None:
         raise DataError(f"{cache() / UCI_PATH} could not be read back after it was written")
-    return found
+    return arrays
 
 
 def _read(problem: str) -> list[np.ndarray] | None:
@@ -176,10 +176,10 @@ def _build() -> None:
     """Download and check every problem, and write all of them into one file."""
     arrays: dict[str, np.ndarray] = {}
     for problem in PROBLEMS:
-        found = fetch_problem(problem)
-        if not _is_sound(problem, found):
+        fetched = fetch_problem(problem)
+        if not _is_sound(problem, fetched):
             raise DataError(f"the UCI problem '{problem}' differs from the published version")
-        arrays |= {f"{problem}_{name}": array for name, array in zip(_ARRAYS, found, strict=True)}
+        arrays |= {f"{problem}_{name}": array for name, array in zip(_ARRAYS, fetched, strict=True)}
     packed = io.BytesIO()
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     write_bytes(cache() / UCI_PATH, packed.getvalue())

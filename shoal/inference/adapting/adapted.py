@@ -121,10 +121,10 @@ def layer_called(module: nn.Module, name: str | None) -> str:
             f"layer must be the name of a layer such as 'head', not {describe_value(name)}"
         )
     if name not in names:
-        found = matching("layer", [name], names)[name]
-        if len(found) > 1:
-            raise ConfigError(f"layer '{name}' names {len(found)} layers; name one")
-        return found[0]
+        matches = matching("layer", [name], names)[name]
+        if len(matches) > 1:
+            raise ConfigError(f"layer '{name}' names {len(matches)} layers; name one")
+        return matches[0]
     return name
 
 
@@ -137,7 +137,7 @@ def _parameter_names(network: nn.Module, layers: Iterable[str]) -> list[str]:
 
 def _last_of(network: nn.Module) -> str:
     """Name of the last layer with a weight matrix or filter, in the order of registration."""
-    found = None
+    last = None
     for name, layer in network.named_modules():
         # A weight that is computed from others counts for its layer.
         if name.rpartition(".")[2] == "parametrizations" or ".parametrizations." in name:
@@ -146,24 +146,24 @@ def _last_of(network: nn.Module) -> str:
             warnings.simplefilter("ignore")
             weight = getattr(layer, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim > 1:
-            found = name
-    if found is None:
+            last = name
+    if last is None:
         raise ConfigError(
             "the network has no layer with a weight matrix, so no last layer; "
             "name the layers to train"
         )
-    return found
+    return last
 
 
 def _patterns_of(argument: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Patterns as a tuple; one text is one pattern."""
-    found = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in found:
+    listed = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for pattern in listed:
         if not isinstance(pattern, str):
             raise ConfigError(
                 f"{argument} must hold names of layers such as 'encoder.*', not {pattern!r}"
             )
-    return found
+    return listed
 
 
 def matching(argument: str, patterns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
@@ -172,13 +172,13 @@ def matching(argument: str, patterns: Sequence[str], names: Sequence[str]) -> di
     >>> matching("targets", ["block.*"], ["block.0", "block.1", "last"])
     {'block.*': ['block.0', 'block.1']}
     """
-    found = {}
+    matches = {}
     for pattern in patterns:
-        found[pattern] = [name for name in names if fnmatchcase(name, pattern)]
-        if not found[pattern]:
+        matches[pattern] = [name for name in names if fnmatchcase(name, pattern)]
+        if not matches[pattern]:
             few = nearest(pattern, [name for name in names if name][:20])
             raise ConfigError(f"{argument}: the network has nothing called '{pattern}'; {few}")
-    return found
+    return matches
 
 
 def _trained_names(network: nn.Module, train: Sequence[str]) -> list[str]:
@@ -186,9 +186,9 @@ def _trained_names(network: nn.Module, train: Sequence[str]) -> list[str]:
     layers = [name for name, _ in network.named_modules(remove_duplicate=False) if name]
     parameters = [name for name, _ in network.named_parameters(remove_duplicate=False)]
     chosen: set[str] = set()
-    for found in matching("train", train, [*layers, *parameters]).values():
-        chosen.update(name for name in found if name in set(parameters))
-        chosen.update(_parameter_names(network, [name for name in found if name in set(layers)]))
+    for matches in matching("train", train, [*layers, *parameters]).values():
+        chosen.update(name for name in matches if name in set(parameters))
+        chosen.update(_parameter_names(network, [name for name in matches if name in set(layers)]))
     return [name for name in parameters if name in chosen]
 
 
@@ -290,10 +290,10 @@ class AdaptedBuild:
             if name not in inside:
                 continue
             if id(parameter) not in private:
-                own = nn.Parameter(parameter.detach().clone())
+                copy = nn.Parameter(parameter.detach().clone())
                 if name not in drawn:
-                    perturb_(own, self.spread)
-                private[id(parameter)] = own
+                    perturb_(copy, self.spread)
+                private[id(parameter)] = copy
             owner, _, last = name.rpartition(".")
             setattr(network.get_submodule(owner), last, private[id(parameter)])
         if self.drawn is not None:

@@ -158,10 +158,10 @@ def shares_trained(modules: list[nn.Module]) -> bool:
     """Whether some trained tensor belongs to two networks."""
     seen: set[int] = set()
     for module in modules:
-        own = {id(p) for p in module.parameters() if p.requires_grad}
-        if own & seen:
+        trained = {id(p) for p in module.parameters() if p.requires_grad}
+        if trained & seen:
             return True
-        seen |= own
+        seen |= trained
     return False
 
 
@@ -360,16 +360,16 @@ def _whole(number: float) -> float | int:
 def member_folders(folders: str | Path | Iterable[str | Path]) -> list[Path]:
     """The adapter folders in a folder of members, or those that are given."""
     if not isinstance(folders, (str, Path)):
-        found = [Path(folder) for folder in folders]
+        paths = [Path(folder) for folder in folders]
     elif (Path(folders) / CONFIG).exists():
-        found = [Path(folders)]
+        paths = [Path(folders)]
     else:
-        found = sorted(path.parent for path in Path(folders).glob(f"*/{CONFIG}"))
-    if not found:
+        paths = sorted(path.parent for path in Path(folders).glob(f"*/{CONFIG}"))
+    if not paths:
         raise StorageError(
             f"there is no adapter in {folders}; wanted: folders that hold {CONFIG} and {TENSORS}"
         )
-    return found
+    return paths
 
 
 def read_folder(folder: Path) -> AdapterFolder:
@@ -460,12 +460,12 @@ def same_layout(folders: Sequence[AdapterFolder]) -> AdapterFolder:
     return first
 
 
-def fill_(own: Tensor, values: Tensor, name: str, folder: Path) -> None:
+def fill_(tensor: Tensor, values: Tensor, name: str, folder: Path) -> None:
     """Copy a tensor of a folder into a member, in place."""
-    if own.shape != values.shape:
+    if tensor.shape != values.shape:
         raise ConfigError(
             f"{folder} has '{name}' of shape {tuple(values.shape)}, the network wants "
-            f"{tuple(own.shape)}; pass the network that the adapters were trained on"
+            f"{tuple(tensor.shape)}; pass the network that the adapters were trained on"
         )
     with torch.no_grad():
-        own.copy_(values)
+        tensor.copy_(values)

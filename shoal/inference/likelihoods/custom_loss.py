@@ -74,9 +74,9 @@ class Custom(Likelihood):
             try:
                 return torch.vmap(self.loss, in_dims=(0, None))(outputs, y)
             except (RuntimeError, ValueError, TypeError, NotImplementedError):
-                found = self._looped(outputs, y)
+                losses = self._looped(outputs, y)
                 self._loops.append(True)
-                return found
+                return losses
         return self._looped(outputs, y)
 
     def _looped(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -184,8 +184,8 @@ class Categorical(Classes):
         y, ignored = self._known(y)
         # Matrix products put data points next to each other; this layout is fast for few classes.
         labels = y.expand(outputs.shape[:-1]).unsqueeze(-2)
-        found = F.log_softmax(outputs.mT, -2).gather(-2, labels).squeeze(-2)
-        return found if ignored is None else found.masked_fill(ignored, 0.0)
+        log_probs = F.log_softmax(outputs.mT, -2).gather(-2, labels).squeeze(-2)
+        return log_probs if ignored is None else log_probs.masked_fill(ignored, 0.0)
 
     def objective(self, outputs: Tensor, y: Tensor) -> Tensor:
         r"""$(1 - ε) \log p_y + \frac{ε}{C} \sum_c \frac{w_c}{w_y} \log p_c$; `weight` has the w_y.
@@ -202,8 +202,8 @@ class Categorical(Classes):
         y, ignored = self._known(y)
         even = logs.mean(-1) if w is None else (w * logs).mean(-1) / w[y]
         labels = y.expand(logs.shape[:-1]).unsqueeze(-1)
-        found = (1 - eps) * logs.gather(-1, labels).squeeze(-1) + eps * even
-        return found if ignored is None else found.masked_fill(ignored, 0.0)
+        smoothed = (1 - eps) * logs.gather(-1, labels).squeeze(-1) + eps * even
+        return smoothed if ignored is None else smoothed.masked_fill(ignored, 0.0)
 
     def weight(self, y: Tensor) -> Tensor | None:
         """The weight of each label's class, 0 for ignored labels; None if all count 1."""
@@ -211,8 +211,8 @@ class Categorical(Classes):
             return None
         y, ignored = self._known(y)
         w = self._class_weights(y)
-        found = torch.ones_like(y, dtype=torch.get_default_dtype()) if w is None else w[y]
-        return found if ignored is None else found.masked_fill(ignored, 0.0)
+        weights = torch.ones_like(y, dtype=torch.get_default_dtype()) if w is None else w[y]
+        return weights if ignored is None else weights.masked_fill(ignored, 0.0)
 
     def counted(self, y: Tensor) -> Tensor | None:
         """Which labels are not ignored; None if none can be."""
@@ -233,8 +233,8 @@ class Categorical(Classes):
         if y.is_floating_point():
             return (y.to(outputs.dtype) * outputs).sum(-1)
         y, ignored = self._known(y)
-        found = outputs.gather(-1, y.expand(outputs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-        return found if ignored is None else found.masked_fill(ignored, 0.0)
+        logits = outputs.gather(-1, y.expand(outputs.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+        return logits if ignored is None else logits.masked_fill(ignored, 0.0)
 
     def check(self, y: Tensor, outputs: int, sites: int = 0) -> None:
         """Refuse labels that are no classes, and another number of class weights."""

@@ -66,14 +66,14 @@ def task_of(known: str | Mapping[str, Any]) -> Task:
             key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
         }
         try:
-            found = Task(**fields)
+            task = Task(**fields)
         except TypeError as error:
             raise ConfigError(f"the description of the task is not valid: {error}") from None
-        for name, value in vars(found).items():
+        for name, value in vars(task).items():
             words = value if isinstance(getattr(Task, name, ""), tuple) else (value,)
             if not (isinstance(words, tuple) and all(isinstance(word, str) for word in words)):
                 raise ConfigError(f"the description of the task is not valid: {name} is not text")
-        return found
+        return task
     for name in registry:
         if registry[name].about.name == known:
             return registry[name].about

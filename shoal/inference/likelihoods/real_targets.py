@@ -178,9 +178,9 @@ class Standardising(RealTargets):
         # Standardised targets stay the same, bit for bit.
         if bool((location.abs() < _TINY).all() and ((scale - 1).abs() < _TINY).all()):
             location, scale = torch.zeros_like(location), torch.ones_like(scale)
-        found = {"location": location, "scale": scale}
-        found |= {"variance": torch.ones_like(scale)} if self.learns_noise else {}
-        return self._with(Learned(**{name: t.to(*where) for name, t in found.items()}))
+        learned = {"location": location, "scale": scale}
+        learned |= {"variance": torch.ones_like(scale)} if self.learns_noise else {}
+        return self._with(Learned(**{name: t.to(*where) for name, t in learned.items()}))
 
 
 WINDOW = 10_000

@@ -91,10 +91,10 @@ def ood_alarm(
 
 
 def _uncertainty(pred: Predictive, score: str) -> Tensor:
-    found = scores(pred)
-    if score not in found:
-        raise ConfigError(f"{pred.task} has no score {score!r}; use one of {', '.join(found)}")
-    values = found[score].double()
+    by_name = scores(pred)
+    if score not in by_name:
+        raise ConfigError(f"{pred.task} has no score {score!r}; use one of {', '.join(by_name)}")
+    values = by_name[score].double()
     if not bool(torch.isfinite(values).all()):
         raise DataError(f"{score} is not finite for every input, so it gives no threshold")
     return values

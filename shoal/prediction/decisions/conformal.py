@@ -119,8 +119,8 @@ def conformal_sets(
     _, probs, labels = labelled(pred, y)
     each = _scores(probs, score, *used, randomised, seed).gather(1, labels.unsqueeze(1))
     rank = conformal_rank(n := len(labels), level)
-    found = torch.inf if rank > n else float(each.flatten().kthvalue(rank).values)
-    return ConformalSets(found, level, score, n, *used, randomised, allow_empty)
+    threshold = torch.inf if rank > n else float(each.flatten().kthvalue(rank).values)
+    return ConformalSets(threshold, level, score, n, *used, randomised, allow_empty)
 
 
 def _scores(
@@ -208,10 +208,10 @@ def conformal_intervals(
     targets = points.check(targets).double()
     each = torch.maximum(low - targets, targets - high) / unit
     rank = conformal_rank(n := len(each), level)
-    found = [torch.inf] * each.shape[-1]
+    thresholds = [torch.inf] * each.shape[-1]
     if rank <= n:
-        found = each.kthvalue(rank, dim=0).values.tolist()
-    return ConformalIntervals(tuple(found), level, score, n)
+        thresholds = each.kthvalue(rank, dim=0).values.tolist()
+    return ConformalIntervals(tuple(thresholds), level, score, n)
 
 
 def _parts(pred: Predictive, score: str, level: float) -> tuple[Tensor, Tensor, Tensor | float]:

@@ -177,10 +177,10 @@ def selective(
 def _fallback(p_values: list[float], budget: float) -> list[int]:
     """Rejected hypotheses, tested in order; a rejection hands its budget on to the next one."""
     share, spread, passed = budget / _STARTS, len(p_values) / _STARTS, []
-    level, begun = 0.0, 0
+    level, started = 0.0, 0
     for i, p in enumerate(p_values):
-        if i >= begun * spread and begun < _STARTS:
-            level, begun = level + share, begun + 1
+        if i >= started * spread and started < _STARTS:
+            level, started = level + share, started + 1
         if level and p <= level:
             passed.append(i)
         else:

@@ -130,15 +130,15 @@ def evaluate(
         )
         weight = None
     with weighing(weight):
-        found = {
+        values = {
             name: metric(pred, targets)
             for name, metric in metrics.items()
             if not metric.ood and (metric.weighs or weight is None)
         }
     if ood is not None:
         check_pair(pred, ood := ood.points()[0])
-        found |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
-    return found
+        values |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
+    return values
 
 
 MEANS = ("nll", "loss", "accuracy", "rmse")
@@ -164,8 +164,8 @@ def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, flo
             continue
         total += count
         with weighing(weight):
-            found = {n: registry[n](pred, targets) for n in MEANS if registry[n].fits(pred)}
-        for name, value in found.items():
+            values = {n: registry[n](pred, targets) for n in MEANS if registry[n].fits(pred)}
+        for name, value in values.items():
             mean = value**2 if name == "rmse" else value
             sums[name] = sums.get(name, 0.0) + count * mean
     means = {name: value / total for name, value in sums.items()}
@@ -174,8 +174,8 @@ def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, flo
 
 def _of_points(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:
     """The weight of every target that counts, from the weights of the data points [B]."""
-    own = checked_weights(weight, len(pred), torch.float64).to(pred.members.device)
+    weights = checked_weights(weight, len(pred), torch.float64).to(pred.members.device)
     sites = pred.members.shape[2:-1].numel()
     counted = pred.likelihood.counted(y)
-    own = own.flatten().repeat_interleave(sites * len(pred) // own.numel())
-    return own if counted is None else own[counted.flatten().to(own.device)]
+    weights = weights.flatten().repeat_interleave(sites * len(pred) // weights.numel())
+    return weights if counted is None else weights[counted.flatten().to(weights.device)]

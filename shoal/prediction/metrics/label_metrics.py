@@ -31,11 +31,11 @@ def label_auroc(pred: Predictive, y: ArrayLike) -> float:
     Columns with one value only are left out; the result is NaN if there is no other.
     """
     truth = pred.likelihood.labels(pred.check(y)).reshape(len(pred), -1)
-    found = []
+    areas = []
     for label, score in zip(truth.T, pred.mean.reshape(len(pred), -1).T, strict=True):
         if bool(label.any()) and not bool(label.all()):
-            found.append(auroc(score[label == 0], score[label == 1]))
-    return sum(found) / len(found) if found else math.nan
+            areas.append(auroc(score[label == 0], score[label == 1]))
+    return sum(areas) / len(areas) if areas else math.nan
 
 
 @register("label_mae", ORDINAL, "lower")

@@ -90,9 +90,9 @@ def register(
     """Decorator that registers a function as a metric, of the data points that count."""
 
     def file(function: F) -> F:
-        found = of_points(function)
-        registry.register(name, cite=cite)(Metric(found, kinds, better, ood, weighs))
-        return found
+        metric_function = of_points(function)
+        registry.register(name, cite=cite)(Metric(metric_function, kinds, better, ood, weighs))
+        return metric_function
 
     return file
 
