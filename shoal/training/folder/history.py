@@ -87,8 +87,8 @@ class Tracker:
         if self.last is not None:
             self.last.copy_(torch.cat([info.measures, info.loss.float()]))
         if kernel_supports(self.sums, info.measures, info.loss):
-            kept = self.sums, self.ratio_max, self.lived
-            fused.step_kernels.add_to_history(*kept, info.measures, info.loss, info.alive)
+            totals = self.sums, self.ratio_max, self.lived
+            fused.step_kernels.add_to_history(*totals, info.measures, info.loss, info.alive)
             return
         self.sums += torch.cat([self.one, info.measures, info.loss.float()])
         torch.fmax(self.ratio_max, info.ratio, out=self.ratio_max)
@@ -96,8 +96,8 @@ class Tracker:
 
     def of_all(self, mesh: Mesh) -> "Tracker":
         """A tracker of the members of all processes; all processes must call this."""
-        own = torch.stack([self.sums[5:].double(), self.lived.double()], 1)
-        losses, lived = mesh.gather(own, self.lived > 0, "history")[0].unbind(1)
+        per_member = torch.stack([self.sums[5:].double(), self.lived.double()], 1)
+        losses, lived = mesh.gather(per_member, self.lived > 0, "history")[0].unbind(1)
         whole = Tracker(mesh.total, self.sums.device)
         whole.sums.copy_(torch.cat([self.sums[:5], losses.to(self.sums)]))
         whole.ratio_max.copy_(self.ratio_max)
@@ -108,9 +108,9 @@ class Tracker:
         """Mean loss over members and the steps of the epoch so far, a new scalar."""
         return (self.sums[5:] / self.sums[0]).mean()
 
-    def mark_diverged(self, found: Tensor) -> None:
+    def mark_diverged(self, diverged: Tensor) -> None:
         """Mark members that diverged in the last step [M]."""
-        self.lived -= found.to(self.lived.dtype)
+        self.lived -= diverged.to(self.lived.dtype)
 
     def row(self, step: int) -> dict[str, Any]:
         """Means over the epoch that ended with `step`; None for values that are not finite."""
@@ -163,8 +163,8 @@ def _finite(value: float) -> float | None:
 
 def held_out_loss(row: Mapping[str, Any]) -> float:
     """Validation NLL of an epoch, or the validation loss of a likelihood without NLL; or NaN."""
-    found = row.get("validation") or {}
-    value = found.get("nll", found.get("loss"))
+    measures = row.get("validation") or {}
+    value = measures.get("nll", measures.get("loss"))
     return math.nan if value is None else value
 
 
@@ -248,9 +248,9 @@ class HistoryFile:
         self._size, self._rows = self._size + len(fresh), len(rows)
         return {"rows": self._rows, "bytes": self._size, "sha256": self._digest.hexdigest()}
 
-    def read(self, kept: Mapping[str, Any], step: int) -> list[Row]:
+    def read(self, reference: Mapping[str, Any], step: int) -> list[Row]:
         """The rows that a checkpoint of this step refers to."""
-        count, size = _counted(kept, self.path)
+        count, size = _counted(reference, self.path)
         data, trouble = b"", "it is shorter than it was"
         try:
             data = _bytes_of(self.path, size)
@@ -258,7 +258,7 @@ class HistoryFile:
             trouble = str(error)
         if len(data) == size:
             trouble = "its SHA-256 differs"
-            if hashlib.sha256(data).hexdigest() == kept["sha256"]:
+            if hashlib.sha256(data).hexdigest() == reference["sha256"]:
                 rows, lost = _parsed(data, count)
                 if not lost:
                     self._knows(data, count)
@@ -315,9 +315,9 @@ def _lines(rows: Sequence[Row]) -> bytes:
     return "".join(to_json(row) + "\n" for row in rows).encode()
 
 
-def _counted(kept: Mapping[str, Any], path: Path) -> tuple[int, int]:
-    sound = isinstance(kept, dict) and kept.keys() == {"rows", "bytes", "sha256"}
-    counts = [kept["rows"], kept["bytes"]] if sound else []
+def _counted(reference: Mapping[str, Any], path: Path) -> tuple[int, int]:
+    sound = isinstance(reference, dict) and reference.keys() == {"rows", "bytes", "sha256"}
+    counts = [reference["rows"], reference["bytes"]] if sound else []
     if not sound or any(type(n) is not int or not 0 <= n <= MAX_BYTES for n in counts):
         raise CheckpointCorrupt(f"the checkpoint has no valid reference to {path}")
     return counts[0], counts[1]
@@ -333,12 +333,12 @@ def _bytes_of(path: Path, most: int) -> bytes:
 def _parsed(data: bytes, count: int) -> tuple[list[Row], int]:
     """`count` rows, and how many of them have no numbers."""
     lines = data.split(b"\n")[:count]
-    found = [_row(line, epoch) for epoch, line in enumerate(lines, 1)]
-    lost = count - len(found) + found.count(None)
+    rows = [_row(line, epoch) for epoch, line in enumerate(lines, 1)]
+    lost = count - len(rows) + rows.count(None)
     if lost > _MAX_LOST:
         raise CheckpointCorrupt(f"the history has {lost:,} rows that cannot be read")
-    found += [None] * (count - len(found))
-    return [_blank(epoch) if row is None else row for epoch, row in enumerate(found, 1)], lost
+    rows += [None] * (count - len(rows))
+    return [_blank(epoch) if row is None else row for epoch, row in enumerate(rows, 1)], lost
 
 
 def _row(line: bytes, epoch: int) -> Row | None:

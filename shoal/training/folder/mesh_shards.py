@@ -43,13 +43,13 @@ class Shards:
         parts = {kind: self.parted.unsharded(kind, tree) for kind, tree in parts.items()}
         if self.parted.mesh.place[1] > 0:
             return {}
-        found: Parts = {}
+        pieces_by_kind: Parts = {}
         for kind, tree in parts.items():
             if kind in SPLIT or self.shard.first:
                 named = {self.parted.global_name(kind, name): t for name, t in tree.items()}
                 pieces = {name: self._piece(kind, name, t) for name, t in named.items()}
-                found[kind] = {name: t for name, t in pieces.items() if t is not None}
-        return {part: {} for part in SPLIT if part in parts} | found
+                pieces_by_kind[kind] = {name: t for name, t in pieces.items() if t is not None}
+        return {part: {} for part in SPLIT if part in parts} | pieces_by_kind
 
     def _piece(self, kind: str, name: str, tensor: Tensor) -> Tensor | None:
         """What this process writes of one of its tensors; None for nothing."""
@@ -80,10 +80,10 @@ class Shards:
 
     def rows(self, kind: str, name: str, total: int) -> Spans:
         """Rows that this process reads of a tensor of the whole."""
-        parted, own = self.parted, self.parted.mesh.own
+        parted, members = self.parted, self.parted.mesh.own
         if kind == "tracker":
             first = total - parted.mesh.total
-            return [slice(0, first), slice(first + own.start, first + own.stop)]
+            return [slice(0, first), slice(first + members.start, first + members.stop)]
         divided = parted.shard_of(kind, name)
         if parted.shards is not None and divided is not None:
             return [parted.shards.rows(divided)]
@@ -93,20 +93,20 @@ class Shards:
         if kind not in MEMBERS or name.startswith("shared/"):
             return None
         start = 0 if name == "alive" else parted.span(name).start
-        frozen, mine = parted.frozen, parted.shifted(own)
+        frozen, mine = parted.frozen, parted.shifted(members)
         cuts = [(0, frozen), (mine.start, mine.stop)]
         inside = [(max(low, start) - start, min(high, start + total) - start) for low, high in cuts]
         return [slice(low, high) for low, high in inside if low < high]
 
-    def own(self, found: Checkpoint) -> Checkpoint:
+    def own(self, checkpoint: Checkpoint) -> Checkpoint:
         """A checkpoint of own rows, by the names of this process's optimiser."""
-        parts, local = dict(found.parts), self.parted.local_name
+        parts, local = dict(checkpoint.parts), self.parted.local_name
         tensors = parts.get("optimizer", {})
-        parts["optimizer"] = {own: t for n, t in tensors.items() if (own := local(n)) is not None}
+        parts["optimizer"] = {name: t for n, t in tensors.items() if (name := local(n)) is not None}
         for part in MEMBERS:
             tree = parts.get(part, {}).items()
             parts |= {part: {n: t for n, t in tree if n.startswith("shared/") or len(t)}}
-        plain = found.state.get("optimizer", {})
-        numbers = {own: v for n, v in plain.items() if (own := local(n)) is not None}
-        state = {**found.state, "optimizer": numbers}
-        return replace(found, parts=parts, state=state)
+        plain = checkpoint.state.get("optimizer", {})
+        numbers = {name: v for n, v in plain.items() if (name := local(n)) is not None}
+        state = {**checkpoint.state, "optimizer": numbers}
+        return replace(checkpoint, parts=parts, state=state)

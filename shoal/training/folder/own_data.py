@@ -82,24 +82,24 @@ def what_to_type(verb: str, config: Mapping[str, Any], folder: Path | str | None
         config: the run's config.
         folder: the run's folder; None for a run in memory.
     """
-    own_network, own = has_own_network(config), has_own_data(config)
+    own_network, data_is_own = has_own_network(config), has_own_data(config)
     if folder is not None and is_adopted(config):
-        return _typed_for_adopted(verb, own, folder)
-    if folder is not None and not own_network and not own:
+        return _typed_for_adopted(verb, data_is_own, folder)
+    if folder is not None and not own_network and not data_is_own:
         return f"shoal {verb} {shlex.quote(str(folder))}"
     if folder is None:
         source = "run"
     else:
         source = f"shoal.load({str(folder)!r}, build)" if own_network else repr(str(folder))
     place, name = _TAKES[verb]
-    given = [place, name] if own or verb in ("predict", "export", "compress") else []
-    return f"shoal.{verb}({', '.join(filter(None, [source, *given]))})"
+    arguments = [place, name] if data_is_own or verb in ("predict", "export", "compress") else []
+    return f"shoal.{verb}({', '.join(filter(None, [source, *arguments]))})"
 
 
-def _typed_for_adopted(verb: str, own: bool, folder: Path | str) -> str:
+def _typed_for_adopted(verb: str, data_is_own: bool, folder: Path | str) -> str:
     """The command for networks that came from files; their function is typed again."""
     file = " FILE" if verb == "predict" else ""
-    data = " --data DATA" if own and verb != "predict" else ""
+    data = " --data DATA" if data_is_own and verb != "predict" else ""
     method = " method=f-kde" if verb == "grow" else ""
     where = shlex.quote(str(folder))
     return f"shoal {verb} {where}{file} --model MODULE:FUNCTION{data}{method}"
@@ -127,10 +127,10 @@ def own_data(run: Run, name: str, advice: str, whole: bool = False) -> Dataset:
     if has_own_data(run.config):
         raise ConfigError(f"{name} was trained on your own data, which cannot be loaded; {advice}")
     try:
-        found = load_data(run.config.get("data", ""))
+        data = load_data(run.config.get("data", ""))
     except ConfigError as error:
         raise ConfigError(f"the data of {name} cannot be loaded: {error}; {advice}") from error
     share = run.config.get("validation")
     if whole or not isinstance(share, float):
-        return found
-    return training_part(found, share, run.config["seed"])
+        return data
+    return training_part(data, share, run.config["seed"])

@@ -197,9 +197,9 @@ def _repeated(state: Mapping[str, Tensor]) -> int:
         kind, _, rest = name.partition("/")
         if kind == "shared":
             group = rest.partition(".")[0] + "."
-            own = [t for n, t in state.items() if n.startswith(f"weights/{group}")]
-            own = own or [t for n, t in state.items() if n.startswith("weights/")]
-            total += tensor.numel() * (len(own[0]) - 1 if own else 0)
+            weights = [t for n, t in state.items() if n.startswith(f"weights/{group}")]
+            weights = weights or [t for n, t in state.items() if n.startswith("weights/")]
+            total += tensor.numel() * (len(weights[0]) - 1 if weights else 0)
     return total
 
 
@@ -250,11 +250,11 @@ def _argument(name: str) -> str:
     return name if name.isidentifier() else "build"
 
 
-def _likelihood(config: dict[str, Any], given: Likelihood | None) -> Likelihood:
+def _likelihood(config: dict[str, Any], likelihood: Likelihood | None) -> Likelihood:
     spec = config.get("likelihood", "categorical")
     if isinstance(spec, dict) and "custom" in spec:
-        if given is not None:
-            return given
+        if likelihood is not None:
+            return likelihood
         raise ConfigError(
             f"this run's likelihood is your own '{spec['custom']}', which a folder cannot store; "
             f"type: shoal.load(folder, build, likelihood=...)"

@@ -122,17 +122,18 @@ class RunFolder:
         exchange: Exchange | None = None,
     ) -> Checkpoint:
         """The last valid checkpoint of this run, with its history; see `load_checkpoint`."""
-        given = expected, self.belongings, limit, rows, exchange
-        found = load_checkpoint(self.checkpoints, *given)
-        state = checked_state(found, self.checkpoints)
+        checkpoint = load_checkpoint(
+            self.checkpoints, expected, self.belongings, limit, rows, exchange
+        )
+        state = checked_state(checkpoint, self.checkpoints)
         history = state["history"]
         if isinstance(history, dict):
-            history = self.history.read(history, found.step)
+            history = self.history.read(history, checkpoint.step)
         elif not all(is_row(row, epoch) for epoch, row in enumerate(history, 1)):
             raise CheckpointCorrupt(
                 f"the history in {self.checkpoints} does not have one row per epoch"
             )
-        return replace(found, state=state | {"history": history})
+        return replace(checkpoint, state=state | {"history": history})
 
     @cached_property
     def belongings(self) -> dict[str, str]:
@@ -146,13 +147,13 @@ class RunFolder:
         lasting = {key: provenance.get(key) for key in ("run_id", "pixel_range")}
         # Not the number of points: a stream is counted while the run goes on.
         lasting["sha256"] = (provenance.get("data") or {}).get("sha256")
-        found = {"provenance.json": hashlib.sha256(to_json(lasting).encode()).hexdigest()}
+        digests = {"provenance.json": hashlib.sha256(to_json(lasting).encode()).hexdigest()}
         for name in (_CONFIG, AXES, SHARED):
             first = self.path / _FIRST_CONFIG
             path = first if name == _CONFIG and first.exists() else self.path / name
             if path.exists():
-                found[name] = sha256(path)
-        return found
+                digests[name] = sha256(path)
+        return digests
 
     def ensemble_state(self, checkpoint: Checkpoint) -> Tree:
         """All tensors of the members: those of a checkpoint, and the frozen shared ones.
@@ -182,15 +183,15 @@ class RunFolder:
         path, first = self.path / _CONFIG, self.path / _FIRST_CONFIG
         if not path.exists():
             raise StorageError(f"{self.path} is not a run: {self._lack()}")
-        found = _read_config(path)
+        config = _read_config(path)
         if first.exists():  # checkpoints are tied to this file alone
             before = _read_config(first)
-            for key in {**found, **before}:
-                if key not in CHANGEABLE and found.get(key) != before.get(key):
+            for key in {**config, **before}:
+                if key not in CHANGEABLE and config.get(key) != before.get(key):
                     raise StorageError(
                         f"{path} has another {key} than {first.name}; restore the original file"
                     )
-        return found
+        return config
 
     def _lack(self) -> str:
         if not self.path.exists():

@@ -66,8 +66,8 @@ class Trajectory:
 
     def epochs(self, until: int | None = None) -> list[int]:
         """Epochs with a snapshot, up to `until`."""
-        found = (_FILE.fullmatch(path.name) for path in self.path.glob("epoch-*.safetensors"))
-        known = sorted(int(match[1]) for match in found if match)
+        matches = (_FILE.fullmatch(path.name) for path in self.path.glob("epoch-*.safetensors"))
+        known = sorted(int(match[1]) for match in matches if match)
         return [epoch for epoch in known if until is None or epoch <= until]
 
     def state(self, epoch: int) -> Tree:

@@ -153,9 +153,11 @@ class _AtEpochs(Callback):
         self.function(event)
 
 
-def checked_callbacks(given: Any) -> list[Callback]:
+def checked_callbacks(callbacks: Any) -> list[Callback]:
     """All callbacks as objects; raises `ConfigError` for what cannot be called."""
-    listed: Any = given if isinstance(given, Sequence) and not isinstance(given, str) else None
+    listed: Any = (
+        callbacks if isinstance(callbacks, Sequence) and not isinstance(callbacks, str) else None
+    )
     if listed is None or not all(isinstance(each, Callback) or callable(each) for each in listed):
         raise ConfigError(
             "callbacks must be a list of functions or Callback objects; type callbacks=[mine]"

@@ -153,26 +153,26 @@ def health_warnings(trainer: Any) -> list[str]:
         trainer: the trainer, after its history row of the epoch.
     """
     rows, settings = trainer.rows, trainer.settings
-    found = []
+    sentences = []
     repels = settings.method.repulsion is not None and settings.options.temperature != 0
     if repels and trainer.ensemble.members > 1:
         # An annealed run begins with repulsion alone, so its members spread at first.
         if settings.annealing is None or trainer.done:
-            found.append(push_sentence(rows))
-        found.append(bandwidth_sentence(rows))
+            sentences.append(push_sentence(rows))
+        sentences.append(bandwidth_sentence(rows))
     if trainer.mesh is not None:
-        found.append(_straggler(trainer.mesh, rows))
+        sentences.append(_straggler(trainer.mesh, rows))
     epoch = len(rows)
     if trainer.done or epoch & (epoch - 1) == 0:  # at epochs 1, 2, 4, 8, ...: the cost stays small
         x, _ = trainer.batches.first()
         first = 0 if trainer.mesh is None else trainer.mesh.own.start
         for member in constant_members(trainer.mover.moving, x):
             number = member + settings.options.frozen + first
-            found.append(
+            sentences.append(
                 f"Member {number} predicts the same for every input (epoch {epoch}); lower the "
                 f"learning rate or use an activation without dead units, such as GELU."
             )
-    return [sentence for sentence in found if sentence is not None]
+    return [sentence for sentence in sentences if sentence is not None]
 
 
 def is_new(sentence: str, notes: Iterable[str]) -> bool:
@@ -258,12 +258,12 @@ def _evaluating(ensemble: Ensemble) -> Iterator[None]:
     """
     kept = {name: tensor.clone() for name, tensor in ensemble.buffers.items()}
     modes = [(m, m.training) for group in ensemble.groups for m in group.skeleton.modules()]
-    own = ensemble.training
+    was_training = ensemble.training
     try:
         ensemble.train(False)
         yield
     finally:
-        ensemble.training = own
+        ensemble.training = was_training
         for module, mode in modes:
             module.training = mode
         for name, tensor in ensemble.buffers.items():
@@ -277,9 +277,9 @@ def _differ(tensor: Tensor) -> bool:
 def _straggler(mesh: Mesh, rows: Sequence[Row]) -> str | None:
     """The sentence about a rank that holds up the others; every process must ask."""
     steps = rows[-1]["step"] - (rows[-2]["step"] if len(rows) > 1 else 0)
-    own = max(rows[-1]["seconds"] - mesh.waited, 0.0)
+    working = max(rows[-1]["seconds"] - mesh.waited, 0.0)
     mesh.waited = 0.0
-    seconds = [float(text) for text in mesh.texts(repr(own / steps))]
+    seconds = [float(text) for text in mesh.texts(repr(working / steps))]
     return straggler_sentence(seconds) if rows[-1]["seconds"] > LONG else None
 
 
@@ -348,7 +348,7 @@ class Watchdog:
         self._waiting = since
 
     def _watch(self) -> None:
-        told, left = None, self.seconds
+        reported, left = None, self.seconds
         while True:
             with self._change:
                 if self._ended or self._change.wait_for(lambda: self._ended, left):
@@ -356,8 +356,8 @@ class Watchdog:
             since = self._waiting
             passed = 0.0 if since is None else time.monotonic() - since
             left = max(self.seconds - passed, self.seconds / 10)
-            if since is not None and since != told and passed >= self.seconds:
-                told = since
+            if since is not None and since != reported and passed >= self.seconds:
+                reported = since
                 self.report(
                     f"The data loader stalls (no batch for {passed:.3g} s after batch "
                     f"{self._batches}); look at its workers, its disk or its network, and try "

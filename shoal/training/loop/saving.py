@@ -83,8 +83,8 @@ class RunState:
             if shard.first:
                 write_json(folder.path / "provenance.json", self.provenance)
 
-        kept, run = agreed(shard.exchange, begin)[0]
-        values = self.values | {"history": kept}
+        reference, run = agreed(shard.exchange, begin)[0]
+        values = self.values | {"history": reference}
         save_checkpoint(folder.checkpoints, self.step, self.parts, values, run=run, shard=shard)
         agreed(shard.exchange, end)
 
@@ -171,9 +171,9 @@ class Saver:
 def host_copy(parts: Mapping[str, Mapping[str, Tensor]]) -> Parts:
     """A copy of all tensors in host memory, which is pinned for tensors of a GPU."""
     on_gpu = False
-    found: Parts = {}
+    host_parts: Parts = {}
     for part, tensors in parts.items():
-        copies = found[part] = {}
+        copies = host_parts[part] = {}
         for name, tensor in tensors.items():
             pinned = tensor.is_cuda
             on_gpu |= pinned
@@ -181,7 +181,7 @@ def host_copy(parts: Mapping[str, Mapping[str, Tensor]]) -> Parts:
             copies[name] = host.copy_(tensor.detach(), non_blocking=pinned)
     if on_gpu:
         torch.cuda.synchronize()
-    return found
+    return host_parts
 
 
 def check_same_settings(folder: RunFolder, config: Mapping[str, Any]) -> None:
@@ -236,8 +236,8 @@ def check_length(trainer: Trainer, folder: RunFolder) -> None:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """All settings, with defaults for those that are missing, as read back from a file."""
-    given = {key: _plain(value) for key, value in config.items() if value is not None}
-    return {**DEFAULTS, **given}
+    settings = {key: _plain(value) for key, value in config.items() if value is not None}
+    return {**DEFAULTS, **settings}
 
 
 def _plain(value: Any) -> Any:

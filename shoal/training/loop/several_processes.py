@@ -53,27 +53,27 @@ class Processes:
         else:
             self.mesh.on_first(act)
 
-    def any(self, said: bool) -> bool:
+    def any(self, answer: bool) -> bool:
         """Whether any process says so."""
         if self.mesh is None:
-            return said
-        return "yes" in self.mesh.texts("yes" if said else "no")
+            return answer
+        return "yes" in self.mesh.texts("yes" if answer else "no")
 
     def gather_unique(self, sentences: list[str]) -> list[str]:
         """The sentences of all processes, each once."""
         if self.mesh is None:
             return sentences
-        said = [json.loads(text) for text in self.mesh.texts(json.dumps(sentences))]
-        return list(dict.fromkeys(sentence for each in said for sentence in each))
+        lists = [json.loads(text) for text in self.mesh.texts(json.dumps(sentences))]
+        return list(dict.fromkeys(sentence for each in lists for sentence in each))
 
     def check_same(self, config: Mapping[str, Any], provenance: dict[str, Any]) -> None:
         """Refuse processes with other settings or data; all take the first one's run name."""
         if self.mesh is None:
             return
         about = json.dumps([config, provenance["data"]], sort_keys=True, default=str)
-        said = self.mesh.texts(about)
-        for rank, other in enumerate(said):
-            if other != said[0]:
+        descriptions = self.mesh.texts(about)
+        for rank, other in enumerate(descriptions):
+            if other != descriptions[0]:
                 raise ConfigError(
                     f"process {rank} has other settings or data than process 0; "
                     f"give all processes the same ensemble, data and settings"

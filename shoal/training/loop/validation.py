@@ -52,34 +52,34 @@ def validation_batches(
     dtype: torch.dtype,
 ) -> tuple[Data, Data | None]:
     """The batches that train, and those of the validation data; None without any."""
-    given: Any = options.validation
-    if given is None:
+    validation: Any = options.validation
+    if validation is None:
         return batches, None
-    if isinstance(given, float):
+    if isinstance(validation, float):
         if isinstance(batches, LoaderBatches):
             raise ConfigError(
-                f"validation={given:g} divides arrays, and a loader came; "
+                f"validation={validation:g} divides arrays, and a loader came; "
                 f"give validation=(x, y) or a loader of validation data"
             )
-        rows = [each.to(batches.x.device) for each in held_out(batches.n, given, options.seed)]
+        rows = [each.to(batches.x.device) for each in held_out(batches.n, validation, options.seed)]
         trains, held = (replace(batches, x=batches.x[r], y=batches.y[r]) for r in rows)
         return trains, held
-    if isinstance(given, Dataset):
-        if given.validation is None:
+    if isinstance(validation, Dataset):
+        if validation.validation is None:
             raise DataError(
-                f"dataset '{given.name}' has no validation split; give validation=0.1, which holds "
-                f"out a tenth of the training data"
+                f"dataset '{validation.name}' has no validation split; give validation=0.1, which "
+                f"holds out a tenth of the training data"
             )
-        given = given.validation
-    found = batches_of(
-        given,
+        validation = validation.validation
+    held = batches_of(
+        validation,
         options.batch_size,
         options.seed,
         device,
         dtype,
         whole=ensemble.takes_whole,
     )
-    return batches, found
+    return batches, held
 
 
 class Validation:
@@ -107,10 +107,10 @@ class Validation:
             runner: how members run; None for the default.
         """
         with torch.no_grad(), evaluating(ensemble):
-            found = mean_scores(self.predictions(ensemble, likelihood, runner))
+            scores = mean_scores(self.predictions(ensemble, likelihood, runner))
         if self.mesh is not None:  # rounding must not let processes disagree about the best epoch
-            found = json.loads(self.mesh.from_first(json.dumps(found)))
-        return {name: v if math.isfinite(v) else None for name, v in found.items()}
+            scores = json.loads(self.mesh.from_first(json.dumps(scores)))
+        return {name: v if math.isfinite(v) else None for name, v in scores.items()}
 
     def predictions(
         self, ensemble: Ensemble, likelihood: Likelihood, runner: MemberRunner | None = None
@@ -192,12 +192,12 @@ class BestMembers:
         """Copy the present state, into the memory of the former copy if there is one."""
         state = {BEST: ensemble.changing_state, f"{BEST}_likelihood": likelihood.state}
         for part, tensors in state.items():
-            own = self.parts.setdefault(part, {})
+            copies = self.parts.setdefault(part, {})
             for name, tensor in tensors.items():
-                if name in own:
-                    own[name].copy_(tensor.detach())
+                if name in copies:
+                    copies[name].copy_(tensor.detach())
                 else:
-                    own[name] = self._copied(tensor.detach(), ensemble)
+                    copies[name] = self._copied(tensor.detach(), ensemble)
         self.parts = {part: tensors for part, tensors in self.parts.items() if tensors}
         self.epoch = epoch
 
