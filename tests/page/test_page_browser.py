@@ -23,7 +23,10 @@ def studied_run(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=["readme", "pictures", "line", "not-evaluated", "studied"])
+LATER = [pytest.param(name, marks=pytest.mark.nightly) for name in ("line", "not-evaluated")]
+
+
+@pytest.fixture(scope="module", params=["readme", "pictures", "studied", *LATER])
 def address(request, tmp_path_factory):
     if request.param == "readme":  # an own network and arrays, by the five lines of README.md
         return (request.getfixturevalue("readme")[0] / "report.html").as_uri()
