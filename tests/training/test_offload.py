@@ -51,12 +51,6 @@ def assert_close_runs(one, other, tolerance=1e-12):
             assert value == expected, key
 
 
-def in_both_ways(ensemble, **options):
-    """A run with all members on the device, and a run in blocks, of equal ensembles."""
-    options = {"steps": STEPS, **options}
-    return [quick(ensemble(), resident=r, **options) for r in (None, RESIDENT)]
-
-
 def compared(build=plain, members=MEMBERS, resident=RESIDENT, **options):
     """A run in blocks, checked against the run with all members on the device."""
     whole = trained(build, members, **options)
