@@ -79,13 +79,13 @@ def adopt(
     if out is not None:
         _check_free(RunFolder(checked_path(out, "out")))
     builds = _builds(build)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as raised:
         warnings.simplefilter("always", ShoalWarning)
         modules, files = _modules(networks, builds)
         places = by_architecture(modules)
         order = [index for group in places for index in group]
         ensemble = Ensemble.of(modules)
-    notes = _said_again(said)
+    notes = _repeated(raised)
     if builds:
         for index, group in enumerate(places):
             ensemble.builds[index] = _fitting(modules[group[0]], builds)
@@ -105,12 +105,12 @@ def adopt(
     return run
 
 
-def _said_again(said: Iterable[warnings.WarningMessage]) -> list[str]:
+def _repeated(raised: Iterable[warnings.WarningMessage]) -> list[str]:
     """Give each warning once, as its own; those of Shoal are also notes of the run."""
-    told: dict[str, warnings.WarningMessage] = {str(each.message): each for each in said}
-    for each in told.values():
+    unique: dict[str, warnings.WarningMessage] = {str(each.message): each for each in raised}
+    for each in unique.values():
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    notes = [text for text, each in told.items() if each.category is ShoalWarning]
+    notes = [text for text, each in unique.items() if each.category is ShoalWarning]
     return [f"{note[:1].upper()}{note[1:]}." for note in notes]
 
 
@@ -129,18 +129,19 @@ def _builds(build: Build | Sequence[Build] | None) -> list[Build]:
 
 def _modules(networks: Any, builds: Sequence[Build]) -> tuple[list[nn.Module], list[Path]]:
     """The networks, and the files that they come from; no files for networks in memory."""
-    given = [networks] if isinstance(networks, _PATH) else networks
-    given = list(given) if isinstance(given, Iterable) and not _is_network(given) else given
-    if not isinstance(given, list) or not any(isinstance(each, _PATH) for each in given):
-        return checked_networks(given), []
-    if not all(isinstance(each, _PATH) for each in given):
+    sources = [networks] if isinstance(networks, _PATH) else networks
+    if isinstance(sources, Iterable) and not _is_network(sources):
+        sources = list(sources)
+    if not isinstance(sources, list) or not any(isinstance(each, _PATH) for each in sources):
+        return checked_networks(sources), []
+    if not all(isinstance(each, _PATH) for each in sources):
         raise ConfigError("adopt takes networks or files, not both; adopt them one after another")
     if not builds:
         raise ConfigError(
             "files hold weights without their network; "
             "pass build, a function that makes one network"
         )
-    files = weight_files(given)
+    files = weight_files(sources)
     templates = [_made(build) for build in builds]
     return [_loaded(file, templates) for file in files], files
 
@@ -159,7 +160,7 @@ def _state_of(module: nn.Module) -> dict[str, Tensor]:
 
 def _loaded(file: Path, templates: Sequence[nn.Module]) -> nn.Module:
     """A copy of the first network that the weights in a file fit, with these weights."""
-    weights, found = read_weights(file), []
+    weights, troubles = read_weights(file), []
     for template in templates:
         wanted = _state_of(template)
         named = _completed(renamed(weights, wanted), wanted)
@@ -170,9 +171,9 @@ def _loaded(file: Path, templates: Sequence[nn.Module]) -> nn.Module:
                 module = module.double()
             module.load_state_dict(named, strict=False)
             return module
-        found.append(trouble)
-    which = "the network" if len(found) == 1 else f"any of the {len(found)} networks"
-    raise DataError(f"the weights in {file} do not fit {which} of build: {found[0]}")
+        troubles.append(trouble)
+    which = "the network" if len(troubles) == 1 else f"any of the {len(troubles)} networks"
+    raise DataError(f"the weights in {file} do not fit {which} of build: {troubles[0]}")
 
 
 def _completed(weights: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -190,13 +191,13 @@ def _completed(weights: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict
 
 def _fitting(module: nn.Module, builds: Sequence[Build]) -> Build:
     """The function that makes this architecture."""
-    found = []
+    troubles = []
     for build in builds:
         trouble = difference(_state_of(module), layout(_state_of(_made(build))))
         if trouble is None:
             return build
-        found.append(trouble)
-    raise ConfigError(f"build makes another network than those to adopt: {found[0]}")
+        troubles.append(trouble)
+    raise ConfigError(f"build makes another network than those to adopt: {troubles[0]}")
 
 
 def _is_description(data: Any) -> bool:
@@ -209,24 +210,28 @@ def _batches(data: Any, ensemble: Ensemble) -> ArrayBatches | LoaderBatches:
 
 
 def _likelihood(
-    given: Any, ensemble: Ensemble, batches: ArrayBatches | LoaderBatches | None, notes: list[str]
+    likelihood: Any,
+    ensemble: Ensemble,
+    batches: ArrayBatches | LoaderBatches | None,
+    notes: list[str],
 ) -> Likelihood:
     """The likelihood that is named, or suits the targets; a learned noise is fitted."""
-    if isinstance(given, str | Mapping):
-        check_spec("likelihood", given, likelihoods.registry)
-        given = likelihoods.registry.make(dict(given) if isinstance(given, Mapping) else given)
-    if given is not None and not hasattr(given, "about"):
-        raise ConfigError(f"likelihood must be a name or a table of settings, not {given!r}")
-    if given is None and batches is None:
+    if isinstance(likelihood, str | Mapping):
+        check_spec("likelihood", likelihood, likelihoods.registry)
+        spec = dict(likelihood) if isinstance(likelihood, Mapping) else likelihood
+        likelihood = likelihoods.registry.make(spec)
+    if likelihood is not None and not hasattr(likelihood, "about"):
+        raise ConfigError(f"likelihood must be a name or a table of settings, not {likelihood!r}")
+    if likelihood is None and batches is not None:
+        likelihood = default_likelihood(ensemble, batches)
+    elif likelihood is None:
         notes.append("No likelihood was named: the outputs are taken for logits of classes.")
-    found: Likelihood = given or (
-        likelihoods.Categorical() if batches is None else default_likelihood(ensemble, batches)
-    )
-    if isinstance(found, RealTargets) and found.learns_noise and not found.state:
-        found = _with_noise(found, ensemble, batches, notes)
+        likelihood = likelihoods.Categorical()
+    if isinstance(likelihood, RealTargets) and likelihood.learns_noise and not likelihood.state:
+        likelihood = _with_noise(likelihood, ensemble, batches, notes)
     if batches is not None:
-        check_targets(ensemble, found, batches, to_train=False)
-    return found
+        check_targets(ensemble, likelihood, batches, to_train=False)
+    return likelihood
 
 
 def _with_noise(
@@ -245,17 +250,17 @@ def _with_noise(
     columns = 1 if y.ndim == 1 else y.shape[-1]
     unit = {"location": torch.zeros(columns), "scale": torch.ones(columns)}
     unit = {name: tensor.double() for name, tensor in unit.items()}
-    begun = likelihood.restored({**unit, "variance": torch.ones(columns).double()})
+    unit_noise = likelihood.restored({**unit, "variance": torch.ones(columns).double()})
     total, points = torch.zeros(columns).double(), 0
     with torch.no_grad():
         for x, targets in islice(batches.batches(0, 0), batches.steps_per_epoch):
             y, weight = parted(targets)
-            square = begun.statistics(ensemble(x), y, ensemble.alive, weight)
+            square = unit_noise.statistics(ensemble(x), y, ensemble.alive, weight)
             assert square is not None, "a likelihood that learns has statistics"
             total, points = total + len(x) * square.double().cpu(), points + len(x)
     variance = (total / points).clamp(min=1e-12)
-    told = ", ".join(f"{float(value):.3g}" for value in variance.sqrt())
-    notes.append(f"The noise of the targets, {told}, is the members' error on the given data.")
+    sizes = ", ".join(f"{float(value):.3g}" for value in variance.sqrt())
+    notes.append(f"The noise of the targets, {sizes}, is the members' error on the given data.")
     return likelihood.restored({**unit, "variance": variance})
 
 

@@ -160,14 +160,14 @@ class Stepper:
         return replace(context, repulsion=replace(context.repulsion, strength=checked))
 
     def _read(self, batch: Any, own: bool) -> tuple[Inputs, Targets]:
-        given = raw_batch(batch)
+        raw = raw_batch(batch)
         members = self.ensemble.members - self._options.frozen
-        weight, per_member = given.weight, None
+        weight, per_member = raw.weight, None
         shape = tuple(getattr(weight, "shape", ()))
-        if shape == (members, len(given.y)) and shape != tuple(getattr(given.y, "shape", ())):
+        if shape == (members, len(raw.y)) and shape != tuple(getattr(raw.y, "shape", ())):
             per_member, weight = torch.as_tensor(weight).to(self._where, self._dtype), None
-        y = targets_of(given.y, None, self._dtype, weight).to(self._where)
-        x = inputs_of(given.x, self._dtype, self.ensemble.takes_whole, len(y)).to(self._where)
+        y = targets_of(raw.y, None, self._dtype, weight).to(self._where)
+        x = inputs_of(raw.x, self._dtype, self.ensemble.takes_whole, len(y)).to(self._where)
         if own and (len(x) != members or len(y) != members):
             raise DataError(
                 f"with own=True inputs and targets are [{members}, B, ...], one batch per member, "
@@ -220,8 +220,8 @@ class Stepper:
             raise ConfigError(
                 f"'{method.name}' fits its axes or points to inputs; type Stepper(..., inputs=x)"
             )
-        given = self._inputs
-        x = first if given is None else inputs_of(given, self._dtype, self.ensemble.takes_whole)
+        inputs = self._inputs
+        x = first if inputs is None else inputs_of(inputs, self._dtype, self.ensemble.takes_whole)
         placed: Any = x.to(self._where)
         if isinstance(placed, Opaque):
             return repulsion
@@ -293,8 +293,8 @@ class OwnLoss(Custom):
     """A loss for members that have targets of their own, [M, B, ...]."""
 
     def _each(self, outputs: Tensor, y: Any) -> Tensor:
-        own = y.original() if isinstance(y, Structured) else y
-        return torch.vmap(self.loss)(outputs, own)
+        targets = y.original() if isinstance(y, Structured) else y
+        return torch.vmap(self.loss)(outputs, targets)
 
 
 def _shapes(value: Any) -> tuple:

@@ -30,6 +30,7 @@ from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError, ShoalW
 from shoal.core.storage.checkpoints import load_checkpoint, save_checkpoint, steps
 from shoal.core.storage.files import sealed, sha256
 from shoal.core.storage.formats import parse_toml, to_toml
+from shoal.experiment.config import load_config
 from shoal.models import MLP, Blueprint
 from shoal.page.report_data import load_report_data
 from shoal.training.folder.history import HistoryFile
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.timeout(60)
 
 BUILD = Blueprint(MLP((4,), "tanh"), (3,), CLASSES)
 OLD = Path(__file__).with_name("old_run")
+OF_0_2 = Path(__file__).with_name("run_of_0_2")
 EPOCHS = 3
 
 
@@ -464,6 +466,40 @@ class TestOldRuns:
         shutil.rmtree(folder / "checkpoints")
         shutil.copytree(older / "checkpoints", folder / "checkpoints")
         refuse(folder, "does not belong to this run", kind=CheckpointCorrupt)
+
+
+class TestRunsOf02:
+    """A folder that Shoal 0.2 wrote when `fit` named every option."""
+
+    DATA = ((torch.arange(120) * 37 % 64) / 16 - 2).reshape(40, 3), torch.arange(40) % CLASSES
+    WHAT = {"optimizer": "adamw", "schedule": "cosine", "epochs": 3}
+    WHAT |= {"validation": 0.25, "patience": 2}
+
+    @pytest.fixture
+    def old(self, tmp_path):
+        return shutil.copytree(OF_0_2, tmp_path / "old")
+
+    def test_they_are_loaded_and_their_config_is_read(self, old):
+        assert [row["step"] for row in shoal.load(old).history] == [3, 6]
+        config = load_config(old / "config.toml")
+        assert (config.method, config.epochs, config.patience) == ("f-kde", 3, 2)
+
+    def test_they_are_resumed_to_the_same_end_with_the_arguments_of_0_2(self, old):
+        with pytest.warns(ShoalWarning, match="no longer an option"):
+            run = quick(
+                shoal_of(BUILD, 2),
+                self.DATA,
+                out=old,
+                resume=True,
+                peer_timeout=60.0,
+                stall_after=60.0,
+                save_every=0,
+                **self.WHAT,
+            )
+        whole = quick(shoal_of(BUILD, 2), self.DATA, **self.WHAT)
+        for name, tensor in frozen(whole.ensemble).items():
+            torch.testing.assert_close(run.ensemble.state[name].detach(), tensor, msg=name)
+        assert [row["step"] for row in run.history] == [3, 6, 9]
 
 
 def test_a_config_that_could_not_be_read_again_is_not_trained(tmp_path):

@@ -111,8 +111,8 @@ def add_noise(
         alive: which members are finite [M]; the others get no noise.
     """
     device = ensemble.device
-    own = torch.arange(ensemble.first, ensemble.first + ensemble.members, device=device)
-    keys = hashed(key(seed, "noise", step, device) + own)
+    numbers = torch.arange(ensemble.first, ensemble.first + ensemble.members, device=device)
+    keys = hashed(key(seed, "noise", step, device) + numbers)
     std = noise_std(optimizer, heat) * alive.float()
     first = 0
     for group in ensemble.groups:

@@ -72,10 +72,10 @@ def resolved(
 def _with_inputs(points: OtherData, x: Inputs, data: Any) -> OtherData | Unlabelled:
     """Inputs of another data set; a data set that no name loads again is the user's own."""
     other = points.data if isinstance(points.data, Dataset) else _loaded(points.data)
-    found = _converted(other, x, data)
+    inputs = _converted(other, x, data)
     if other.spec is None:
-        return Unlabelled(found, points.count)
-    return replace(points, data=other.spec, x=found)
+        return Unlabelled(inputs, points.count)
+    return replace(points, data=other.spec, x=inputs)
 
 
 def _loaded(spec: Any) -> Dataset:
@@ -93,27 +93,27 @@ def _converted(other: Dataset, x: Inputs, data: Any) -> Tensor:
             "points 'dataset' need inputs of one tensor; give structures of your own as "
             "points=shoal.points.Unlabelled(x)"
         )
-    found = fitted(other.train.x, tuple(x.shape[1:]), f"the data set '{other.name}'")
-    own = data.pixel_range if isinstance(data, Dataset) else None
-    if own is not None and other.pixel_range is not None:
-        found = in_range(in_unit(found, other.pixel_range), own)
-    return found
+    inputs = fitted(other.train.x, tuple(x.shape[1:]), f"the data set '{other.name}'")
+    pixels = data.pixel_range if isinstance(data, Dataset) else None
+    if pixels is not None and other.pixel_range is not None:
+        inputs = in_range(in_unit(inputs, other.pixel_range), pixels)
+    return inputs
 
 
-def _gathered(given: Any, ensemble: Ensemble, x: Inputs) -> Tensor | Structured:
+def _gathered(source: Any, ensemble: Ensemble, x: Inputs) -> Tensor | Structured:
     """Inputs of the user's as one tensor or structure, without targets; a loader is read once."""
-    if given is None:
+    if source is None:
         raise ConfigError(
             "the points are unlabelled inputs of your own, which no file or run stores; "
             "type points=shoal.points.Unlabelled(x)"
         )
-    if isinstance(given, Dataset):
-        given = given.train
+    if isinstance(source, Dataset):
+        source = source.train
     dtype = x.dtype if isinstance(x, Tensor) and x.is_floating_point() else ensemble.dtype
     parts = [
         batch.to("cpu")
         for batch in input_batches(
-            given, dtype=dtype, whole=ensemble.takes_whole, takes=ensemble.takes_inputs
+            source, dtype=dtype, whole=ensemble.takes_whole, takes=ensemble.takes_inputs
         )
     ]
     pool = joined(parts) if parts else None
@@ -127,13 +127,13 @@ def _gathered(given: Any, ensemble: Ensemble, x: Inputs) -> Tensor | Structured:
 
 def _with_function(points: Augmented) -> Augmented:
     """Augmented points with their function, and its plain settings."""
-    given = points.augment
-    if isinstance(given, Mapping) and "custom" in given:
+    spec = points.augment
+    if isinstance(spec, Mapping) and "custom" in spec:
         raise ConfigError(
-            f"the augmentation of these points was your own '{given['custom']}', which a run "
-            f"cannot store; type points=shoal.points.Augmented({given['custom']})"
+            f"the augmentation of these points was your own '{spec['custom']}', which a run "
+            f"cannot store; type points=shoal.points.Augmented({spec['custom']})"
         )
-    function: Any = augmentations.registry.make(given)
+    function: Any = augmentations.registry.make(spec)
     if is_per_member(function) or not callable(function):
         raise ConfigError(
             "augmented points need one augmentation for all members: a name, a table, or a "
@@ -157,8 +157,8 @@ def _check_alike(pool: Tensor | Structured, x: Inputs) -> None:
             for name, t in tensors.items()
         }
 
-    found, wanted = forms(pool), forms(x)
-    if type(pool) is not type(x) or found != wanted:
+    shapes, wanted = forms(pool), forms(x)
+    if type(pool) is not type(x) or shapes != wanted:
         raise DataError(
             f"points have inputs {_shapes(pool)}, but training inputs are {_shapes(x)}; "
             f"they must agree"
@@ -167,8 +167,8 @@ def _check_alike(pool: Tensor | Structured, x: Inputs) -> None:
 
 def _shapes(x: Any) -> str:
     tensors = {"x": x} if isinstance(x, Tensor) else getattr(x, "tensors", {})
-    told = [f"{name} {[*t.shape[1:]]}" for name, t in tensors.items() if t.ndim > 0]
-    return ", ".join(told) or type(x).__name__
+    shapes = [f"{name} {[*t.shape[1:]]}" for name, t in tensors.items() if t.ndim > 0]
+    return ", ".join(shapes) or type(x).__name__
 
 
 def _check_real(points: Any, x: Inputs) -> None:
@@ -190,8 +190,8 @@ def statistics(points: Points, batches: Callable[[], Iterable[Inputs]]) -> Tree:
         `points.std/NAME`, `points.low/NAME` and `points.high/NAME` for every real input.
     """
     wanted = getattr(points, "fits", ())
-    found = _summarised(batches()) if wanted else {}
-    return {f"{PREFIX}{name}": t for name, t in found.items() if name.partition("/")[0] in wanted}
+    summary = _summarised(batches()) if wanted else {}
+    return {f"{PREFIX}{name}": t for name, t in summary.items() if name.partition("/")[0] in wanted}
 
 
 def placed(points: Any, tensors: Tree, device: torch.device, dtype: torch.dtype) -> Any:
@@ -203,8 +203,8 @@ def placed(points: Any, tensors: Tree, device: torch.device, dtype: torch.dtype)
         return replace(points, x=pool.to(device, dtype if pool.is_floating_point() else None))
     if not needs_statistics(points):
         return points
-    own = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)}
-    return replace(points, statistics=own)
+    stored = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)}
+    return replace(points, statistics=stored)
 
 
 def _summarised(batches: Iterable[Inputs]) -> Tree:
@@ -222,12 +222,12 @@ def _summarised(batches: Iterable[Inputs]) -> Tree:
             away = t - start[name]
             low[name], high[name] = low[name].minimum(t.amin(0)), high[name].maximum(t.amax(0))
             total[name], squares[name] = total[name] + away.sum(0), squares[name] + (away**2).sum(0)
-    found = {}
+    summary = {}
     for name in start:
         variance = squares[name] / count - (total[name] / count).square()
         std = variance.clamp(min=0).sqrt()
-        found |= {f"std/{name}": std, f"low/{name}": low[name], f"high/{name}": high[name]}
-    return found
+        summary |= {f"std/{name}": std, f"low/{name}": low[name], f"high/{name}": high[name]}
+    return summary
 
 
 def _wide(x: Inputs) -> Iterator[tuple[str, Tensor]]:

@@ -82,9 +82,9 @@ class Settings:
             )
         method = _method(options.method, options.legacy, options.calibrated)
         method = method.with_strength(strength)
-        given = {name: getattr(options, name) for name in REGISTRIES}
-        given["schedule"] = as_schedule(given["schedule"], options.lr)
-        made = {name: _made(name, value) for name, value in given.items()}
+        specs = {name: getattr(options, name) for name in REGISTRIES}
+        specs["schedule"] = as_schedule(specs["schedule"], options.lr)
+        made = {name: _made(name, value) for name, value in specs.items()}
         made["schedule"] = as_schedule(made["schedule"], options.lr)
         if method.functional_prior and not isinstance(made["prior"], FunctionalPrior):
             made["prior"] = _functional(made["prior"], method)
