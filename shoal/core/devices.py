@@ -15,18 +15,18 @@ def usable_device(device: torch.device | str | int) -> torch.device:
     device(type='cpu')
     """
     try:
-        found = torch.zeros(1, device=device).device
+        usable = torch.zeros(1, device=device).device
     except (RuntimeError, AssertionError, TypeError, NotImplementedError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0].rstrip(".")
         raise ConfigError(
             f"the device '{device}' cannot be used: {reason}; {_advice(str(device))}"
         ) from error
-    if found.type == "meta":
+    if usable.type == "meta":
         raise ConfigError(
             f"the device '{device}' cannot be used: it holds no numbers; {_advice('meta')}"
         )
-    return found
+    return usable
 
 
 def _advice(device: str) -> str:

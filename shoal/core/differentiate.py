@@ -35,8 +35,8 @@ def with_pullback(
         values = list(function(live))
 
     def back(cotangents: Sequence[Tensor]) -> Tree:
-        found = _backward(values, list(cotangents), list(live.values()))
-        pairs = zip(live.items(), found, strict=True)
+        gradients = _backward(values, list(cotangents), list(live.values()))
+        pairs = zip(live.items(), gradients, strict=True)
         return {name: torch.zeros_like(t) if g is None else g for (name, t), g in pairs}
 
     return [value.detach() for value in values], back

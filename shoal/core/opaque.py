@@ -66,8 +66,8 @@ class Opaque:
     @property
     def device(self) -> torch.device:
         """Device of the object's first tensor."""
-        found = first_tensor(self.value)
-        return torch.device("cpu") if found is None else found.device
+        tensor = first_tensor(self.value)
+        return torch.device("cpu") if tensor is None else tensor.device
 
     @property
     def is_cuda(self) -> bool:

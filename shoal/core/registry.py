@@ -128,14 +128,14 @@ def nested_field(registry: Registry, default: Callable[[], Any], later: bool = F
     It allows nested tables, such as {"name": "wasserstein", "estimator": {"name": "sge"}}. A field
     that came `later` is left out of a spec at its default, as by `later_field`.
     """
-    told = {"registry": registry, **({"later": True} if later else {})}
-    return dataclasses.field(default_factory=default, metadata=told)
+    metadata = {"registry": registry, **({"later": True} if later else {})}
+    return dataclasses.field(default_factory=default, metadata=metadata)
 
 
 def unstored_field(default: Any = None) -> Any:
     """A dataclass field with arrays or functions: no spec, comparison or repr includes it."""
-    told = {"unstored": True}
-    return dataclasses.field(default=default, repr=False, compare=False, metadata=told)
+    metadata = {"unstored": True}
+    return dataclasses.field(default=default, repr=False, compare=False, metadata=metadata)
 
 
 def later_field(default: Any) -> Any:

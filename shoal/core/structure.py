@@ -55,8 +55,8 @@ class Structured:
             raise DataError(f"a {type(structure).__name__} without tensors is not a batch")
         lengths = {name: len(t) for name, t in tensors.items() if t.ndim > 0}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-            raise DataError(f"the tensors of a batch need one row per data point, not {told}")
+            rows = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise DataError(f"the tensors of a batch need one row per data point, not {rows}")
         return cls(tensors, form)
 
     def original(self) -> Any:
@@ -86,8 +86,8 @@ class Structured:
         return self.map(lambda tensor: tensor[rows])
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{name} {list(t.shape)}" for name, t in self.tensors.items())
-        return f"{type(self).__name__}({told})"
+        shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in self.tensors.items())
+        return f"{type(self).__name__}({shapes})"
 
     @property
     def shape(self) -> torch.Size:

@@ -69,8 +69,8 @@ class _Scale:
     """From values to places on the page; logarithmic where values of one sign differ much."""
 
     def __init__(self, values: Iterator[float]) -> None:
-        found = sorted(values) or [0.0, 1.0]
-        self.low, self.high = found[0], found[-1]
+        ordered = sorted(values) or [0.0, 1.0]
+        self.low, self.high = ordered[0], ordered[-1]
         self.log = self.low > 0 and self.high > 10 * self.low
 
     def __call__(self, value: float) -> float:
@@ -132,13 +132,13 @@ def _marks(curve: Curve, scale: _Scale) -> Iterator[str]:
 
 def _places(values: Values, scale: _Scale) -> list[str]:
     last = max(len(values) - 1, 1)
-    found = []
+    places = []
     for index in _chosen(len(values)):
         value = values[index]
         if value is not None and math.isfinite(value):
             x = LEFT + (RIGHT - LEFT) * (index / last if len(values) > 1 else 0.5)
-            found.append(f"{x:.1f},{scale(value):.1f}")
-    return found
+            places.append(f"{x:.1f},{scale(value):.1f}")
+    return places
 
 
 def _dashes(curve: Curve) -> str:
@@ -204,9 +204,9 @@ def _framed(
     ]
     turned = f'transform="rotate(-90 10 {half:g})" text-anchor="middle"'
     texts.append(f'<text x="10" y="{half:g}" {turned}>{html.escape(y_label)}</text>')
-    told = html.escape(f"{y_label} against {x_label}", quote=True)
+    label = html.escape(f"{y_label} against {x_label}", quote=True)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{told}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{label}" '
         f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'fill="currentColor" font-size="11" style="max-width: 100%">'
         f'<path d="M{LEFT},{TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="currentColor" '

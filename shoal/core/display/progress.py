@@ -44,7 +44,7 @@ def printable(text: str) -> str:
     >>> print(printable("run \\x1b[2J of \\u202eyesterday"))
     run \\x1b[2J of \\u202eyesterday
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def notice(sentence: str) -> None:
@@ -336,9 +336,9 @@ class NotebookBar:
         )
         lines = [f"{html.escape(self._label)} {bar} {html.escape(beside)}"]
         lines += [html.escape(sentence) for sentence in self._sentences]
-        told = "".join(f"<div>{line}</div>" for line in lines)
+        body = "".join(f"<div>{line}</div>" for line in lines)
         plain = "\n".join([f"{self._label} {beside}".strip(), *self._sentences])
-        bundle = {"text/html": f"<div>{told}</div>", "text/plain": plain}
+        bundle = {"text/html": f"<div>{body}</div>", "text/plain": plain}
         self._display(bundle, raw=True, display_id=self._name, update=update)
 
     def _left(self) -> str:

@@ -187,10 +187,10 @@ def flat(table: Any, prefix: str = "") -> dict[str, str]:
     {'prior.name': 'gaussian', 'prior.std': '1', 'hidden': '32, 32', 'on': 'yes'}
     """
     if isinstance(table, Mapping):
-        found: dict[str, str] = {}
+        words: dict[str, str] = {}
         for key, value in table.items():
-            found |= flat(value, f"{prefix}{key}.")
-        return found
+            words |= flat(value, f"{prefix}{key}.")
+        return words
     name = prefix.removesuffix(".")
     if isinstance(table, list | tuple):
         if any(isinstance(value, Mapping | list | tuple) for value in table):

@@ -234,10 +234,10 @@ def read_tensors(path: Path | str, expected: Layout | None = None) -> dict[str, 
     """
     path = Path(path)
     with opened(path) as file:
-        found = layout_in(file, path)
+        stored = layout_in(file, path)
         if expected is not None:
-            compare_layouts(found, expected, path)
-        return {name: file.get_tensor(name) for name in expected or found}
+            compare_layouts(stored, expected, path)
+        return {name: file.get_tensor(name) for name in expected or stored}
 
 
 @contextlib.contextmanager
@@ -256,15 +256,15 @@ def opened(path: Path) -> Iterator[Any]:
 
 def layout_in(file: Any, path: Path) -> Layout:
     """Shape and type of every tensor in an open file, as its header says."""
-    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for name in file.keys():  # noqa: SIM118
-        found_slice = file.get_slice(name)
-        shape, dtype = tuple(found_slice.get_shape()), found_slice.get_dtype()
+        tensor = file.get_slice(name)
+        shape, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
         elements = math.prod(max(size, 1) for size in shape[:MAX_AXES])
         if dtype not in _DTYPES or len(shape) > MAX_AXES or elements >= 1 << 63:
             raise CheckpointCorrupt(f"{path} has a tensor '{name}' of unknown type or shape")
-        found[name] = shape, _DTYPES[dtype]
-    return found
+        tensors[name] = shape, _DTYPES[dtype]
+    return tensors
 
 
 def places_in(path: Path) -> dict[str, int]:
@@ -298,14 +298,14 @@ def read_rows(path: Path, begin: int, rows: Tensor) -> None:
             view = view[count:]
 
 
-def compare_layouts(found: Layout, expected: Layout, path: Path) -> None:
+def compare_layouts(stored: Layout, expected: Layout, path: Path) -> None:
     """Refuse other tensors than those expected.
 
     Raises:
         ConfigError: The first difference, in words.
     """
-    for name in [*expected, *found]:
-        have, want = found.get(name), expected.get(name)
+    for name in [*expected, *stored]:
+        have, want = stored.get(name), expected.get(name)
         if have is None or want is None or (have[0], have[1]) != (tuple(want[0]), want[1]):
             raise ConfigError(
                 f"this run has {_described(name, have)}, the model wants "

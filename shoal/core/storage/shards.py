@@ -79,20 +79,20 @@ def parts_in(names: Iterable[str], split: bool, folder: Path) -> dict[str, list[
         split: whether names may be those of shards.
         folder: the checkpoint, for an error message.
     """
-    found: dict[str, dict[int, str]] = {}
+    shards_of: dict[str, dict[int, str]] = {}
     counts: dict[str, int] = {}
     for name in names:
         match = _SHARD.fullmatch(name) if split else None
         part, index, world = (match[1], int(match[2]), int(match[3])) if match else (name, 1, 1)
-        if counts.setdefault(part, world) != world or index in found.get(part, {}):
+        if counts.setdefault(part, world) != world or index in shards_of.get(part, {}):
             raise CheckpointCorrupt(f"{folder} has '{part}' in shards of two splits")
-        found.setdefault(part, {})[index] = name
-    for part, shards in found.items():
+        shards_of.setdefault(part, {})[index] = name
+    for part, shards in shards_of.items():
         if sorted(shards) != list(range(1, counts[part] + 1)):
             raise CheckpointCorrupt(
                 f"{folder} has {len(shards)} of the {counts[part]} shards of '{part}'"
             )
-    return {part: [shards[index] for index in sorted(shards)] for part, shards in found.items()}
+    return {part: [shards[index] for index in sorted(shards)] for part, shards in shards_of.items()}
 
 
 class _Piece(NamedTuple):
@@ -131,8 +131,8 @@ class SplitTensors:
                 self._add(index, layout_in(file, path), path)
             yield self
 
-    def _add(self, index: int, found: Layout, path: Path) -> None:
-        for name, (shape, dtype) in found.items():
+    def _add(self, index: int, tensors: Layout, path: Path) -> None:
+        for name, (shape, dtype) in tensors.items():
             pieces = self._pieces.setdefault(name, [])
             begin, rows = pieces[-1].end if pieces else 0, shape[0] if shape else 0
             pieces.append(_Piece(index, begin, begin + rows))
@@ -143,11 +143,11 @@ class SplitTensors:
 
     def wanted(self, rows: Rows | None) -> dict[str, Spans]:
         """Rows of every tensor to read."""
-        found: dict[str, Spans] = dict.fromkeys(self.whole)
+        spans: dict[str, Spans] = dict.fromkeys(self.whole)
         for name, (shape, _) in self.whole.items():
             if rows is not None and shape:
-                found[name] = rows(self.part, name, shape[0])
-        return found
+                spans[name] = rows(self.part, name, shape[0])
+        return spans
 
     def bytes_of(self, wanted: Mapping[str, Spans]) -> int:
         """Bytes of the wanted rows."""

@@ -35,15 +35,15 @@ _MOST_FILES = 10_000
 
 def weight_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """One file per network: the given files, and the files in given folders in natural order."""
-    found = [file for path in paths for file in _files_at(checked_path(path, "the path"))]
-    if not found:
+    files = [file for path in paths for file in _files_at(checked_path(path, "the path"))]
+    if not files:
         raise DataError("no files with weights were given; name files or folders")
     known: set[Path] = set()
-    for file in found:
+    for file in files:
         if (whole := file.resolve()) in known:
             raise DataError(f"{file} was given twice; name each file once")
         known.add(whole)
-    return found
+    return files
 
 
 def _files_at(path: Path) -> Iterator[Path]:
@@ -67,13 +67,13 @@ def _members_in(folder: Path) -> list[Path]:
         names = sorted(folder.iterdir(), key=_natural)
     if len(names) > _MOST_FILES:
         raise DataError(f"{folder} has more than {_MOST_FILES:,} files; name the files")
-    found = []
+    files = []
     for path in names:
         if path.is_file() and path.suffix.lower() in ENDINGS:
-            found.append(path)
+            files.append(path)
         elif path.is_dir() and (whole := _whole_model(path)):
-            found.append(whole)
-    return found
+            files.append(whole)
+    return files
 
 
 def _whole_model(folder: Path) -> Path | None:
@@ -188,8 +188,8 @@ def difference(weights: Mapping[str, Tensor], wanted: Layout) -> str | None:
         if name not in weights:
             spare = [known for known in weights if known not in wanted]
             return f"there is no '{name}'" + (f"; {_near(name, spare)}" if spare else "")
-        if (came := tuple(weights[name].shape)) != shape:
-            return f"'{name}' has shape {came}, but the network has {shape}"
+        if (actual := tuple(weights[name].shape)) != shape:
+            return f"'{name}' has shape {actual}, but the network has {shape}"
     for name in weights:
         if name not in wanted:
             return f"the network has no '{name}'; {_near(name, wanted)}"

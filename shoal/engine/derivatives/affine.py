@@ -36,10 +36,10 @@ def affine(
     known: Known | None = None,
 ) -> Tensor:
     """The layer, plus a residual and rectified if wanted, for x [B, C, ...]; or its known value."""
-    given = x, *channels, residual, rectified, known
+    arguments = x, *channels, residual, rectified, known
     if not torch.is_grad_enabled():  # as in predictions: a node of autograd costs as much as it
-        return _Affine.forward(*given)
-    applied: Any = _Affine.apply(*given)
+        return _Affine.forward(*arguments)
+    applied: Any = _Affine.apply(*arguments)
     return applied
 
 
@@ -110,7 +110,7 @@ def _at_channels(
         at[0] = along if scale else None
         at[3] = along * _factor(layer.weight) / _factor(layer.rstd) if spread else None
     pairs = zip(at, layer, strict=True)
-    return [None if found is None else found.to(numbers) for found, numbers in pairs]
+    return [None if gradient is None else gradient.to(numbers) for gradient, numbers in pairs]
 
 
 def _factor(*numbers: Tensor | None) -> Any:
@@ -120,8 +120,8 @@ def _factor(*numbers: Tensor | None) -> Any:
 
 def _sums(t: Tensor) -> Tensor:
     """Of every channel; by operations of torch where they will be differentiated."""
-    found = affine_formulas if torch.is_grad_enabled() else arithmetic(t, "affine")
-    return found.sums(t)
+    functions = affine_formulas if torch.is_grad_enabled() else arithmetic(t, "affine")
+    return functions.sums(t)
 
 
 def _passed_back(
@@ -131,8 +131,8 @@ def _passed_back(
     if out is None and not layer.scaled:
         return gradient, gradient
     separate = both and layer.scaled and out is not None
-    found: Any = _PassBack.apply(gradient, out, separate, *layer)
-    return found[0], gradient if out is None else found[-1]
+    gradients: Any = _PassBack.apply(gradient, out, separate, *layer)
+    return gradients[0], gradient if out is None else gradients[-1]
 
 
 class _PassBack(Function):

@@ -61,9 +61,9 @@ def pass_back(
     t: Tensor, beside: Tensor | None, out: Tensor | None, layer: Channels, both: bool
 ) -> tuple[Tensor, Tensor | None]:
     """γ r t + beside behind the rectifier; and t behind it, if both are wanted."""
-    found = layer.weighted(layer.reduced(t))
-    found = found if beside is None else found + beside
-    return _where_passed(found, out).to(t.dtype), _where_passed(t, out) if both else None
+    gradient = layer.weighted(layer.reduced(t))
+    gradient = gradient if beside is None else gradient + beside
+    return _where_passed(gradient, out).to(t.dtype), _where_passed(t, out) if both else None
 
 
 def pass_twice(

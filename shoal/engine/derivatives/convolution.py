@@ -161,10 +161,10 @@ def _native_gradients(
     stride, padding, dilation, groups = geometry
     none = [0] * len(stride)
     mask = [at_input, not at_input, False]
-    found = torch.ops.aten.convolution_backward(
+    gradients = torch.ops.aten.convolution_backward(
         g, x, weight, None, stride, padding, dilation, False, none, groups, mask
     )
-    return found[0] if at_input else found[1]
+    return gradients[0] if at_input else gradients[1]
 
 
 def _without_gaps(x: Tensor, weight: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

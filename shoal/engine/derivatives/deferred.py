@@ -82,9 +82,9 @@ class Deferred(Tensor):
                 "a tensor that enters a normalised layer was changed in place before the layer was "
                 "used; make the change out of place, or call fast_second_order(fuse=False)"
             )
-        found = self.layer(self.residual, rectified)
-        self.value = self.value if rectified else found
-        return found
+        outputs = self.layer(self.residual, rectified)
+        self.value = self.value if rectified else outputs
+        return outputs
 
     def plus(self, residual: Tensor) -> "Deferred | None":
         """The layer with something added, or None where the sum is of another kind."""
@@ -117,10 +117,10 @@ def _joined(first: Any, second: Any) -> Deferred | None:
 
 
 def _rectified(input: Deferred, inplace: bool = False) -> Tensor:
-    found = input.compute(rectified=True)
+    outputs = input.compute(rectified=True)
     if inplace:
-        input.value = found  # whoever holds the layer sees that it has been changed
-    return found
+        input.value = outputs  # whoever holds the layer sees that it has been changed
+    return outputs
 
 
 def _versions(*tensors: Tensor | None) -> tuple[int, ...]:

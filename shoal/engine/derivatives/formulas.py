@@ -154,7 +154,7 @@ def differentiate(
 
 
 def with_parameters(
-    layer: Layer, gradient: Tensor, sums: tuple[Tensor, Tensor], found: DoubleBackward, at: tuple
+    layer: Layer, gradient: Tensor, sums: tuple[Tensor, Tensor], at_input: DoubleBackward, at: tuple
 ) -> DoubleBackward:
     """What cotangents of ∂γ and ∂β, `at` [C] each or None, add to the second derivatives."""
     h, g = _normalised(layer), _behind_rectifier(layer, gradient)
@@ -164,11 +164,11 @@ def with_parameters(
         torch.zeros_like(h[:1]) if each is None else per_channel(each, h) for each in at
     )
     at_g = _behind_rectifier(layer, at_weight * h + at_bias)
-    at_x = found.x
+    at_x = at_input.x
     if at_x is not None:
         more = at_weight * per_channel(layer.rstd, h) * (g - g_mean - h * gh)
         at_x = (at_x + more).to(at_x.dtype)
-    return DoubleBackward((found.g + at_g).to(found.g.dtype), at_x, found.weight)
+    return DoubleBackward((at_input.g + at_g).to(at_input.g.dtype), at_x, at_input.weight)
 
 
 def _normalised(layer: Layer) -> Tensor:

@@ -102,18 +102,18 @@ class _Normalise(Function):
         if gradient is None and not elsewhere:
             return more, *[None] * 8
         if elsewhere:
-            found = _with_moments(layer, ctx.rectified, gradient, more, moments)
+            at_inputs = _with_moments(layer, ctx.rectified, gradient, more, moments)
         else:
             how = ctx.rectified, ctx.still
-            found: Any = _BackwardPass.apply(gradient, more, port, *how, *layer)
+            at_inputs: Any = _BackwardPass.apply(gradient, more, port, *how, *layer)
         weight, bias = layer[1:3]
-        at_weight = None if weight is None else found[1].to(weight)
-        at_bias = None if bias is None else found[2].to(bias)
+        at_weight = None if weight is None else at_inputs[1].to(weight)
+        at_bias = None if bias is None else at_inputs[2].to(bias)
         # Without a rectifier the residual receives the gradient as it is.
-        at_residual = found[-1] if ctx.rectified else gradient
+        at_residual = at_inputs[-1] if ctx.rectified else gradient
         at_residual = at_residual if ctx.residual else None
-        at_moments = _at_moments(ctx, layer, found[0]) if ctx.still else (None, None)
-        return found[0], at_weight, at_bias, at_residual, *at_moments, *[None] * 3
+        at_moments = _at_moments(ctx, layer, at_inputs[0]) if ctx.still else (None, None)
+        return at_inputs[0], at_weight, at_bias, at_residual, *at_moments, *[None] * 3
 
 
 def _at_moments(ctx: Any, layer: list[Tensor], at_x: Tensor) -> tuple[Tensor | None, ...]:
@@ -155,8 +155,8 @@ class _BackwardPass(Function):
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
         layer = Layer._make((x, *rest, rectified))
-        found = arithmetic(x, "batchnorm").backward_pass(layer, gradient, more)
-        return tuple(found[:3] if layer.out is None else found)
+        results = arithmetic(x, "batchnorm").backward_pass(layer, gradient, more)
+        return tuple(results[:3] if layer.out is None else results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -184,5 +184,5 @@ class _BackwardPass(Function):
 
 def _at_rstd(layer: Layer, at_weight: Tensor) -> Tensor:
     """The gradient γ r (...) depends on r as it does on γ."""
-    found = at_weight / layer.rstd
-    return found if layer.weight is None else found * layer.weight
+    at_rstd = at_weight / layer.rstd
+    return at_rstd if layer.weight is None else at_rstd * layer.weight

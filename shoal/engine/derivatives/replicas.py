@@ -97,9 +97,9 @@ class _Normalising(TorchFunctionMode):
         named: dict[str, Any] = kwargs or {}
         if func is F.batch_norm:
             args, named = computed(args), computed(named)
-            found = _batch_norm(self.division.add, *args, **named)
-            if found is not None:
-                return found
+            outputs = _batch_norm(self.division.add, *args, **named)
+            if outputs is not None:
+                return outputs
         return func(*args, **named)
 
 
@@ -130,10 +130,10 @@ def _batch_norm(
     for old, new in ((running_mean, mean), (running_var, unbiased)):
         if old is not None:
             old.mul_(1 - momentum).add_(new.detach(), alpha=momentum)
-    found = centred * per_channel((variance + eps).rsqrt(), x)
-    found = found if weight is None else found * per_channel(weight, x)
-    found = found if bias is None else found + per_channel(bias, x)
-    return found.to(input.dtype)
+    outputs = centred * per_channel((variance + eps).rsqrt(), x)
+    outputs = outputs if weight is None else outputs * per_channel(weight, x)
+    outputs = outputs if bias is None else outputs + per_channel(bias, x)
+    return outputs.to(input.dtype)
 
 
 class _Sum(Function):

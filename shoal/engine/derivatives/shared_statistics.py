@@ -143,8 +143,8 @@ class _Noting(_Watching):
         return F.batch_norm(*called)
 
     def _convolved(self, input: Tensor, weight: Tensor, *more: Any) -> Tensor:
-        found = super()._convolved(input, weight, *more)
-        return found if self.known is None else self.known.note(weight.shape).add(found)
+        outputs = super()._convolved(input, weight, *more)
+        return outputs if self.known is None else self.known.note(weight.shape).add(outputs)
 
     def _waiting(self, input: Tensor, layer: Waiting) -> Tensor:
         if self.known is None:

@@ -120,8 +120,8 @@ class fast_second_order(TorchFunctionMode):  # noqa: N801
 
     def _biased(self, input: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
         """A convolution whose bias waits for what follows."""
-        found = convolve(input, weight, None, geometry)
-        return self._waiting(found, functools.partial(affine, found, Channels(bias=bias)))
+        outputs = convolve(input, weight, None, geometry)
+        return self._waiting(outputs, functools.partial(affine, outputs, Channels(bias=bias)))
 
     def _waiting(self, input: Tensor, layer: Waiting) -> Tensor:
         return Deferred.of(input, layer)

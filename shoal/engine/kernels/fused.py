@@ -34,7 +34,7 @@ DEVICES = ("cuda",)
 def kernel_supports(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors; compiled code has kernels of its own.
 
-    >>> serves(torch.zeros(3))
+    >>> kernel_supports(torch.zeros(3))
     False
     """
     if not ENABLED or step_kernels is None or torch.compiler.is_compiling():

@@ -59,8 +59,8 @@ class _Activation(Function):
         z, bias = ctx.saved_tensors
         asked = bias is not None and wanted(ctx, 1)
         summed = asked and not torch.is_grad_enabled()
-        found: Any = _ActivationBack.apply(z, bias, gradients[0].contiguous(), ctx.kind, summed)
-        at_z, total = found
+        at_inputs: Any = _ActivationBack.apply(z, bias, gradients[0].contiguous(), ctx.kind, summed)
+        at_z, total = at_inputs
         if asked and not summed:  # a sum that may be differentiated again is left to torch
             total = at_z.sum(1)
         return at_z, total.to(bias.dtype) if asked and bias is not None else None, None

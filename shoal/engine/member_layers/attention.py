@@ -51,9 +51,9 @@ def attend_folded(
     **named: Any,
 ) -> Tensor:
     """Attention for batched tensors: unwrap, fold, attend, unfold, wrap."""
-    given = [query, key, value] + ([] if attn_mask is None else [attn_mask])
+    tensors = [query, key, value] + ([] if attn_mask is None else [attn_mask])
     level = functorch.maybe_current_level()
-    parts = [unwrapped(tensor, level) for tensor in given]
+    parts = [unwrapped(tensor, level) for tensor in tensors]
     sizes = {tensor.shape[at] for tensor, at in parts if at is not None}
     depth = query.ndim
     if not sizes or depth > 4:  # no members, or those of an outer `vmap`
@@ -71,7 +71,7 @@ def attend_folded(
 
 
 def _short(
-    given: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    folded: tuple[Tensor, Tensor, Tensor, Tensor | None],
     whole: Tensor | None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -81,15 +81,15 @@ def _short(
     """Attention by the kernels for short sequences; None where they do not take it.
 
     Args:
-        given: folded queries, keys and values, and the mask.
+        folded: folded queries, keys and values, and the mask.
         whole: queries, keys and values as one tensor [3, M, B, heads, T, D], if they are.
         dropout_p: as in torch, like the rest.
         is_causal: as in torch.
         scale: as in torch.
         enable_gqa: as in torch.
     """
-    *parts, mask = given
-    if dropout_p > 0 or enable_gqa or not takes_attention(*given):
+    *parts, mask = folded
+    if dropout_p > 0 or enable_gqa or not takes_attention(*folded):
         return None
     with temporarily_clear_interpreter_stack():
         if whole is not None and whole.ndim == 6:
@@ -163,14 +163,14 @@ def _logit_mask(
     mask: Tensor | None, padding: Tensor | None, batch: int, dtype: torch.dtype
 ) -> Tensor | None:
     """What is added to the logits [B or 1, heads or 1, T, S]; True in torch's masks hides a key."""
-    found = None
+    added = None
     if mask is not None:
-        found = _added(mask, dtype)
-        found = found.unflatten(0, (batch, -1)) if found.ndim == 3 else found[None, None]
+        added = _added(mask, dtype)
+        added = added.unflatten(0, (batch, -1)) if added.ndim == 3 else added[None, None]
     if padding is not None:
         hidden = _added(padding, dtype)[:, None, None, :]
-        found = hidden if found is None else found + hidden
-    return found
+        added = hidden if added is None else added + hidden
+    return added
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:

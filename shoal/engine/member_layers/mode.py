@@ -41,8 +41,8 @@ class member_layers(TorchFunctionMode):  # noqa: N801
         replaced = _REPLACED.get(func)
         if replaced is None:
             return func(*args, **kwargs)
-        found = replaced(*args, **kwargs)
-        return func(*computed(args), **computed(kwargs)) if found is None else found
+        outputs = replaced(*args, **kwargs)
+        return func(*computed(args), **computed(kwargs)) if outputs is None else outputs
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -75,8 +75,8 @@ def _shared_linear(
         return None
     with temporarily_clear_interpreter_stack():
         rows, order = as_rows(x)
-        found = F.linear(rows.flatten(0, 1), weight, bias).unflatten(0, rows.shape[:2])
-    return functorch._add_batch_dim(order.restored(found), 0, level)
+        outputs = F.linear(rows.flatten(0, 1), weight, bias).unflatten(0, rows.shape[:2])
+    return functorch._add_batch_dim(order.restored(outputs), 0, level)
 
 
 def _layer_norm(
@@ -114,16 +114,16 @@ def _normalised(
     like = input.layer.x if isinstance(input, Pending) else of_members(input, level)
     if like is None:
         return None
-    given = weight, shift
-    gamma, beta = (None if t is None else _numbers(t, level, len(like)) for t in given)
+    factors = weight, shift
+    gamma, beta = (None if t is None else _numbers(t, level, len(like)) for t in factors)
     if not by_kernels(like, *(each for each in (gamma, beta) if each is not None)):
         return None
     if isinstance(input, Pending):
         return input.normalised(gamma, beta, how)
     with temporarily_clear_interpreter_stack():
         rows, order = as_rows(like)
-        found = order.restored(norm(rows.contiguous(), gamma, beta, how))
-    return functorch._add_batch_dim(found, 0, level)
+        outputs = order.restored(norm(rows.contiguous(), gamma, beta, how))
+    return functorch._add_batch_dim(outputs, 0, level)
 
 
 def _numbers(numbers: Tensor, level: int, members: int) -> Tensor:
@@ -153,13 +153,13 @@ def _sum(input: Any, other: Any, *rest: Any, **named: Any) -> Tensor | None:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
-    given = computed((query, key, value, *rest))
-    return attend_folded(*given, **computed(named))
+    arguments = computed((query, key, value, *rest))
+    return attend_folded(*arguments, **computed(named))
 
 
-def _multi_head(*given: Any, **named: Any) -> Any:
+def _multi_head(*arguments: Any, **named: Any) -> Any:
     with member_layers():
-        return self_attention(*given, **named)
+        return self_attention(*arguments, **named)
 
 
 def _unbound(input: Tensor, dim: int = 0) -> tuple[Tensor, ...] | None:
@@ -169,9 +169,9 @@ def _unbound(input: Tensor, dim: int = 0) -> tuple[Tensor, ...] | None:
         return None
     with temporarily_clear_interpreter_stack():
         parts, whole = unbound(x, dim % input.ndim + 1), x.movedim(dim % input.ndim + 1, 0)
-    found = _parts(parts, level)
-    mark_parts(found, whole)
-    return found
+    slices = _parts(parts, level)
+    mark_parts(slices, whole)
+    return slices
 
 
 def _chunks(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...] | None:
@@ -227,8 +227,8 @@ def _patches(
         x = x.unflatten(axis + 2, (-1, sides[axis]))
     counts, within = range(2, 2 * axes + 2, 2), range(3, 2 * axes + 3, 2)
     patches = x.permute(0, *counts, 1, *within).flatten(axes + 1)
-    found = _linear(patches, weight.flatten(1), bias)
-    return None if found is None else computed(found).movedim(-1, 1)
+    outputs = _linear(patches, weight.flatten(1), bias)
+    return None if outputs is None else computed(outputs).movedim(-1, 1)
 
 
 _REPLACED: dict[Callable, Callable[..., Any]] = {

@@ -91,9 +91,9 @@ class _AddNorm(Function):
         at_s, at_y = gradients
         s, weight = ctx.saved_tensors
         place, asked = 1, []
-        for index, given in enumerate(ctx.given, start=1):
-            asked.append(given and wanted(ctx, index, place))
-            place += given
+        for index, present in enumerate(ctx.given, start=1):
+            asked.append(present and wanted(ctx, index, place))
+            place += present
         _, offset, scale, shift = asked
         if at_y is None:  # nobody uses the normalised rows
             total = at_s.sum(1) if offset and at_s is not None else None
@@ -115,8 +115,8 @@ def _back(
     at_y, at_s = at_y.contiguous(), None if at_s is None else at_s.contiguous()
     differentiable = torch.is_grad_enabled()
     summed = any(asked) and not differentiable
-    found: Any = _NormBack.apply(s, at_y, at_s, weight, how, summed)
-    at_x, sums = found
+    at_inputs: Any = _NormBack.apply(s, at_y, at_s, weight, how, summed)
+    at_x, sums = at_inputs
     if not any(asked):
         return at_x, None, None, None
     if differentiable:  # sums that may be differentiated again are left to torch
@@ -174,9 +174,9 @@ def _forward(
     strips, launch = _strips(x)
     added = residual is not None or bias is not None
     s, y = torch.empty_like(x) if added else x, torch.empty_like(x)
-    given = [x if each is None else each for each in (residual, bias, weight, shift)]
+    tensors = [x if each is None else each for each in (residual, bias, weight, shift)]
     _kernels().add_norm[strips.programs, strips.members](
-        x, *given, s, y, *strips.size, how.eps, RESIDUAL=residual is not None,
+        x, *tensors, s, y, *strips.size, how.eps, RESIDUAL=residual is not None,
         BIASED=bias is not None, SCALED=weight is not None, SHIFTED=shift is not None,
         CENTRED=how.centred, **launch,
     )  # fmt: skip

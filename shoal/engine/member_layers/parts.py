@@ -38,8 +38,8 @@ def whole_of(parts: tuple[Tensor, ...]) -> Tensor | None:
         return None
     whole = known[0][1]  # pyright: ignore[reportOptionalSubscript]
     expected = [(index, id(whole), part._version) for index, part in enumerate(parts)]
-    found = [(index, id(other), version) for index, other, version in known]  # pyright: ignore
-    return whole if found == expected and len(whole) == len(parts) else None
+    actual = [(index, id(other), version) for index, other, version in known]  # pyright: ignore
+    return whole if actual == expected and len(whole) == len(parts) else None
 
 
 class _Unbound(Function):
@@ -62,8 +62,8 @@ class _Bound(Function):
 
     @staticmethod
     def forward(dim: int, *slices: Tensor) -> Tensor:
-        found = _beside(slices, dim)
-        return torch.stack(slices, dim) if found is None else found
+        whole = _beside(slices, dim)
+        return torch.stack(slices, dim) if whole is None else whole
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -54,23 +54,23 @@ class Layer:
     def computed(self) -> Tensor:
         """The layer by itself."""
         with temporarily_clear_interpreter_stack():
-            found = self.x if self.weight is None else product(self.x, self.weight, self.bias)
-            found = found if self.residual is None else self.residual + found
-        return self.wrapped(found)
+            rows = self.x if self.weight is None else product(self.x, self.weight, self.bias)
+            rows = rows if self.residual is None else self.residual + rows
+        return self.wrapped(rows)
 
     def activated(self, kind: str) -> Tensor:
         """An activation of the layer."""
         with temporarily_clear_interpreter_stack():
-            found = activate(self._without_bias(), self.bias, kind)
-        return self.wrapped(found)
+            rows = activate(self._without_bias(), self.bias, kind)
+        return self.wrapped(rows)
 
     def normalised(
         self, weight: Tensor | None, shift: Tensor | None, how: NormSettings
     ) -> tuple[Tensor, Tensor]:
         """The layer, and its normalisation."""
         with temporarily_clear_interpreter_stack():
-            found = self._without_bias()
-            s, y = add_norm(found, self.residual, self.bias, weight, shift, how)
+            rows = self._without_bias()
+            s, y = add_norm(rows, self.residual, self.bias, weight, shift, how)
         return self.wrapped(s), self.wrapped(y)
 
     def _without_bias(self) -> Tensor:
@@ -84,8 +84,8 @@ class Layer:
     @property
     def versions(self) -> tuple[int, ...]:
         """How often the tensors were changed in place."""
-        given = self.x, self.weight, self.bias, self.residual
-        return tuple(each._version for each in given if each is not None)
+        tensors = self.x, self.weight, self.bias, self.residual
+        return tuple(each._version for each in tensors if each is not None)
 
 
 class Pending(Tensor):
@@ -156,8 +156,8 @@ class Pending(Tensor):
     def normalised(self, weight: Tensor | None, shift: Tensor | None, how: NormSettings) -> Tensor:
         """The normalisation of a layer that waits; its sum is computed in the same pass."""
         self._check()
-        self.value, found = self.layer.normalised(weight, shift, how)
-        return found
+        self.value, normalised = self.layer.normalised(weight, shift, how)
+        return normalised
 
     def plus(self, other: Tensor) -> "Pending | None":
         """The layer with a residual, or None where the sum is of another kind."""
@@ -189,8 +189,8 @@ def computed(tree: Any) -> Any:
 
 def of_members(tensor: Tensor, level: int | None) -> Tensor | None:
     """The tensor of all members [M, ...]; None if `vmap` does not batch it at this level."""
-    found, at = unwrapped(tensor, level)
-    return None if at is None else found.movedim(at, 0)
+    members, at = unwrapped(tensor, level)
+    return None if at is None else members.movedim(at, 0)
 
 
 def _sum(first: Any, second: Any) -> Pending | None:

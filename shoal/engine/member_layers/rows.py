@@ -36,8 +36,8 @@ def as_rows(tensor: Tensor) -> tuple[Tensor, RowOrder]:
     """A tensor [M, ..., C] as rows [M, N, C] in the order of its memory."""
     sizes = tuple(tensor.shape[1:-1])
     order = sorted(range(len(sizes)), key=lambda i: -tensor.stride(i + 1))
-    found = RowOrder(sizes, tuple(order))
-    return found.rows(tensor), found
+    row_order = RowOrder(sizes, tuple(order))
+    return row_order.rows(tensor), row_order
 
 
 class Strips:

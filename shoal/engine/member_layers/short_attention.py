@@ -78,8 +78,8 @@ class _Attention(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         mask, *parts = ctx.saved_tensors
-        found: Any = _AttentionBack.apply(mask, ctx.how, _dense(gradients[0]), *parts)
-        return None, None, *found
+        at_parts: Any = _AttentionBack.apply(mask, ctx.how, _dense(gradients[0]), *parts)
+        return None, None, *at_parts
 
 
 class _AttentionBack(Function):
@@ -88,10 +88,10 @@ class _AttentionBack(Function):
     @staticmethod
     def forward(mask: Tensor | None, how: _How, g: Tensor, *parts: Tensor) -> tuple:
         q, k, v = _three(parts)
-        found = _like(parts)
-        at_q, at_k, at_v = _three(found)
+        at_parts = _like(parts)
+        at_q, at_k, at_v = _three(at_parts)
         _launch("attend_back", [q, k, v], mask, how, [g, at_q, at_k, at_v], [g, at_q, at_k])
-        return found
+        return at_parts
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -105,17 +105,17 @@ class _AttentionBack(Function):
         a, b, e = (_dense(each) for each in _three(cotangents))
         if b.stride() != e.stride():
             b, e = b.contiguous(), e.contiguous()
-        given, found = _three(tuple(parts)), _like(tuple(parts))
-        at_g, (at_q, at_k, at_v) = _rows_of_heads(given[0]), _three(found)
+        three, at_parts = _three(tuple(parts)), _like(tuple(parts))
+        at_g, (at_q, at_k, at_v) = _rows_of_heads(three[0]), _three(at_parts)
         tensors = [g, a, b, e, at_g, at_q, at_k, at_v]
         strided = [g, a, b, at_g, at_q, at_k]
-        _launch("attend_twice", list(given), mask, ctx.how, tensors, strided)
-        return None, None, at_g, *found
+        _launch("attend_twice", list(three), mask, ctx.how, tensors, strided)
+        return None, None, at_g, *at_parts
 
 
 def _launch(
     name: str,
-    given: list[Tensor],
+    parts: list[Tensor],
     mask: Tensor | None,
     how: _How,
     more: list[Tensor],
@@ -125,23 +125,23 @@ def _launch(
 
     Args:
         name: of the kernel.
-        given: queries, keys and values.
+        parts: queries, keys and values.
         mask: [B, heads, T, S] or None.
         how: settings.
         more: further tensors.
         strided: those whose strides the kernel takes.
     """
     kernels: Any = importlib.import_module("shoal.engine.member_layers.attention_kernels")
-    batch, heads, tokens, width = given[0].shape
-    sources = given[1].shape[2]
+    batch, heads, tokens, width = parts[0].shape
+    sources = parts[1].shape[2]
     masked = 0 if mask is None else 1 if mask.dtype == torch.uint8 else 2
     steps = (0, 0, 0, 0) if mask is None else mask.stride()
-    strides = [step for each in given for step in each.stride()[:3]]
+    strides = [step for each in parts for step in each.stride()[:3]]
     beside = [step for each in strided for step in each.stride()[:3]]
     sides = {name: _block(size) for name, size in zip("TSD", (tokens, sources, width), strict=True)}
     large = max(sides["T"], sides["S"]) > 64
     getattr(kernels, name)[(batch * heads,)](
-        *given, given[0] if mask is None else mask, *more, *strides, *steps, *beside, heads,
+        *parts, parts[0] if mask is None else mask, *more, *strides, *steps, *beside, heads,
         tokens, sources, width, how.scale, MASKED=masked, CAUSAL=how.causal, **sides,
         num_warps=8 if large else 4,
     )  # fmt: skip

@@ -185,7 +185,7 @@ class Group:
 
     def shared_as_computed(self) -> Tree:
         """The shared tensors in the type of the arithmetic; frozen ones are cast once."""
-        found, dtype = {}, self.compute
+        tensors, dtype = {}, self.compute
         if dtype is None:
             return self.shared
         for name, tensor in self.shared.items():
@@ -194,8 +194,8 @@ class Group:
                 cast = lowered(self.skeleton, {name: tensor}, dtype, own=False)[name]
                 if not tensor.requires_grad:
                     self._lowered[name] = tensor, tensor._version, cast
-            found[name] = cast
-        return found
+            tensors[name] = cast
+        return tensors
 
     def compute_in(self, dtype: torch.dtype | None) -> None:
         """Set the type of the network's arithmetic; None for the type of the weights."""

@@ -175,10 +175,10 @@ def install_embeddings(module: nn.Module) -> None:
 
 def first_called(module: nn.Module, tensors: Tree, x: Inputs) -> tuple[str, torch.Size] | None:
     """Probe of the first embedding that a member calls on a batch, and the embedding's shape."""
-    found: list[tuple[str, torch.Size]] = []
+    calls: list[tuple[str, torch.Size]] = []
 
     def note(name: str) -> Any:
-        return lambda _, inputs, output: found.append((name, output.shape))
+        return lambda _, inputs, output: calls.append((name, output.shape))
 
     layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _EMBEDDINGS)]
     hooks = [layer.register_forward_hook(note(name)) for name, layer in layers]
@@ -188,9 +188,9 @@ def first_called(module: nn.Module, tensors: Tree, x: Inputs) -> tuple[str, torc
     finally:
         for hook in hooks:
             hook.remove()
-    if not found or found[0][1][0] != len(x):
+    if not calls or calls[0][1][0] != len(x):
         return None
-    name, shape = found[0]
+    name, shape = calls[0]
     return (f"{name}.probe" if name else "probe"), shape
 
 

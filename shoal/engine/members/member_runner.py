@@ -129,21 +129,21 @@ class MemberRunner:
         shared tensors and shared inputs alone is computed once: `vmap` batches no operation
         without a batched argument, and a loop remembers results (`shoal.engine.members.once`).
         """
-        one, given = unpacked(module, shown)
+        one, batches = unpacked(module, shown)
         own = tuple(inputs.own for inputs in shown)
         case = own if isinstance(shown[0].x, Tensor) else (*own, repr(shown[0].x))
         if self.kind == "loop":
             run = _compiled(module, self, case, one) if self.compiled else one
-            return self._loop(module, run, state, shared, given)
+            return self._loop(module, run, state, shared, batches)
         in_dims = (0, None, *(0 if mine else None for mine in own))
-        fused = not self.compiled and takes_device(_device(given))
+        fused = not self.compiled and takes_device(_device(batches))
         member = functools.partial(_in_member_layers, one) if fused else one
         run = vmap(member, in_dims=in_dims, randomness="different", chunk_size=self.chunk)
         run = _compiled(module, self, case, run) if self.compiled else run
         # The compiler cannot follow the folding; memory-efficient kernels fail under `vmap`.
         folded = sdpa_kernel(_COMPILED) if self.compiled else folded_attention()
         with without_fallback_warnings(), folded:
-            return run(state, shared, *(inputs.x for inputs in given))
+            return run(state, shared, *(inputs.x for inputs in batches))
 
     def _loop(
         self,
@@ -296,15 +296,15 @@ def without_fallback_warnings() -> Iterator[None]:
             functorch._set_vmap_fallback_warning_enabled(True)
 
 
-def _in_member_layers(one: MemberCall, own: Tree, shared: Tree, *given: Any) -> tuple[Tensor, ...]:
+def _in_member_layers(one: MemberCall, own: Tree, shared: Tree, *inputs: Any) -> tuple[Tensor, ...]:
     sharded = any(isinstance(tensor, ShardedTensor) for tensor in shared.values())
     with member_layers(), WholeFirst() if sharded else nullcontext():
-        return computed(one(own, shared, *given))
+        return computed(one(own, shared, *inputs))
 
 
 def _device(shown: Sequence[Unpacked]) -> torch.device:
-    found = tensors_of(shown[0].x)
-    return found[0].device if found else torch.device("cpu")
+    tensors = tensors_of(shown[0].x)
+    return tensors[0].device if tensors else torch.device("cpu")
 
 
 def _described(x: Inputs, own: bool) -> str:

@@ -67,11 +67,11 @@ def _parameters(module: nn.Module) -> tuple[inspect.Parameter, ...]:
     """
     forward: Any = module.forward
     method = getattr(forward, "__func__", None)
-    found = _signature(forward) if method is None else _signature(method)[1:]
+    parameters = _signature(forward) if method is None else _signature(method)[1:]
     inner: Any = getattr(module, "get_base_model", None)
-    if inner is not None and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
-        return found if inner() is module else _parameters(inner())
-    return found
+    if inner is not None and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return parameters if inner() is module else _parameters(inner())
+    return parameters
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,26 +83,26 @@ def _signature(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
 
 
 def _takes_names(module: nn.Module, value: dict) -> bool:
-    found = _parameters(module)
-    named = {p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in found)
+    parameters = _parameters(module)
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     matched = sum(name in named for name in value)
     return matched == len(value) or (open_ended and matched > 0)
 
 
 def required_inputs(module: nn.Module) -> int:
     """Number of inputs that a network cannot do without."""
-    found = _parameters(module)
-    return sum(p.kind in _POSITIONAL and p.default is p.empty for p in found)
+    parameters = _parameters(module)
+    return sum(p.kind in _POSITIONAL and p.default is p.empty for p in parameters)
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def _takes_positions(module: nn.Module, count: int) -> bool:
-    found = _parameters(module)
-    most = sum(p.kind in _POSITIONAL for p in found)
-    open_ended = any(p.kind is p.VAR_POSITIONAL for p in found)
+    parameters = _parameters(module)
+    most = sum(p.kind in _POSITIONAL for p in parameters)
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return required_inputs(module) <= count and (open_ended or count <= most)
 
 
@@ -119,24 +119,24 @@ def selected_output(module: nn.Module, outputs: Any) -> Tensor:
     places of an image, whose axis C moves to the end.
     """
     name = module.__dict__.get("_shoal_output")
-    found = _found(outputs, name)
-    if not isinstance(found, Tensor) or found.ndim == 0:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    tensor = _chosen_output(outputs, name)
+    if not isinstance(tensor, Tensor) or tensor.ndim == 0:
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise DataError(
             f"a network must return outputs [B, C], [B, T, C] or [B, C, H, W] for a batch of B, "
             f"not {shape}"
         )
-    if not found.is_floating_point():
-        kind = str(found.dtype).removeprefix("torch.")
+    if not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
         raise DataError(f"a network must return real numbers, not outputs of type {kind}")
-    if found.ndim == 2:
-        return found
-    if found.ndim == 1:
-        return found.unsqueeze(-1)
-    return found if found.ndim == 3 else found.movedim(1, -1)
+    if tensor.ndim == 2:
+        return tensor
+    if tensor.ndim == 1:
+        return tensor.unsqueeze(-1)
+    return tensor if tensor.ndim == 3 else tensor.movedim(1, -1)
 
 
-def _found(outputs: Any, name: Any) -> Any:
+def _chosen_output(outputs: Any, name: Any) -> Any:
     if isinstance(outputs, Tensor):
         return outputs
     if name is not None:
@@ -247,8 +247,8 @@ def _one_structure(
     shared: Tree,
     leaves: list[Tensor],
 ) -> tuple[Tensor, ...]:
-    given = Structured(dict(zip(names, leaves, strict=True)), like.form)
-    return (selected_output(module, call_network(module, shared | own, given)),)
+    inputs = Structured(dict(zip(names, leaves, strict=True)), like.form)
+    return (selected_output(module, call_network(module, shared | own, inputs)),)
 
 
 def _one_object(module: nn.Module, x: Any, own: Tree, shared: Tree, _: None) -> tuple[Tensor, ...]:

@@ -111,11 +111,11 @@ def _described(value: Any) -> Any:
 
 
 def _generators() -> list[Tensor]:
-    found = [torch.default_generator.get_state()]
+    states = [torch.default_generator.get_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         offsets = [g.get_offset() for g in torch.cuda.default_generators]
-        found.append(torch.tensor(offsets))
-    return found
+        states.append(torch.tensor(offsets))
+    return states
 
 
 def _same(a: list[Tensor], b: list[Tensor]) -> bool:

@@ -32,16 +32,16 @@ def lowered(
     Tensors named in `apart` are cast one by one: a backward pass to these alone stays short.
     """
     kept = _kept(module)
-    found = dict(state)
+    tensors = dict(state)
     cast = {n: t for n, t in state.items() if n not in kept and t.is_floating_point()}
     images = {name for name, t in cast.items() if t.is_cuda and t.ndim == 4 + own}
-    found |= {name: _channels_last(cast[name], dtype) for name in images}
-    found |= {name: cast[name].to(dtype) for name in apart if name in cast and name not in images}
-    rest = {n: t for n, t in cast.items() if found[n] is t and t.dtype != dtype}
+    tensors |= {name: _channels_last(cast[name], dtype) for name in images}
+    tensors |= {name: cast[name].to(dtype) for name in apart if name in cast and name not in images}
+    rest = {n: t for n, t in cast.items() if tensors[n] is t and t.dtype != dtype}
     if rest:
         together = _Together.apply(dtype, *rest.values())
-        found |= dict(zip(rest, together, strict=True))  # pyright: ignore[reportArgumentType]
-    return found
+        tensors |= dict(zip(rest, together, strict=True))  # pyright: ignore[reportArgumentType]
+    return tensors
 
 
 def lowered_inputs(x: Tensor, dtype: torch.dtype, own_inputs: bool = False) -> Tensor:
@@ -77,19 +77,19 @@ class _Together(Function):
         pairs = zip(gradients, ctx.dtypes, strict=True)
         if torch.is_grad_enabled():
             return None, *(None if g is None else g.to(dtype) for g, dtype in pairs)
-        given = [(i, g, dtype) for i, (g, dtype) in enumerate(pairs) if g is not None]
-        found: list[Tensor | None] = [None] * len(gradients)
-        cast = _cast([g for _, g, _ in given], [dtype for *_, dtype in given])
-        for (i, *_), gradient in zip(given, cast, strict=True):
-            found[i] = gradient
-        return None, *found
+        present = [(i, g, dtype) for i, (g, dtype) in enumerate(pairs) if g is not None]
+        at_inputs: list[Tensor | None] = [None] * len(gradients)
+        cast = _cast([g for _, g, _ in present], [dtype for *_, dtype in present])
+        for (i, *_), gradient in zip(present, cast, strict=True):
+            at_inputs[i] = gradient
+        return None, *at_inputs
 
 
 def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
     pairs = zip(tensors, dtypes, strict=True)
-    found = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in pairs]
-    torch._foreach_copy_(found, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
-    return tuple(found)
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in pairs]
+    torch._foreach_copy_(copies, list(tensors))  # pyright: ignore[reportPrivateImportUsage]
+    return tuple(copies)
 
 
 def _kept(module: nn.Module) -> frozenset[str]:

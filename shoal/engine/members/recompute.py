@@ -29,12 +29,12 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     >>> len(blocks_of(nn.Sequential(nn.Linear(2, 2), stage)))
     3
     """
-    found = []
+    blocks = []
     for child in module.children():
         inner = blocks_of(child)
         is_block = isinstance(module, _LISTS) and not inner and any(child.children())
-        found += [child] if is_block else inner
-    return found
+        blocks += [child] if is_block else inner
+    return blocks
 
 
 @contextmanager
@@ -47,10 +47,10 @@ def recomputed_blocks(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for block, own in patched:
+        for block, former in patched:
             del block.__dict__["forward"]
-            if own is not None:
-                block.__dict__["forward"] = own
+            if former is not None:
+                block.__dict__["forward"] = former
 
 
 class _Lightly:
@@ -85,7 +85,7 @@ class _Again:
         self.random = torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in self.devices]
         dropouts = (layer for layer in block.modules() if isinstance(layer, KeyedDropout))
         self.calls = {layer: layer.calls for layer in dropouts}
-        self.found: dict[int, tuple[Tensor, list[object]]] = {}
+        self.recomputed: dict[int, tuple[Tensor, list[object]]] = {}
 
     def pack(self, tensor: Tensor) -> int:
         """The number of a saved tensor, in place of the tensor."""
@@ -94,16 +94,16 @@ class _Again:
 
     def unpack(self, number: int) -> Tensor:
         """The saved tensor of this number."""
-        if number not in self.found:
+        if number not in self.recomputed:
             self._run()
-        return self.found.pop(number)[0]
+        return self.recomputed.pop(number)[0]
 
     def _run(self) -> None:
-        self.found.clear()
+        self.recomputed.clear()
 
         def pack(tensor: Tensor) -> int:
-            self.found[len(self.found)] = tensor.detach(), counted([tensor])
-            return len(self.found) - 1  # not the tensor: an output in its own graph is a cycle
+            self.recomputed[len(self.recomputed)] = tensor.detach(), counted([tensor])
+            return len(self.recomputed) - 1  # not the tensor: an output in its own graph is a cycle
 
         args = [_leaf(a) for a in self.args]
         kwargs = {name: _leaf(a) for name, a in self.kwargs.items()}

@@ -82,19 +82,19 @@ class _Recurrent(nn.RNNBase):
         if hx is None:
             zeros = x.new_zeros(x.shape[1], self.hidden_size)
             return [(zeros,) * kinds] * count
-        given = hx if kinds == 2 else (hx,)
-        return list(zip(*(tensor.unbind(0) for tensor in given), strict=True))
+        states = hx if kinds == 2 else (hx,)
+        return list(zip(*(tensor.unbind(0) for tensor in states), strict=True))
 
     def _layers(self, x: Tensor, start: list[States]) -> tuple[Tensor, list[States]]:
         directions, last, cell = (2 if self.bidirectional else 1), [], _cell(self)
         for layer in range(self.num_layers):
-            found = []
+            both = []
             for way in range(directions):
                 states = start[layer * directions + way]
                 outputs, end = _run(cell, x, states, self._weights(layer, way), way == 1)
-                found.append(outputs)
+                both.append(outputs)
                 last.append(end)
-            x = found[0] if directions == 1 else torch.cat(found, -1)
+            x = both[0] if directions == 1 else torch.cat(both, -1)
             if self.dropout > 0 and self.training and layer < self.num_layers - 1:
                 x = self._modules["between"](x)  # pyright: ignore[reportOptionalCall]
         return x, last
@@ -122,8 +122,8 @@ _MEMBER_KINDS = {nn.RNN: MemberRNN, nn.LSTM: MemberLSTM, nn.GRU: MemberGRU}
 
 def install_recurrent(module: nn.Module) -> None:
     """Replace the recurrent layers of `module` in place; dropout between layers gets keys."""
-    found = [layer for layer in module.modules() if type(layer) in _MEMBER_KINDS]
-    for index, layer in enumerate(found):
+    layers = [layer for layer in module.modules() if type(layer) in _MEMBER_KINDS]
+    for index, layer in enumerate(layers):
         layer.__class__ = _MEMBER_KINDS[type(layer)]
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
             # Far from the numbers of other dropout layers, whose masks stay as they are.
@@ -207,10 +207,10 @@ def _lstm(x: Tensor, h: Tensor, states: States) -> States:
     return o.sigmoid() * c.tanh(), c
 
 
-def _folded(kernel: Callable[..., States], *given: Tensor) -> States:
+def _folded(kernel: Callable[..., States], *tensors: Tensor) -> States:
     """The states that torch's kernel of a whole cell finds, with members folded into its rows."""
-    *found, _ = kernel(*(tensor.flatten(0, 1) for tensor in given))
-    return tuple(tensor.unflatten(0, given[0].shape[:2]) for tensor in found)
+    *outputs, _ = kernel(*(tensor.flatten(0, 1) for tensor in tensors))
+    return tuple(tensor.unflatten(0, tensors[0].shape[:2]) for tensor in outputs)
 
 
 def _fused(x: Tensor) -> bool:

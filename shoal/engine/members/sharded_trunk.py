@@ -127,11 +127,11 @@ class TrunkPass:
             self._coming[after] = self._start(after)
         for name, arrival in zip(self.shards.layers[layer], here, strict=True):
             live = self._is_live(name, back)
-            found: Any = arrival.wait()
+            whole: Any = arrival.wait()
             if live:
-                found = _Whole.apply(self.own[name], arrival, self.shards, name)
-            self._held[name, live] = found
-            self._names[_memory(found)] = name
+                whole = _Whole.apply(self.own[name], arrival, self.shards, name)
+            self._held[name, live] = whole
+            self._names[_memory(whole)] = name
 
     def _start(self, layer: str) -> list[Arrival]:
         names, mesh, shapes = self.shards.layers[layer], self.shards.mesh, self.shards.shapes
@@ -203,12 +203,12 @@ class ShardedTensor(Tensor):
     def of(name: str, trunk: TrunkPass) -> "ShardedTensor":
         """The tensor of this name in a pass."""
         own, shape = trunk.own[name], trunk.shards.shapes[name]
-        found: Any = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+        made: Any = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
             ShardedTensor, shape, dtype=own.dtype, device=own.device,
             requires_grad=own.requires_grad,
         )  # fmt: skip
-        found.called, found.trunk = name, trunk
-        return found
+        made.called, made.trunk = name, trunk
+        return made
 
     @classmethod
     def __torch_function__(
@@ -241,13 +241,15 @@ _QUESTIONS = {getattr(Tensor, name).__get__ for name in _GETTERS} | {
 
 def with_whole_tensors(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> Any:
     """The function, called with the whole of every tensor in shards."""
-    given = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, ShardedTensor)]
-    if not given or func in _QUESTIONS:
+    sharded = [
+        leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, ShardedTensor)
+    ]
+    if not sharded or func in _QUESTIONS:
         return func(*args, **kwargs)
-    trunk = given[0].trunk
+    trunk = sharded[0].trunk
     with _outside():
-        found = trunk.whole([tensor.called for tensor in given])
-    args, kwargs = tree_map_only(ShardedTensor, lambda t: found[t.called], (args, dict(kwargs)))
+        wholes = trunk.whole([tensor.called for tensor in sharded])
+    args, kwargs = tree_map_only(ShardedTensor, lambda t: wholes[t.called], (args, dict(kwargs)))
     return func(*args, **kwargs)
 
 

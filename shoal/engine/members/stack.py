@@ -70,29 +70,29 @@ def stacked(modules: Sequence[nn.Module], patterns: Sequence[str] = ()) -> Membe
             "every trained tensor of the network is shared, so all members would be one function; "
             "leave at least one tensor out of shared"
         )
-    found = MemberTensors({}, {}, {})
+    tensors = MemberTensors({}, {}, {})
     for name, tensor in everything[0].items():
-        own = [tensors[name].detach() for tensors in everything]
+        values = [member[name].detach() for member in everything]
         frozen = name not in trained
-        if name in named or (frozen and name not in moving and _equal(own)):
-            found.shared[name] = tensor.detach().clone().requires_grad_(not frozen)
+        if name in named or (frozen and name not in moving and _equal(values)):
+            tensors.shared[name] = tensor.detach().clone().requires_grad_(not frozen)
         elif frozen:
-            found.buffers[name] = torch.stack(own)
+            tensors.buffers[name] = torch.stack(values)
         else:
-            found.weights[name] = torch.stack(own).requires_grad_()
-    return found
+            tensors.weights[name] = torch.stack(values).requires_grad_()
+    return tensors
 
 
 def _named(tensors: Iterable[str], patterns: Sequence[str]) -> set[str]:
-    names, found = list(tensors), set()
+    names, shared = list(tensors), set()
     for pattern in patterns:
         fits = [name for name in names if fnmatchcase(name, pattern)]
         if not fits:
             raise ConfigError(
                 f"the network has no tensor '{pattern}' to share; {nearest(pattern, names)}"
             )
-        found.update(fits)
-    return found
+        shared.update(fits)
+    return shared
 
 
 def _running_statistics(module: nn.Module) -> set[str]:
@@ -209,7 +209,7 @@ def detach_computed(module: nn.Module) -> list[tuple[str, str]]:
     `torch.nn.utils.weight_norm` and pruning use such hooks. The tensors computed so far are
     detached, since they could not be copied otherwise.
     """
-    found = []
+    computed = []
     for owner, layer in module.named_modules():
         hooks = layer._forward_pre_hooks.values()
         known = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
@@ -217,14 +217,14 @@ def detach_computed(module: nn.Module) -> list[tuple[str, str]]:
             if not isinstance(value, Tensor):
                 continue
             if name in known:
-                found.append((owner, name))
+                computed.append((owner, name))
                 vars(layer)[name] = value.detach()
             elif value.grad_fn is not None:
                 raise ConfigError(
                     f"the network computed '{name}' from its weights in its constructor, so "
                     f"training would not change it; compute it in forward"
                 )
-    return found
+    return computed
 
 
 def forget_computed(module: nn.Module, computed: list[tuple[str, str]]) -> None:

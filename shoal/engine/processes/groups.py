@@ -101,20 +101,20 @@ def traffic(
     """
     shard = shares(members, processes)[rank]
     own, longest = shard.stop - shard.start, -(-members // processes)
-    found = {"agreement": 2 * (processes - 1) * 68 * 8 // processes}
+    received = {"agreement": 2 * (processes - 1) * 68 * 8 // processes}
     if base in ("outputs", "gradients"):
-        found["gather"] = (processes - 1) * longest * (numbers + 1) * size
+        received["gather"] = (processes - 1) * longest * (numbers + 1) * size
         if mixes:
-            found["drives"] = (processes - 1) * longest * (outputs + 1) * size
+            received["drives"] = (processes - 1) * longest * (outputs + 1) * size
     if base == "weights":
         part = shares(numbers, processes)[rank]
         columns = part.stop - part.start
         there, back = (members - own) * (columns + 1) * size, own * (numbers - columns) * size
         ahead = (members - own) * columns * size  # the flags follow by themselves
-        found |= {"weights": ahead, "push": back, "flags": (processes - 1) * longest * size}
-        found["gram"] = 2 * (processes - 1) * members**2 * size // processes
-        found |= {"drives": there, "mixed drives": back} if mixes else {}
-    return found
+        received |= {"weights": ahead, "push": back, "flags": (processes - 1) * longest * size}
+        received["gram"] = 2 * (processes - 1) * members**2 * size // processes
+        received |= {"drives": there, "mixed drives": back} if mixes else {}
+    return received
 
 
 TIMEOUT = 120.0
@@ -218,17 +218,19 @@ def gathered_bytes(own: bytes, group: Any) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
         dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
         longest = max(int(size) for size in sizes)
-        found = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
+        padded_bytes = [torch.zeros(longest, dtype=torch.uint8) for _ in sizes]
         padded = torch.nn.functional.pad(data, (0, longest - len(data)))
-        dist.all_gather(found, padded, group=group)
-    return [bytes(each[: int(size)].tolist()) for each, size in zip(found, sizes, strict=True)]
+        dist.all_gather(padded_bytes, padded, group=group)
+    return [
+        bytes(each[: int(size)].tolist()) for each, size in zip(padded_bytes, sizes, strict=True)
+    ]
 
 
-def same_error(told: str, who: str = "the first process") -> Exception:
+def same_error(message: str, who: str = "the first process") -> Exception:
     """The error of another process, as this process raises it."""
-    name, _, text = told.partition(": ")
+    name, _, text = message.partition(": ")
     kind = getattr(errors, name, None)
-    return kind(text) if kind is not None else PeerLost(f"{who} stopped: {told}")
+    return kind(text) if kind is not None else PeerLost(f"{who} stopped: {message}")
 
 
 _exchange_groups: dict[tuple[int, float], Any] = {}
@@ -255,5 +257,5 @@ class GroupExchange:
 
     def gather(self, value: Any, /) -> list[Any]:
         """The values of all processes; they travel as JSON."""
-        found = gathered_bytes(json.dumps(value).encode(), self._group)
-        return [json.loads(each) for each in found]
+        messages = gathered_bytes(json.dumps(value).encode(), self._group)
+        return [json.loads(each) for each in messages]

@@ -185,11 +185,11 @@ class Mesh:
         """Own rows (`shard_rows`) of the sum of a tensor [total, ...] over the replicas."""
         rows, longest = self.shard_rows(len(whole)), -(-len(whole) // self.grid[1])
         padded = _padded(whole.detach(), longest * self.grid[1]).contiguous()
-        found = whole.new_empty(longest, *whole.shape[1:])
+        shard = whole.new_empty(longest, *whole.shape[1:])
         with self._exchange():
-            _sum_single(found, padded, group=self.groups[1])
-        self.received[kind] += (self.grid[1] - 1) * found.numel() * found.element_size()
-        return found[: rows.stop - rows.start]
+            _sum_single(shard, padded, group=self.groups[1])
+        self.received[kind] += (self.grid[1] - 1) * shard.numel() * shard.element_size()
+        return shard[: rows.stop - rows.start]
 
     def to_columns(self, own: Tensor, flags: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """This process's share of the coordinates of all members [M, S, d], with a flag each.
@@ -226,9 +226,9 @@ class Mesh:
         """All coordinates of the own members [m, S, D], from columns [M, S, d]."""
         sites, m = columns.shape[1], self.own.stop - self.own.start
         spans = shares(width, self.grid[0])
-        given = [(s.stop - s.start) * columns[0].numel() for s in self.shards]
+        sent = [(s.stop - s.start) * columns[0].numel() for s in self.shards]
         taken = [m * sites * (s.stop - s.start) for s in spans]
-        flat = self._all_to_all(columns.flatten(), given, taken, kind).wait()
+        flat = self._all_to_all(columns.flatten(), sent, taken, kind).wait()
         return torch.cat([part.view(m, sites, -1) for part in flat.split(taken)], 2)
 
     def columns(self, width: int) -> slice:
@@ -254,11 +254,11 @@ class Mesh:
         if self.wishes.stop:
             wishes[self.wishes.stop] = 1
         wishes[64] = self.wishes.save and self.first
-        found, wishes = self.add([sums / self.grid[1], wishes], "agreement", "all")
+        totals, wishes = self.add([sums / self.grid[1], wishes], "agreement", "all")
         said = wishes.tolist()
         stop = next((number for number in range(64) if said[number]), 0)
         self.agreed = Agreement(stop, said[64] > 0)
-        return found
+        return totals
 
     def barrier(self) -> None:
         """Wait for all processes."""
@@ -271,8 +271,8 @@ class Mesh:
 
     def texts(self, text: str) -> list[str]:
         """The texts of all processes."""
-        found = gathered_bytes(text.encode() or b" ", self.groups[2])
-        return [each.decode().strip() for each in found]
+        messages = gathered_bytes(text.encode() or b" ", self.groups[2])
+        return [each.decode().strip() for each in messages]
 
     def broadcast(self, tensor: Tensor, row: int) -> None:
         """Fill a tensor in host memory with that of the first process of a row of the grid."""
@@ -296,13 +296,13 @@ class Mesh:
         if self.first:
             try:
                 act()
-            except Exception as found:
-                error = found
-        told = self.from_first("" if error is None else f"{type(error).__name__}: {error}")
+            except Exception as failure:
+                error = failure
+        message = self.from_first("" if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        if told:
-            raise same_error(told)
+        if message:
+            raise same_error(message)
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
@@ -319,28 +319,28 @@ class Mesh:
         if len(sizes) == 1:
             return [own]
         padded = _padded(own, max(sizes))
-        found = [torch.empty_like(padded, memory_format=torch.contiguous_format) for _ in sizes]
+        parts = [torch.empty_like(padded, memory_format=torch.contiguous_format) for _ in sizes]
         with self._exchange():
-            dist.all_gather(found, padded.contiguous(), group=group)
+            dist.all_gather(parts, padded.contiguous(), group=group)
         self.received[kind] += (len(sizes) - 1) * padded.numel() * padded.element_size()
-        found[place] = padded
-        return [part[:size] for part, size in zip(found, sizes, strict=True)]
+        parts[place] = padded
+        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
-    def _all_to_all(self, flat: Tensor, given: list[int], taken: list[int], kind: str) -> Arrival:
-        if len(given) == 1:
+    def _all_to_all(self, flat: Tensor, sent: list[int], taken: list[int], kind: str) -> Arrival:
+        if len(sent) == 1:
             return Arrival(self, None, flat, len(flat))
-        found, own = flat.new_empty(sum(taken)), flat.contiguous()
+        buffer, own = flat.new_empty(sum(taken)), flat.contiguous()
         with peers_watched():
-            work = dist.all_to_all_single(found, own, taken, given, self.groups[0], async_op=True)
+            work = dist.all_to_all_single(buffer, own, taken, sent, self.groups[0], async_op=True)
         others = sum(taken) - taken[self.place[0]]
         self.received[kind] += others * flat.element_size()
-        return Arrival(self, work, found, len(found))
+        return Arrival(self, work, buffer, len(buffer))
 
 
 def _padded(tensor: Tensor, rows: int) -> Tensor:
     """The tensor with rows of zeros at its end, so that it has this number of rows."""
     if len(tensor) == rows:
         return tensor
-    found = tensor.new_zeros(rows, *tensor.shape[1:])
-    found[: len(tensor)] = tensor
-    return found
+    longer = tensor.new_zeros(rows, *tensor.shape[1:])
+    longer[: len(tensor)] = tensor
+    return longer

@@ -90,8 +90,8 @@ def _small_pass(group: Group, x: Tensor) -> tuple[Tensor, list[torch.Size]]:
     """Outputs of the first member in evaluation mode, and the shapes that its dropout met."""
     module, met = group.skeleton, []
 
-    def note(_: nn.Module, given: tuple[Any, ...]) -> None:
-        met.append(given[0].shape)
+    def note(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        met.append(inputs[0].shape)
 
     layers = [layer for layer in module.modules() if isinstance(layer, KeyedDropout)]
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]

@@ -287,15 +287,15 @@ class _Slot:
 
     def tensors(self, block: Block) -> list[Tensor]:
         """Tensors in the shape of the block."""
-        found, start = [], 0
+        tensors, start = [], 0
         for tensor in block:
             size = tensor.numel() * tensor.element_size()
             # `data`: each tensor counts its changes alone, as autograd expects of running
             # statistics beside weights.
             flat = self.memory[start : start + size].data.view(tensor.dtype)
-            found.append(flat.view(tensor.shape).data)
+            tensors.append(flat.view(tensor.shape).data)
             start += _aligned(size)
-        return found
+        return tensors
 
 
 def _bytes(block: Block) -> int:

@@ -239,8 +239,8 @@ def _is_random(node: Node) -> bool:
     if "dropout" in name and node.args[-1] is False:
         return False
     if "attention" in name:
-        given: Any = node.kwargs.get("dropout_p") or (node.args[4:5] or (0,))[0]
-        return bool(given)
+        dropout: Any = node.kwargs.get("dropout_p") or (node.args[4:5] or (0,))[0]
+        return bool(dropout)
     return any(word in name for word in _RANDOM) and "normalize" not in name and "_norm" not in name
 
 
@@ -258,9 +258,9 @@ class _Rest(nn.Module):
 
     def __init__(self, cuts: Mapping[int, _Cut]) -> None:
         super().__init__()
-        found = {size: cut.rest() for size, cut in cuts.items()}
-        self.names = next(iter(found.values()))[1]
-        self.__dict__["_graphs"] = {size: graph for size, (graph, _) in found.items()}
+        rests = {size: cut.rest() for size, cut in cuts.items()}
+        self.names = next(iter(rests.values()))[1]
+        self.__dict__["_graphs"] = {size: graph for size, (graph, _) in rests.items()}
         program = next(iter(cuts.values())).program
         tensors = dict(program.named_parameters()) | dict(program.named_buffers())
         for name in self.names:
