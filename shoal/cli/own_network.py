@@ -15,7 +15,7 @@ from torch import nn
 
 from shoal.core.errors import ConfigError, named_line
 from shoal.core.registry import nearest
-from shoal.inference.initialise import Build
+from shoal.inference.members import Build
 
 __all__ = ["network_functions"]
 

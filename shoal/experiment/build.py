@@ -16,7 +16,7 @@ from shoal.data.dataset import Dataset
 from shoal.experiment.config import Config
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.initialise import Build
+from shoal.inference.members import Build
 from shoal.interaction import methods
 from shoal.interaction import repulsion as repulsions
 from shoal.interaction.repulsion import Repulsion

@@ -24,7 +24,7 @@ from shoal.experiment.build import check_names, train
 from shoal.experiment.config import DEFAULTS, Config, make_config
 from shoal.experiment.variants import Variant
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.initialise import Build
+from shoal.inference.members import Build
 from shoal.interaction.estimators import needs_eigenpairs
 from shoal.interaction.flows import Wasserstein
 from shoal.interaction.methods import METHODS

@@ -36,8 +36,7 @@ from shoal.engine.members.network_call import required_inputs
 from shoal.engine.processes.groups import own_members
 from shoal.engine.resources.offload import Offload
 from shoal.engine.resources.plan import default_runner
-from shoal.inference.adopted import adopted_groups, as_saved
-from shoal.inference.initialise import Build, build_members, drawn, spread
+from shoal.inference.members import Build, adopted_groups, as_saved, build_members, drawn, spread
 from shoal.inference.unrolled import UnrolledEnsemble
 
 __all__ = [

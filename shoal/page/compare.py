@@ -36,7 +36,7 @@ from shoal.experiment.jobs import run_jobs
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of
 from shoal.inference import likelihoods, priors
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.initialise import Build
+from shoal.inference.members import Build
 from shoal.interaction import repulsion as repulsions
 from shoal.page.measures import CORRUPTED, Measure, against_baseline, headline
 from shoal.page.report import report as write_report

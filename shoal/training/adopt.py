@@ -27,11 +27,16 @@ from shoal.data.load import load as load_data
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.precision import full_precision
 from shoal.inference import likelihoods
-from shoal.inference.adopted import by_architecture, checked_networks, unwrapped
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.initialise import Build, build_members
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.likelihoods.real_targets import RealTargets
+from shoal.inference.members import (
+    Build,
+    build_members,
+    by_architecture,
+    checked_networks,
+    unwrapped,
+)
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.provenance import about_data, environment
 from shoal.training.folder.run import ADOPTED, Run, RunFolder, is_adopted, model_config

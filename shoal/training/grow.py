@@ -9,8 +9,8 @@ import torch
 
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset, Split
-from shoal.inference.adopted import as_saved
 from shoal.inference.ensemble import Ensemble
+from shoal.inference.members import as_saved
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import own_data
 from shoal.training.folder.run import Run, is_adopted, load

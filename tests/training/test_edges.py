@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.random import derive
-from shoal.inference import initialise
+from shoal.inference import members as initialise
 
 X, Y = points()
 WHOLE = (10 * X).long()

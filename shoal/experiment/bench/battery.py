@@ -27,7 +27,7 @@ from shoal.experiment.bench.measure import MIB, Peak, Timing, Work, interleave, 
 from shoal.experiment.bench.networks import CLASSES, Network
 from shoal.experiment.variants import parse_method
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.initialise import Build
+from shoal.inference.members import Build
 from shoal.inference.priors import WeightPrior
 from shoal.interaction.methods import Method
 from shoal.training.fit import fit

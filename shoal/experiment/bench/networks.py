@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.inference.adapters import last_layer, lora
-from shoal.inference.initialise import Build
+from shoal.inference.members import Build
 from shoal.models.blueprint import Architecture, Blueprint
 from shoal.models.cnn import SmallCNN
 from shoal.models.mlp import MLP

@@ -15,8 +15,8 @@ from shoal.core.storage.disk import checked_path
 from shoal.core.values import check_spec, describe_value
 from shoal.inference import likelihoods
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.initialise import Build
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.members import Build
 from shoal.models.blueprint import Blueprint
 from shoal.training.folder.choice import Choice
 from shoal.training.folder.history import best_epoch
