@@ -24,6 +24,7 @@ from shoal.integrations import submitit as ours
 from shoal.integrations.submitit import Cluster, Request, parse_request, run_submitted
 
 pytest.importorskip("submitit")
+pytestmark = pytest.mark.usefixtures("warm")
 
 CHANGES = ["model.hidden=[4]", "members=2", "data.points=20", "batch_size=20", "strength=none"]
 NOTHING = Attempts(0)
