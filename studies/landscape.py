@@ -19,7 +19,8 @@ import torch
 
 import shoal
 from shoal.analysis.landscape.analyses import along  # noqa: F401  # registers the analyses
-from shoal.analysis.landscape.study import Effort, registry, study
+from shoal.analysis.landscape.scene import Effort, registry
+from shoal.analysis.landscape.study import study
 from shoal.core.storage.files import read_json, write_bytes, write_json, write_text
 from shoal.models import Blueprint, SmallCNN
 from shoal.models import registry as models

@@ -11,8 +11,9 @@ import torch
 from shoal.analysis.evidence.compute_evidence import Evidence, keep_evidence
 from shoal.analysis.evidence.compute_evidence import evidence as compute_evidence
 from shoal.analysis.fidelity.certificate import METHODS, Certificate, certify, keep_certificate
-from shoal.analysis.landscape.study import AnalysisResult, Effort, study
-from shoal.analysis.landscape.study import registry as landscape_analyses
+from shoal.analysis.landscape.scene import AnalysisResult, Effort
+from shoal.analysis.landscape.scene import registry as landscape_analyses
+from shoal.analysis.landscape.study import study
 from shoal.core.display.progress import Ticker
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset

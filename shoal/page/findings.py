@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.analysis.evidence.compute_evidence import Evidence
-from shoal.analysis.landscape.study import AnalysisResult
+from shoal.analysis.landscape.scene import AnalysisResult
 from shoal.core.display.text import counted, joined, number, percent
 
 __all__ = ["answers", "degenerate", "exact", "finding", "tied", "widths"]

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from shoal.analysis.evidence import Evidence, kept_evidence, load_evidence
-from shoal.analysis.landscape.study import AnalysisResult, kept_study, load_study
+from shoal.analysis.landscape.scene import AnalysisResult
+from shoal.analysis.landscape.study import kept_study, load_study
 from shoal.core.display.text import flat, plain
 from shoal.core.errors import ConfigError
 from shoal.evaluation.evaluate import Evaluation, kept_evaluation, load_evaluation

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 import shoal
 from shoal.analysis.landscape.averaging import multiswag
-from shoal.analysis.landscape.study import Scene
+from shoal.analysis.landscape.scene import Scene
 from shoal.core.errors import DataError
 from shoal.data.batches.augment import CropFlip
 from shoal.data.corruptions import with_corruptions

@@ -31,6 +31,7 @@ from shoal.prediction.metrics.similarity import affinity, effective_number
 from shoal.prediction.predict import member_outputs
 from studies import RESULTS
 from studies.common import finished, read_csv
+from studies.evidence.tables import METHODS, spearman, write
 
 FOLDER = RESULTS / "evidence"
 
@@ -38,15 +39,6 @@ FIELDS = ("data", "method", "seed", "metric", "value")
 MEMBERS, SUBSET = 10, 3
 TEST = 5000
 KEYS = ("train_x", "train_y", "test_x", "test_y")
-METHODS: dict[str, dict[str, Any]] = {
-    "ensemble": {"method": "ensemble"},
-    "f-kde x 1": {"method": "f-kde"},
-    "f-kde x 10": {"method": "f-kde", "strength": 10.0},
-    "f-kde x 100": {"method": "f-kde", "strength": 100.0},
-    "kde x 1,000": {"method": "kde", "strength": 1000.0},
-    "kde x 10,000": {"method": "kde", "strength": 10000.0},
-}
-"""Repulsion only varies the diversity here; none of these strengths was chosen by a score."""
 UCI = ("concrete", "energy", "yacht")
 ALL = {"digits": 1e9, "mnist": 2000, "heads": 1e9}
 """Training points of the curvature."""
@@ -232,25 +224,11 @@ def _scores(run: Any, data: Any) -> dict[str, float]:
     }
 
 
-def spearman(a: Any, b: Any) -> float:
-    """Rank correlation."""
-    first, second = _ranks(a), _ranks(b)
-    if first.std() == 0 or second.std() == 0:
-        return math.nan
-    return float(np.corrcoef(first, second)[0, 1])
-
-
 def partial(a: Any, b: Any, given: Any) -> float:
     """Rank correlation of a and b with a third quantity held fixed."""
     ab, ac, bc = spearman(a, b), spearman(a, given), spearman(b, given)
     rest = (1 - ac**2) * (1 - bc**2)
     return (ab - ac * bc) / math.sqrt(rest) if rest > 1e-12 else math.nan
-
-
-def _ranks(values: Any) -> np.ndarray:
-    numbers = np.round(np.asarray(values, float), 12)
-    _, inverse, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def main() -> None:
@@ -271,8 +249,6 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true")
     asked = parser.parse_args()
     if asked.tables:
-        from studies.evidence.tables import write
-
         return write(asked.out)
     if asked.data:
         os.environ["IMAGES"] = str(Path(asked.data).absolute())

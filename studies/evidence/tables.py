@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,16 @@ from shoal.core.display.text import markdown_table
 from shoal.plots.figure import COLOURS, INK, blank
 from shoal.prediction.statistics import mean_and_error, paired_difference, t_quantile
 from studies.common import read_csv
-from studies.evidence.make import METHODS, spearman
+
+METHODS: dict[str, dict[str, Any]] = {
+    "ensemble": {"method": "ensemble"},
+    "f-kde x 1": {"method": "f-kde"},
+    "f-kde x 10": {"method": "f-kde", "strength": 10.0},
+    "f-kde x 100": {"method": "f-kde", "strength": 100.0},
+    "kde x 1,000": {"method": "kde", "strength": 1000.0},
+    "kde x 10,000": {"method": "kde", "strength": 10000.0},
+}
+"""Repulsion only varies the diversity here; none of these strengths was chosen by a score."""
 
 __all__ = ["write"]
 
@@ -242,3 +252,17 @@ def _diversity_figure(rows: Rows):
     handles, labels = grid[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=6, fontsize=9)
     return figure
+
+
+def spearman(a: Any, b: Any) -> float:
+    """Rank correlation."""
+    first, second = _ranks(a), _ranks(b)
+    if first.std() == 0 or second.std() == 0:
+        return math.nan
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Any) -> np.ndarray:
+    numbers = np.round(np.asarray(values, float), 12)
+    _, inverse, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]

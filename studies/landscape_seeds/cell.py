@@ -17,7 +17,7 @@ from shoal.analysis.landscape.analyses.between import lines
 from shoal.analysis.landscape.averaging import averaged, mc_dropout, multiswag
 from shoal.analysis.landscape.curves import align, connect
 from shoal.analysis.landscape.planes import levelled, line, with_midpoints
-from shoal.analysis.landscape.study import Effort, Scene
+from shoal.analysis.landscape.scene import Effort, Scene
 from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import evaluated, outputs, survey
 from shoal.data.dataset import Dataset, Split

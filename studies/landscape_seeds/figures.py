@@ -1,5 +1,6 @@
 """Figures of the study: diversity, the low-loss tunnel, and ensembles of averages."""
 
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -7,7 +8,7 @@ from matplotlib.figure import Figure
 
 from shoal.plots.figure import COLOURS, png, rc
 from shoal.prediction.statistics import mean_and_error
-from studies.landscape_seeds.tables import Rows, values
+from studies.landscape_seeds.tables import Rows, read, values
 
 __all__ = ["draw_averaging", "draw_diversity", "draw_tunnel"]
 
@@ -38,6 +39,17 @@ def _mine(points: Rows, figure: str) -> dict[str, dict[str, list[tuple[float, fl
         if p["figure"] == figure:
             found.setdefault(p["case"], {}).setdefault(p["series"], []).append((p["x"], p["y"]))
     return found
+
+
+def write(folder: Path) -> None:
+    """Write the figures of raw.csv and points.csv."""
+    rows, points = read(folder / "raw.csv"), read(folder / "points.csv")
+    if not (rows and points):
+        return
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    (folder / "diversity.png").write_bytes(draw_diversity(points))
+    (folder / "tunnel.png").write_bytes(draw_tunnel(points))
+    (folder / "averaging.png").write_bytes(draw_averaging(rows, cases))
 
 
 def draw_diversity(points: Rows) -> bytes:

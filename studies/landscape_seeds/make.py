@@ -22,7 +22,7 @@ from shoal.data.sets.image_sets import FASHION, OBJECTS
 from shoal.models import MLP, MediumCNN, SmallCNN
 from studies import RESULTS
 from studies.common import finished, image_arrays, image_set
-from studies.landscape_seeds import tables
+from studies.landscape_seeds import figures, tables
 from studies.landscape_seeds.cell import Case, analysed
 
 FOLDER = RESULTS / "landscape/seeds"
@@ -117,6 +117,7 @@ def main() -> None:
     if not asked.tables:
         train(asked)
     tables.write(asked.out)
+    figures.write(asked.out)
 
 
 if __name__ == "__main__":

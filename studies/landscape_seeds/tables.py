@@ -70,7 +70,7 @@ def values(rows: Rows, **wanted: Any) -> dict[int, float]:
 
 
 def write(folder: Path) -> None:
-    """Write tables.md and the figures."""
+    """Write tables.md."""
     rows, points = read(folder / "raw.csv"), read(folder / "points.csv")
     cases = list(dict.fromkeys(row["case"] for row in rows))
     parts = []
@@ -94,14 +94,6 @@ def write(folder: Path) -> None:
     parts += ["## Better under how many corruptions", _counts(rows, cases)]
     if points and rows:
         parts += ["## Figures", FIGURES]
-        from studies.landscape_seeds.figures import draw_averaging, draw_diversity, draw_tunnel
-
-        for name, drawn in (
-            ("diversity", draw_diversity(points)),
-            ("tunnel", draw_tunnel(points)),
-            ("averaging", draw_averaging(rows, cases)),
-        ):
-            (folder / f"{name}.png").write_bytes(drawn)
     (folder / "tables.md").write_text("\n\n".join(part for part in parts if part) + "\n")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from shoal.core.display.text import markdown_table
+from studies.particles.cases import CASES
 from studies.particles.comparison import (
     Case,
     Column,
@@ -22,7 +23,6 @@ from studies.particles.comparison import (
     read,
     values,
 )
-from studies.particles.make import CASES
 
 MMD, SLICED = Column("mmd", "MMD"), Column("sliced", "sliced distance")
 ACCURACY, NLL = Column("accuracy", "accuracy, %", 100, 2), Column("nll", "NLL", digits=4)
@@ -239,10 +239,8 @@ def toy_tables(rows: Rows) -> list[str]:
     return parts
 
 
-def write(folder: Path) -> None:
-    """Write tables.md, the claims of README.md and the figures beside raw.csv."""
-    from studies.particles import claims, figures
-
+def write(folder: Path) -> Rows:
+    """Write tables.md beside raw.csv; returns the rows of raw.csv."""
     rows = read(folder)
     parts = density_tables(rows)
     parts += [
@@ -263,6 +261,4 @@ def write(folder: Path) -> None:
     parts += toy_tables(rows)
     head = "# Tables of the particles study\n\n" + (__doc__ or "").partition("\n\n")[2].strip()
     (folder / "tables.md").write_text("\n\n".join([head, *filter(None, parts)]) + "\n")
-    claims.write(folder, rows)
-    for name, draw in figures.FIGURES.items():
-        (folder / f"{name}.png").write_bytes(draw(rows))
+    return rows

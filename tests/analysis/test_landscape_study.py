@@ -5,7 +5,8 @@ import torch
 from small_runs import assert_one_sentence, dropped, normed, plain, points, quick, shoal_of
 from torch import nn
 
-from shoal.analysis.landscape.study import AnalysisResult, Effort, load_study, registry, study
+from shoal.analysis.landscape.scene import AnalysisResult, Effort, registry
+from shoal.analysis.landscape.study import load_study, study
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.data.dataset import Dataset, Split
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from browser import View
 
-from shoal.analysis.landscape.study import registry
+from shoal.analysis.landscape.scene import registry
 from shoal.cli.main import main
 from shoal.page.report import report
 

@@ -17,7 +17,7 @@ from page_runs import StandIn
 
 from shoal.analysis.evidence.compute_evidence import Evidence, Weighting
 from shoal.analysis.evidence.prior_comparison import PriorResult
-from shoal.analysis.landscape.study import AnalysisResult
+from shoal.analysis.landscape.scene import AnalysisResult
 from shoal.core.display.notebook import facts_html
 from shoal.inference.ensemble import Ensemble
 from shoal.page.report import render

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from shoal import plots
-from shoal.analysis.landscape.study import AnalysisResult
+from shoal.analysis.landscape.scene import AnalysisResult
 from shoal.page.blocks import Block, Figure, Fold, Remark, Section, section
 from shoal.page.findings import finding
 from shoal.page.report_data import ReportData, RunRecord

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from shoal.analysis.landscape.points import cosines, finite_members, joined, only_group
-from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.survey import apart, outputs
 from shoal.analysis.landscape.trajectories import embedded, tracks
 from shoal.core.errors import DataError

@@ -7,7 +7,7 @@ from shoal.analysis.diversity import diversity as ratio
 from shoal.analysis.landscape import subspace
 from shoal.analysis.landscape.averaging import averaged, combine, ema, mc_dropout, multiswag
 from shoal.analysis.landscape.points import joined, refresh
-from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.subspace import Mode, sample_mode
 from shoal.analysis.landscape.survey import Survey, evaluated, outputs
 from shoal.core.errors import ConfigError

@@ -15,7 +15,7 @@ from shoal.analysis.landscape.planes import (
     plane_through_three,
     with_midpoints,
 )
-from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
 from shoal.analysis.landscape.survey import Survey, survey
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad
 
 from shoal.analysis.landscape.points import only_group
-from shoal.analysis.landscape.study import AnalysisResult, Scene, registry
+from shoal.analysis.landscape.scene import AnalysisResult, Scene, registry
 from shoal.core.errors import DataError
 from shoal.core.random import key, normal, uniform
 from shoal.core.structure import Inputs, parted
