@@ -96,7 +96,7 @@ class FlowFit:
     Attributes:
         elbo: bound on the log evidence of each member [M], mean over draws.
         error: standard error of the bound [M].
-        draw: draws of the weights from q [count, M, d].
+        draw: draws of the weights from q [count, M, d], the same on every call.
     """
 
     elbo: Tensor
@@ -164,7 +164,12 @@ def fit_flow(
             parts = [_bound(log_likelihood, q, prior, 8, None) for _ in range(-(-final_draws // 8))]
     bound = torch.cat(parts).double()
     error = bound.std(0) / math.sqrt(len(bound))
-    return FlowFit(bound.mean(0), error, lambda count: q.draw(count)[0].detach())
+
+    def draw(count: int) -> Tensor:
+        with seeded(derive(seed, "flow draws")), torch.no_grad():
+            return q.draw(count)[0]
+
+    return FlowFit(bound.mean(0), error, draw)
 
 
 def _bound(

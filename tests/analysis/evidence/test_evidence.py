@@ -323,3 +323,5 @@ def test_regression_runs_have_evidence_too():
     assert isinstance(run.likelihood, HomoscedasticGaussian)
     assert len(told.learned_priors) == 6 and told.missing == {}
     assert 0 <= told.weightings["posterior"].total_variation <= 1
+    torch.manual_seed(1)
+    assert evidence(run, data, flow_steps=2).learned_priors == told.learned_priors

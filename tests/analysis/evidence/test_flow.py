@@ -56,7 +56,6 @@ def test_draws_are_as_near_the_posterior_as_the_bound_says(fitted):
     Means and standard deviations are no further apart than that.
     """
     found, evidence, Φ, y = fitted
-    torch.manual_seed(0)
     draws = found.draw(20_000)
     for member in range(2):
         S = torch.linalg.inv(Φ[member].T @ Φ[member] / NOISE**2 + torch.eye(D) / SCALE**2)
@@ -66,6 +65,19 @@ def test_draws_are_as_near_the_posterior_as_the_bound_says(fitted):
         assert float((draws[:, member].mean(0) - mean).norm()) < reach
         spread = draws[:, member].std(0) - S.diagonal().sqrt()
         assert float(spread.abs().max()) < reach
+
+
+def test_the_seed_alone_decides_the_bound_and_the_draws():
+    pytest.importorskip("zuko", reason="the flow is made of zuko's couplings")
+    log_likelihood, *_ = conjugate()
+    one, two, other = (
+        fit_flow(log_likelihood, *prior_start(), SCALE, steps=3, seed=seed) for seed in (0, 0, 1)
+    )
+    torch.manual_seed(1)
+    draws = one.draw(5)
+    torch.manual_seed(2)
+    assert torch.equal(two.elbo, one.elbo) and torch.equal(two.draw(5), draws)
+    assert not torch.equal(other.draw(5), draws)
 
 
 def test_before_the_first_step_the_bound_is_that_of_the_gaussian_it_begins_at():
