@@ -210,10 +210,6 @@ def _highest_between(across: Tensor, up: Tensor, values: Tensor, spots: Tensor) 
 _TRACKS = ("f-kde", "kde", "f-svgd", "ssge", "sge", "forde")
 
 
-def _colour(member: int) -> str:
-    return COLOURS[_TRACKS[member % len(_TRACKS)]]
-
-
 @plot("similarity", cite=("fort2019deep",))
 def similarity(
     matrix: Tensor, owner: Tensor, words: str, share: bool = False, title: str = ""
@@ -259,7 +255,7 @@ def function_map(points: Tensor, owner: Tensor, title: str = "") -> Any:
     figure, axes = blank(height=1.1)
     places, owners = np.asarray(points, dtype=float), np.asarray(owner)
     for member in np.unique(owners):
-        path, colour = places[owners == member], _colour(int(member))
+        path, colour = places[owners == member], COLOURS[_TRACKS[int(member) % len(_TRACKS)]]
         axes.plot(path[:, 0], path[:, 1], "-", color=colour, alpha=0.6, linewidth=1.5)
         axes.plot(path[1:-1, 0], path[1:-1, 1], "o", color=colour, markersize=4)
         axes.plot(*path[0], marker="x", color=colour, markersize=8, markeredgewidth=2)

@@ -27,7 +27,7 @@ from shoal.analysis.fidelity.last_layer_problem import LastLayer, last_layer_pro
 from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import LIMIT, Reference, Whitening
 from shoal.analysis.fidelity.study import ALWAYS, Budget, contestant, discrepancy, train
-from shoal.analysis.stored_results import keep_result, kept_result, stored_table
+from shoal.analysis.stored_results import keep_result, stored_table
 from shoal.core.display.text import seconds
 from shoal.core.errors import CheckpointCorrupt, ConfigError
 from shoal.core.optional import require
@@ -42,7 +42,6 @@ __all__ = [
     "Certificate",
     "certify",
     "keep_certificate",
-    "kept_certificate",
     "laplace",
     "load_certificate",
     "price",
@@ -232,11 +231,6 @@ FILE = "certificate.json"
 def keep_certificate(run: Any, certificate: Certificate) -> None:
     """Store a certificate with its run."""
     keep_result(run, "fidelity", FILE, certificate)
-
-
-def kept_certificate(run: Any) -> Certificate | None:
-    """The stored certificate of a run; None without any."""
-    return kept_result(run, "fidelity", load_certificate)
 
 
 def load_certificate(folder: Path | str) -> Certificate | None:

@@ -92,7 +92,7 @@ def last_layer_problem(
     if off:
         places["off"] = data.ood[off].x[:inputs]
     phi = {place: _features(module, x) for place, x in places.items()}
-    likelihood, y, truth = _standard(run.likelihood, train.y, test.y[:inputs], layer)
+    likelihood, y, truth = _standard(run.likelihood, train.y, test.y[:inputs])
     x = _features(module, train.x)
     empty = x[:0] if "off" not in phi else phi["off"]
     width = layer.out_features
@@ -120,9 +120,7 @@ def _features(module: nn.Module, x: Inputs) -> Tensor:
     return phi.float()
 
 
-def _standard(
-    likelihood: Likelihood, y: Any, truth: Any, layer: nn.Linear
-) -> tuple[Likelihood, Tensor, Tensor]:
+def _standard(likelihood: Likelihood, y: Any, truth: Any) -> tuple[Likelihood, Tensor, Tensor]:
     """Likelihood and targets in the unit of the outputs, with the noise that the run learned."""
     y, weight = parted(y)
     truth, _ = parted(truth)

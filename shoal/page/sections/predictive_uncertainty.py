@@ -188,13 +188,13 @@ def _galleries(report_data: ReportData) -> Iterator[Block]:
         if f"{split}/gallery/disagreement/low" not in evaluation.samples:
             continue
         yield Heading(f"{name[0].upper()}{name[1:]}")
-        shown = {m: list(_gallery(evaluation, split, name, m)) for m in _MEASURES}
+        shown = {m: list(_gallery(evaluation, split, m)) for m in _MEASURES}
         yield from shown.pop("disagreement")
         rest = [block for blocks in shown.values() for block in blocks]
         yield Fold(f"More {name}, by predictive entropy and by confidence", rest)
 
 
-def _gallery(evaluation: Evaluation, split: str, name: str, measure: str) -> Iterator[Block]:
+def _gallery(evaluation: Evaluation, split: str, measure: str) -> Iterator[Block]:
     longest = max(map(len, _classes(evaluation)), default=1)
     columns, room = (6, 8) if longest <= 4 else (4, 13)
     for end, title in zip(("low", "high"), _MEASURES[measure], strict=True):

@@ -26,7 +26,9 @@ def trust_section(report_data: ReportData) -> Section:
         *describe(report_data),
         *_ood(report_data),
         _members(report_data),
-        _training(report_data) if report_data.lead.first.adopted else _repulsion(report_data),
+        Statement("training", "not known", sentences.ADOPTED)
+        if report_data.lead.first.adopted
+        else _repulsion(report_data),
     ]
     seeds = len(report_data.lead.entries)
     where = f"{_subject(report_data.lead)} on {report_data.lead.first.data}"
@@ -144,10 +146,6 @@ def _members(report_data: ReportData) -> Statement:
     size = report_data.lead.members
     sentence = sentences.members_sentence(size, effective, ood)
     return Statement("functions", f"{max([effective, *ood.values()]):.2g} of {size}", sentence)
-
-
-def _training(report_data: ReportData) -> Statement:
-    return Statement("training", "not known", sentences.ADOPTED)
 
 
 def _repulsion(report_data: ReportData) -> Statement:
