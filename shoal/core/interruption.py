@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 
 __all__ = ["Interruption"]
 
@@ -27,12 +27,7 @@ class Interruption:
             self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._put_back()
 
     def stop(self) -> None:

@@ -8,7 +8,6 @@ import uuid
 from collections import deque
 from contextlib import suppress
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from shoal.core.display.text import seconds
@@ -180,12 +179,7 @@ class Ticker:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -8,7 +8,6 @@ import time
 import warnings
 import weakref
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from shoal.core.display.progress import notice
@@ -62,12 +61,7 @@ class FolderLock:
                 pass
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 if self._owns_name(self._descriptor):

@@ -17,10 +17,7 @@ from torch import Tensor
 from shoal.core.storage.disk import storage_errors
 from shoal.engine.resources.transfer import Block, block_transfer
 
-__all__ = ["PLACES", "Offload"]
-
-PLACES = ("host", "disk")
-"""Where offloaded members live."""
+__all__ = ["Offload"]
 
 
 class Offload:

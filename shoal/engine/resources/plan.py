@@ -57,9 +57,9 @@ def _cuts_patches(layer: nn.modules.conv._ConvNd) -> bool:
     return plain and layer.stride == layer.kernel_size and set(layer.padding) == {0}
 
 
-def has_convolutions(groups: Sequence[Group], own: bool = False) -> bool:
-    """Whether any member has convolutions; with `own`, only filters private to a member count."""
-    return _has(groups, nn.modules.conv._ConvNd, own)
+def has_convolutions(groups: Sequence[Group]) -> bool:
+    """Whether any member has convolutions."""
+    return _has(groups, nn.modules.conv._ConvNd)
 
 
 def has_batch_norm(groups: Sequence[Group]) -> bool:
@@ -67,12 +67,8 @@ def has_batch_norm(groups: Sequence[Group]) -> bool:
     return _has(groups, nn.modules.batchnorm._BatchNorm)
 
 
-def _has(groups: Sequence[Group], kinds: type[nn.Module], own: bool = False) -> bool:
-    return any(
-        isinstance(layer, kinds) and (not own or _is_private(group, name))
-        for group in groups
-        for name, layer in group.skeleton.named_modules()
-    )
+def _has(groups: Sequence[Group], kind: type[nn.Module]) -> bool:
+    return any(isinstance(layer, kind) for group in groups for layer in group.skeleton.modules())
 
 
 def _is_private(group: Group, layer: str) -> bool:
