@@ -19,6 +19,7 @@ from shoal.data.sets.image_sets import OBJECTS, image_dataset
 
 __all__ = [
     "Column",
+    "append_rows",
     "finished",
     "fit_apart",
     "image_arrays",
@@ -104,6 +105,15 @@ def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:
         return []
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def append_rows(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Add rows to a CSV file; a new file begins with the header."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([header] if new else [])
+        writer.writerows(rows)
 
 
 def image_arrays(name: str, file: Path | None) -> tuple[Arrays, Arrays]:

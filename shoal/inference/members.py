@@ -265,10 +265,8 @@ def checked_networks(networks: Any) -> list[nn.Module]:
                 f"networks {first} and {index} are the same object; pass each network once"
             )
         _check_tensors(module, index)
-    _check_one_kind(
-        modules, "device", {str(t.device) for m in modules for t in _named_tensors(m).values()}
-    )
-    _check_one_kind(modules, "type", {str(_real_type(module)) for module in modules})
+    _check_one_kind("device", {str(t.device) for m in modules for t in _named_tensors(m).values()})
+    _check_one_kind("type", {str(_real_type(module)) for module in modules})
     return modules
 
 
@@ -290,7 +288,7 @@ def _check_tensors(module: nn.Module, index: int) -> None:
         raise ConfigError(f"network {index} has no parameters of real numbers")
 
 
-def _check_one_kind(modules: list[nn.Module], what: str, kinds: set[str]) -> None:
+def _check_one_kind(what: str, kinds: set[str]) -> None:
     if len(kinds) > 1:
         names = " and ".join(sorted(kinds))
         raise ConfigError(f"the networks have more than one {what}, {names}; move them to one")

@@ -83,18 +83,17 @@ class Inputs:
         return torch.stack([total for total, _ in totals]).sum(0) / count, count
 
 
-def principal(
-    inputs: Inputs, centred: bool = True, rank: int | None = None
-) -> tuple[Tensor, Tensor]:
+def principal(inputs: Inputs, centred: bool = True) -> tuple[Tensor, Tensor]:
     """Axes U [D, R] of largest variance in descending order, and the variances [R].
+
+    They are all D axes, or `RANK` of them for more than `EXACT` coordinates.
 
     Args:
         inputs: the training data.
         centred: variance about the mean input, not about zero.
-        rank: number of axes; by default all, or `RANK` for more than `EXACT` coordinates.
     """
     D = inputs.size
-    rank = min(rank or (D if D <= EXACT else RANK), D)
+    rank = D if D <= EXACT else min(RANK, D)
     mean, count = inputs.mean()
     mean = mean if centred else torch.zeros_like(mean)
     whole = rank + SPARE >= D

@@ -21,6 +21,42 @@ def distance(problem, method, name="frechet"):
     return by_seed(FIDELITY, name, problem=problem, method=method)
 
 
+def with_outputs(form):
+    """The distances of methods with outputs and with weights, on the regression."""
+    return [
+        lower(
+            f"f-{name} minus {name}, regression",
+            distance("regression", f"f-{name}:{form}"),
+            distance("regression", f"{name}:{form}"),
+        )
+        for name in ("kde", "sge", "ssge")
+    ]
+
+
+def f_svgd(metric):
+    """The distances of calibrated f-SVGD and of the plain ensemble, on each problem."""
+    return [
+        lower(
+            f"f-svgd, {problem}",
+            distance(problem, "f-svgd:calibrated", metric),
+            distance(problem, "ensemble", metric),
+        )
+        for problem in ("linear", *CURVED)
+    ]
+
+
+def on_and_off(words, method):
+    """The distances of last layers and of the plain ensemble, on and off the data."""
+    return [
+        lower(
+            f"{words}{end} the data",
+            head(f"frechet/{end}", method),
+            head(f"frechet/{end}", "ensemble"),
+        )
+        for end in ("on", "off")
+    ]
+
+
 def head(name, method):
     """Distances of last layers to their posterior by seed."""
     return by_seed("fidelity/heads.csv", name, method=method)
@@ -43,7 +79,6 @@ def _times(model):
 CLOTHES = "Fashion-MNIST, published form, 20 perceptrons (published: 50)"
 POSTERIOR = "small problems with a known posterior, 20 members"
 HEADS = "digits, 20 last layers on one perceptron, posterior by NUTS"
-ENDS = ("on", "off")
 
 IMAGES = [
     Claim(
@@ -153,28 +188,14 @@ POSTERIORS = [
         "In 1-D regression functional methods capture epistemic uncertainty better.",
         PAPER,
         f"{POSTERIOR}, as published",
-        lambda: [
-            lower(
-                f"f-{name} minus {name}, regression",
-                distance("regression", f"f-{name}:legacy"),
-                distance("regression", f"{name}:legacy"),
-            )
-            for name in ("kde", "sge", "ssge")
-        ],
+        lambda: with_outputs("legacy"),
         "fidelity/README.md",
     ),
     Claim(
         "The same with calibrated repulsion.",
         "our hypothesis",
         f"{POSTERIOR}, calibrated",
-        lambda: [
-            lower(
-                f"f-{name} minus {name}, regression",
-                distance("regression", f"f-{name}:calibrated"),
-                distance("regression", f"{name}:calibrated"),
-            )
-            for name in ("kde", "sge", "ssge")
-        ],
+        lambda: with_outputs("calibrated"),
         "fidelity/README.md",
     ),
     Claim(
@@ -195,42 +216,21 @@ POSTERIORS = [
         "Calibrated repulsion in function space is closer to the posterior than deep ensembles.",
         "our hypothesis",
         POSTERIOR,
-        lambda: [
-            lower(
-                f"f-svgd, {problem}",
-                distance(problem, "f-svgd:calibrated"),
-                distance(problem, "ensemble"),
-            )
-            for problem in ("linear", *CURVED)
-        ],
+        lambda: f_svgd("frechet"),
         "fidelity/README.md",
     ),
     Claim(
         "The same by the kernel Stein discrepancy of the weights.",
         "our hypothesis",
         POSTERIOR,
-        lambda: [
-            lower(
-                f"f-svgd, {problem}",
-                distance(problem, "f-svgd:calibrated", "ksd"),
-                distance(problem, "ensemble", "ksd"),
-            )
-            for problem in ("linear", *CURVED)
-        ],
+        lambda: f_svgd("ksd"),
         "fidelity/README.md",
     ),
     Claim(
         "Calibrated repulsion in function space is closer, for last layers on a trained network.",
         "our hypothesis",
         HEADS,
-        lambda: [
-            lower(
-                f"f-svgd, {end} the data",
-                head(f"frechet/{end}", "f-svgd:calibrated"),
-                head(f"frechet/{end}", "ensemble"),
-            )
-            for end in ENDS
-        ],
+        lambda: on_and_off("f-svgd, ", "f-svgd:calibrated"),
         "fidelity/README.md",
     ),
     Claim(
@@ -247,14 +247,7 @@ POSTERIORS = [
         "Last-layer Laplace is closer to the posterior than deep ensembles.",
         "our hypothesis",
         HEADS,
-        lambda: [
-            lower(
-                f"{end} the data",
-                head(f"frechet/{end}", "last-layer Laplace"),
-                head(f"frechet/{end}", "ensemble"),
-            )
-            for end in ENDS
-        ],
+        lambda: on_and_off("", "last-layer Laplace"),
         "fidelity/README.md",
     ),
     Claim(

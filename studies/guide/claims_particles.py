@@ -15,9 +15,30 @@ def small(part, problem, method, metric, members=None):
     return by_seed(PARTICLES, metric, **where, **({"members": members} if members else {}))
 
 
-def pulled(problem, rule, metric="frechet", form="calibrated"):
-    """Distances by seed of the study on the Jacobian, after 400 steps."""
-    return by_seed(JACOBIAN, metric, problem=problem, rule=rule, form=form, steps=400)
+def pulled(problem, rule):
+    """Fréchet distances by seed of the study on the Jacobian, calibrated, after 400 steps."""
+    where = {"problem": problem, "rule": rule, "form": "calibrated", "steps": 400}
+    return by_seed(JACOBIAN, "frechet", **where)
+
+
+def on_densities(words, first, second):
+    """The MMD of two methods on each density; a method is a part of the study and its name."""
+    return [
+        lower(f"{words}, {name}", *(small(p, name, m, "mmd") for p, m in (first, second)))
+        for name in DENSITIES
+    ]
+
+
+def nearer(words, rule):
+    """The Fréchet distances of a rule and of the transpose, on each problem."""
+    return [
+        lower(
+            f"Fréchet distance, {words} minus transpose, {name}",
+            pulled(name, rule),
+            pulled(name, "transpose"),
+        )
+        for name in ("linear", "regression", "classification", "digits")
+    ]
 
 
 SMALL = [
@@ -25,42 +46,23 @@ SMALL = [
         "Particles with repulsion sample a density; without it they collapse.",
         PAPER,
         PLANE,
-        lambda: [
-            lower(
-                f"MMD of kde minus plain, {name}",
-                small("densities", name, "kde", "mmd"),
-                small("densities", name, "ensemble", "mmd"),
-            )
-            for name in DENSITIES
-        ],
+        lambda: on_densities(
+            "MMD of kde minus plain", ("densities", "kde"), ("densities", "ensemble")
+        ),
         "particles/README.md",
     ),
     Claim(
         "WGD samples a density better than SVGD.",
         PAPER,
         PLANE,
-        lambda: [
-            lower(
-                f"MMD of kde minus svgd, {name}",
-                small("densities", name, "kde", "mmd"),
-                small("densities", name, "svgd", "mmd"),
-            )
-            for name in DENSITIES
-        ],
+        lambda: on_densities("MMD of kde minus svgd", ("densities", "kde"), ("densities", "svgd")),
         "particles/README.md",
     ),
     Claim(
         "KDE with the Laplace kernel is consistently better than with the RBF kernel.",
         STUDY,
         PLANE,
-        lambda: [
-            lower(
-                f"MMD, {name}",
-                small("kernels", name, "kde+laplace", "mmd"),
-                small("densities", name, "kde", "mmd"),
-            )
-            for name in DENSITIES
-        ],
+        lambda: on_densities("MMD", ("kernels", "kde+laplace"), ("densities", "kde")),
         "particles/README.md",
     ),
     Claim(
@@ -169,28 +171,14 @@ METRIC = [
         "The Jacobian of the update deserves study: Gauss-Newton is closer to the posterior.",
         PAPER,
         "calibrated function space, 20 members, small networks",
-        lambda: [
-            lower(
-                f"Fréchet distance, Gauss-Newton minus transpose, {name}",
-                pulled(name, "gauss-newton"),
-                pulled(name, "transpose"),
-            )
-            for name in ("linear", "regression", "classification", "digits")
-        ],
+        lambda: nearer("Gauss-Newton", "gauss-newton"),
         "jacobian/README.md",
     ),
     Claim(
         "The neural tangent kernel as metric comes closer to the posterior.",
         PAPER,
         "calibrated function space, 20 members, small networks",
-        lambda: [
-            lower(
-                f"Fréchet distance, NTK minus transpose, {name}",
-                pulled(name, "ntk"),
-                pulled(name, "transpose"),
-            )
-            for name in ("linear", "regression", "classification", "digits")
-        ],
+        lambda: nearer("NTK", "ntk"),
         "jacobian/README.md",
     ),
 ]

@@ -91,15 +91,13 @@ def corrected(texts, family=None):
     return [MARK.sub(words, text) for text in texts]
 
 
-def noise_share(path, method, plain="ensemble"):
+def noise_share(path, method):
     """The share of a gain in corrupted accuracy that noise brings, and the gain without noise."""
-    found = {}
-    for name in [key.split(".")[1] for key in rows(path)[0] if key.startswith("shifts.")]:
-        gain = compared(path, f"shifts.{name}.accuracy", method, plain).difference
-        found[name] = gain
-    noise = {name: gain for name, gain in found.items() if "noise" in name}
-    rest = [gain for name, gain in found.items() if name not in noise]
-    return sum(noise.values()) / sum(found.values()), sum(rest) / len(rest)
+    shifts = [key.split(".")[1] for key in rows(path)[0] if key.startswith("shifts.")]
+    gains = {s: compared(path, f"shifts.{s}.accuracy", method).difference for s in shifts}
+    noise = [gain for name, gain in gains.items() if "noise" in name]
+    rest = [gain for name, gain in gains.items() if "noise" not in name]
+    return sum(noise) / sum(gains.values()), sum(rest) / len(rest)
 
 
 def mean(values, scale=1.0, digits=3):
@@ -120,9 +118,9 @@ def compared(path, metric, method, plain="ensemble", **where):
     )
 
 
-def significant(found, sign=0):
+def significant(differences, sign=0):
     """How many differences (of one sign) are significant, by Holm over all of them."""
-    adjusted = zip(found, holm([each.p for each in found]), strict=True)
+    adjusted = zip(differences, holm([each.p for each in differences]), strict=True)
     return sum(p < 0.05 and sign * each.difference >= 0 for each, p in adjusted)
 
 
@@ -139,15 +137,15 @@ def times_plain(file, method, model, engine="auto"):
 def step_ms(file, method, model, engine="auto"):
     """Milliseconds per step in a file of `shoal bench`."""
     steps = json.loads((BENCHMARKS / file).read_text(encoding="utf-8"))["steps"]
-    found = [
+    times = [
         row["ms"]
         for row in steps
         if (row["model"], row["method"], row["engine"]) == (model, method, engine)
         and row["what"] == "shoal"
     ]
-    if not found:
+    if not times:
         raise KeyError(f"{file} has no {method} of {model} with {engine}")
-    return found[0]
+    return times[0]
 
 
 def strength_row(label, members):

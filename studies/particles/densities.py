@@ -28,7 +28,6 @@ KERNELS = {
     "matern": Matern(1.5),
     "linear": LinearKernel(),
 }
-SCHEDULES = ("constant", "linear", "hyperbolic", "cyclic")
 EXACT = "exact draws"
 """The baseline: as many independent draws from the density."""
 

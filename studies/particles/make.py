@@ -9,13 +9,12 @@ raw.csv, in --out or beside this file, are not trained again. No cell starts tha
 """
 
 import argparse
-import csv
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 from studies import RESULTS
-from studies.common import finished, read_csv
+from studies.common import append_rows, finished, read_csv
 from studies.particles.cases import CASES
 
 FOLDER = RESULTS / "particles"
@@ -76,24 +75,20 @@ def done(folder: Path) -> set[Cell]:
     }
 
 
-def append(folder: Path, cell: Cell, found: dict[str, float]) -> None:
+def append(folder: Path, cell: Cell, scores: dict[str, float]) -> None:
     """Add the rows of a cell."""
-    path = folder / "raw.csv"
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([HEADER] if new else [])
-        writer.writerows([[*cell, name, f"{value:.6g}"] for name, value in found.items()])
+    rows = [[*cell, name, f"{value:.6g}"] for name, value in scores.items()]
+    append_rows(folder / "raw.csv", HEADER, rows)
 
 
 def run(cells: list[Cell], asked: argparse.Namespace) -> None:
     """Train the cells, `--jobs` at a time, while there is time."""
     tasks = [(cell,) for cell in cells]
-    for (cell,), found in finished(
+    for (cell,), scores in finished(
         tasks, trained, asked.jobs, asked.within, kind=lambda task: task[0].key
     ):
-        append(asked.out, cell, found)
-        print(*cell, f"{found['seconds']:.1f} s", flush=True)
+        append(asked.out, cell, scores)
+        print(*cell, f"{scores['seconds']:.1f} s", flush=True)
 
 
 def options() -> argparse.Namespace:

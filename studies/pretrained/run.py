@@ -14,7 +14,6 @@ the others run on.
 """
 
 import argparse
-import csv
 import json
 import sys
 import time
@@ -25,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from studies import RESULTS
-from studies.common import read_csv
+from studies.common import append_rows, read_csv
 from studies.pretrained import cells, images, network, tables
 
 FOLDER = RESULTS / "pretrained"
@@ -89,11 +88,8 @@ def keep_features(asked: argparse.Namespace) -> None:
 
 def append(file: Path, key: list, scores: dict[str, float], device: str) -> None:
     """Add the rows of a cell to a file."""
-    new = not file.exists()
-    with file.open("a", newline="") as out:
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerows([HEADER] if new else [])
-        writer.writerows([[*key, name, f"{value:.6g}", device] for name, value in scores.items()])
+    rows = [[*key, name, f"{value:.6g}", device] for name, value in scores.items()]
+    append_rows(file, HEADER, rows)
 
 
 def done(asked: argparse.Namespace) -> set[tuple[str, int, int]]:
