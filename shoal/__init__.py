@@ -12,7 +12,7 @@ Each name is imported when it is first used, so that the command line answers be
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.optional import factories as _factories
+from shoal.core import factories as _factories
 
 if TYPE_CHECKING:
     from shoal import data, models

@@ -1,16 +1,11 @@
-"""Optional libraries, imported on use, and functions of rooms above."""
+"""Optional libraries, imported on use."""
 
 import importlib
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
 
 from shoal.core.errors import ConfigError
 
-__all__ = ["factories", "require"]
-
-factories: dict[str, Callable[..., Any]] = {}
-"""Functions that a lower room calls and may not import, by what they make. `shoal` adds them."""
+__all__ = ["require"]
 
 
 def require(module: str, extra: str) -> ModuleType:

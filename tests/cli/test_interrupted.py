@@ -50,7 +50,7 @@ def test_after_the_result_there_is_nothing_to_stop(tmp_path):
 def wait_for_imports(process, count):
     """Until so many modules were imported since the handler was set; Python tells of each."""
     for line in process.stderr:
-        if line.split("|")[-1].strip() == "shoal.core":
+        if line.split("|")[-1].strip() == "shoal.cli.ranks":
             break
     while count and "import time:" in process.stderr.readline():
         count -= 1

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.core import factories
 from shoal.core.errors import ConfigError
-from shoal.core.optional import factories
 from shoal.training.folder.run import Run
 
 __all__ = [
