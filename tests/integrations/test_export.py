@@ -58,10 +58,10 @@ def rows(x, count=64):
     return {name: t[torch.arange(count) % len(t)] for name, t in tensors.items()}
 
 
-def exported(folder, suffix, code):
+def exported(request, folder, suffix, code):
     """Every case in a folder of its own; a fresh process, one for all, computes their outputs."""
     ensembles = {}
-    for name in CASES:
+    for name in selected(request):
         place = folder / name.replace(" ", "-")
         place.mkdir()
         ensemble, x = CASES[name]()
@@ -75,14 +75,20 @@ def exported(folder, suffix, code):
     return ensembles
 
 
-@pytest.fixture(scope="module")
-def onnx_files(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("onnx"), "onnx", ONNX_ALONE)
+def selected(request):
+    """The cases of the tests that ask for this fixture and are not left out."""
+    items = [i for i in request.session.items if request.fixturename in i.fixturenames]
+    return dict.fromkeys(item.callspec.params["name"] for item in items)
 
 
 @pytest.fixture(scope="module")
-def torch_programs(tmp_path_factory):
-    return exported(tmp_path_factory.mktemp("programs"), "pt2", TORCH_ALONE)
+def onnx_files(request, tmp_path_factory):
+    return exported(request, tmp_path_factory.mktemp("onnx"), "onnx", ONNX_ALONE)
+
+
+@pytest.fixture(scope="module")
+def torch_programs(request, tmp_path_factory):
+    return exported(request, tmp_path_factory.mktemp("programs"), "pt2", TORCH_ALONE)
 
 
 def check_outputs(folder, ensemble, x):
@@ -109,8 +115,15 @@ def test_onnx_equals_predict_without_shoal(name, onnx_files):
     check_outputs(*onnx_files[name])
 
 
+# Both formats begin with the same graph; every network is exported to ONNX above.
+PROGRAMS = [
+    name if place < 3 else pytest.param(name, marks=pytest.mark.nightly)
+    for place, name in enumerate(CASES)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_torch_program_equals_predict_without_shoal(name, torch_programs):
     check_outputs(*torch_programs[name])
 

@@ -22,10 +22,12 @@ def test_the_host_is_asked_nothing(monkeypatch, network, method, precision):
     (x, y), step = case.data(), torch.tensor(3)
     with calculating_in(precision, ensemble):
         made = trainer(case, ensemble, method, "loop+eager", 9, strength=10.0)
-        made.move(x[:4], y[:4], 1.0, step)  # what is found out once is found out before a capture
+        made.mover.move(
+            x[:4], y[:4], 1.0, step
+        )  # what is found out once is found out before a capture
         before = {name: weight.detach().clone() for name, weight in ensemble.weights.items()}
         with Questions() as questions:
-            made.move(x[:4], y[:4], 1.0, step)
+            made.mover.move(x[:4], y[:4], 1.0, step)
     assert questions.asked == []
     assert not any(torch.equal(before[name], weight) for name, weight in ensemble.weights.items())
 

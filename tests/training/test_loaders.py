@@ -275,14 +275,14 @@ class TestCounting:
             return Trainer(shoal_of(), settings, batches_of(data, BATCH, steps=12))
 
         stream, arrays = trainer(Stream(1)), trainer((X, Y))
-        decay = [t.optimizer.param_groups[0]["weight_decay"] for t in (stream, arrays)]
+        decay = [t.mover.optimizer.param_groups[0]["weight_decay"] for t in (stream, arrays)]
         assert decay == pytest.approx([1 / (12 * BATCH), 1 / POINTS])
         steps = stream.run()
         for step in range(1, 13):
             next(steps)
-            found = stream.optimizer.param_groups[0]["weight_decay"]
+            found = stream.mover.optimizer.param_groups[0]["weight_decay"]
             assert found == pytest.approx(decay[step > POINTS // BATCH]), step
-            assert stream.posterior.n == (POINTS if step > POINTS // BATCH else 12 * BATCH)
+            assert stream.mover.posterior.n == (POINTS if step > POINTS // BATCH else 12 * BATCH)
 
     def test_a_loader_that_knows_its_batches_alone(self):
         class Half(Counted):

@@ -1,7 +1,7 @@
 """`shoal fit`: train one ensemble and evaluate it."""
 
 from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
@@ -77,6 +77,6 @@ def _outcome(config: Config, run: Run, scores: dict | None) -> Outcome:
         "scores": scores,
         "notes": run.notes,
         "seconds": spent,
-        **({} if run.choice is None else {"choice": asdict(run.choice)}),
+        **({} if run.choice is None else {"choice": run.choice.table()}),
     }
     return Outcome("\n\n".join(text), value)

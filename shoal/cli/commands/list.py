@@ -122,7 +122,7 @@ def listing_text(names: Sequence[ListedName]) -> str:
 def _short(paper: Citation) -> str:
     """Surnames and year.
 
-    >>> _short(Citation("Liu, Qiang and Wang, Dilin", "SVGD", 2016, "NeurIPS", ""))
+    >>> _short(Citation("Liu, Qiang and Wang, Dilin", "SVGD", 2016, "NeurIPS", "", ""))
     'Liu & Wang 2016'
     """
     names = [author.partition(",")[0] for author in paper.authors.split(" and ")]
