@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from import_graph import PACKAGE, circles, files, imported_files, imported_names, modules, tree
 from slow_tests import SLOW, SLOW_FILES
 
@@ -87,6 +88,33 @@ def test_imports_by_a_string_count():
     assert PACKAGE / "cli" / "commands" / "__init__.py" in listed
     kernels = imported_files(PACKAGE / "engine" / "member_layers" / "norm.py")
     assert PACKAGE / "engine" / "member_layers" / "norm_kernels.py" in kernels
+
+
+# The rooms inside a room from the bottom up; "" stands for the files beside them.
+INNER_ROOMS = {
+    "engine": ("", "kernels", "derivatives", "member_layers", "processes", "members", "resources"),
+    "training": ("options", "step", "members", "mover", "folder", "loop", "search", ""),
+}
+
+
+@pytest.mark.parametrize("room", INNER_ROOMS)
+def test_rooms_inside_a_room_import_downward(room):
+    def floor(path):
+        parts = path.relative_to(PACKAGE / room).parts
+        return INNER_ROOMS[room].index(parts[0] if len(parts) > 1 else "")
+
+    inside = [
+        path
+        for path in files()
+        if path.is_relative_to(PACKAGE / room) and path != PACKAGE / room / "__init__.py"
+    ]
+    upward = [
+        f"{place(path)}:{line} imports {place(target)}"
+        for path in inside
+        for target, line in imported_files(path).items()
+        if target in inside and floor(target) > floor(path)
+    ]
+    assert not upward, "\n".join(upward)
 
 
 def test_no_files_need_each_other_to_be_imported():

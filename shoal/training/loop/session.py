@@ -45,7 +45,7 @@ from shoal.training.loop.several_processes import Processes
 from shoal.training.loop.trainer import Trainer
 from shoal.training.loop.validation import BestMembers, Data, Validation, keeps_best
 from shoal.training.members.division import check_mesh
-from shoal.training.members.placement import place
+from shoal.training.mover.placement import place
 from shoal.training.mover.prepare import keep, prepared
 from shoal.training.options.options import Options
 from shoal.training.options.settings import Settings
