@@ -4,6 +4,7 @@ import pytest
 from small_runs import Fuse, assert_same_run, quick, shoal_of, story
 
 import shoal
+from shoal.core.errors import ShoalWarning
 from shoal.models import MLP, Blueprint
 from shoal.training.folder.history import NEGLIGIBLE, balance_sentence, has_diverged
 
@@ -74,8 +75,10 @@ class TestTheSentence:
 class TestDivergence:
     @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
     def test_a_run_that_diverged_says_so_and_nothing_of_its_forces(self, optimizer):
-        run = quick(method="kde", optimizer=optimizer, lr=300.0, epochs=3, strength=1e-9)
+        with pytest.warns(ShoalWarning, match="Training diverged") as caught:
+            run = quick(method="kde", optimizer=optimizer, lr=300.0, epochs=3, strength=1e-9)
         (note,) = run.notes
+        assert run.warnings == (note,) == (str(caught[0].message),) and "diverged" in repr(run)
         assert note.startswith("Training diverged") and "learning rate" in note
         assert has_diverged(run.history)
 

@@ -19,7 +19,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.members import Build
 from shoal.models.blueprint import Blueprint
 from shoal.training.folder.choice import Choice
-from shoal.training.folder.history import best_epoch
+from shoal.training.folder.history import best_epoch, has_diverged
 from shoal.training.folder.run_folder import RunFolder
 
 __all__ = [
@@ -72,6 +72,11 @@ class Run:
     choice: Choice | None = None
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of the run, which are notes too; none for runs of older versions."""
+        return tuple(self.provenance.get("warnings", ()))
+
+    @property
     def best_epoch(self) -> int | None:
         """The epoch with the lowest validation NLL; None without validation data."""
         return best_epoch(self.history)
@@ -90,7 +95,8 @@ class Run:
     def _facts(self) -> dict[str, object]:
         method, loss = self.config.get("method"), self.history[-1]["loss"] if self.history else None
         epochs = len(self.history)
-        last = "" if loss is None else f", last loss {loss:.4g}"
+        diverged = ", diverged" if has_diverged(self.history) else ""
+        last = "" if loss is None else f", last loss {loss:.4g}{diverged}"
         known = f"{epochs} epoch{'' if epochs == 1 else 's'}{last}"
         return {
             "method": method.get("name", "custom") if isinstance(method, dict) else method,

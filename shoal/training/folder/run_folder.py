@@ -272,6 +272,7 @@ _PROVENANCE_CHECKS: dict[str, Check] = {
     **dict.fromkeys(("versions", "data"), _TABLE),
     "seconds": _NUMBER,
     "notes": _TEXTS,
+    "warnings": _TEXTS,
     "pixel_range": _RANGE,
     "run_id": ("text", lambda value: value is None or isinstance(value, str)),
 }

@@ -66,6 +66,7 @@ LONG = 10.0
 
 _POINTS, _RELATIVE = 32, 1e-6
 
+_EXPLODES = "The repulsive force explodes"
 _BEST = "The members are those of epoch "
 
 
@@ -74,10 +75,24 @@ class Messages:
 
     Attributes:
         notes: all sentences so far, which the run stores.
+        warned: those of them that were warnings.
     """
 
-    def __init__(self, notes: list[str], processes: Processes, settings: Settings) -> None:
+    def __init__(
+        self,
+        notes: list[str],
+        processes: Processes,
+        settings: Settings,
+        warned: Sequence[str] = (),
+    ) -> None:
         self.notes, self.processes, self.settings = notes, processes, settings
+        self.warned = list(warned)
+        notes.extend(warned)
+
+    def restore(self, notes: Iterable[str], warned: Iterable[str]) -> None:
+        """Continue with the sentences of a stored run, and those that are new."""
+        for mine, stored in ((self.notes, notes), (self.warned, warned)):
+            mine[:] = dict.fromkeys([*stored, *mine])
 
     def say(self, progress: Progress, sentence: str | None) -> None:
         """Store a sentence in the notes and show it, once per run."""
@@ -101,11 +116,12 @@ class Messages:
             if is_new(sentence, self.notes):
                 self._warn(sentence)
 
-    def _warn(self, sentence: str) -> None:
-        """Store a sentence in the notes; the first process warns of it, at the call of `fit`."""
+    def _warn(self, sentence: str, stacklevel: int = 7) -> None:
+        """Store a sentence; the first process warns of it, at the call of `fit`."""
         self.notes.append(sentence)
+        self.warned.append(sentence)
         if self.processes.first:
-            warnings.warn(sentence, ShoalWarning, stacklevel=7)
+            warnings.warn(sentence, ShoalWarning, stacklevel=stacklevel)
 
     def end_if_waited(self, progress: Progress, trainer: Trainer) -> None:
         """End the run if the validation loss has not fallen for too long."""
@@ -118,11 +134,14 @@ class Messages:
             self.say(progress, trainer.ended)
 
     def conclude(self, progress: Progress, trainer: Trainer) -> None:
-        """Say which members the run ends with, and whether training diverged."""
+        """Say which members the run ends with, and warn of training that diverged."""
         self._tell_best(progress, trainer)
         diverged = divergence_sentence(trainer.rows)
         if diverged is not None:
-            self.say(progress, diverged)
+            if any(note.startswith(_EXPLODES) for note in self.notes):
+                self.say(progress, diverged)  # the cause has been told, with what to do about it
+            elif diverged not in self.notes:
+                self._warn(diverged, stacklevel=6)
             return
         repulsion = trainer.settings.method.repulsion
         cold = trainer.settings.options.temperature == 0
@@ -194,7 +213,7 @@ def push_sentence(rows: Sequence[Row]) -> str | None:
         return None
     now = "is not finite" if loss is None else f"rose from {min(known):.3g} to {loss:.3g} nats"
     return (
-        f"The repulsive force explodes (epoch {len(rows)}): it is {ratio:.3g} times the driving "
+        f"{_EXPLODES} (epoch {len(rows)}): it is {ratio:.3g} times the driving "
         f"force, and the loss {now}; lower strength (strength='auto' chooses it) or temperature, "
         f"or set clip."
     )

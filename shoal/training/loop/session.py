@@ -93,6 +93,7 @@ class Session:
         listeners: the callbacks and loggers.
         mesh: the processes that train together; None for one process.
         choice: what a search chose for this run; None if there was none.
+        warned: warnings that the look before training has given.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Session:
         listeners: Listeners,
         mesh: Mesh | None = None,
         choice: Choice | None = None,
+        warned: Sequence[str] = (),
     ) -> None:
         check_mesh(mesh, ensemble, settings)
         self.ensemble, self.settings = ensemble, settings
@@ -114,7 +116,7 @@ class Session:
         self.listeners, listeners.held = listeners, data.held
         self.config = {"data": data.source, **model_config(ensemble), **settings.config()}
         self.notes: list[str] = []
-        self.messages = Messages(self.notes, self.processes, settings)
+        self.messages = Messages(self.notes, self.processes, settings, warned)
         self.choice: Choice | None = None
         if choice is not None:
             self._record_choice(choice)
@@ -176,6 +178,11 @@ class Session:
             table["validation"] = about_data(self.data.held)["data"]
         return table
 
+    @property
+    def _record(self) -> dict[str, Any]:
+        """The provenance with the warnings so far; a thread may write it."""
+        return {**self.provenance, "warnings": list(self.messages.warned)}
+
     def _make_trainer(self, stack: ExitStack, device: torch.device, dtype: torch.dtype) -> Trainer:
         """The trainer of this process's members, on the device and in the precision of the run."""
         settings, mesh = self.settings, self.processes.mesh
@@ -230,7 +237,7 @@ class Session:
         before = folder.provenance()
         self.provenance["run_id"] = before.get("run_id")  # None for older runs
         self.provenance["seconds"] = before.get("seconds", 0.0)
-        self.notes[:] = before.get("notes", [])
+        self.messages.restore(before.get("notes", []), before.get("warnings", []))
 
     def _restore(self, folder: RunFolder, part: Ensemble) -> None:
         """Continue from the last checkpoint, if any, maybe for longer than was planned."""
@@ -292,7 +299,7 @@ class Session:
                 Trajectory(self.folder.path).keep(
                     0, self.settings.options.keep_every, self.beginning
                 )
-            self.folder.begin(self.config, self.provenance)
+            self.folder.begin(self.config, self._record)
 
     def _close_epoch(self, progress: Progress, started: float) -> None:
         trainer = self.trainer
@@ -346,7 +353,7 @@ class Session:
     def _save(self, last: bool = False) -> None:
         if self.folder is not None:
             save = self.saver.finish if last else self.saver.save
-            save(self.trainer, self.provenance, self.notes)
+            save(self.trainer, self._record, self.notes)
 
     def _result(self) -> Run:
         trainer = self.trainer
@@ -356,7 +363,7 @@ class Session:
             self.config,
             list(trainer.rows),
             list(self.notes),
-            dict(self.provenance),
+            self._record,
             None if self.folder is None else self.folder.path,
             choice=self.choice,
         )
