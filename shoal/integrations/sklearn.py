@@ -5,6 +5,7 @@ pickles with them:
 
     numbers      StandardScaler, then SimpleImputer with the mean and an indicator of gaps
     categories   OneHotEncoder; a gap is a category of its own, an unknown category has only zeros
+    dates        `DateParts`: days, and the time of the day, week and year; then as numbers
 """
 
 import threading
@@ -17,7 +18,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from sklearn import config_context
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    RegressorMixin,
+    TransformerMixin,
+    clone,
+)
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.model_selection import train_test_split
@@ -53,12 +60,14 @@ from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.run import Run
 
 __all__ = [
+    "DateParts",
     "EnsembleClassifier",
     "EnsembleEstimator",
     "EnsembleRegressor",
     "Network",
     "as_categories",
     "as_numbers",
+    "as_seconds",
     "fitted",
     "is_table",
     "merged",
@@ -344,8 +353,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         n_iter_no_change: epochs without improvement before training stops.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
             a method `build`, as in `shoal.models`. None for a perceptron.
-        preprocess: "auto" standardises numbers, fills gaps and encodes categories. A transformer
-            of your own replaces this; None gives X to the networks as it is.
+        preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
+            transformer of your own replaces this; None gives X to the networks as it is.
         device: device to train on; None for the CPU.
         out: folder that stores the run; it must not hold a run already.
         options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
@@ -510,8 +519,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         n_iter_no_change: epochs without improvement before training stops.
         network: networks of your own: a function of (input_shape, outputs), or an object with such
             a method `build`, as in `shoal.models`. None for a perceptron.
-        preprocess: "auto" standardises numbers, fills gaps and encodes categories. A transformer
-            of your own replaces this; None gives X to the networks as it is.
+        preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
+            transformer of your own replaces this; None gives X to the networks as it is.
         device: device to train on; None for the CPU.
         out: folder that stores the run; it must not hold a run already.
         options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
@@ -658,8 +667,9 @@ def _codes(X: Any) -> np.ndarray:
     factorize, codes = require("pandas", extra="frames").factorize, []
     for i, name in enumerate(X.columns):
         column = X.iloc[:, i]
-        if not _is_categorical(column, name):
-            codes.append(_numbers(column, name))
+        kind = _kind(column)
+        if kind != "categories":
+            codes.append((_numbers if kind == "numbers" else _seconds)(column, name))
             continue
         try:
             codes.append(factorize(column, sort=True)[0])
@@ -674,29 +684,83 @@ def preprocessing_for(X: Any) -> ColumnTransformer:
     >>> preprocessing_for(np.zeros((3, 2))).transformers[0][2]
     [0, 1]
     """
-    if is_table(X):
-        kinds = [_is_categorical(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])]
-    else:
-        kinds = [False] * X.shape[1]
+    kinds = [_kind(X.iloc[:, i]) if is_table(X) else "numbers" for i in range(X.shape[1])]
     with config_context(enable_metadata_routing=True):
         scaler = StandardScaler().set_fit_request(sample_weight=True)
-    numbers = make_pipeline(
-        FunctionTransformer(as_numbers, feature_names_out="one-to-one"),
-        scaler,
-        # The mean of a standardised column is 0, with the weights of the data points.
-        SimpleImputer(
-            strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
+    # The mean of a standardised column is 0, with the weights of the data points.
+    imputer = SimpleImputer(
+        strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
+    )
+    steps = {
+        "numbers": (_columnwise(as_numbers), scaler, imputer),
+        "categories": (
+            _columnwise(as_categories),
+            OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float64),
         ),
-    )
-    categories = make_pipeline(
-        FunctionTransformer(as_categories, feature_names_out="one-to-one"),
-        OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float64),
-    )
+        "dates": (_columnwise(as_seconds), DateParts(), clone(scaler), clone(imputer)),
+    }
     return ColumnTransformer(
         [
-            ("numbers", numbers, [i for i, kind in enumerate(kinds) if not kind]),
-            ("categories", categories, [i for i, kind in enumerate(kinds) if kind]),
+            (kind, make_pipeline(*parts), [i for i, each in enumerate(kinds) if each == kind])
+            for kind, parts in steps.items()
         ]
+    )
+
+
+def _columnwise(function: Callable[[Any], np.ndarray]) -> FunctionTransformer:
+    return FunctionTransformer(function, feature_names_out="one-to-one")
+
+
+DAY = 86_400
+PERIODS = {"day": DAY, "week": 7 * DAY, "year": 31_556_952}
+"""Seconds of each period of a date; a year has 365.2425 days."""
+
+
+class DateParts(TransformerMixin, BaseEstimator):
+    r"""Dates as numbers: days since 1970, and the place on the circle of each period.
+
+    A date of s seconds becomes s / 86,400 and, for each period p of `PERIODS`, the pair
+    $\sin(2\pi s / p), \cos(2\pi s / p)$. A period counts if the training dates span it and are
+    not all at the same place of it. A gap has NaN days, and lies at the centre of every circle.
+
+    Attributes:
+        periods_: names of the periods that count, for each column.
+    """
+
+    periods_: list[tuple[str, ...]]
+
+    def fit(self, X: np.ndarray, y: Any = None) -> Self:
+        """Find the periods of each column of seconds [N, K]."""
+        self.periods_ = [_periods(column[~np.isnan(column)]) for column in X.T]
+        return self
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """Seconds [N, K] as days and places on circles, column by column."""
+        parts = []
+        for seconds, periods in zip(X.T, self.periods_, strict=True):
+            parts.append(seconds / DAY)
+            for name in periods:
+                angle = 2 * np.pi * (np.mod(seconds, PERIODS[name]) / PERIODS[name])
+                parts += [np.nan_to_num(np.sin(angle)), np.nan_to_num(np.cos(angle))]
+        return np.stack(parts, axis=1)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """The columns' names, then those names with the period."""
+        names: list[str] = []
+        for i, periods in enumerate(self.periods_):
+            name = f"x{i}" if input_features is None else str(input_features[i])
+            circles = [f"{name}_{period}_{side}" for period in periods for side in ("sin", "cos")]
+            names += [name, *circles]
+        return np.asarray(names, dtype=object)
+
+
+def _periods(seconds: np.ndarray) -> tuple[str, ...]:
+    """The periods that these dates span, and within which they differ."""
+    span = float(np.ptp(seconds)) if len(seconds) else 0.0
+    return tuple(
+        name
+        for name, period in PERIODS.items()
+        if span >= period and np.ptp(np.mod(seconds, period)) > 0
     )
 
 
@@ -738,24 +802,43 @@ def as_categories(X: Any) -> np.ndarray:
     return values
 
 
-def _is_categorical(column: Any, name: object) -> bool:
-    """Whether a column holds categories: texts, a categorical type, or objects of several kinds."""
+def as_seconds(X: Any) -> np.ndarray:
+    """Columns of dates as whole seconds since 1970 in UTC [N, K]; gaps are NaN."""
+    return np.stack([_seconds(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])], axis=1)
+
+
+_DURATIONS = {"timedelta", "timedelta64"}
+_NUMBERS = {"integer", "floating", "mixed-integer-float", "boolean", "empty", *_DURATIONS}
+_DATES = {"date", "datetime", "datetime64"}
+
+
+def _kind(column: Any) -> str:
+    """What a column holds: "numbers", "dates" or "categories".
+
+    Categories are texts, a categorical type, or objects of several kinds.
+    """
     kinds = require("pandas", extra="frames").api.types
-    if kinds.is_datetime64_any_dtype(column) or kinds.is_timedelta64_dtype(column):
-        raise DataError(
-            f"column {name!r} holds dates, which are neither numbers nor categories; "
-            f"leave it out or turn it into numbers, such as days since a date"
-        )
     if isinstance(column.dtype, kinds.CategoricalDtype):
-        return True
+        return "categories"
+    if kinds.is_datetime64_any_dtype(column):
+        return "dates"
     if kinds.is_numeric_dtype(column) or kinds.is_bool_dtype(column):
-        return False
+        return "numbers"
     kind = kinds.infer_dtype(column, skipna=True)
-    return kind not in {"integer", "floating", "mixed-integer-float", "boolean", "empty"}
+    if kind in _DATES:
+        return "dates"
+    return "numbers" if kind in _NUMBERS else "categories"
 
 
 def _numbers(column: Any, name: object) -> np.ndarray:
+    """Numbers; a duration is its seconds."""
+    pandas = require("pandas", extra="frames")
+    kind = pandas.api.types.infer_dtype(column, skipna=True)
     try:
+        if kind in _DATES:
+            raise TypeError("it holds dates")
+        if kind in _DURATIONS:
+            column = pandas.to_timedelta(column).dt.total_seconds()
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError) as error:
         raise DataError(
@@ -764,6 +847,21 @@ def _numbers(column: Any, name: object) -> np.ndarray:
     if np.isinf(numbers).any():
         raise DataError(f"column {name!r} holds infinity; replace it by a number or by NaN")
     return numbers
+
+
+def _seconds(column: Any, name: object) -> np.ndarray:
+    """Dates as whole seconds since 1970; dates without a time zone count as UTC."""
+    pandas = require("pandas", extra="frames")
+    if _kind(column) != "dates" and not column.isna().all():
+        raise DataError(
+            f"column {name!r} must hold dates, not {column.dtype}; type pandas.to_datetime(column)"
+        )
+    try:
+        dates = pandas.to_datetime(column, utc=True).dt.tz_localize(None)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"column {name!r} must hold dates, but {error}") from None
+    whole = dates.to_numpy(dtype="datetime64[s]")
+    return np.where(np.isnat(whole), np.nan, whole.astype(np.int64))
 
 
 def _dense(values: Any) -> np.ndarray:

@@ -75,6 +75,27 @@ def test_the_kind_of_a_column_is_that_of_its_values():
     assert gaps.tolist() == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0]
 
 
+def test_dates_are_days_and_places_on_circles():
+    days = pd.date_range("2020-01-01", "2022-12-31", freq="D")  # 2020-01-06 is a Monday
+    local = (days + pd.Timedelta(hours=1)).tz_localize("Europe/Berlin", ambiguous=True)
+    X = pd.DataFrame({"sold": days, "seen": days.date, "local": local, "took": days - days[0]})
+    X.loc[3, ["sold", "seen"]] = None
+    season = np.sin(np.arange(len(days)) * 2 * np.pi / 365.25)
+    y = 2.0 * days.strftime("%w").isin(["0", "6"]) + season
+    model = EnsembleRegressor(**FEW | {"epochs": 40}).fit(X, y)
+    assert model.score(X, y) > 0.9  # weekends and seasons are learned
+    parts = model.preprocessing_.named_transformers_["dates"].named_steps["dateparts"]
+    # a winter's hour of Berlin is another hour of UTC than a summer's, so the day varies
+    assert parts.periods_ == [("week", "year"), ("week", "year"), ("day", "week", "year")]
+    names = list(model.preprocessing_.get_feature_names_out())
+    assert "dates__sold_week_sin" in names and "numbers__took" in names
+    gap = dict(zip(names, model.preprocessing_.transform(X)[3], strict=True))
+    assert gap["dates__sold"] == 0 and gap["dates__missingindicator_sold"] == 1
+    with pytest.raises(DataError, match="'sold' must hold dates, not int64; type"):
+        model.predict(X.assign(sold=1))
+    assert np.isfinite(model.predict(X.assign(sold=pd.NaT))).all()
+
+
 def test_intervals_have_the_units_of_the_targets(houses):
     model, X, y = houses
     low, high = model.predict_interval(X, level=0.8)
@@ -324,8 +345,8 @@ def test_a_run_in_a_folder_can_be_loaded(tmp_path):
 
 def test_unsuitable_tables_are_refused_by_the_name_of_the_column(houses):
     model, X, y = houses
-    with pytest.raises(DataError, match="'when' holds dates"):
-        EnsembleRegressor(**FEW).fit(X.assign(when=pd.Timestamp("2020-01-01")), y)
+    with pytest.raises(DataError, match="'rooms' must hold numbers, but it holds dates"):
+        model.predict(X.assign(rooms=pd.Timestamp("2020-01-01")))
     with pytest.raises(DataError, match="'rooms' must hold numbers"):
         model.predict(X.assign(rooms="three"))
     with pytest.raises(DataError, match="'rooms' holds infinity"):
