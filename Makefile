@@ -1,4 +1,4 @@
-# make demo    train three ensembles on real digits and write one page about them
+# make demo    set up what it needs, train on real digits, and write a report and a comparison
 # make quick   the laws and the fast tests, in under two minutes
 # make test    set everything up, check lint and types, and run the tests
 # make nightly the same with every case of every test
@@ -14,6 +14,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+USABLE := $(VENV)/.usable
 # To compile all libraries takes minutes, and most of their files are never imported.
 PIP := --quiet --disable-pip-version-check --no-compile
 
@@ -25,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests of one file go to one worker, so that what they share is made once.
 PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-demo: $(READY)
+demo: $(USABLE)
 	$(BIN)/shoal demo
 
 quick: $(READY)
@@ -54,9 +55,13 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # torch is installed first and pinned, so that no looser requirement can pull another build.
-$(READY): pyproject.toml constraints.txt
+$(USABLE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(PIP) -c constraints.txt torch
+	$(BIN)/pip install $(PIP) -c constraints.txt -e '.[report]'
+	touch $@
+
+$(READY): $(USABLE)
 	$(BIN)/pip install $(PIP) -c constraints.txt -e '.[dev]'
 	touch $@
 

@@ -1,7 +1,7 @@
 """Shoal: deep ensembles as Bayesian particle systems.
 
     ensemble = shoal.Ensemble.init(build, members=10)
-    run      = shoal.fit(ensemble, (x, y), method="f-kde", epochs=20)
+    run      = shoal.fit(ensemble, (x, y), epochs=20)
     pred     = shoal.predict(run, x_test)
     scores   = shoal.evaluate(pred, y_test)
     shoal.report(run, "report.html", data=(x_test, y_test), ood={"letters": x_ood})

@@ -326,7 +326,7 @@ SLOW = {
     "test_the_command_from_end_to_end",
     "test_the_config_repeats_the_points",
     "test_the_core_needs_torch_numpy_and_safetensors_alone",
-    "test_the_demo_is_a_grid_on_digits",
+    "test_the_demo_reports_on_a_plain_ensemble_and_then_compares",
     "test_the_discrepancy_of_exact_draws_falls_as_the_root_of_their_number",
     "test_the_example_of_the_page_has_the_covariance_of_the_posterior",
     "test_the_example_of_the_page_runs_in_chunks",

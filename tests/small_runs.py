@@ -62,10 +62,10 @@ def shoal_of(build: Callable[[], nn.Module] = plain, members: int = 3, seed: int
 def quick(
     ensemble: Ensemble | Callable[[], nn.Module] = plain, data: object = None, **options: object
 ) -> Run:
-    """A run of a few silent steps."""
+    """A run of a few silent steps, with a repulsion, so that a law is one of both forces."""
     ensemble = ensemble if isinstance(ensemble, Ensemble) else shoal_of(ensemble)
     data = points() if data is None else data
-    defaults = {"batch_size": BATCH, "progress": False}
+    defaults = {"method": "f-kde", "batch_size": BATCH, "progress": False}
     if "epochs" not in options and "steps" not in options:
         defaults["epochs"] = 2
     return fit(ensemble, data, **(defaults | options))

@@ -232,7 +232,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         "--methods",
         metavar="A,B",
         help="methods, each with optional settings and strength, such as forde+fraction=0.25:16; "
-        "'all' is the nine published methods (default: plain ensemble and the config's method)",
+        "'all' is the nine published methods (default: ensemble and the config's method, or auto)",
     )
     parser.add_argument(
         "--strengths", metavar="A,B", help="strengths for each repulsive method, such as 1,10,100"
@@ -597,35 +597,35 @@ COMMANDS = {
         "train and compare ensembles on handwritten digits, and write a report",
         "shoal demo\nshoal demo --open",
         _demo,
-        "\n\nThe demo takes a minute or two, downloads nothing, and ends with an HTML report.",
+        "\n\nNothing is downloaded. A report comes after half a minute, a comparison after two.",
     ),
     "fit": Command(
         "train one ensemble and evaluate it",
         "shoal fit digits\n"
         "shoal fit digits method=kde members=10 model.hidden=[50,50] seed=1\n"
-        "shoal fit runs/digits-f-kde-m5-s0/config.toml -o runs/again",
+        "shoal fit runs/digits-ensemble-m5-s0/config.toml -o runs/again",
         _fit,
         "\n\nCtrl-C saves the run; --resume continues it. Keys of a config and their defaults:\n\n"
         + _keys(),
     ),
     "evaluate": Command(
         "evaluate a run on its test set, shifts and OOD sets",
-        "shoal evaluate runs/digits-f-kde-m5-s0\n"
+        "shoal evaluate runs/digits-ensemble-m5-s0\n"
         'shoal evaluate runs/mine --data \'{name = "file", train = "a.npz", test = "b.npz"}\'\n'
         "shoal evaluate runs/mine --model mynet:build --data digits",
         _evaluate,
     ),
     "predict": Command(
         "predict for the inputs in a file, with the uncertainty of each prediction",
-        "shoal predict runs/digits-f-kde-m5-s0 new.csv -o predictions.csv",
+        "shoal predict runs/digits-ensemble-m5-s0 new.csv -o predictions.csv",
         _predict,
         "\n\nColumns for classification: class, probability, entropy and disagreement.\n"
         "Columns for regression: mean and stddev.",
     ),
     "decide": Command(
         "fit rules for decisions: when to answer, which classes, which interval, when to alarm",
-        "shoal decide runs/digits-f-kde-m5-s0 --error 0.01\n"
-        "shoal decide runs/digits-f-kde-m5-s0 --level 0.95 --alarms 0.1 -o rules.json",
+        "shoal decide runs/digits-ensemble-m5-s0 --error 0.01\n"
+        "shoal decide runs/digits-ensemble-m5-s0 --level 0.95 --alarms 0.1 -o rules.json",
         _decide,
         "\n\nThe rules come from a random half of the test set, which the run was not trained on.\n"
         "They are checked on the other half. They hold for new data of the same distribution.",
@@ -644,7 +644,7 @@ COMMANDS = {
     ),
     "report": Command(
         "write an HTML report about one or several runs",
-        "shoal report runs/digits-f-kde-m5-s0 -o digits.html\nshoal report runs/demo",
+        "shoal report runs/digits-ensemble-m5-s0 -o digits.html\nshoal report runs/demo",
         _report,
     ),
     "landscape": Command(
@@ -657,15 +657,15 @@ COMMANDS = {
     ),
     "evidence": Command(
         "compute log evidence, member weights and learned priors of a run",
-        "shoal evidence runs/digits-f-kde-m5-s0\n"
-        "shoal evidence runs/digits-f-kde-m5-s0 --no-priors --json",
+        "shoal evidence runs/digits-ensemble-m5-s0\n"
+        "shoal evidence runs/digits-ensemble-m5-s0 --no-priors --json",
         _evidence,
         "\n\nThe results stay in the folder of the run, for reports and weighted predictions.",
     ),
     "grow": Command(
         "train more members for a run, repelled by its trained members",
-        "shoal grow runs/digits-f-kde-m5-s0 --more 5\n"
-        "shoal grow runs/digits-f-kde-m5-s0 --more 5 epochs=30 -o runs/larger",
+        "shoal grow runs/digits-ensemble-m5-s0 --more 5\n"
+        "shoal grow runs/digits-ensemble-m5-s0 --more 5 epochs=30 -o runs/larger",
         _grow,
         "\n\nThe trained members stay unchanged. The new folder has all members.",
     ),
@@ -680,15 +680,15 @@ COMMANDS = {
     ),
     "compress": Command(
         "make a smaller run of the best members, and measure what that costs",
-        "shoal compress runs/digits-f-kde-m5-s0 --to 3\n"
-        "shoal compress runs/digits-f-kde-m5-s0 --to 1 --by distil -o runs/small",
+        "shoal compress runs/digits-ensemble-m5-s0 --to 3\n"
+        "shoal compress runs/digits-ensemble-m5-s0 --to 1 --by distil -o runs/small",
         _compress,
         "\n\nHalf of the held-out data choose members, the other half measures the change of NLL.",
     ),
     "export": Command(
         "write a run to one file for onnxruntime or torch, and compare the file with the run",
-        "shoal export runs/digits-f-kde-m5-s0 -o digits.onnx\n"
-        "shoal export runs/digits-f-kde-m5-s0 -o digits.pt2 --compile",
+        "shoal export runs/digits-ensemble-m5-s0 -o digits.onnx\n"
+        "shoal export runs/digits-ensemble-m5-s0 -o digits.pt2 --compile",
         _export,
         "\n\nThe file gives predictions with their uncertainty for any number of inputs. A file\n"
         "that differs from 'shoal predict' is not written.",

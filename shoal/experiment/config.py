@@ -17,6 +17,7 @@ from shoal.core.storage.disk import size_of, storage_errors
 from shoal.core.storage.formats import MAX_BYTES, MAX_DEPTH, parse_toml
 from shoal.core.values import check_value
 from shoal.training.options.options import (
+    DEFAULT_METHOD,
     EXCLUDES,
     NAMES,
     RETIRED,
@@ -186,6 +187,9 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
         table.pop("asked", None)  # method and strength are what a search chose
     for override in overrides:
         table = apply_override(table, override, DEFAULTS)
+    changed = {override.partition("=")[0] for override in overrides}
+    if table.get("method") == DEFAULT_METHOD and "method" in changed and "strength" not in changed:
+        table.pop("strength", None)  # it was that of the replaced method; the plain one has none
     config = make_config(table, name)
     return replace(config, name=_data_name(config.data)) if name == "config" else config
 

@@ -177,6 +177,8 @@ class Grid:
             changed["strength"] = point.variant.strength
         elif point.variant.method == AUTO:
             changed["strength"] = AUTO  # the search chooses it, whatever the config says
+        elif not point.variant.repels:
+            changed["strength"] = None  # a strength of the config is one of its repulsion
         return make_config(self.config.table | changed, self.config.name)
 
 

@@ -9,7 +9,7 @@ from shoal.core.registry import nearest
 from shoal.interaction import methods, points
 from shoal.interaction.methods import METHODS, Method, changed, known
 from shoal.interaction.spaces import InputGradients
-from shoal.training.options.options import AUTO
+from shoal.training.options.options import AUTO, DEFAULT_METHOD
 
 __all__ = [
     "PUBLISHED",
@@ -20,6 +20,7 @@ __all__ = [
     "parse_variants",
     "parse_word",
     "swept",
+    "usual_methods",
     "variant_of",
     "word_of",
 ]
@@ -142,6 +143,18 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     if not variants:
         raise ConfigError("name the methods to compare, such as --methods ensemble,kde, or 'all'")
     return tuple(dict.fromkeys(variants))
+
+
+def usual_methods(method: Any) -> str:
+    """What a config is compared with if no methods are named.
+
+    The plain ensemble stands beside the config's method, or beside "auto" if that is plain too.
+
+    >>> usual_methods("kde"), usual_methods("ensemble")
+    ('ensemble,kde', 'ensemble,auto')
+    """
+    label = variant_of(method).label
+    return f"{DEFAULT_METHOD},{AUTO if label == DEFAULT_METHOD else label}"
 
 
 def variant_of(method: Any, strength: float | str | None = None) -> Variant:

@@ -33,7 +33,7 @@ from shoal.experiment.build import check_device, make_data
 from shoal.experiment.config import Config, load_config, make_config
 from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid
 from shoal.experiment.jobs import run_jobs
-from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of
+from shoal.experiment.variants import parse_strengths, parse_variants, swept, usual_methods
 from shoal.inference import likelihoods, priors
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.members import Build
@@ -166,7 +166,7 @@ def compare(
             or a table.
         data: training data for a function: a `Dataset`, a pair (x, y) or a loader.
         methods: names, optionally with a strength, as "kde:300"; or "all". By default the plain
-            ensemble and the method of the config, or "f-kde".
+            ensemble and the method of the config; if that is plain too, "auto".
         strengths: train each repulsive method at each of these strengths.
         sizes: ensemble sizes; by default the config's, or 5.
         seeds: number of seeds per method and ensemble size.
@@ -198,7 +198,7 @@ def compare(
             raise ConfigError("a config names its data; change them in the config")
         config, build = _config(source, changes), None
         known = splits_of(make_data(config), None, ood, shifts) if ood or shifts else None
-    variants = parse_variants(_listed(methods) or f"ensemble,{variant_of(config.method).label}")
+    variants = parse_variants(_listed(methods) or usual_methods(config.method))
     if strengths is not None:
         variants = swept(variants, parse_strengths(_listed(strengths)))
     grid = Grid(config, _folder(out, config), variants, _sizes(sizes, config), seeds, build)

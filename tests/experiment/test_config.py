@@ -104,11 +104,18 @@ def test_published_variants_are_legacy_or_plain_and_have_a_corrected_one(name):
         ("steps=10", "epochs", None),
         ("out=runs/a=b", "out", "runs/a=b"),
         ("device=cuda:0", "device", "cuda:0"),
-        ("method.kernel.name=imq", "method", {"name": "f-kde", "kernel": {"name": "imq"}}),
+        ("method.kernel.name=imq", "method", {"name": "ensemble", "kernel": {"name": "imq"}}),
     ],
 )
 def test_overrides(change, key, value):
     assert getattr(load_config("digits", [change]), key) == value
+
+
+def test_a_plain_ensemble_in_place_of_a_repulsion_has_no_strength():
+    assert load_config("toy-regression").strength == 100
+    assert load_config("toy-regression", ["method=kde"]).strength == 100
+    assert load_config("toy-regression", ["method=ensemble"]).strength is None
+    assert load_config("toy-regression", ["method=ensemble", "strength=3"]).strength == 3
 
 
 def test_later_overrides_build_on_earlier_ones(tmp_path):
@@ -202,8 +209,11 @@ def test_mistakes_in_an_override(change, sentence):
     "change, sentence",
     [
         ("method=kdee", "there is no method called 'kdee'; did you mean 'kde'?"),
-        ("method.kernel=rbff", "there is no kernel called 'rbff'; did you mean 'rbf'?"),
-        ("method.kernel={name='matern',nu='x'}", "method.kernel.nu must be a number"),
+        (
+            "method={name='kde',kernel='rbff'}",
+            "there is no kernel called 'rbff'; did you mean 'rbf'?",
+        ),
+        ("method={name='kde',kernel={name='matern',nu='x'}}", "method.kernel.nu must be a number"),
         ("method={name='ensemble',kernel='rbf'}", "has no repulsion that could be changed"),
         ("prior.std=wide", "prior.std must be a number, not the text 'wide'"),
         ("prior=gausian", "did you mean 'gaussian'?"),
@@ -269,7 +279,13 @@ def test_a_file_comes_before_an_experiment_of_its_name(tmp_path, monkeypatch):
         [],
         ["method=kde", "legacy=true", "strength=2.5", "optimizer={name='sgd',momentum=0.9}"],
         ["method=f-kde", "legacy=true", "schedule=cosine", "annealing=linear", "clip=1"],
-        ["method.kernel=laplace", "prior=fan-in", "adversarial=0.1", "precision=float64"],
+        [
+            "method=f-kde",
+            "method.kernel=laplace",
+            "prior=fan-in",
+            "adversarial=0.1",
+            "precision=float64",
+        ],
         ["data=toy-regression", "likelihood=heteroscedastic", "seed=5"],
         ["model=[{name='linear',members=1},{name='mlp',hidden=[4],members=2}]", "members=none"],
     ],

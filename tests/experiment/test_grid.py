@@ -347,7 +347,7 @@ def test_compare_tells_of_runs_that_came_to_nothing(tmp_path, monkeypatch, capsy
     assert "every run failed: all members diverged" in capsys.readouterr().err
 
 
-def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
+def test_the_demo_reports_on_a_plain_ensemble_and_then_compares(tmp_path, monkeypatch, capsys):
     small = load_config("digits", ["epochs=1", "model.hidden=[8]"])
     monkeypatch.setattr(demo, "load_config", lambda name: small if name == "digits" else None)
     counted = lambda runs, path, **_: write_text(path, str(len(runs)))  # noqa: E731
@@ -355,6 +355,8 @@ def test_the_demo_is_a_grid_on_digits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--seeds", "1", "-q"]) == 0
     assert "results runs/demo/results.csv" in capsys.readouterr().out
-    assert (tmp_path / "runs/demo/report.html").read_text() == "5"
-    labels = {variant.label for variant in parse_variants(demo.METHODS)}
-    assert labels == {"ensemble", "kde", "kde:300", "f-kde", "f-kde:100"}
+    assert (tmp_path / "runs/demo/report.html").read_text() == "1"
+    methods = parse_variants(demo.METHODS)
+    assert (tmp_path / "runs/demo/comparison.html").read_text() == str(len(methods))
+    assert not methods[0].repels
+    assert all(variant.repels for variant in methods[1:])

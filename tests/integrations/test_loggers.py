@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 STEPS = [4, 8, 12]
 """Steps of the epochs of the small run."""
 
-OPTIONS = {"epochs": 3, "strength": 100.0, "save_every": 0}
+OPTIONS = {"epochs": 3, "method": "f-kde", "strength": 100.0, "save_every": 0}
 
 
 class Kept:

@@ -1,6 +1,7 @@
 """Whole runs through `fit`: what goes in, what comes out, and what does not matter."""
 
 import dataclasses
+import inspect
 import math
 import random
 
@@ -12,6 +13,7 @@ from small_runs import (
     STEPS_PER_EPOCH,
     Noisy,
     assert_equal_trees,
+    assert_one_sentence,
     assert_same_run,
     both,
     copied,
@@ -27,9 +29,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.augment import CropFlip
 from shoal.data.sets.builtin import toy_classification, toy_regression, true_curve
+from shoal.experiment.config import load_config
 from shoal.inference.likelihoods import (
     Categorical,
     Gaussian,
@@ -37,6 +40,7 @@ from shoal.inference.likelihoods import (
     HomoscedasticGaussian,
 )
 from shoal.inference.priors import Flat
+from shoal.integrations.sklearn import EnsembleClassifier, EnsembleRegressor
 from shoal.models import MLP, Blueprint, SmallCNN
 from shoal.training.options.optim import optimizers
 from shoal.training.options.schedules import schedules
@@ -335,6 +339,20 @@ class TestMethods:
         assert_same_run(named, quick(method=entry.repulsion))
         table = quick(method=entry.repulsion).config["method"]
         assert_same_run(named, quick(method=table))
+
+    def test_the_default_is_the_plain_ensemble_everywhere(self):
+        options = {"epochs": 2, "batch_size": BATCH, "progress": False}
+        run = shoal.fit(shoal_of(plain), points(), **options)
+        assert_same_run(run, quick(method="ensemble"))
+        assert run.config["method"] == load_config("digits").method == "ensemble"
+        for call in (shoal.Stepper, EnsembleClassifier, EnsembleRegressor):
+            assert inspect.signature(call).parameters["method"].default == "ensemble"
+
+    def test_a_plain_ensemble_has_no_strength(self):
+        with pytest.raises(ConfigError, match="f-kde") as error:
+            quick(method="ensemble", strength=3.0)
+        assert_one_sentence(error.value)
+        assert quick(method="ensemble", strength=0.0).config["strength"] is None
 
     def test_mixed_architectures_train_together(self):
         ensemble = shoal.Ensemble.init([(plain, 2), (both, 2)])

@@ -10,7 +10,7 @@ from shoal.core.errors import ConfigError
 from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.config import Config
 from shoal.experiment.grid import Grid
-from shoal.experiment.variants import parse_strengths, parse_variants, swept, variant_of
+from shoal.experiment.variants import parse_strengths, parse_variants, swept, usual_methods
 from shoal.inference.ensemble import Ensemble
 from shoal.integrations.submitit import Request, parse_request, run_submitted
 from shoal.page.compare import Comparison, Runner, compare_grid, comparison_text
@@ -24,7 +24,7 @@ def run(options: Namespace) -> Outcome:
     config: Config = options.config
     if options.device is not None:
         config = replace(config, device=options.device)
-    variants = parse_variants(options.methods or _usual(config))
+    variants = parse_variants(options.methods or usual_methods(config.method))
     if options.strengths is not None:
         variants = swept(variants, parse_strengths(options.strengths))
     sizes = _sizes(options.sizes) or (config.members,)
@@ -57,11 +57,6 @@ def compare(
     how |= {"jobs": options.jobs or 1, "prepare": prepare, "runner": runner}
     comparison = compare_grid(grid, page=page, progress=not options.quiet, **how)
     return _outcome(comparison)
-
-
-def _usual(config: Config) -> str:
-    """The default comparison: the config's method with the plain ensemble."""
-    return f"ensemble,{variant_of(config.method).label}"
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:

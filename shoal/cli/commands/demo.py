@@ -3,6 +3,7 @@
 import sys
 import webbrowser
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from shoal.cli.commands.compare import compare
@@ -13,17 +14,24 @@ from shoal.experiment.variants import parse_variants
 
 __all__ = ["METHODS", "run"]
 
-METHODS = "ensemble,kde,kde:300,f-kde,f-kde:100"
-"""At strength 1 the force ratio is below 0.001 on this data set. At the larger strengths the force
-ratio is about 0.1. The strengths were chosen by the force ratio alone, without test data."""
+METHODS = "ensemble,kde:300,f-kde:100"
+"""The force ratio of both strengths is about 0.1; at strength 1 it is below 0.001, and the runs
+are plain ensembles in effect. The strengths were chosen by it alone, without test data."""
 
 
 def run(options: Namespace) -> Outcome:
-    """Compare repulsive ensembles with the plain ensemble on handwritten digits."""
+    """Report on a plain ensemble of handwritten digits, then compare repulsive ones with it."""
     folder = Path(options.out or "runs/demo")
-    grid = Grid(load_config("digits"), folder, parse_variants(METHODS), (5,), options.seeds)
+    config, variants = load_config("digits"), parse_variants(METHODS)
     page = folder / "report.html"
-    outcome = compare(grid, options, page)
+    compare(Grid(config, folder, variants[:1], (5,), 1), options, page)
+    if not options.quiet:
+        text = f"The first report is {page}. The comparison of {len(variants)} methods follows."
+        print(text, file=sys.stderr)
     if options.open and sys.stdout.isatty():
         webbrowser.open(page.resolve().as_uri())
-    return outcome
+    outcome = compare(
+        Grid(config, folder, variants, (5,), options.seeds), options, folder / "comparison.html"
+    )
+    value = {**outcome.value, "report": str(page)}
+    return replace(outcome, text=f"{outcome.text}\nreport  {page}", value=value)

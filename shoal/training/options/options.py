@@ -58,7 +58,7 @@ __all__ = [
 AUTO = "auto"
 """The value of an option that a search chooses."""
 
-DEFAULT_METHOD = "f-kde"
+DEFAULT_METHOD = "ensemble"
 """The method of `fit` if none is given."""
 
 Spec = str | dict[str, Any]

@@ -81,6 +81,11 @@ class Settings:
                 "'auto' needs data to choose on, which only fit has; name a method and a strength"
             )
         method = _method(options.method, options.legacy, options.calibrated)
+        if method.repulsion is None and strength:
+            raise ConfigError(
+                f"method '{method.name}' repels nothing, so strength={strength:g} would do "
+                f"nothing; name a method that repels, such as 'f-kde', or leave strength out"
+            )
         method = method.with_strength(strength)
         specs = {name: getattr(options, name) for name in REGISTRIES}
         specs["schedule"] = as_schedule(specs["schedule"], options.lr)

@@ -130,8 +130,7 @@ def strength_candidates(method: Method) -> list[Candidate]:
     >>> [each.label for each in strength_candidates(METHODS["f-kde"])]
     ['ensemble', 'f-kde:10', 'f-kde:100', 'f-kde:1000']
     """
-    if method.repulsion is None:
-        return [PLAIN]
+    assert method.repulsion is not None
     strengths = STRENGTHS[method.repulsion.space.base]
     price = price_of(method)
     return [PLAIN, *(Candidate(_label(method.name, each), None, each, price) for each in strengths)]

@@ -86,19 +86,23 @@ T = TypeVar("T")
 
 
 def is_open(options: Options) -> bool:
-    """Whether method or strength is left to a search; the plain ensemble has no strength."""
-    plain = PLAIN.method in (options.method, getattr(options.method, "name", None))
-    return options.method == AUTO or (options.strength == AUTO and not plain)
+    """Whether method or strength is left to a search."""
+    return AUTO in (options.method, options.strength)
 
 
 def without_auto(options: Options) -> Options:
     """The options with the plain ensemble, or the default strength, where a search chooses."""
     if not is_open(options):
-        return options if options.strength != AUTO else replace(options, strength=None)
+        return options
     if options.calibrated:
         raise ConfigError(
             "calibrated repulsion has the size that the posterior requires, so there is nothing "
             "to choose; leave calibrated or 'auto' out"
+        )
+    if PLAIN.method in (options.method, getattr(options.method, "name", None)):
+        raise ConfigError(
+            "strength='auto' has nothing to choose, since the plain ensemble repels nothing; type "
+            "method='auto', or name a method that repels, such as 'f-kde'"
         )
     if options.method != AUTO:
         return replace(options, strength=None)
