@@ -15,8 +15,8 @@ import shoal
 from shoal.core.errors import ConfigError
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Gaussian, MixtureDensity, Poisson
-from shoal.integrations import export as export_module
 from shoal.integrations.export import export
+from shoal.integrations.export.graph import TracedPrediction
 from shoal.prediction import Predictive
 
 for needed in ("onnx", "onnxscript", "onnxruntime"):
@@ -194,7 +194,7 @@ def test_quantiles_are_those_of_predict(likelihood):
     outputs = torch.randn(3, 8, likelihood.width(1))
     weights = torch.tensor([0.5, 0.3, 0.2])
     pred = Predictive(outputs, likelihood, weights)
-    traced = export_module._Traced.of(outputs, likelihood, weights, 0.38)
+    traced = TracedPrediction.of(outputs, likelihood, weights, 0.38)
     for level in (0.01, 0.5, 0.95):
         torch.testing.assert_close(
             traced.quantile(level), pred.quantile(level).float(), rtol=1e-5, atol=1e-5
@@ -205,9 +205,9 @@ def test_a_file_that_differs_is_an_error_and_never_appears(tmp_path, monkeypatch
     ensemble, x = Ensemble.init(perceptron, members=2), torch.randn(6, 5)
     path = tmp_path / "model.pt2"
     path.write_text("an older file")
-    average = export_module._Traced.average
+    average = TracedPrediction.average
     monkeypatch.setattr(
-        export_module._Traced, "average", lambda self, values: 0.99 * average(self, values)
+        TracedPrediction, "average", lambda self, values: 0.99 * average(self, values)
     )
     with pytest.raises(ConfigError) as caught:
         export(ensemble, path, x)

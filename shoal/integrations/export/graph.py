@@ -1,0 +1,171 @@
+"""The prediction of an ensemble as a graph of torch operations, for files of every format."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.core.errors import ConfigError
+from shoal.core.structure import Structured
+from shoal.engine.members.network_call import arguments
+from shoal.inference.likelihoods import Likelihood, MixtureDensity
+from shoal.inference.unrolled import UnrolledEnsemble
+from shoal.prediction.mixture import deviation
+from shoal.prediction.predictive import Predictive
+
+__all__ = [
+    "MEANINGS",
+    "ExportedModule",
+    "TracedPrediction",
+    "has_quantiles",
+    "output_names",
+    "values_of",
+]
+
+MEANINGS = {
+    "probs": "class probabilities of the ensemble",
+    "mean": "mean of the target; the probability of 1 for columns of 0 and 1",
+    "stddev": "standard deviation of the target, noise and disagreement together",
+    "entropy": "total uncertainty in nats; for numbers, of the Gaussian with this mean and stddev",
+    "aleatoric": "mean entropy of the members in nats",
+    "mutual_information": "epistemic uncertainty in nats, entropy - aleatoric",
+    "disagreement": "standard deviation over the members, averaged over the outputs",
+    "members": "outputs of every member before the likelihood",
+}
+_QUANTILE = "quantile_"
+_PARTS, _ROUNDS = 32, 6
+"""A quantile lies in one of 32 parts of its range, then in one of 32 parts of the part."""
+
+
+def output_names(
+    likelihood: Likelihood, quantiles: Sequence[float] = (), members: bool = False
+) -> list[str]:
+    """The outputs of a file for this likelihood, in order.
+
+    >>> from shoal.inference.likelihoods import Gaussian
+    >>> output_names(Gaussian(), quantiles=(0.05,))[-1]
+    'quantile_0.05'
+    """
+    kinds = likelihood.about.kinds
+    uncertain = ["entropy", "aleatoric", "mutual_information", "disagreement"]
+    if "binary" in kinds:
+        names = ["mean", "probs", *uncertain]
+    elif "classes" in kinds:
+        names = ["probs", *uncertain]
+    elif "numbers" in kinds:
+        names = ["mean", "stddev", *uncertain]
+    else:
+        names = ["mean", "disagreement"]
+    for level in quantiles:
+        if not has_quantiles(likelihood):
+            raise ConfigError(
+                f"a file has no quantiles for {likelihood}; leave quantiles out, and use stddev"
+            )
+        if not 0 < level < 1:
+            raise ConfigError(f"the level of a quantile must be between 0 and 1, not {level}")
+        names.append(f"{_QUANTILE}{level:g}")
+    return [*names, "members"] if members else names
+
+
+def has_quantiles(likelihood: Likelihood) -> bool:
+    """Whether the distribution function is made of normal ones, which every format computes."""
+    return "gaussian" in likelihood.about.kinds or isinstance(likelihood, MixtureDensity)
+
+
+def _normals(likelihood: Likelihood, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, means and standard deviations of each member's normals, each [M, ..., K, J]."""
+    if isinstance(likelihood, MixtureDensity):
+        weights, means, variances = likelihood.normal_components(outputs)
+        return weights, means, variances.sqrt()
+    mean, variance = (moment.unsqueeze(-1) for moment in likelihood.moments(outputs))
+    return torch.ones_like(mean), mean, variance.sqrt()
+
+
+def values_of(pred: Predictive, names: Sequence[str]) -> dict[str, Tensor]:
+    """The named quantities of a prediction, in the type of its outputs."""
+    values = {}
+    for name in names:
+        if name.startswith(_QUANTILE):
+            value = pred.quantile(float(name.removeprefix(_QUANTILE)))
+        else:
+            value = getattr(pred, name)
+            value = value if isinstance(value, Tensor) else value()
+        values[name] = value.to(pred.members.dtype)
+    return values
+
+
+class TracedPrediction(Predictive):
+    """A prediction of any number of data points: no step depends on values or on their number."""
+
+    share: float
+
+    @classmethod
+    def of(
+        cls, members: Tensor, likelihood: Likelihood, weights: Tensor | None, share: float
+    ) -> "TracedPrediction":
+        traced = object.__new__(cls)
+        vars(traced).update(members=members, likelihood=likelihood, weights=weights, share=share)
+        return traced
+
+    def by_blocks(self, compute: Callable[..., Tensor], *along: Tensor) -> Tensor:
+        return compute(self, *along)
+
+    def disagreement(self) -> Tensor:
+        return deviation(self, self.share)
+
+    def quantile(self, level: float) -> Tensor:
+        """As `mixture.bisected_quantile`, with a few wide steps: a graph holds every step."""
+        weights, means, stddevs = (t.unsqueeze(-1) for t in _normals(self.likelihood, self.members))
+        low = self.mean - self.stddev / math.sqrt(min(level, 1 - level) / 2)
+        width = 2 * (self.mean - low)
+        inner = torch.arange(1, _PARTS, dtype=low.dtype) / _PARTS
+        for _ in range(_ROUNDS):
+            places = low.unsqueeze(-1) + width.unsqueeze(-1) * inner
+            z = (places.unsqueeze(-2) - means) / (math.sqrt(2) * stddevs)
+            below = self.average((weights * (1 + z.erf()) / 2).sum(-2)) < level
+            width = width / _PARTS
+            low = low + width * below.sum(-1)
+        return low + width
+
+
+class ExportedModule(nn.Module):
+    """Input tensors, in order, to the named quantities of the ensemble's prediction.
+
+    Args:
+        ensemble: the members that count.
+        pred: a prediction of these members; gives likelihood and weights.
+        example: inputs, whose structure is that of all inputs.
+        names: the outputs.
+    """
+
+    weights: Tensor | None
+
+    def __init__(
+        self,
+        ensemble: UnrolledEnsemble,
+        pred: Predictive,
+        example: Tensor | Structured,
+        names: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self.ensemble, self.likelihood, self.names = ensemble, pred.likelihood, list(names)
+        weights = pred.weights
+        self.register_buffer("weights", None if weights is None else weights.clone())
+        self.share = 1 / pred.size if weights is None else float(weights.square().sum())
+        self._form = None
+        if isinstance(example, Structured):
+            self._form = tuple(example.tensors), example.form
+        self.eval()
+
+    def forward(self, *tensors: Tensor) -> dict[str, Tensor]:
+        """The quantities by name."""
+        if self._form is None:
+            outputs = self.ensemble(*tensors)
+        else:
+            names, form = self._form
+            inputs = Structured(dict(zip(names, tensors, strict=True)), form)
+            positional, named = arguments(self.ensemble.members[0], inputs)
+            outputs = self.ensemble(*positional, **named)
+        pred = TracedPrediction.of(outputs, self.likelihood, self.weights, self.share)
+        return values_of(pred, self.names)
