@@ -118,10 +118,14 @@ def describe_value(value: object) -> str:
         return "one of more than 18 digits"
     if isinstance(value, list | tuple):
         return _short(f"the list {list(value)}")
-    return _short(str(value))
+    if getattr(value, "shape", None):
+        return f"an array of shape {tuple(value.shape)}"
+    text = str(value)
+    return _short(f"the object {type(value).__name__}" if text.startswith("<") else text)
 
 
 def _short(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

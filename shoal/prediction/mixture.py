@@ -8,11 +8,11 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError, DataError
+from shoal.data.batches.arrays import as_tensor
 from shoal.inference.posterior import as_points
 
 __all__ = [
@@ -197,8 +197,6 @@ def drawn_targets(pred: Any, n: int, seed: int | None, joint: bool) -> Tensor:
     """Targets [n, B, *S] of classes or [n, B, *S, K] of numbers; see `Predictive.sample`."""
     if "loss" in pred.likelihood.about.kinds:
         raise ConfigError("a custom loss has no distribution of targets, so none can be drawn")
-    if not isinstance(n, int) or n < 1:
-        raise ConfigError(f"the number of draws is a whole number, 1 or more, not {n!r}")
     random = torch.Generator()
     random.seed() if seed is None else random.manual_seed(seed)
     shape = (n, 1) if joint else (n, len(pred))
@@ -243,7 +241,5 @@ def _uniform(shape: torch.Size, random: torch.Generator) -> Tensor:
 
 def real_targets(y: Any) -> Any:
     """Integers as floats: without classes, integers are not labels."""
-    if isinstance(y, Tensor):
-        return y if y.is_floating_point() else y.double()
-    array = np.asarray(y)
-    return array.astype(np.float64) if array.dtype.kind in "biu" else array
+    targets = as_tensor(y, "y")
+    return targets if targets.is_floating_point() else targets.double()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import checked, instance_of, items, share, whole
 from shoal.core.display.notebook import Curve, bars_svg, curves_svg, facts_html
 from shoal.core.display.text import number, percent
 from shoal.core.errors import ConfigError, DataError
@@ -35,7 +36,7 @@ from shoal.prediction.mixture import (
 )
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
 
-__all__ = ["ArrayLike", "Predictive", "frame_columns", "main_columns", "summary"]
+__all__ = ["ArrayLike", "Predictive", "frame_columns", "main_columns", "prediction", "summary"]
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]
 """A tensor, an array, or nested sequences of numbers."""
@@ -215,19 +216,18 @@ class Predictive:
         """P(Y <= y) of each target column [B, K], in double precision."""
         return self.by_blocks(mixture_cdf, self.check(y))
 
+    @checked(level=share)
     def quantile(self, level: float) -> Tensor:
         """The smallest y with P(Y <= y) >= level, in each target column [B, K], by bisection."""
-        if not 0 < level < 1:
-            raise ConfigError(f"the level of a quantile must be between 0 and 1, not {level}")
         self._only("numbers", "quantiles", "probs")
         return self.by_blocks(lambda part: bisected_quantile(part, level))
 
+    @checked(level=share)
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Ends of the central interval of probability `level`, each [B, K]."""
-        if not 0 < level < 1:
-            raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
+    @checked(n=whole)
     def sample(self, n: int, *, seed: int | None = None, joint: bool = False) -> Tensor:
         """Draw targets: labels [n, B], or numbers [n, B, K]; a member first, then its target.
 
@@ -239,6 +239,7 @@ class Predictive:
         """
         return drawn_targets(self, n, seed, joint)
 
+    @checked(level=share, classes=items)
     def to_frame(self, level: float = 0.9, classes: Sequence[str] | None = None) -> Any:
         """A pandas table: one row per data point, with the prediction and its uncertainty.
 
@@ -352,6 +353,9 @@ class Predictive:
         if kind not in self.likelihood.about.kinds:
             raise ConfigError(f"{self.task} has no {what}; use {instead}")
 
+
+prediction = instance_of(Predictive, "a prediction, such as shoal.predict(run, x)")
+"""The check of an argument that is a prediction."""
 
 Columns = dict[str, np.ndarray]
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from shoal.core.arguments import factor_or_none
 from shoal.core.errors import ConfigError, DataError
 from shoal.inference.ensemble import Ensemble, Group
 from shoal.inference.likelihoods import Likelihood, Task
@@ -17,7 +18,6 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.training.forces import forces
 from shoal.training.options.noise import add_noise, check_noise
 from shoal.training.options.optim import make_optimizer, optimizer_table
-from shoal.training.options.options import factor_or_none
 
 __all__ = ["sample"]
 

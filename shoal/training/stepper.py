@@ -7,6 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import number, positive
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
@@ -30,8 +31,6 @@ from shoal.training.options.options import (
     Options,
     StepOptions,
     accepted,
-    number,
-    positive,
 )
 from shoal.training.options.points import needs_statistics, resolved
 from shoal.training.options.settings import Settings

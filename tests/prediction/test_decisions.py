@@ -1,6 +1,7 @@
 """Decisions against closed forms, literal references and the libraries of the field."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from scipy import stats
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from shoal import decisions
-from shoal.core.errors import ConfigError, ShoalWarning
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.inference.likelihoods import (
     Bernoulli,
     Categorical,
@@ -259,10 +260,36 @@ def test_sets_are_the_literal_ones(score):
         assert wanted == set(inside.nonzero().flatten().tolist())
 
 
-def test_too_few_points_give_sets_of_all_classes_and_no_set_is_empty():
-    (val, y), (test, _) = classes(8), classes(30, seed=1)
-    rule = decisions.conformal_sets(val, y, 0.9)
-    assert rule.threshold == math.inf and bool(rule(test).all())
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.9, 0.95, 0.99])
+def test_a_level_needs_level_over_one_minus_level_points_and_the_error_says_so(level):
+    needed = math.ceil(Fraction(str(level)) / (1 - Fraction(str(level))))
+    for fit, example in (
+        (decisions.conformal_sets, classes),
+        (decisions.conformal_intervals, numbers),
+    ):
+        fit(*example(needed), level)
+        if needed > 1:
+            with pytest.raises(DataError, match=f"needs {needed} validation points.* not"):
+                fit(*example(needed - 1), level)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"penalty": math.nan}, {"penalty": math.inf}, {"free_ranks": math.nan}, {"free_ranks": 1.5}],
+)
+def test_a_penalty_without_a_number_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        decisions.conformal_sets(*classes(50), score="raps", **wrong)
+
+
+@pytest.mark.parametrize("abstain", [math.nan, math.inf, "a"])
+def test_abstention_has_a_finite_cost(abstain):
+    with pytest.raises(ConfigError, match="abstain"):
+        decisions.cheapest(classes(5)[0], 1 - torch.eye(C), abstain)
+
+
+def test_no_set_is_empty():
+    test, _ = classes(30, seed=1)
     narrow = decisions.conformal_sets(*classes(200), 0.05, score="lac")
     assert bool(narrow(test).any(1).all())
     assert torch.equal(
@@ -323,12 +350,6 @@ def test_columns_have_margins_of_their_own_and_counts_stay_whole():
     low, high = decisions.conformal_intervals(counts, y, 0.8)(counts)
     assert torch.equal(low, low.round()) and torch.equal(high, high.round())
     assert float(((y >= low) & (y <= high)).double().mean()) >= 0.8
-
-
-def test_intervals_of_too_few_points_are_infinite():
-    pred, y = numbers(5)
-    low, high = decisions.conformal_intervals(pred, y, 0.9)(pred)
-    assert bool((low == -math.inf).all() and (high == math.inf).all())
 
 
 # selective prediction
@@ -451,7 +472,8 @@ def test_the_false_alarms_and_detections_are_those_of_the_roc_of_torchmetrics():
 def test_numbers_have_alarms_too_and_few_points_have_none():
     pred, _ = numbers(50)
     assert decisions.ood_alarm(pred).score == "variance"
-    few = decisions.ood_alarm(pred[:5], 0.01)
+    with pytest.warns(ShoalWarning, match="5 validation points are too few"):
+        few = decisions.ood_alarm(pred[:5], 0.01)
     assert few.threshold == math.inf and few.low == 0 and not bool(few(pred).any())
     with pytest.raises(ConfigError, match="disagreement"):
         decisions.ood_alarm(pred, score="entropy")

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.core.errors import ConfigError, StorageError
+from shoal.core.values import describe_value
 
 try:
     import fcntl
@@ -79,7 +80,7 @@ def checked_path(path: str | os.PathLike, name: str) -> Path:
     'first'
     """
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
-        raise ConfigError(f"{name} must be the path of a folder as text, not {path!r}")
+        raise ConfigError(f"{name} must be a path as text, not {describe_value(path)}")
     if not str(path):
         raise ConfigError(f"{name} is empty; give the path of a folder, or '.' for this folder")
     try:

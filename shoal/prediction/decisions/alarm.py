@@ -1,16 +1,18 @@
 """An alarm for OOD inputs: a threshold of uncertainty from validation data."""
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.arguments import checked, share
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
-from shoal.prediction.decisions.binomial import beta_quantile, check_share, conformal_rank
+from shoal.prediction.decisions.binomial import beta_quantile, conformal_rank
 from shoal.prediction.metrics.detection import scores
-from shoal.prediction.predictive import Predictive
+from shoal.prediction.predictive import Predictive, prediction
 
 __all__ = ["Alarm", "ood_alarm"]
 
@@ -40,6 +42,11 @@ class Alarm:
     def guarantee(self) -> str:
         """What holds for new data, and on which condition."""
         sure = self.confidence
+        if math.isinf(self.threshold):
+            return (
+                f"No input raises an alarm, since {self.validation_points} validation points are "
+                f"too few for a rate of {self.rate:.4g}; give more points, or a larger rate."
+            )
         how = "on average" if sure is None else f"with confidence {sure:.4g}"
         return (
             f"At most {self.rate:.4g} of inputs like the validation data raise an alarm, {how}, if "
@@ -47,11 +54,13 @@ class Alarm:
             f"nothing is promised about the share of OOD inputs that is detected."
         )
 
+    @checked(pred=prediction)
     def __call__(self, pred: Predictive) -> Tensor:
         """Which data points raise an alarm [B]."""
         return _uncertainty(pred, self.score) > self.threshold
 
 
+@checked(pred=prediction, rate=share, confidence=share)
 def ood_alarm(
     pred: Predictive,
     rate: float = 0.05,
@@ -74,20 +83,21 @@ def ood_alarm(
         score: uncertainty, as in `metrics.scores`; None for the usual one of the task.
         confidence: probability with which the rate holds for this threshold.
     """
-    check_share("rate", rate)
     score = pred.likelihood.about.uncertainty if score is None else score
     values = _uncertainty(pred, score)
     n = len(values)
     rank = conformal_rank(n, 1 - rate)
     if confidence is not None:
-        check_share("confidence", confidence)
         ranks = torch.arange(rank, n + 1, dtype=torch.float64)
         holds = incomplete_beta(n + 1 - ranks, ranks, torch.tensor(rate, dtype=torch.float64))
         fits = (holds >= confidence).nonzero()
         rank = rank + int(fits[0]) if len(fits) else n + 1
     threshold = math.inf if rank > n else float(values.kthvalue(rank).values)
     low, high = (beta_quantile(p, n + 1 - rank, rank) for p in (0.025, 0.975))
-    return Alarm(threshold, rate, low, high, score, n, confidence)
+    alarm = Alarm(threshold, rate, low, high, score, n, confidence)
+    if rank > n:
+        warnings.warn(alarm.guarantee, ShoalWarning, stacklevel=3)
+    return alarm
 
 
 def _uncertainty(pred: Predictive, score: str) -> Tensor:

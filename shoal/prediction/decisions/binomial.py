@@ -5,18 +5,19 @@ import math
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError
+from shoal.core.arguments import checked, share, whole, whole_or_zero
+from shoal.core.errors import ConfigError, DataError
 from shoal.inference.likelihoods.incomplete_beta import incomplete_beta
 from shoal.prediction.predictive import ArrayLike, Predictive
 
 __all__ = [
     "beta_quantile",
     "binomial_cdf",
-    "check_share",
     "class_probs",
     "clopper_pearson",
     "conformal_rank",
     "labelled",
+    "threshold_rank",
 ]
 
 _HALVINGS = 60
@@ -80,6 +81,7 @@ def _beta_part(a: float, b: float, x: float) -> float:
     return math.exp(logs) / (a * value)
 
 
+@checked(k=whole_or_zero, n=whole, confidence=share)
 def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact interval of a probability from k successes in n trials.
 
@@ -89,7 +91,8 @@ def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, fl
     >>> tuple(round(end, 4) for end in clopper_pearson(0, 10))
     (0.0, 0.3085)
     """
-    check_share("confidence", confidence)
+    if k > n:
+        raise ConfigError(f"k successes in n trials need k <= n, not k={k} and n={n}")
     tail = (1 - confidence) / 2
     return beta_quantile(tail, k, n - k + 1), beta_quantile(1 - tail, k + 1, n - k)
 
@@ -105,10 +108,21 @@ def conformal_rank(n: int, level: float) -> int:
     return math.ceil((n + 1) * level - 1e-9)
 
 
-def check_share(name: str, value: float) -> None:
-    """Refuse a number that is not between 0 and 1."""
-    if not 0 < value < 1:
-        raise ConfigError(f"{name} must be between 0 and 1, such as 0.1, not {value}")
+def threshold_rank(n: int, level: float) -> int:
+    r"""The rank of `conformal_rank`, which $n \ge \lceil level / (1 - level) \rceil$ points have.
+
+    With fewer points the threshold would be infinite, and every set would hold everything.
+
+    >>> threshold_rank(9, 0.9)
+    9
+    """
+    if (rank := conformal_rank(n, level)) <= n:
+        return rank
+    needed = math.ceil(level / (1 - level) - 1e-9)
+    raise DataError(
+        f"level {level:g} needs {needed} validation points or more, not {n}; give more, or a "
+        f"level of at most {n / (n + 1):.4g}"
+    )
 
 
 def class_probs(pred: Predictive) -> tuple[Predictive, Tensor]:

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import checked, not_negative, one_of, share, whole_or_zero
 from shoal.core.errors import ConfigError
-from shoal.prediction.decisions.binomial import check_share, class_probs, conformal_rank, labelled
-from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.decisions.binomial import class_probs, labelled, threshold_rank
+from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
 __all__ = ["ConformalIntervals", "ConformalSets", "conformal_intervals", "conformal_sets"]
 
@@ -23,7 +24,7 @@ class ConformalSets:
     """A fitted rule for sets; call it with a prediction to get the sets [B, C].
 
     Attributes:
-        threshold: classes with at most this score are in the set; infinite with too few data.
+        threshold: classes with at most this score are in the set.
         level: probability that a set contains the true class.
         score: "lac", "aps" or "raps".
         validation_points: number of validation points.
@@ -50,6 +51,7 @@ class ConformalSets:
             f"are exchangeable with the {self.validation_points} validation points."
         )
 
+    @checked(pred=prediction)
     def __call__(self, pred: Predictive, *, seed: int | None = None) -> Tensor:
         """Which classes are in the set of each data point [B, C].
 
@@ -67,6 +69,13 @@ class ConformalSets:
         return _scores(probs, self.score, self.penalty, self.free_ranks, self.randomised, seed)
 
 
+@checked(
+    pred=prediction,
+    level=share,
+    score=one_of("lac", "aps", "raps"),
+    penalty=not_negative,
+    free_ranks=whole_or_zero,
+)
 def conformal_sets(
     pred: Predictive,
     y: ArrayLike,
@@ -83,7 +92,8 @@ def conformal_sets(
 
     A set holds the classes whose score is at most q, the $\lceil (n+1)\, level \rceil$-th smallest
     score of the n validation labels. New data must be *exchangeable* with the validation data; then
-    coverage is at least `level`, on average over validation data and new data.
+    coverage is at least `level`, on average over validation data and new data. This needs
+    $n \ge level / (1 - level)$ points, such as 9 for 0.9.
 
     Scores, with the classes sorted by probability and o the rank of class c:
 
@@ -106,20 +116,12 @@ def conformal_sets(
             probable class is in every set.
         seed: fixes the random part.
     """
-    check_share("level", level)
-    if score not in ("lac", "aps", "raps"):
-        raise ConfigError(f'score must be "lac", "aps" or "raps", not {score!r}')
-    if penalty < 0 or free_ranks < 0:
-        raise ConfigError(
-            f"penalty and free_ranks are 0 or more, not {penalty} and {free_ranks}; "
-            f"type penalty=0.01, free_ranks=5"
-        )
     used = (penalty, free_ranks) if score == "raps" else (0.0, 0)
     randomised = randomised and score != "lac"
     _, probs, labels = labelled(pred, y)
     each = _scores(probs, score, *used, randomised, seed).gather(1, labels.unsqueeze(1))
-    rank = conformal_rank(n := len(labels), level)
-    threshold = torch.inf if rank > n else float(each.flatten().kthvalue(rank).values)
+    rank = threshold_rank(n := len(labels), level)
+    threshold = float(each.flatten().kthvalue(rank).values)
     return ConformalSets(threshold, level, score, n, *used, randomised, allow_empty)
 
 
@@ -151,7 +153,7 @@ class ConformalIntervals:
     """A fitted rule for intervals; call it with a prediction to get both ends, each [B, K].
 
     Attributes:
-        margin: q of every target column; infinite with too few validation points.
+        margin: q of every target column.
         level: probability that an interval contains the target, in each column.
         score: "cqr", "scaled" or "absolute".
         validation_points: number of validation points.
@@ -171,6 +173,7 @@ class ConformalIntervals:
             f"if new data are exchangeable with the {self.validation_points} validation points."
         )
 
+    @checked(pred=prediction)
     def __call__(self, pred: Predictive) -> tuple[Tensor, Tensor]:
         """Low and high ends of the interval of each data point, in the units of the targets."""
         points = pred.points()[0]
@@ -180,6 +183,7 @@ class ConformalIntervals:
         return (low.ceil(), high.floor()) if points.likelihood.discrete else (low, high)
 
 
+@checked(pred=prediction, level=share, score=one_of("cqr", "scaled", "absolute"))
 def conformal_intervals(
     pred: Predictive, y: ArrayLike, level: float = 0.9, *, score: IntervalScore = "cqr"
 ) -> ConformalIntervals:
@@ -187,7 +191,7 @@ def conformal_intervals(
 
     The margin q is the $\lceil (n+1)\, level \rceil$-th smallest score of the n validation targets.
     New data must be *exchangeable* with the validation data; then coverage is at least `level`, on
-    average over validation data and new data.
+    average over validation data and new data. This needs $n \ge level / (1 - level)$ points.
 
     - "cqr": quantiles of the prediction at (1 ∓ level)/2, both moved by q; score
       $\max(lo - y, y - hi)$. A margin below 0 narrows. Romano et al. (2019), arXiv 1905.03222.
@@ -200,17 +204,12 @@ def conformal_intervals(
         level: wished probability.
         score: "cqr", "scaled" or "absolute".
     """
-    check_share("level", level)
-    if score not in ("cqr", "scaled", "absolute"):
-        raise ConfigError(f'score must be "cqr", "scaled" or "absolute", not {score!r}')
     points, targets = pred.points(y)
     low, high, unit = _parts(points, score, level)
     targets = points.check(targets).double()
     each = torch.maximum(low - targets, targets - high) / unit
-    rank = conformal_rank(n := len(each), level)
-    thresholds = [torch.inf] * each.shape[-1]
-    if rank <= n:
-        thresholds = each.kthvalue(rank, dim=0).values.tolist()
+    rank = threshold_rank(n := len(each), level)
+    thresholds = each.kthvalue(rank, dim=0).values.tolist()
     return ConformalIntervals(tuple(thresholds), level, score, n)
 
 

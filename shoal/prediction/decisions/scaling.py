@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from shoal.core.arguments import checked, one_of
 from shoal.core.errors import ConfigError
 from shoal.inference.likelihoods import Categorical
 from shoal.prediction.decisions.binomial import class_probs
-from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
 __all__ = ["Temperature", "temperature"]
 
@@ -35,11 +36,13 @@ class Temperature:
     nll: float
     nll_before: float
 
+    @checked(pred=prediction)
     def __call__(self, pred: Predictive) -> Predictive:
         """The prediction at this temperature."""
         return _scaled(_ready(pred, self.where), self.value)
 
 
+@checked(pred=prediction, where=one_of("members", "pooled"))
 def temperature(pred: Predictive, y: ArrayLike, where: Where = "members") -> Temperature:
     r"""Fit one temperature to validation data by the smallest NLL of the mixture.
 
@@ -80,8 +83,6 @@ def _ready(pred: Predictive, where: Where) -> Predictive:
             return Predictive(logits.to(pred.members.dtype), pred.likelihood)
         log_probs = class_probs(pred)[1].log().unsqueeze(0)
         return Predictive(log_probs.to(pred.members.dtype), Categorical())
-    if where != "members":
-        raise ConfigError(f'where must be "members" or "pooled", not {where!r}')
     if "ordinal" in kinds:
         raise ConfigError('outputs of an ordinal likelihood are not logits; use where="pooled"')
     return pred

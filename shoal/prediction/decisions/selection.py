@@ -8,15 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import checked, one_of, share
 from shoal.core.errors import ConfigError, ShoalWarning
+from shoal.data.batches.arrays import as_tensor
 from shoal.prediction.decisions.binomial import (
     beta_quantile,
     binomial_cdf,
-    check_share,
     class_probs,
     labelled,
 )
-from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
 __all__ = [
     "ABSTAIN",
@@ -62,6 +63,7 @@ class RiskCoverage:
         return float((steps * self.risk).sum())
 
 
+@checked(pred=prediction, score=one_of(*_SCORES))
 def risk_coverage(pred: Predictive, y: ArrayLike, score: str = "confidence") -> RiskCoverage:
     """Error rate against the share of answered data points, at every threshold that changes it.
 
@@ -118,12 +120,14 @@ class SelectiveRule:
             f"{self.validation_points} validation points."
         )
 
+    @checked(pred=prediction)
     def __call__(self, pred: Predictive) -> Tensor:
         """Which data points are answered [B]."""
         points, probs = class_probs(pred)
         return _certainty(points, probs, self.score) >= self.threshold
 
 
+@checked(pred=prediction, error=share, confidence=share, score=one_of(*_SCORES))
 def selective(
     pred: Predictive,
     y: ArrayLike,
@@ -154,8 +158,6 @@ def selective(
         score: certainty from 0 to 1. "confidence" is the largest probability. "entropy" is one
             minus predictive entropy / log C; "mutual_information" likewise.
     """
-    check_share("error", error)
-    check_share("confidence", confidence)
     sure, wrong = _sure_and_wrong(pred, y, score)
     kept = (sure >= GRID.to(sure).unsqueeze(1)).double()
     count, mistakes = kept.sum(1), kept @ wrong.double()
@@ -164,7 +166,7 @@ def selective(
     n = len(sure)
     if not passed:
         rule = SelectiveRule(math.inf, error, confidence, score, 0.0, math.nan, 1.0, n)
-        warnings.warn(rule.guarantee, ShoalWarning, stacklevel=2)
+        warnings.warn(rule.guarantee, ShoalWarning, stacklevel=3)
         return rule
     best = max(passed)
     k, m = int(mistakes[best]), int(count[best])
@@ -197,8 +199,6 @@ def _certainty(points: Predictive, probs: Tensor, score: str) -> Tensor:
     """Certainty of each data point [B], from 0 to 1."""
     if score == "confidence":
         return probs.amax(-1)
-    if score not in _SCORES:
-        raise ConfigError(f"score must be one of {', '.join(_SCORES)}, not {score!r}")
     uncertain = points.entropy() if score == "entropy" else points.mutual_information()
     return 1 - uncertain.double() / math.log(probs.shape[-1])
 
@@ -214,6 +214,7 @@ class Choice(NamedTuple):
     cost: Tensor
 
 
+@checked(pred=prediction)
 def cheapest(pred: Predictive, costs: ArrayLike, abstain: float | None = None) -> Choice:
     r"""The decision with the least expected cost, $\arg\min_a \sum_c p_c\, \mathrm{cost}_{ca}$.
 
@@ -232,8 +233,9 @@ def cheapest(pred: Predictive, costs: ArrayLike, abstain: float | None = None) -
     tensor([-1,  0])
     """
     _, probs = class_probs(pred)
-    table = torch.as_tensor(costs).to(probs)
-    if table.ndim != 2 or len(table) != probs.shape[-1] or not bool(table.isfinite().all()):
+    table = as_tensor(costs, "costs").to(probs)
+    fits = table.ndim == 2 and len(table) == probs.shape[-1] and table.shape[1] > 0
+    if not fits or not bool(table.isfinite().all()):
         raise ConfigError(
             f"costs must be finite numbers [classes, decisions] with {probs.shape[-1]} rows, "
             f"not {list(table.shape)}"

@@ -9,8 +9,6 @@ This file does not load torch, so help and error messages appear at once.
 
 import dataclasses
 import inspect
-import math
-import operator
 import re
 import textwrap
 import warnings
@@ -19,9 +17,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from shoal.core.arguments import (
+    Check,
+    factor_or_none,
+    flag,
+    not_negative,
+    number,
+    one_of,
+    positive,
+    seconds,
+    text,
+    whole,
+    whole_64_bits,
+    whole_or_zero,
+)
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.registry import nearest
-from shoal.core.values import LARGEST, describe_value
+from shoal.core.values import describe_value
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +59,7 @@ __all__ = [
     "StepOptions",
     "accepted",
     "described",
-    "factor_or_none",
-    "number",
     "option",
-    "positive",
     "stored_method",
     "warn_retired",
 ]
@@ -64,86 +73,17 @@ DEFAULT_METHOD = "ensemble"
 Spec = str | dict[str, Any]
 """How a file describes an object: its name, or a table with its name and settings."""
 
-Check = Callable[[str, Any], Any]
-"""Takes an option's name and a value, returns the valid value or raises `ConfigError`."""
+
+# Checks of options that no other function has.
 
 
-# Checks: the valid value of an option, or one sentence that refuses it.
-
-
-def flag(name: str, value: Any) -> bool:
-    """True or false, of whatever library it came from."""
-    if _is_truth(value):
-        return bool(value)
-    raise ConfigError(f"{name} must be True or False, not {describe_value(value)}")
-
-
-def number(name: str, value: Any) -> float:
-    """A finite float, from a number of any library."""
-    amount = math.nan
-    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        amount = math.nan if _is_truth(value) or isinstance(value, str | bytes) else float(value)
-    if not math.isfinite(amount):
-        raise ConfigError(f"{name} must be a finite number, not {describe_value(value)}")
-    if abs(amount) > LARGEST:
-        raise ConfigError(f"{name} must be a number up to {LARGEST:g} in size, not {amount:g}")
-    return amount
-
-
-def number_or_auto(name: str, value: Any) -> float | str:
-    """A finite float, or "auto"."""
+def strength_or_auto(name: str, value: Any) -> float | str:
+    """A number from zero on, or "auto"."""
     if isinstance(value, str):
         if value == AUTO:
             return value
         raise ConfigError(f"{name} must be a finite number or 'auto', not {describe_value(value)}")
-    return number(name, value)
-
-
-def positive(name: str, value: Any) -> float:
-    """A number above zero."""
-    if (amount := number(name, value)) > 0:
-        return amount
-    raise ConfigError(f"{name} must be positive, not {describe_value(value)}")
-
-
-def not_negative(name: str, value: Any) -> float:
-    """A number from zero on."""
-    if (amount := number(name, value)) >= 0:
-        return amount
-    raise ConfigError(f"{name} must be zero or positive, not {describe_value(value)}")
-
-
-def factor_or_none(name: str, value: Any) -> float | None:
-    """A number above zero; zero means None."""
-    return not_negative(name, value) or None
-
-
-def seconds(name: str, value: Any) -> float:
-    """A time from zero on, which may be infinite."""
-    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        if not (_is_truth(value) or isinstance(value, str | bytes)) and float(value) >= 0:
-            return float(value)
-    raise ConfigError(f"{name} must be a number of seconds from 0 on, not {describe_value(value)}")
-
-
-def whole(name: str, value: Any) -> int:
-    """A plain positive whole number."""
-    return _index(name, value, 1, "from 1 on")
-
-
-def whole_or_zero(name: str, value: Any) -> int:
-    """A plain whole number from zero on."""
-    return _index(name, value, 0, "from 0 on")
-
-
-def whole_64_bits(name: str, value: Any) -> int:
-    """A whole number that a generator can start from."""
-    return _index(name, value, -(2**63), "that fits in 64 bits")
-
-
-def text(name: str, value: Any) -> str:
-    """The value as text."""
-    return str(value)
+    return not_negative(name, value)
 
 
 def process_grid(name: str, value: Any) -> str:
@@ -173,7 +113,7 @@ def memory_size(name: str, value: Any) -> int | float:
             return int(amount)
     elif not isinstance(value, str):
         with suppress(ConfigError):
-            return _index(name, value, 1, "")
+            return whole(name, value)
         with suppress(ConfigError):
             if 0 < (amount := number(name, value)) <= 1:
                 return amount
@@ -188,18 +128,6 @@ def memory_size(name: str, value: Any) -> int | float:
 def output_name(name: str, value: Any) -> str | int:
     """The name or the position of an output."""
     return value if isinstance(value, str) else whole_or_zero(name, value)
-
-
-def one_of(*choices: str) -> Check:
-    """The check of an option that is one of a few words."""
-
-    def check(name: str, value: Any) -> str:
-        if isinstance(value, str) and value in choices:
-            return value
-        words = " or ".join(map(repr, choices))
-        raise ConfigError(f"{name} must be {words}, not {describe_value(value)}")
-
-    return check
 
 
 def share_or_data(name: str, value: Any) -> Any:
@@ -224,17 +152,6 @@ def _is_data(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return not all(isinstance(each, int | float) for each in value)
     return any(hasattr(value, sign) for sign in ("__iter__", "__getitem__", "__len__", "train"))
-
-
-def _is_truth(value: Any) -> bool:
-    return type(value).__name__ in ("bool", "bool_")  # Python's, or that of numpy
-
-
-def _index(name: str, value: Any, least: int, words: str) -> int:
-    with suppress(TypeError):
-        if not _is_truth(value) and least <= (count := operator.index(value)) < 2**63:
-            return count
-    raise ConfigError(f"{name} must be a whole number {words}, not {describe_value(value)}")
 
 
 # The list.
@@ -284,7 +201,7 @@ class Options:
     strength: float | str | None = option(
         None,
         'factor of the repulsive force; "auto" chooses it on held-out data.',
-        number_or_auto,
+        strength_or_auto,
     )
     likelihood: Spec | None = option(
         None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shoal.core.arguments import number
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
 from shoal.core.values import describe_value, fits
@@ -30,7 +31,7 @@ from shoal.training.options.adversarial import Adversarial
 from shoal.training.options.annealing import Annealing
 from shoal.training.options.noise import check_noise
 from shoal.training.options.optim import check_optimizer, optimizer_table
-from shoal.training.options.options import AUTO, KEPT, Options, number
+from shoal.training.options.options import AUTO, KEPT, Options
 from shoal.training.options.schedules import Schedule, schedules
 from shoal.training.options.torch_schedules import Plateau, as_schedule
 
@@ -269,7 +270,8 @@ def _plain(value: Any) -> Any:
 def _fitting(name: str, value: Any, *signs: str) -> Any:
     """The value itself, if it has one of the required attributes."""
     if not any(hasattr(value, sign) for sign in signs):
-        raise ConfigError(f"{name} must be a name or a table of settings, not {value!r}")
+        came = describe_value(value)
+        raise ConfigError(f"{name} must be a name or a table of settings, not {came}")
     return value
 
 
