@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from shoal.core.arguments import number, positive
+from shoal.core.arguments import flag, not_negative, positive
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
@@ -53,7 +53,7 @@ class Stepper:
     Reinforcement learning, several losses or schedules of your own need another loop than that of
     `fit`. A step here does the same as a step of `fit`: with the same batches and settings, the
     members come out the same. Nothing waits for the device. On a GPU, steps of one shape are
-    captured and replayed.
+    captured and replayed. Targets are checked as by `fit`; those on a GPU only in the first step.
 
     Attributes:
         ensemble: the members, changed in place and left in training mode.
@@ -91,13 +91,14 @@ class Stepper:
         """
         self._options = Options.of(locals() | accepted(Stepper, StepOptions, more))
         self._where, self._dtype = destination(ensemble, device, self._options.precision)
-        if not (isinstance(n, int | float) and not isinstance(n, bool) and n > 0):
-            raise ConfigError(f"n must be the number of data points, not {n!r}")
+        if (points := positive("n", n)) < 1:
+            raise ConfigError(f"n must be the number of data points, 1 or more, not {points:g}")
         self.n, self._inputs = n, inputs
         self.ensemble = ensemble.to(self._where, self._dtype).train()
         self.ensemble.use_output(self._options.outputs)
         self.step = 0
         self._mover: Mover | None = None
+        self._shape = torch.Size()
         self._waiting: Mapping[str, Any] | None = None
         self._captured: dict[Any, CapturedMove] = {}
         self._losses: dict[Any, Custom] = {}
@@ -128,11 +129,13 @@ class Stepper:
         Returns:
             Measures of the step, on the device: `loss` [M], `drive`, `push`, `ratio`, ...
         """
-        x, y = self._read(batch, own)
+        own, annealing = flag("own", own), not_negative("annealing", annealing)
+        rate = None if lr is None else positive("lr", lr)
+        x, y = self._read(batch, own, loss)
         mover = self._mover or self._begin(x, y, own, loss)
-        if lr is not None:
-            set_learning_rate(mover.optimizer, positive("lr", lr))
         context = self._context(mover, loss, own, strength)
+        if rate is not None:
+            set_learning_rate(mover.optimizer, rate)
         kind = None if strength is not None else (loss, own)
         with calculating_in(self._options.precision, self.ensemble), mover.memory.limited():
             info = self._move(mover, x, y, annealing, context, kind)
@@ -155,17 +158,22 @@ class Stepper:
             return context
         if context.repulsion is None:
             raise ConfigError("a plain ensemble has no repulsion; leave strength out")
-        checked = number("strength", strength)
+        checked = not_negative("strength", strength)
         return replace(context, repulsion=replace(context.repulsion, strength=checked))
 
-    def _read(self, batch: Any, own: bool) -> tuple[Inputs, Targets]:
+    def _read(self, batch: Any, own: bool, loss: Loss | None) -> tuple[Inputs, Targets]:
         raw = raw_batch(batch)
         members = self.ensemble.members - self._options.frozen
         weight, per_member = raw.weight, None
         shape = tuple(getattr(weight, "shape", ()))
         if shape == (members, len(raw.y)) and shape != tuple(getattr(raw.y, "shape", ())):
             per_member, weight = torch.as_tensor(weight).to(self._where, self._dtype), None
-        y = targets_of(raw.y, None, self._dtype, weight).to(self._where)
+        y = targets_of(raw.y, None, self._dtype, weight)
+        if self._mover is not None and loss is None and y.device.type == "cpu":
+            self._check_targets(
+                self._mover.likelihood, y, own
+            )  # targets on a GPU are not waited for
+        y = y.to(self._where)
         x = inputs_of(raw.x, self._dtype, self.ensemble.takes_whole, len(y)).to(self._where)
         if own and (len(x) != members or len(y) != members):
             raise DataError(
@@ -193,9 +201,9 @@ class Stepper:
             known = Custom(loss) if loss is not None else default_for(targets, outputs.shape[-1])
             options = replace(options, likelihood=known)
         settings = Settings.resolve(options)
-        likelihood = settings.likelihood
+        likelihood, self._shape = settings.likelihood, outputs.shape[2:]
+        self._check_targets(likelihood, y, own)
         sites = likelihood.objective(outputs, targets).shape[2:]
-        likelihood.check(targets, outputs.shape[-1], *site_axes(sites))
         # Weights of single members choose their points; they do not change what the data are.
         common = targets if isinstance(one[1], MemberWeighted) else one[1]
         likelihood = initialised_from(likelihood, common, sites)
@@ -209,6 +217,14 @@ class Stepper:
         if self._waiting is not None:
             self._restore(mover, self._waiting)
         return mover
+
+    def _check_targets(self, likelihood: Likelihood, y: Targets, own: bool) -> None:
+        """Refuse targets that do not fit the outputs of the networks, as `fit` does."""
+        targets, _ = parted(y)
+        if own and isinstance(targets, Tensor):
+            targets = targets.flatten(0, 1)
+        *sites, width = self._shape
+        likelihood.check(targets, width, *site_axes(torch.Size(sites)))
 
     def _repulsion(self, settings: Settings, first: Inputs) -> Repulsion | None:
         method, repulsion = settings.method, settings.method.repulsion

@@ -1,5 +1,6 @@
 """Steps in a loop of one's own: those of `fit`, with batches, losses and rates of one's own."""
 
+import math
 from itertools import product
 
 import pytest
@@ -8,6 +9,7 @@ from small_runs import assert_equal_trees
 from torch import nn
 
 import shoal
+from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.sources import ArrayBatches
 
 N, M, B = 24, 3, 8
@@ -252,7 +254,7 @@ def test_dicts_and_tokens_step_too():
 @pytest.mark.parametrize(
     ("options", "call", "sentence"),
     [
-        ({"n": 0}, {}, "n must be the number of data points"),
+        ({"n": 0.5}, {}, "n must be the number of data points"),
         ({"method": "forde"}, {}, "Stepper\\(..., inputs=x\\)"),
         ({"method": "f-kde"}, {"own": True}, r"one batch per member"),
         ({"lr": -1}, {}, "lr must be positive"),
@@ -331,3 +333,48 @@ def test_a_mask_counts_in_n_as_in_fit():
         stepper((x[rows], x[rows].sin(), mask[rows]))
     torch.testing.assert_close(weights(stepped), weights(fitted), atol=1e-12, rtol=1e-12)
     assert stepper.state_dict()["n"] == float(mask.sum())
+
+
+@pytest.mark.parametrize("n", [math.inf, math.nan, 1e-320, 0, 0.5, True, "a"])
+def test_the_number_of_points_is_a_count(n):
+    with pytest.raises(ConfigError, match="^n must be"):
+        shoal.Stepper(ensemble(make=quiet), n=n)
+
+
+@pytest.mark.parametrize("name", ["annealing", "strength", "lr"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_step_with_a_wrong_factor_is_refused_and_changes_nothing(name, value):
+    mine = ensemble(make=quiet)
+    stepper = shoal.Stepper(mine, n=N, method="kde")
+    stepper(points())
+    before = weights(mine)
+    with pytest.raises(ConfigError, match=name):
+        stepper(points(), **{name: value})
+    assert stepper.step == 1
+    torch.testing.assert_close(weights(mine), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_labels_are_checked_in_every_step_as_by_fit(own, steps):
+    x, y = points()
+    stepper = shoal.Stepper(ensemble(make=quiet), n=N, method="ensemble")
+
+    def taken(labels):
+        batch = (x.expand(M, *x.shape), labels.expand(M, *labels.shape)) if own else (x, labels)
+        return stepper(batch, own=own)
+
+    for _ in range(steps):
+        taken(y)
+    for wrong in (y + 1, y - 1):
+        with pytest.raises(DataError, match=r"^(y\[|labels must be)"):
+            taken(wrong)
+    assert stepper.step == steps
+
+
+def test_a_step_names_its_measures_when_printed():
+    info = shoal.Stepper(ensemble(make=quiet), n=N, method="kde")(points())
+    text = repr(info)
+    for name in ("loss=[", "drive=", "push=", "ratio=", "h2=", "effective=", "finite_members=3 of"):
+        assert name in text
+    assert f"ratio={float(info.push / info.drive):.4g}" in text

@@ -62,7 +62,7 @@ class WeightResult(NamedTuple):
     measures: Tensor | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepInfo:
     """Measures of a step; all tensors stay on the device.
 
@@ -80,6 +80,14 @@ class StepInfo:
     measures: Tensor
     statistics: Tensor | None = None
     count: Tensor | None = None
+
+    def __repr__(self) -> str:
+        names = ("drive", "push", "ratio", "h2", "effective")
+        numbers = {name: f"{float(getattr(self, name)):.4g}" for name in names}
+        loss = ", ".join(f"{value:.4g}" for value in self.loss.tolist())
+        finite = f"{int(self.alive.sum())} of {len(self.alive)}"
+        values = {"loss": f"[{loss}]", **numbers, "finite_members": finite}
+        return f"StepInfo({', '.join(f'{name}={value}' for name, value in values.items())})"
 
     @property
     def drive(self) -> Tensor:
