@@ -189,7 +189,7 @@ def curve(data, run, kind):
     pred = shoal.predict(run, x)
     method = "ensemble" if kind == "ensemble" else "f-kde"
     points = data.train.x[:, 0], data.train.y
-    figure = band(x[:, 0], pred.mean[:, 0], pred.stddev[:, 0], points, method, kind)
+    figure = band(x[:, 0], pred.mean.flatten(), pred.stddev.flatten(), points, method, kind)
     figure.axes[0].set_ylim(-9, 7)
     return figure
 

@@ -46,8 +46,8 @@ def regression(strength):
         pred = shoal.predict(run, x)
         yield band(
             x[:, 0],
-            pred.mean[:, 0],
-            pred.stddev[:, 0],
+            pred.mean.flatten(),
+            pred.stddev.flatten(),
             (data.train.x[:, 0], data.train.y),
             method,
             method,

@@ -278,6 +278,7 @@ SLOW = {
     "test_page_prints_with_its_folds_open",
     "test_particles_spread_over_a_gaussian_without_clumps",
     "test_quantiles_invert_the_distribution_function",
+    "test_quantities_have_the_shape_of_the_targets",
     "test_random_directions_have_the_length_they_claim",
     "test_regression_is_right_on_the_data_and_unsure_away_from_them",
     "test_regression_likelihoods",

@@ -43,6 +43,7 @@ __all__ = [
     "not_negative",
     "number",
     "one_of",
+    "one_or_more",
     "path",
     "positive",
     "seconds",
@@ -243,6 +244,20 @@ def items(name: str, value: Any) -> list[Any]:
 def list_of(check: Check) -> Check:
     """The check of a list, each entry with a check of its own."""
     return lambda name, value: [check(f"an entry of {name}", each) for each in items(name, value)]
+
+
+def one_or_more(check: Check) -> Check:
+    """The check of one value, or of a list of at least one."""
+
+    def each(name: str, value: Any) -> Any:
+        several = hasattr(value, "__iter__") and not isinstance(value, str | bytes)
+        if not several or getattr(value, "ndim", 1) == 0:
+            return check(name, value)
+        if values := list_of(check)(name, value):
+            return values
+        raise ConfigError(f"{name} must be one value or several, not an empty list")
+
+    return each
 
 
 def path(name: str, value: Any) -> Path:

@@ -601,7 +601,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         return columns[0] if np.ndim(q) == 0 else np.stack(columns, axis=-1)
 
     def _as_targets(self, values: Tensor) -> np.ndarray:
-        return values.numpy() if self._columns else values.numpy()[:, 0]
+        return values.numpy() if self._columns else values.numpy().reshape(len(values))
 
     def _checked_targets(self, y: Any) -> np.ndarray:
         targets = check_array(

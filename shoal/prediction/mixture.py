@@ -178,16 +178,14 @@ def _numbers(index: Any, count: int) -> Tensor:
 
 def counted_points(pred: Any, y: Any) -> tuple[Tensor, Any]:
     """Outputs [M, N, C] and targets of all sites that count; the prediction's own if all do."""
-    sites, targets = pred.members.ndim - 3, y
-    if y is not None and (sites or not isinstance(y, Tensor)):
-        targets = pred.check(y)
-    counted = pred.likelihood.counted(targets) if isinstance(targets, Tensor) else None
+    sites, targets = pred.members.ndim - 3, None if y is None else pred.check(y)
+    counted = None if targets is None else pred.likelihood.counted(targets)
     if not sites and (counted is None or bool(counted.all())):
-        return pred.members, y
-    if y is None:
+        return pred.members, targets
+    if targets is None:
         members = pred.members.flatten(1, -2)
     else:
-        members, targets = as_points(pred.likelihood, pred.members, pred.check(y))
+        members, targets = as_points(pred.likelihood, pred.members, targets)
     if members.shape[1] == 0:
         raise DataError("every target is ignored; give at least one that counts")
     return members, targets

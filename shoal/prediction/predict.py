@@ -77,7 +77,8 @@ def predict(
         keep: leave the prediction on its GPU, where metrics are faster.
 
     Returns:
-        The prediction; its tensors are on the CPU, in single or double precision.
+        The prediction; its tensors are on the CPU, in single or double precision. Its quantities
+        have the shape of the run's training targets, such as [B] for targets [N].
     """
     checked_size(batch_size)
     source = _opened(source, load)
@@ -90,7 +91,7 @@ def predict(
     path, keep = (None, keep) if out is None else (checked_out(out), False)
     precision, trained = training_of(source)
     batches = OutputBatches(ensemble, x, batch_size, device, keep, precision, trained)
-    return collected(batches, ensemble.alive, meaning, weights, path)
+    return collected(batches, ensemble.alive, meaning, weights, path, _target_ndim(source))
 
 
 def collected(
@@ -99,14 +100,16 @@ def collected(
     likelihood: Likelihood,
     weights: ArrayLike | None = None,
     path: Path | None = None,
+    target_ndim: int | None = None,
 ) -> Predictive:
     """The prediction from batches of outputs, in memory or in a file; see `predict`."""
     if path is None:
         outputs = CollectedOutputs(batches.count)
         sound = _sound(batches.into(outputs), alive)
         kept = sound.nonzero().flatten().tolist()
-        return Predictive(outputs.finish(kept), likelihood, _of_sound(weights, sound))
-    with writing(path, likelihood, batches.count) as file:
+        shares = _of_sound(weights, sound)
+        return Predictive(outputs.finish(kept), likelihood, shares, target_ndim)
+    with writing(path, likelihood, batches.count, target_ndim) as file:
         sound = _sound(batches.into(file), alive)
         file.finish(sound.nonzero().flatten().tolist(), _of_sound(weights, sound))
     return Predictive(*read_prediction(path, likelihood))
@@ -306,6 +309,12 @@ def training_of(source: Any) -> tuple[str | None, Sequence[float] | None]:
     return precision, (getattr(source, "provenance", None) or {}).get("input_range")
 
 
+def _target_ndim(source: Any) -> int | None:
+    """Number of axes of the training targets; None for an ensemble, and for older runs."""
+    shape = getattr(source, "target_shape", None)
+    return None if shape is None else 1 + len(shape)
+
+
 def _opened(source: Any, load: Callable[[Path], Any] | None) -> Any:
     if not isinstance(source, str | os.PathLike):
         return source
@@ -387,7 +396,8 @@ def predict_together(
     batches = _DividedBatches(mesh, batches)
     if mesh.first:
         path = None if out is None else checked_out(out)
-        return collected(batches, ensemble.alive, run.likelihood, path=path)
+        ndim = _target_ndim(run)
+        return collected(batches, ensemble.alive, run.likelihood, path=path, target_ndim=ndim)
     batches.into(_Nowhere())
     return None
 

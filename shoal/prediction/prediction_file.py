@@ -54,20 +54,23 @@ def checked_out(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def writing(path: Path, likelihood: Likelihood, count: int | None) -> Iterator["MemberFile"]:
+def writing(
+    path: Path, likelihood: Likelihood, count: int | None, target_ndim: int | None = None
+) -> Iterator["MemberFile"]:
     """A file that appears under its name when the block ends, complete, or not at all.
 
     Args:
         path: the file to create or replace.
         likelihood: distribution of the targets, given the outputs.
         count: expected number of data points; None if unknown.
+        target_ndim: number of axes of the targets; None if unknown.
     """
     with ExitStack() as stack:
         with storage_errors("write", path):
             sweep(path.parent)
             temporary = stack.enter_context(staging(path.parent)) / path.name
             file = stack.enter_context(open(temporary, "w+b", buffering=0))
-        yield MemberFile(file, path, likelihood, count)
+        yield MemberFile(file, path, likelihood, count, target_ndim)
         with storage_errors("write", path):
             file.close()
             os.replace(temporary, path)
@@ -81,8 +84,16 @@ class MemberFile:
     apart; `finish` moves them together.
     """
 
-    def __init__(self, file: FileIO, path: Path, likelihood: Likelihood, count: int | None) -> None:
+    def __init__(
+        self,
+        file: FileIO,
+        path: Path,
+        likelihood: Likelihood,
+        count: int | None,
+        target_ndim: int | None = None,
+    ) -> None:
         self.file, self.path, self.likelihood = file, path, likelihood
+        self.target_ndim = target_ndim
         self.room, self.filled = count or 0, 0
         self.shape: tuple[int, ...] = ()
         self.dtype = torch.float32
@@ -156,6 +167,7 @@ class MemberFile:
             "likelihood": to_json(_spec(self.likelihood)),
             "learned": to_json(learned),
             "weights": to_json(None if weights is None else weights.double().tolist()),
+            "target_ndim": to_json(self.target_ndim),
         }
 
     def _make_room(self, room: int) -> None:
@@ -186,6 +198,7 @@ class StoredPrediction(NamedTuple):
     members: Tensor
     likelihood: Likelihood
     weights: Tensor | None
+    target_ndim: int | None
 
 
 def read_prediction(path: Path, likelihood: Likelihood | None = None) -> StoredPrediction:
@@ -209,11 +222,14 @@ def read_prediction(path: Path, likelihood: Likelihood | None = None) -> StoredP
         spec, learned, weights = (parse_json(facts[name]) for name in _DESCRIBED)
         meaning = likelihood or _made(spec, path).restored(_learned(learned))
         shares = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+        target_ndim = parse_json(facts.get("target_ndim", "null"))  # older files do not say
+        if target_ndim is not None and (type(target_ndim) is not int or target_ndim < 1):
+            raise ValueError("target_ndim is no number of axes")
     except ShoalError:
         raise
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{path} is not a sound prediction file: {error}") from None
-    return StoredPrediction(members, meaning, shares)
+    return StoredPrediction(members, meaning, shares, target_ndim)
 
 
 def _spec(likelihood: Likelihood) -> dict[str, Any]:

@@ -3,15 +3,15 @@
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.arguments import checked, instance_of, items, share, whole
+from shoal.core.arguments import checked, instance_of, items, one_or_more, share, whole
 from shoal.core.display.notebook import Curve, bars_svg, curves_svg, facts_html
 from shoal.core.display.text import number, percent
 from shoal.core.errors import ConfigError, DataError
@@ -50,12 +50,17 @@ class Predictive:
     `log_prob` and `entropy` are methods. Probabilities are averaged, never logits. All entropies
     are in nats.
 
+    Quantities of the targets have the shape of the targets: [B] if the ensemble was trained on
+    targets [B], and [B, K] for K columns, also for one column [B, 1].
+
     Attributes:
         members: outputs of the members [M, B, C], before the likelihood's softmax or softplus;
             [M, B, *S, C] for outputs at the sites S of a data point, such as tokens.
         likelihood: distribution of the targets, given the outputs.
         weights: weights of the members [M] with sum 1; None for equal weights. Equal weights become
             None, so that results are the same bit for bit.
+        target_ndim: number of axes of the targets, such as 1 for [B] and 2 for [B, K]. None if it
+            is not known: then there is an axis of columns.
 
     >>> from shoal.inference.likelihoods import Categorical
     >>> pred = Predictive(torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]), Categorical())
@@ -68,6 +73,7 @@ class Predictive:
     members: Tensor
     likelihood: Likelihood
     weights: Tensor | None = None
+    target_ndim: int | None = None
 
     def __post_init__(self) -> None:
         outputs = self.members
@@ -103,7 +109,7 @@ class Predictive:
     def __getitem__(self, index: Any) -> "Predictive":
         """The prediction for chosen data points: a number, a slice, numbers, or a mask [B]."""
         members = self.members[:, chosen_rows(index, len(self))]
-        return Predictive(members, self.likelihood, self.weights)
+        return replace(self, members=members)
 
     @property
     def size(self) -> int:
@@ -137,11 +143,11 @@ class Predictive:
                     f"concat needs predictions of the same members, not {first} and {part}"
                 )
         members = torch.cat([part.members for part in parts], dim=1)
-        return cls(members, first.likelihood, first.weights)
+        return replace(first, members=members)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the prediction to a .safetensors file, which `load` opens."""
-        with writing(checked_out(path), self.likelihood, len(self)) as file:
+        with writing(checked_out(path), self.likelihood, len(self), self.target_ndim) as file:
             for rows in blocks(self):
                 file.add(self.members[:, rows])
             file.finish(range(self.size), self.weights)
@@ -162,22 +168,37 @@ class Predictive:
         """A quantity of each data point [B, ...], with memory for one block of data points.
 
         Args:
-            compute: from the prediction of some data points, and the rows of `along` that belong
-                to them, to a tensor with one row per data point.
+            compute: from the prediction of some data points with `columns`, and the rows of
+                `along` that belong to them, to a tensor with one row per data point.
             along: tensors with one row per data point.
         """
         parts = [compute(self.block(rows), *(t[rows] for t in along)) for rows in blocks(self)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def block(self, rows: slice) -> "Predictive":
-        """The prediction for some data points, on the same memory."""
+        """The prediction for some data points with columns, on the same memory."""
         if rows == slice(0, len(self)):
-            return self
-        block = object.__new__(Predictive)
-        vars(block).update(
-            members=self.members[:, rows], likelihood=self.likelihood, weights=self.weights
-        )
-        return block
+            return self.columns
+        return self._unchecked(members=self.members[:, rows], target_ndim=None)
+
+    @cached_property
+    def columns(self) -> Self:
+        """The same prediction, with an axis of columns in every quantity of the targets."""
+        return self if self._has_column_axis else self._unchecked(target_ndim=None)
+
+    @property
+    def _has_column_axis(self) -> bool:
+        return self.target_ndim is None or self.target_ndim > self.members.ndim - 2
+
+    def _unchecked(self, **changes: Any) -> Self:
+        """The prediction with some changes that need no check."""
+        other = object.__new__(type(self))
+        vars(other).update({each.name: getattr(self, each.name) for each in fields(self)} | changes)
+        return other
+
+    def as_targets(self, values: Tensor) -> Tensor:
+        """Values [..., B, *S, K] of all columns in the shape of the targets."""
+        return values if self._has_column_axis else values.squeeze(-1)
 
     @cached_property
     def probs(self) -> Tensor:
@@ -186,22 +207,20 @@ class Predictive:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the mixture: `probs` for classes, [B, K] for columns of numbers or of 0 and 1."""
-        kinds = self.likelihood.about.kinds
-        one_hot = "classes" in kinds and "binary" not in kinds
-        if one_hot:
+        """Mean of the mixture: `probs` for classes, or numbers in the shape of the targets."""
+        if self._one_hot:
             return self.probs
-        return self.by_blocks(lambda part: part.average(part.member_means))
+        return self.as_targets(self.by_blocks(lambda part: part.average(part.member_means)))
 
     @property
     def variance(self) -> Tensor:
         r"""Variance of the mixture: p(1 - p) of the one-hot label, or the law of total variance.
 
-        For regression $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$ [B, K].
+        For regression $\sigma^2 = \sum_m w_m \sigma_m^2 + \sum_m w_m (\mu_m - \mu)^2$.
         """
         if self._has_classes:
             return self.mean * (1 - self.mean)
-        return self.by_blocks(total_variance)
+        return self.as_targets(self.by_blocks(total_variance))
 
     @property
     def stddev(self) -> Tensor:
@@ -213,23 +232,30 @@ class Predictive:
         return self.by_blocks(mixture_log_prob, self.check(y))
 
     def cdf(self, y: ArrayLike) -> Tensor:
-        """P(Y <= y) of each target column [B, K], in double precision."""
-        return self.by_blocks(mixture_cdf, self.check(y))
+        """P(Y <= y) of each target, in the shape of the targets and in double precision."""
+        return self.as_targets(self.by_blocks(mixture_cdf, self.check(y)))
 
-    @checked(level=share)
-    def quantile(self, level: float) -> Tensor:
-        """The smallest y with P(Y <= y) >= level, in each target column [B, K], by bisection."""
+    @checked(level=one_or_more(share))
+    def quantile(self, level: float | Sequence[float]) -> Tensor:
+        """The smallest y with P(Y <= y) >= level, in the shape of the targets, by bisection.
+
+        Args:
+            level: a number between 0 and 1; or several, for one more axis in front, one row a
+                level.
+        """
+        if isinstance(level, Sequence):
+            return torch.stack([self.quantile(each) for each in level])
         self._only("numbers", "quantiles", "probs")
-        return self.by_blocks(lambda part: bisected_quantile(part, level))
+        return self.as_targets(self.by_blocks(lambda part: bisected_quantile(part, level)))
 
     @checked(level=share)
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Ends of the central interval of probability `level`, each [B, K]."""
+        """Ends of the central interval of probability `level`, each in the shape of the targets."""
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     @checked(n=whole)
     def sample(self, n: int, *, seed: int | None = None, joint: bool = False) -> Tensor:
-        """Draw targets: labels [n, B], or numbers [n, B, K]; a member first, then its target.
+        """Draw targets [n, B] or [n, B, K], as the targets are; a member first, then its target.
 
         Args:
             n: number of draws.
@@ -237,7 +263,13 @@ class Predictive:
             joint: each draw takes one member for all data points, as a drawn function. By default
                 every data point has its own member.
         """
-        return drawn_targets(self, n, seed, joint)
+        drawn = drawn_targets(self, n, seed, joint)
+        if self._one_hot:
+            return drawn
+        one_label = drawn.ndim < self.members.ndim
+        if one_label:  # Bernoulli labels of one column come without an axis of columns
+            return drawn if self.target_ndim is None else self.as_targets(drawn.unsqueeze(-1))
+        return self.as_targets(drawn)
 
     @checked(level=share, classes=items)
     def to_frame(self, level: float = 0.9, classes: Sequence[str] | None = None) -> Any:
@@ -288,19 +320,34 @@ class Predictive:
         return self.probs.argmax(-1)
 
     def check(self, y: ArrayLike) -> Tensor:
-        """`y` as a tensor that fits this prediction: labels [B] or targets [B, K]."""
-        y = y if self._has_classes or "loss" in self.likelihood.about.kinds else real_targets(y)
+        """`y` as a tensor that fits this prediction: labels [B], or targets with columns [B, K].
+
+        Targets [B] and [B, 1] are the same. A shape that would only broadcast is refused.
+        """
+        any_target = "loss" in self.likelihood.about.kinds
+        y = y if self._has_classes or any_target else real_targets(y)
         targets = as_targets(y, len(self), self.members.dtype)
+        wanted = self.members.shape[1:-1]
         sites = self.members.ndim - 3
         shape = (self.members.shape[-1], sites) if sites else self.members.shape[-1:]
+        fits = targets.shape[: 1 + sites] == wanted and targets.ndim <= 2 + sites
+        if not fits and not any_target:
+            sizes = ", ".join(map(str, wanted))
+            raise DataError(
+                f"y has shape {tuple(targets.shape)}, but the prediction is for targets "
+                f"{tuple(wanted)} or ({sizes}, columns); reshape y"
+            )
         return self.likelihood.prepared(targets, *shape).to(self.members.device)
 
     def points(self, y: ArrayLike | None = None) -> "tuple[Predictive, Any]":
-        """The prediction with every site as a data point, and its targets; no ignored targets."""
+        """The prediction with every site as a data point, and its targets; no ignored targets.
+
+        Both have columns: targets [B] become [B, 1], and so does the mean.
+        """
         members, targets = counted_points(self, y)
         if members is self.members:
-            return self, y
-        return Predictive(members, self.likelihood, self.weights), targets
+            return self.columns, targets
+        return replace(self, members=members, target_ndim=None), targets
 
     def member_probs(self) -> Tensor:
         """Class probabilities of each member [M, B, C]."""
@@ -313,9 +360,10 @@ class Predictive:
         return each.movedim(1, 0).contiguous()
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the target under each member, both [M, B, K]."""
+        """Mean and variance of the target under each member: [M, B] or [M, B, K]."""
         self._only("numbers", "member means and variances", "probs, mean or variance")
-        return self.likelihood.moments(self.members)
+        mean, variance = self.likelihood.moments(self.members)
+        return self.as_targets(mean), self.as_targets(variance)
 
     def average(self, values: Tensor) -> Tensor:
         """Weighted mean over members, [M, ...] to [...]."""
@@ -327,10 +375,16 @@ class Predictive:
     def _has_classes(self) -> bool:
         return self.likelihood.about.has_classes
 
+    @property
+    def _one_hot(self) -> bool:
+        """Whether the mean is a probability of each class, and not one number per column."""
+        return self._has_classes and "binary" not in self.likelihood.about.kinds
+
     @cached_property
     def member_means(self) -> Tensor:
-        """Mean of the target under each member [M, B, K]; for classes, their probabilities."""
-        return self.likelihood.mean(self.members)
+        """Mean of the target under each member, [M, B] or [M, B, K]; for classes, probabilities."""
+        means = self.likelihood.mean(self.members)
+        return means if self._one_hot else self.as_targets(means)
 
     @cached_property
     def _member_probs(self) -> Tensor:
@@ -339,7 +393,7 @@ class Predictive:
 
     @cached_property
     def _entropy(self) -> Tensor:
-        return self.likelihood.entropy(self.mean, lambda: self.variance)
+        return self.likelihood.entropy(self.columns.mean, lambda: self.columns.variance)
 
     @cached_property
     def _aleatoric(self) -> Tensor:
@@ -362,6 +416,7 @@ Columns = dict[str, np.ndarray]
 
 def main_columns(pred: Any) -> Columns:
     """The prediction in few columns, as `shoal predict` writes them."""
+    pred = pred.columns
     if not pred.likelihood.about.has_classes:
         return _numbered({"mean": pred.mean, "stddev": pred.stddev})
     if pred.probs.ndim > 2:
@@ -376,6 +431,7 @@ def main_columns(pred: Any) -> Columns:
 
 def frame_columns(pred: Any, level: float, classes: Sequence[str] | None) -> Columns:
     """All columns of `Predictive.to_frame`; sites of a data point have rows of their own."""
+    pred = pred.columns
     points, sites = len(pred), pred.members.shape[2:-1].numel()
     place = {}
     if pred.members.ndim > 3:

@@ -11,7 +11,7 @@ from shoal.core.arguments import flag, not_negative, positive
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
-from shoal.data.batches.batch import Targets, inputs_of, raw_batch, targets_of
+from shoal.data.batches.batch import Targets, inputs_of, raw_batch, target_shape, targets_of
 from shoal.data.batches.sources import ArrayBatches
 from shoal.engine.members.precision import calculating_in, full_precision
 from shoal.engine.resources.graph import CapturedMove
@@ -58,6 +58,7 @@ class Stepper:
     Attributes:
         ensemble: the members, changed in place and left in training mode.
         step: number of finished steps.
+        target_shape: shape of one data point's targets, as the first batch has them.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Stepper:
         self.ensemble = ensemble.to(self._where, self._dtype).train()
         self.ensemble.use_output(self._options.outputs)
         self.step = 0
+        self.target_shape: tuple[int, ...] | None = None
         self._mover: Mover | None = None
         self._shape = torch.Size()
         self._waiting: Mapping[str, Any] | None = None
@@ -184,6 +186,8 @@ class Stepper:
             raise DataError(f"x has {len(x)} points but y has {len(y)}; each x needs its own y")
         if own and isinstance(y, Tensor) and y.is_floating_point() and y.ndim == 2:
             y = y.unsqueeze(-1)  # a column axis, so that members are not taken for data points
+        if self.target_shape is None and (shape := target_shape(raw.y)) is not None:
+            self.target_shape = shape[1:] if own else shape
         if per_member is not None:
             y = MemberWeighted.of_pair(y, per_member)
         return x, y

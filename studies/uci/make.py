@@ -179,7 +179,7 @@ def trained(cell: Cell, device: str) -> dict[str, Any]:
 
 def gaussian_nll(pred: shoal.Predictive, y: torch.Tensor) -> float:
     """NLL of one Gaussian with mean and variance of the mixture, as in the publication."""
-    mean, variance = pred.mean.double().squeeze(-1).cpu(), pred.variance.double().squeeze(-1).cpu()
+    mean, variance = pred.mean.double().flatten().cpu(), pred.variance.double().flatten().cpu()
     square = (y.squeeze(-1) if y.ndim > 1 else y).cpu() - mean
     return float((square**2 / variance + variance.log() + math.log(2 * math.pi)).mean() / 2)
 

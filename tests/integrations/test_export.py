@@ -193,12 +193,13 @@ def test_quantiles_are_those_of_predict(likelihood):
     )
     outputs = torch.randn(3, 8, likelihood.width(1))
     weights = torch.tensor([0.5, 0.3, 0.2])
-    pred = Predictive(outputs, likelihood, weights)
-    traced = TracedPrediction.of(outputs, likelihood, weights, 0.38)
-    for level in (0.01, 0.5, 0.95):
-        torch.testing.assert_close(
-            traced.quantile(level), pred.quantile(level).float(), rtol=1e-5, atol=1e-5
-        )
+    for ndim, shape in ((None, (8, 1)), (1, (8,))):
+        pred = Predictive(outputs, likelihood, weights, ndim)
+        traced = TracedPrediction.of(outputs, likelihood, weights, ndim, 0.38)
+        for level in (0.01, 0.5, 0.95):
+            wanted = pred.quantile(level).float()
+            assert wanted.shape == shape
+            torch.testing.assert_close(traced.quantile(level), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_file_that_differs_is_an_error_and_never_appears(tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def test_intervals_have_the_units_of_the_targets(houses):
     pred = model.predictive(X)
     mean, std = model.predict(X, return_std=True)
     assert np.array_equal(std, model.predict_std(X))
-    assert np.allclose(mean, pred.mean[:, 0]) and np.allclose(std, pred.stddev[:, 0])
+    assert np.allclose(mean, pred.mean) and np.allclose(std, pred.stddev)
     quantiles = model.predict_quantile(X, [0.1, 0.9])
     assert np.allclose(quantiles, np.stack([low, high], -1))
     assert np.array_equal(model.predict_quantile(X, 0.9), quantiles[:, 1])
@@ -140,7 +140,7 @@ def test_conformal_intervals_take_the_prediction(houses):
     model, X, y = houses
     rule = shoal.decisions.conformal_intervals(model.predictive(X), y.to_numpy(), level=0.9)
     low, high = rule(model.predictive(X))
-    assert ((low[:, 0].numpy() <= y) & (y <= high[:, 0].numpy())).mean() >= 0.9
+    assert ((low.numpy() <= y) & (y <= high.numpy())).mean() >= 0.9
 
 
 def test_class_names_reach_the_evaluation():

@@ -87,10 +87,10 @@ def test_it_learns_the_rate(runs):
 def test_predictions_follow_from_mean_variance_and_density(runs):
     x, y = counts(seed=1)
     pred = shoal.predict(runs[0], x)
-    rates = pred.members.exp()
+    rates = pred.members.exp()[..., 0]
     torch.testing.assert_close(pred.mean, rates.mean(0))
     torch.testing.assert_close(pred.variance, rates.mean(0) + rates.var(0, correction=0))
-    each = torch.distributions.Poisson(rates[..., 0]).log_prob(y.float())
+    each = torch.distributions.Poisson(rates).log_prob(y.float())
     torch.testing.assert_close(pred.log_prob(y), each.exp().mean(0).log(), atol=1e-4, rtol=1e-4)
     with pytest.raises(ConfigError, match="counts has no class probabilities"):
         pred.member_probs()

@@ -138,7 +138,7 @@ class TestLikelihood:
         square = (literal(modules)[..., 0] - y).double().square().mean()
         assert run.likelihood.noise_std == pytest.approx([float(square.sqrt())], rel=1e-5)
         pred = shoal.predict(shoal.load(tmp_path / "run", real), X)
-        torch.testing.assert_close(pred.mean[:, 0], literal(modules)[..., 0].mean(0))
+        torch.testing.assert_close(pred.mean, literal(modules)[..., 0].mean(0))
         found = shoal.evaluate(run, (X, y)).test
         error = (literal(modules)[..., 0].mean(0) - y).square().mean().sqrt()
         assert found["rmse"] == pytest.approx(float(error), rel=1e-5)

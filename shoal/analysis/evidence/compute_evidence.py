@@ -156,6 +156,7 @@ def total_variation(p: Predictive, q: Predictive) -> Tensor:
     """Total variation distance of two predictions for the same inputs [B]."""
     if p.likelihood.about.has_classes:
         return 0.5 * (p.probs.double() - q.probs.double()).abs().sum(-1)
+    p, q = p.columns, q.columns
     return torch.stack([_integrated(p, q, point) for point in range(len(p))])
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.core.opaque import Opaque
-from shoal.core.structure import Inputs, Structured, Weighted, is_structure
+from shoal.core.structure import Inputs, Structured, Weighted, is_structure, parted
 from shoal.data.batches.arrays import as_inputs, as_targets, as_tensor
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "inputs_of",
     "points_of",
     "raw_batch",
+    "target_shape",
     "targets_of",
 ]
 
@@ -115,6 +116,18 @@ def targets_of(
     if weight is None:
         return targets
     return Weighted.of_pair(targets, checked_weights(weight, len(targets), dtype))
+
+
+def target_shape(y: Any) -> tuple[int, ...] | None:
+    """Shape of one data point's targets as they were given; None for a structure.
+
+    >>> target_shape([0.5, 1.5]), target_shape([[1], [2]])
+    ((), (1,))
+    """
+    y, _ = parted(y)
+    if isinstance(y, Structured) or is_structure(y):
+        return None
+    return tuple(as_tensor(y, "y").shape[1:])
 
 
 def points_of(batch: Any) -> int:

@@ -15,7 +15,14 @@ from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.random import derive, seeded
 from shoal.core.structure import Inputs, parted
 from shoal.data.batches.arrays import value_range
-from shoal.data.batches.batch import Targets, inputs_of, points_of, raw_batch, targets_of
+from shoal.data.batches.batch import (
+    Targets,
+    inputs_of,
+    points_of,
+    raw_batch,
+    target_shape,
+    targets_of,
+)
 
 __all__ = ["LoaderBatches"]
 
@@ -53,6 +60,7 @@ class LoaderBatches:
 
     Attributes:
         input_range: smallest and largest value of the first batch.
+        target_shape: shape of one data point's targets, as the first batch has them.
     """
 
     def __init__(
@@ -68,6 +76,7 @@ class LoaderBatches:
         self.loader, self.seed, self.device = loader, seed, device
         self.dtype, self.check, self.steps, self.whole = dtype, check, steps, whole
         self.input_range: list[float] | None = None
+        self.target_shape: tuple[int, ...] | None = None
         self._once, self._opened_before = isinstance(loader, Iterator), False
         if self._once and steps is None:
             raise self._read_only_once("every epoch reads the data again")
@@ -234,6 +243,8 @@ class LoaderBatches:
             raise DataError(f"in batch {step} of the loader, {error}") from None
         if self.input_range is None and isinstance(x, Tensor):
             self.input_range = value_range(x)
+        if self.target_shape is None:
+            self.target_shape = target_shape(raw.y)
         return x, y
 
     def _read_only_once(self, why: str) -> DataError:

@@ -19,7 +19,14 @@ from shoal.core.random import generator
 from shoal.core.structure import Inputs, Structured, is_structure, joined, parted
 from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_inputs, check_labels, check_range
-from shoal.data.batches.batch import RawBatch, Targets, inputs_of, raw_batch, targets_of
+from shoal.data.batches.batch import (
+    RawBatch,
+    Targets,
+    inputs_of,
+    raw_batch,
+    target_shape,
+    targets_of,
+)
 from shoal.data.batches.loaders import LoaderBatches
 from shoal.data.dataset import Dataset, Split
 
@@ -85,6 +92,8 @@ class ArrayBatches:
         batch_size: data points per batch; the last batch of an epoch may have fewer.
         seed: with the epoch, fixes the permutation.
         drop_last: leave out a last batch that is not full.
+        target_shape: shape of one data point's targets as they were given; a column of labels
+            [N, 1] becomes y [N]. None if it is not known.
     """
 
     x: Tensor | Structured
@@ -92,6 +101,7 @@ class ArrayBatches:
     batch_size: int
     seed: int = 0
     drop_last: bool = False
+    target_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         checked_size(self.batch_size)
@@ -142,22 +152,26 @@ def as_split(
     >>> as_split(([[0.5], [1.5]], [0, 1])).y
     tensor([0, 1])
     """
-    if isinstance(data, Dataset):
-        data = data.train
-    if isinstance(data, Split):
-        x, y = data.x, data.y
-    elif _is_batch(data):
-        x, y, batch_weight = raw_batch(data)
-        weight = batch_weight if weight is None else weight
-    elif isinstance(data, (tuple, DataLoader, TorchDataset)):
-        raise _not_arrays(data)
-    else:
-        x, y = data, None
+    x, y, batch_weight = _raw_parts(data)
+    weight = batch_weight if weight is None else weight
     if is_batch_object(x):
         targets = targets_of(y, None, dtype, weight)
         return Split(inputs_of(x, dtype, whole, len(targets)), targets)
     inputs = inputs_of(x, dtype, whole)
     return Split(inputs, None if y is None else targets_of(y, len(inputs), dtype, weight))
+
+
+def _raw_parts(data: Any) -> RawBatch:
+    """Inputs, targets and weights as they were given."""
+    if isinstance(data, Dataset):
+        data = data.train
+    if isinstance(data, Split):
+        return RawBatch(data.x, data.y)
+    if _is_batch(data):
+        return raw_batch(data)
+    if isinstance(data, (tuple, DataLoader, TorchDataset)):
+        raise _not_arrays(data)
+    return RawBatch(data)
 
 
 def batches_of(
@@ -200,7 +214,9 @@ def batches_of(
         y, point_weight = parted(split.y)
         batch = (split.x.value, y) if point_weight is None else (split.x.value, y, point_weight)
         return LoaderBatches([batch], seed, device, dtype, None, steps, whole)
-    return ArrayBatches(split.x.to(device), split.y.to(device), batch_size, seed)
+    shape = target_shape(_raw_parts(data).y)
+    x, y = split.x.to(device), split.y.to(device)
+    return ArrayBatches(x, y, batch_size, seed, target_shape=shape)
 
 
 def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:

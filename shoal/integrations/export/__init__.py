@@ -19,6 +19,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -190,7 +191,8 @@ def _counted(
         return numbers.tolist(), pred
     heavy = pred.weights > 0
     weights = pred.weights[heavy] / pred.weights[heavy].sum()
-    return numbers[heavy].tolist(), Predictive(pred.members[heavy], pred.likelihood, weights)
+    kept = replace(pred, members=pred.members[heavy], weights=weights)
+    return numbers[heavy].tolist(), kept
 
 
 def _metadata(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -95,26 +96,36 @@ def values_of(pred: Predictive, names: Sequence[str]) -> dict[str, Tensor]:
     return values
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class TracedPrediction(Predictive):
     """A prediction of any number of data points: no step depends on values or on their number."""
 
-    share: float
+    share: float = 0.0
 
     @classmethod
     def of(
-        cls, members: Tensor, likelihood: Likelihood, weights: Tensor | None, share: float
+        cls,
+        members: Tensor,
+        likelihood: Likelihood,
+        weights: Tensor | None,
+        target_ndim: int | None,
+        share: float,
     ) -> "TracedPrediction":
         traced = object.__new__(cls)
-        vars(traced).update(members=members, likelihood=likelihood, weights=weights, share=share)
+        vars(traced).update(members=members, likelihood=likelihood, weights=weights)
+        vars(traced).update(target_ndim=target_ndim, share=share)
         return traced
 
     def by_blocks(self, compute: Callable[..., Tensor], *along: Tensor) -> Tensor:
-        return compute(self, *along)
+        return compute(self.columns, *along)
 
     def disagreement(self) -> Tensor:
-        return deviation(self, self.share)
+        return deviation(self.columns, self.share)
 
     def quantile(self, level: float) -> Tensor:
+        return self.as_targets(self.columns._column_quantile(level))
+
+    def _column_quantile(self, level: float) -> Tensor:
         """As `mixture.bisected_quantile`, with a few wide steps: a graph holds every step."""
         weights, means, stddevs = (t.unsqueeze(-1) for t in _normals(self.likelihood, self.members))
         low = self.mean - self.stddev / math.sqrt(min(level, 1 - level) / 2)
@@ -153,6 +164,7 @@ class ExportedModule(nn.Module):
         weights = pred.weights
         self.register_buffer("weights", None if weights is None else weights.clone())
         self.share = 1 / pred.size if weights is None else float(weights.square().sum())
+        self.target_ndim = pred.target_ndim
         self._form = None
         if isinstance(example, Structured):
             self._form = tuple(example.tensors), example.form
@@ -167,5 +179,6 @@ class ExportedModule(nn.Module):
             inputs = Structured(dict(zip(names, tensors, strict=True)), form)
             positional, named = arguments(self.ensemble.members[0], inputs)
             outputs = self.ensemble(*positional, **named)
-        pred = TracedPrediction.of(outputs, self.likelihood, self.weights, self.share)
+        known = self.likelihood, self.weights, self.target_ndim, self.share
+        pred = TracedPrediction.of(outputs, *known)
         return values_of(pred, self.names)

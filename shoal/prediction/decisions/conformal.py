@@ -150,7 +150,9 @@ IntervalScore = Literal["cqr", "scaled", "absolute"]
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """A fitted rule for intervals; call it with a prediction to get both ends, each [B, K].
+    """A fitted rule for intervals; call it with a prediction to get both ends.
+
+    Each end has the shape of the targets: [B] or [B, K].
 
     Attributes:
         margin: q of every target column.
@@ -180,7 +182,10 @@ class ConformalIntervals:
         low, high, unit = _parts(points, self.score, self.level)
         margin = torch.tensor(self.margin, dtype=torch.float64, device=low.device) * unit
         low, high = low - margin, high + margin
-        return (low.ceil(), high.floor()) if points.likelihood.discrete else (low, high)
+        if points.likelihood.discrete:
+            low, high = low.ceil(), high.floor()
+        shape = *pred.members.shape[1:-1], -1
+        return pred.as_targets(low.reshape(shape)), pred.as_targets(high.reshape(shape))
 
 
 @checked(pred=prediction, level=share, score=one_of("cqr", "scaled", "absolute"))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shoal.core.arguments import checked, one_of
@@ -59,7 +59,7 @@ def temperature(pred: Predictive, y: ArrayLike, where: Where = "members") -> Tem
     """
     pred, targets = pred.points(y)
     ready = _ready(pred, where)
-    double = Predictive(ready.members.double(), ready.likelihood, ready.weights)
+    double = replace(ready, members=ready.members.double())
     labels = double.check(targets)
 
     def nll(log_t: float) -> float:
@@ -79,8 +79,8 @@ def _ready(pred: Predictive, where: Where) -> Predictive:
         )
     if where == "pooled":
         if "binary" in kinds:
-            logits = pred.mean.double().logit(eps=1e-300).unsqueeze(0)
-            return Predictive(logits.to(pred.members.dtype), pred.likelihood)
+            logits = pred.columns.mean.double().logit(eps=1e-300).unsqueeze(0)
+            return replace(pred, members=logits.to(pred.members.dtype), weights=None)
         log_probs = class_probs(pred)[1].log().unsqueeze(0)
         return Predictive(log_probs.to(pred.members.dtype), Categorical())
     if "ordinal" in kinds:
@@ -89,7 +89,7 @@ def _ready(pred: Predictive, where: Where) -> Predictive:
 
 
 def _scaled(pred: Predictive, value: float) -> Predictive:
-    return Predictive(pred.members / value, pred.likelihood, pred.weights)
+    return replace(pred, members=pred.members / value)
 
 
 def _minimum(f: Callable[[float], float]) -> float:

@@ -6,6 +6,7 @@ family. Decorate the function with `register`: it appears in `evaluate`, in list
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def evaluate(
 
     Args:
         pred: the prediction for labelled data.
-        y: labels [B] for classes, targets [B] or [B, K] for regression.
+        y: labels [B] for classes, targets [B] or [B, K] for regression; [B] and [B, 1] score alike.
         ood: the same ensemble's prediction for OOD data; adds OOD detection metrics.
         sample_weight: weight of each data point [B]. A whole number equals repetition. With other
             numbers, metrics that are not means over data points are left out.
@@ -124,10 +125,7 @@ def evaluate(
     metrics = {name: registry[name] for name in registry if registry[name].fits(pred)}
     if weight is not None and bool((weight == weight.round()).all()):
         rows = torch.arange(len(weight), device=weight.device).repeat_interleave(weight.long())
-        pred, targets = (
-            Predictive(pred.members[:, rows], pred.likelihood, pred.weights),
-            targets[rows],
-        )
+        pred, targets = replace(pred, members=pred.members[:, rows]), targets[rows]
         weight = None
     with weighing(weight):
         values = {

@@ -1,6 +1,7 @@
 """Metrics of predictions of numbers, in the units of the targets."""
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -136,4 +137,4 @@ def in_units(pred: Predictive, scaling: Scaling | None) -> Predictive:
     """
     if scaling is None:
         return pred
-    return Predictive(pred.members, pred.likelihood.in_units(scaling), pred.weights)
+    return replace(pred, likelihood=pred.likelihood.in_units(scaling))

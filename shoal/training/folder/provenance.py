@@ -36,10 +36,12 @@ def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> d
 
 
 def about_data(batches: ArrayBatches | LoaderBatches) -> dict[str, Any]:
-    """Number, digest and range of the data."""
+    """Number, digest and range of the data, and the shape of one data point's targets."""
+    shape = batches.target_shape
     return {
         "data": {"points": batches.n, "sha256": digest(batches)},
         "input_range": _input_range(batches),
+        **({} if shape is None else {"target_shape": list(shape)}),
     }
 
 

@@ -77,6 +77,12 @@ class Run:
         return tuple(self.provenance.get("warnings", ()))
 
     @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """Shape of one data point's targets, such as () for [N]; None for older runs."""
+        shape = self.provenance.get("target_shape")
+        return None if shape is None else tuple(shape)
+
+    @property
     def best_epoch(self) -> int | None:
         """The epoch with the lowest validation NLL; None without validation data."""
         return best_epoch(self.history)

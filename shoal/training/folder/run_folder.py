@@ -274,6 +274,7 @@ _PROVENANCE_CHECKS: dict[str, Check] = {
     "notes": _TEXTS,
     "warnings": _TEXTS,
     "pixel_range": _RANGE,
+    "target_shape": ("a list of sizes", lambda v: isinstance(v, list) and all(map(_is_whole, v))),
     "run_id": ("text", lambda value: value is None or isinstance(value, str)),
 }
 
