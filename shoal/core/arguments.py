@@ -57,7 +57,8 @@ __all__ = [
 Check = Callable[[str, Any], Any]
 """Takes an argument's name and a value, returns the valid value or raises `ConfigError`."""
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def checked(**checks: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -124,7 +124,7 @@ def _sources() -> dict[str, object]:
 
 @pytest.mark.parametrize("kind", _sources())
 def test_every_kind_of_data_keeps_the_shape(kind: str) -> None:
-    pred = shoal.predict(trained(None, data=_sources()[kind]), inputs())
+    pred = shoal.predict(trained(None, data=_sources()[kind], likelihood="gaussian"), inputs())
     assert pred.mean.shape == (N,) and pred.interval()[0].shape == (N,)
 
 
