@@ -8,6 +8,7 @@ parameters, `make test` runs the sum and not the product: see `conftest.py`.
 # Whole files, mostly because of what their tests share: a report, a study, a fitted flow.
 SLOW_FILES = {
     "test_adapters_page",
+    "test_advice",
     "test_auto_mesh",
     "test_choice",
     "test_compress",

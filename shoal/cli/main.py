@@ -13,6 +13,7 @@ from typing import Any
 
 from shoal.cli import ranks
 from shoal.cli.parser import overview, parse
+from shoal.core.caller import calling
 from shoal.core.display.progress import printable, quiet
 from shoal.core.errors import ShoalError, ShoalWarning, named_line
 from shoal.core.interruption import Interruption
@@ -94,7 +95,8 @@ def _command(arguments: list[str]) -> int:
         command = importlib.import_module(f"shoal.cli.commands.{options.command}")
     if interruption.received is not None:
         interruption.stop()
-    outcome = command.run(options)
+    with calling("command line"):
+        outcome = command.run(options)
     if ranks.speaks():
         print(to_json(outcome.value, indent=2) if options.json else printable(outcome.text))
     return outcome.status

@@ -408,6 +408,9 @@ def _report(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--title", help="title of the report")
     parser.add_argument(
+        "--classes", metavar="A,B", help="names of the classes, in the order of the labels"
+    )
+    parser.add_argument(
         "--figures", metavar="FOLDER", help="also write every figure as PNG and SVG"
     )
     parser.add_argument(

@@ -18,6 +18,7 @@ __all__ = [
     "LazySplits",
     "Scaling",
     "Split",
+    "class_names",
     "held_out",
     "registry",
     "sizes",
@@ -191,6 +192,22 @@ def _kind(tensor: Any) -> str:
     if not isinstance(tensor, Tensor):
         return repr(tensor)
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def class_names(data: Any) -> tuple[str, ...] | None:
+    """Names of the classes in the order of the labels; None where they are not known.
+
+    A `Dataset` has `classes`, and so have many sets of torch (`ImageFolder`), also in a loader.
+    """
+    for _ in range(4):  # a loader of a subset of a set
+        names = getattr(data, "classes", None)
+        if names is not None or not hasattr(data, "dataset"):
+            break
+        data = data.dataset
+    else:
+        return None
+    listed = isinstance(names, list | tuple) and len(names) > 0
+    return tuple(map(str, names)) if listed else None
 
 
 class LazySplits(Mapping[str, Split]):

@@ -344,7 +344,7 @@ def evaluate_run(
     means = corrupted_means(scores["shifts"])
     scores |= {"corrupted": means} if means else {}
     samples = {name: tensor.cpu() for name, tensor in samples.items()}
-    facts = _described(dataset, test, counts) | made_from(run, dataset)
+    facts = _described(run, dataset, test, counts) | made_from(run, dataset)
     evaluation = Evaluation({"data": facts, **scores}, samples)
     if keep:
         keep_evaluation(run, evaluation)
@@ -537,14 +537,17 @@ def _around(x: Tensor) -> Iterator[Tensor]:
         yield torch.linspace(start, end, GRID)
 
 
-def _described(dataset: Dataset, pred: Predictive, counts: Mapping[str, int]) -> dict[str, Any]:
-    classes = None if dataset.classes is None else list(dataset.classes)
+def _described(
+    run: Any, dataset: Dataset, pred: Predictive, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """What the report says about the data; the run knows class names that a test set lacks."""
+    known = dataset.classes or getattr(run, "provenance", {}).get("classes")
     image = is_image(dataset.train.x)
     return {
         "name": dataset.name,
         "task": pred.task,
         "about": pred.likelihood.about.plain,
-        "classes": classes,
+        "classes": None if known is None else list(map(str, known)),
         "inputs": "images" if image else "inputs",
         "counts": dict(counts),
     }

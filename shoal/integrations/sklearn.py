@@ -8,6 +8,7 @@ pickles with them:
     dates        `DateParts`: days, and the time of the day, week and year; then as numbers
 """
 
+import inspect
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor, nn
 
+from shoal.core.caller import calling
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.optional import require
 from shoal.data.batches.sources import as_split
@@ -253,10 +255,20 @@ class EnsembleEstimator(BaseEstimator):
         options: dict[str, Any] = self._options(points, seed) | {"likelihood": likelihood}
         options |= held_out | dict(self.options or {})
         data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names())
-        with _ONE_FIT:
+        with _ONE_FIT, calling("estimator", name=type(self).__name__, parameters=self._changed()):
             ensemble = Ensemble.init(build, self.members, seed)
             self.run_ = fit(ensemble, data, **options)
         self.n_iter_ = len(self.run_.history)
+
+    def _changed(self) -> dict[str, str]:
+        """The parameters that differ from their defaults, as they are typed."""
+        defaults = inspect.signature(type(self)).parameters
+        changed = {
+            name: _typed(value)
+            for name, value in self.get_params(deep=False).items()
+            if not _same(value, defaults[name].default)
+        }
+        return {name: text for name, text in changed.items() if text}
 
     def _stops_early(self, y: np.ndarray) -> bool:
         if isinstance(self.early_stopping, str):
@@ -311,6 +323,17 @@ class EnsembleEstimator(BaseEstimator):
 def _labels(y: np.ndarray) -> np.ndarray | None:
     """The classes of encoded targets; None for numbers, and for several labels at once."""
     return y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def _typed(value: Any) -> str:
+    """A parameter as Python code, a function by its name; empty for what cannot be typed."""
+    if callable(value) and not isinstance(value, BaseEstimator):
+        return getattr(value, "__qualname__", "")
+    return "" if " at 0x" in repr(value) else repr(value)
 
 
 def _checked_weights(weight: Any, n: int) -> np.ndarray:

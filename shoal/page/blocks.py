@@ -36,12 +36,16 @@ class Statement:
         number: the number as text.
         sentence: the explanation.
         tone: "good", "mind" where attention is needed, or "plain".
+        advice: what to do next, where attention is needed.
+        code: the line to type for it.
     """
 
     name: str
     number: str
     sentence: str
     tone: str = "plain"
+    advice: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,9 +95,17 @@ class Listing:
 
 @dataclass(frozen=True)
 class Remark:
-    """A sentence."""
+    """A sentence.
+
+    Attributes:
+        text: the sentence.
+        tone: "info", or "mind" where attention is needed.
+        code: the line to type.
+    """
 
     text: str
+    tone: str = "info"
+    code: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import hashlib
 import html
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from itertools import count
@@ -16,7 +16,7 @@ from typing import Any
 from shoal.core.display.progress import Ticker
 from shoal.core.optional import require
 from shoal.core.storage.files import write_bytes, write_text
-from shoal.data.dataset import Dataset
+from shoal.data.dataset import Dataset, class_names
 from shoal.evaluation.data_arguments import Inputs, Labelled, Shifts, evaluation_data, opened
 from shoal.evaluation.evaluate import (
     Evaluation,
@@ -92,6 +92,7 @@ def report(
     data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
     ood: Mapping[str, Inputs] | None = None,
     shifts: Shifts | None = None,
+    classes: Sequence[str] | None = None,
     title: str | None = None,
     figures: str | Path | None = None,
     progress: bool = False,
@@ -109,6 +110,8 @@ def report(
             are evaluated first. By default the page shows the stored evaluation.
         ood: out-of-distribution inputs by name, as `shoal.evaluate` takes them.
         shifts: changed test data by name, or names of corruptions, as `shoal.evaluate` takes them.
+        classes: names of the classes in the order of the labels. By default those of the data
+            set, such as `Dataset(..., classes=...)`, or of the estimator that made the run.
         title: heading of the page.
         figures: folder that gets every figure as a PNG and an SVG file.
         progress: report on standard error how many figures are drawn.
@@ -116,7 +119,8 @@ def report(
     entries = _several(runs)
     if data is not None or ood is not None or shifts is not None:
         entries = [_evaluated(run, data, ood, shifts, progress) for run in entries]
-    path, report_data = Path(path), load_report_data(entries, title)
+    names = class_names(data) if classes is None and isinstance(data, Dataset) else classes
+    path, report_data = Path(path), load_report_data(entries, title, names)
     with _collecting_later():
         sections = _built_sections(report_data)
         counts = {id(s): len(list(section_figures(s.blocks))) for s in sections.values()}
@@ -194,6 +198,7 @@ def render(
         sections=_sections(_built_sections(report_data) if sections is None else sections, after),
         not_evaluated=_not_evaluated(report_data),
         bare=_bare(report_data),
+        warnings=report_data.subject.warnings,
         style=_markup(_page_file("page.css")),
         script=_markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

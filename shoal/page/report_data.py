@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,6 +67,11 @@ class RunRecord:
     shared: str | None = None
     landscape: Mapping[str, AnalysisResult] = field(default_factory=dict)
     choice: Choice | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of the training, which are notes too; older runs do not tell them apart."""
+        return list(self.provenance.get("warnings") or [])
 
     @property
     def method(self) -> str:
@@ -204,6 +209,11 @@ class ReportData:
         return max(same, key=lambda group: group.members)
 
     @property
+    def subject(self) -> RunRecord:
+        """The run that represents the page: the lead's, or the first where none is evaluated."""
+        return self.lead.first if self.groups else self.entries[0]
+
+    @property
     def assessment(self) -> Evaluation:
         """The evaluation of the first run of the lead."""
         evaluation = self.lead.first.assessment if self.groups else None
@@ -232,6 +242,11 @@ class ReportData:
         values = {label: read(each) for label, each in evaluations.items() if each is not None}
         return {label: value for label, value in values.items() if value is not None}
 
+    def class_names(self, count: int) -> list[str]:
+        """Names of this many classes: those that are known, and numbers for the others."""
+        known = self.assessment.scores["data"].get("classes") or []
+        return [*known[:count], *map(str, range(len(known), count))]
+
     @property
     def sizes(self) -> list[int]:
         """Ensemble sizes, ascending."""
@@ -242,13 +257,22 @@ def _distance(group: SeedGroup, size: int) -> tuple[int, int]:
     return abs(group.members - size), -group.members
 
 
-def load_report_data(runs: Iterable[Any], title: str | None = None) -> ReportData:
+def load_report_data(
+    runs: Iterable[Any], title: str | None = None, classes: Sequence[str] | None = None
+) -> ReportData:
     """Load runs (a run, its folder, or a pair of run and evaluation) and group them.
+
+    Args:
+        runs: at least one.
+        title: heading of the page.
+        classes: names of the classes, in place of those that the evaluations have.
 
     Raises:
         ConfigError: There are no runs, or they use different data.
     """
     records = [_record(run) for run in runs]
+    if classes is not None:
+        records = [_renamed(record, classes) for record in records]
     if not records:
         raise ConfigError("a page needs at least one run; type: shoal report RUN")
     names = sorted({record.data for record in records})
@@ -283,6 +307,24 @@ def _record(run: Any) -> RunRecord:
         landscape=kept_study(run),
         choice=getattr(run, "choice", None),
     )
+
+
+def _renamed(record: RunRecord, classes: Sequence[str]) -> RunRecord:
+    """The run, with these names of its classes."""
+    if record.assessment is None:
+        return record
+    if not record.assessment.about.has_classes:
+        raise ConfigError(f"the targets of {record.name} are numbers; leave out classes")
+    labels = record.assessment.samples.get("test/label")
+    names, seen = tuple(map(str, classes)), 0 if labels is None else int(labels.max()) + 1
+    if isinstance(classes, str) or len(names) < max(seen, 2):
+        raise ConfigError(
+            f"classes holds {'one text' if isinstance(classes, str) else f'{len(names)} names'}, "
+            f"but the test set has {max(seen, 2)} classes; type classes=['first', 'second', ...]"
+        )
+    scores = record.assessment.scores
+    scores = scores | {"data": scores["data"] | {"classes": list(names)}}
+    return replace(record, assessment=replace(record.assessment, scores=scores))
 
 
 def _opened(folder: Path) -> RunRecord:

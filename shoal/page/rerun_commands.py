@@ -13,7 +13,15 @@ from shoal.page.report_data import RunRecord, shown_path
 from shoal.training.folder.own_data import has_own_data, has_own_network
 from shoal.training.options.options import DEFAULTS
 
-__all__ = ["commands", "fit_call"]
+__all__ = [
+    "call",
+    "commands",
+    "estimator_call",
+    "fit_call",
+    "init_call",
+    "is_from_estimator",
+    "settings_arguments",
+]
 
 _FITS = 20
 _WIDTH = 80
@@ -43,6 +51,8 @@ def commands(records: Sequence[RunRecord]) -> Iterator[str]:
 def _fit(record: RunRecord) -> str:
     if record.adopted:
         return _adopt(record)
+    if is_from_estimator(record):
+        return f"import shoal.sklearn\n\n{estimator_call(record)}"
     frozen = int(record.config.get("frozen") or 0)
     if frozen:
         return (
@@ -91,26 +101,50 @@ def fit_call(config: Mapping[str, Any]) -> str:
     ensemble = shoal.Ensemble.init(build, members=5)
     run = shoal.fit(ensemble, shoal.data.load('digits'), lr=0.1)
     """
-    settings = _settings(config)
-    build, network = _network(config)
+    settings = settings_arguments(config)
+    build, _ = _network(config)
     has_data = has_own_data(config)
     data = "(x, y)" if has_data else f"shoal.data.load({config['data']!r})"
-    seed = config.get("init_seed")
-    seeded = f", seed={seed}" if seed else ""
-    members = "" if network.startswith("[") else f", members={config.get('members')}"
     lines = ["import shoal", "", *build, *(["# x, y: the training data"] if has_data else [])]
-    lines.append(f"ensemble = shoal.Ensemble.init({network}{members}{seeded})")
-    return "\n".join([*lines, _call("run = shoal.fit", ["ensemble", data, *settings])])
+    lines.append(f"ensemble = {init_call(config)}")
+    return "\n".join([*lines, call("run = shoal.fit", ["ensemble", data, *settings])])
 
 
-def _call(head: str, arguments: Sequence[str]) -> str:
+def init_call(config: Mapping[str, Any]) -> str:
+    """The Python code that makes the members of a run."""
+    _, network = _network(config)
+    seeded = f", seed={config['init_seed']}" if config.get("init_seed") else ""
+    members = "" if network.startswith("[") else f", members={config.get('members')}"
+    return f"shoal.Ensemble.init({network}{members}{seeded})"
+
+
+def estimator_call(
+    record: RunRecord, changes: Mapping[str, Any] | None = None, width: int = _WIDTH
+) -> str:
+    """The Python code that fits the estimator of a run again, with changed parameters."""
+    made = record.provenance["made_by"]
+    parameters = {name: text for name, text in made["parameters"].items() if name != "out"}
+    parameters |= {name: repr(value) for name, value in (changes or {}).items()}
+    arguments = [f"{name}={text}" for name, text in parameters.items() if text != "None"]
+    made_again = call(f"model = shoal.sklearn.{made['name']}", arguments, width)
+    return f"{made_again}.fit(X_train, y_train)"
+
+
+def is_from_estimator(record: RunRecord) -> bool:
+    """Whether an estimator of `shoal.sklearn` made the run."""
+    made = record.provenance.get("made_by") or {}
+    sound = isinstance(made.get("parameters"), Mapping) and isinstance(made.get("name"), str)
+    return made.get("interface") == "estimator" and sound
+
+
+def call(head: str, arguments: Sequence[str], width: int = _WIDTH) -> str:
     """The call on one line if it fits, else with its arguments below."""
     line = f"{head}({', '.join(arguments)})"
-    if len(line) <= _WIDTH:
+    if len(line) <= width:
         return line
     rows: list[str] = []
     for argument in arguments:
-        if rows and len(rows[-1]) + len(argument) + 2 <= _WIDTH:
+        if rows and len(rows[-1]) + len(argument) + 2 <= width:
             rows[-1] += f" {argument},"
         else:
             rows.append(f"    {argument},")
@@ -141,7 +175,7 @@ def _own(name: str) -> str:
     return "your own function that makes one network" if last == "<lambda>" else f"your own {last}"
 
 
-def _settings(config: Mapping[str, Any]) -> list[str]:
+def settings_arguments(config: Mapping[str, Any]) -> list[str]:
     """The arguments of `fit` that differ from the defaults."""
     defaults = dict(DEFAULTS)
     usual = priors.make(defaults["prior"])
@@ -156,7 +190,9 @@ def _settings(config: Mapping[str, Any]) -> list[str]:
             continue
         if value is None or value == default or value == {"name": default}:
             continue
-        if isinstance(value, Mapping) and "custom" in value:
+        if name == "validation" and isinstance(value, Mapping):
+            settings.append("validation=(x_val, y_val)")
+        elif isinstance(value, Mapping) and "custom" in value:
             settings.append(f"{name}={value['custom']}")
         else:
             settings.append(f"{name}={_short(value)!r}")
@@ -185,9 +221,9 @@ def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
     if has_own_network(shared) or has_own_data(shared):
         first = [f"seed={seeds[0]}"] if seeds[0] else []
         grid = [f"methods={methods}", f"sizes={sizes}", f"seeds={count}", *first]
-        arguments = ["build", "(x, y)", "test=(x_test, y_test)", *grid, *_settings(shared)]
+        arguments = ["build", "(x, y)", "test=(x_test, y_test)", *grid, *settings_arguments(shared)]
         return "\n".join(
-            [*_network(shared)[0], _call("shoal.compare", [*arguments, f"out={str(again)!r}"])]
+            [*_network(shared)[0], call("shoal.compare", [*arguments, f"out={str(again)!r}"])]
         )
     first = [] if seeds[0] == 0 else [f"seed={seeds[0]}"]
     file = shlex.quote(str(where / "grid.toml"))

@@ -234,13 +234,13 @@ def entropy_sentence(ratios: Mapping[str, float]) -> str:
     """
     known = {name: value for name, value in ratios.items() if not math.isnan(value)}
     if not known:
-        return "The evaluation has no OOD data."
+        return "No OOD data were given."
     larger = {name: f"{value:.2g} times" for name, value in known.items() if value >= 1}
     smaller = {name: f"only {value:.2g} times" for name, value in known.items() if value < 1}
     (first, times), *rest = (larger | smaller).items()
     head = f"Predictive entropy on {first} is {times} that on the test set"
     text = ", ".join([head, *(f"on {name} {times}" for name, times in rest)]) + "."
-    return re.sub(r"(only )?\b1 times", "about 1 time", text)
+    return re.sub(r"(only )?(?<![\d.])1 times", "about 1 time", text)
 
 
 def halves_sentence(certain: float, uncertain: float) -> str:

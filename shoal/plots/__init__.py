@@ -7,6 +7,7 @@ matplotlib.
 from shoal.plots.calibration import Spread, contact_sheet, corrupted, coverage, reliability
 from shoal.plots.comparison import MetricCurve, comparison, heatmap, severity, sizes, strength
 from shoal.plots.diversity import curvature, effective, members, pairwise
+from shoal.plots.errors import confusion, coverage_over_prediction, residuals
 from shoal.plots.evidence import likelihoods, prior_comparison, weights
 from shoal.plots.fidelity import distances, posterior_bands, score_law, stein_growth
 from shoal.plots.figure import COLOURS, look, plot, png, registry, svg
@@ -26,9 +27,11 @@ __all__ = [
     "bandwidth",
     "bandwidths",
     "comparison",
+    "confusion",
     "contact_sheet",
     "corrupted",
     "coverage",
+    "coverage_over_prediction",
     "curvature",
     "distances",
     "diversity_plane",
@@ -52,6 +55,7 @@ __all__ = [
     "profile",
     "registry",
     "reliability",
+    "residuals",
     "score_law",
     "severity",
     "similarity",

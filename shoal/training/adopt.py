@@ -22,7 +22,7 @@ from shoal.core.storage.weight_files import difference, read_weights, renamed, w
 from shoal.core.structure import parted
 from shoal.core.values import check_spec
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
-from shoal.data.dataset import Dataset
+from shoal.data.dataset import Dataset, class_names
 from shoal.data.load import load as load_data
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.precision import full_precision
@@ -102,6 +102,8 @@ def adopt(
     facts = environment(ensemble.device) | ({} if batches is None else about_data(batches))
     if isinstance(known, Dataset) and known.pixel_range is not None:
         facts["pixel_range"] = list(known.pixel_range)
+    if (names := class_names(known)) is not None:
+        facts["classes"] = list(names)
     if files:
         facts["sources"] = {str(files[i]): sha256(files[i]) for i in order}
     run = Run(ensemble, meaning, config, [], notes, facts, None if out is None else Path(out))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from shoal.page.sections.training import loss_sentence, loss_trend
+from shoal.page.trend import loss_sentence, loss_trend
 
 
 def kinds(curve, epochs, noise=0.0, correlation=0.0, draws=100):

@@ -33,6 +33,7 @@ def test_the_readme_leads_to_every_section_that_data_allow(readme, here):
     found = re.findall(r'<section id="([^"]+)"', page)
     assert found == [
         "trust",
+        "errors",
         "methods",
         "uncertainty",
         "calibration",

@@ -65,6 +65,7 @@ def test_every_section_is_shown_and_linked(seen):
     if "newcomer" in page.url:
         allowed = [
             "trust",
+            "errors",
             "methods",
             "uncertainty",
             "calibration",

@@ -27,6 +27,7 @@ from shoal.prediction.statistics import paired_difference
 
 QUESTIONS = [
     "Can I trust it?",
+    "Where is it wrong?",
     "Which method, how many members?",
     "When does it know that it does not know?",
     "Is it calibrated, also under shift?",

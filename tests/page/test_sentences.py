@@ -107,8 +107,10 @@ def test_one_seed_compares_nothing():
 @pytest.mark.parametrize(
     ("ratios", "text"),
     [
-        ({}, "The evaluation has no OOD data"),
-        ({"noise": math.nan}, "The evaluation has no OOD data"),
+        ({}, "No OOD data were given"),
+        ({"noise": math.nan}, "No OOD data were given"),
+        ({"noise": 1.1}, "Predictive entropy on noise is 1.1 times that on the test set."),
+        ({"noise": 1.0}, "Predictive entropy on noise is about 1 time that on the test set."),
         ({"noise": 0.5}, "Predictive entropy on noise is only 0.5 times that on the test set."),
         (
             {"a": 2.0, "b": 3.0},

@@ -49,6 +49,9 @@ EXAMPLES = {
         {"4x4": 0.5},
     ),
     "reliability": ({"kde": metrics.reliability(PRED, Y)},),
+    "confusion": (metrics.confusion(Y, PRED.labels(), 3), ["ant", "bee", "cat"]),
+    "residuals": (PRED.members[0, :, 0], PRED.members[1, :, 0], PRED.entropy(), "kde"),
+    "coverage-over-prediction": ({"kde": (OUTPUTS[0, :, 0], torch.rand(60, generator=RANDOM))},),
     "coverage": ({"kde": torch.rand(50, generator=RANDOM)},),
     "uncertainty": (PRED.entropy(), {"letters": PRED.entropy() + 0.1}, "kde"),
     "uncertainty-by-size": (

@@ -11,7 +11,8 @@ from shoal import plots
 from shoal.core.display.text import number
 from shoal.data.corruptions import parse_shift
 from shoal.page import sentences
-from shoal.page.blocks import Block, Figure, Fold, Section, Table, TableCell, section
+from shoal.page.advice import report_again
+from shoal.page.blocks import Block, Figure, Fold, Remark, Section, Table, TableCell, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, SeedGroup
 from shoal.page.sections.trust import calibration_noise
@@ -109,10 +110,21 @@ _SEVERITY = re.compile(r"(.+?)[-_ ]?(\d+(?:\.\d+)?)$")
 def calibration_section(report_data: ReportData) -> Section | None:
     """Confidence against accuracy, on the test set and under shift."""
     blocks = [*_reliability(report_data), *_coverage(report_data), *_severity(report_data)]
-    blocks += corruption_blocks(report_data)
+    blocks += [*corruption_blocks(report_data), *_no_shifts(report_data)]
     if not blocks and not {"confidence", "coverage_90"} & report_data.assessment.test.keys():
         return None
     return Section("Is it calibrated, also under shift?", answer(report_data), blocks)
+
+
+def _no_shifts(report_data: ReportData) -> Iterator[Block]:
+    """In place of figures under shift: that no shifted data were given."""
+    about = report_data.assessment.about
+    if not report_data.assessment.shifts and about.under_shift and "loss" not in about.kinds:
+        yield Remark(
+            "No shifted data were given, so calibration under shift is not known. "
+            "Give changed test inputs, such as noisy ones.",
+            code=report_again(report_data.lead.first, "shifts"),
+        )
 
 
 def answer(report_data: ReportData) -> str:

@@ -60,7 +60,8 @@ def _settings(records: list[RunRecord]) -> list[Block]:
 
 
 def _provenance(record: RunRecord) -> Table:
-    known: dict[str, Any] = {k: v for k, v in record.provenance.items() if k != "seconds"}
+    elsewhere = ("seconds", "warnings")  # the page has them in other places
+    known: dict[str, Any] = {k: v for k, v in record.provenance.items() if k not in elsewhere}
     sources = known.pop("sources", {})
     for key in ("input_range", "pixel_range"):
         if isinstance(known.get(key), list):

@@ -19,6 +19,7 @@ from shoal.page.blocks import (
 )
 from shoal.page.measures import Measure, against_baseline, baseline, measures
 from shoal.page.report_data import ReportData, SeedGroup
+from shoal.page.rerun_commands import is_from_estimator
 from shoal.page.sentences import Verdict, verdict
 from shoal.page.sweep import Sweep, growth_sentence, strength_sentence, sweeps
 from shoal.plots.comparison import outliers
@@ -215,6 +216,8 @@ def _differences(report_data: ReportData, columns: list[Measure]) -> Iterator[Bl
 def _compare(report_data: ReportData, in_python: str, typed: str) -> str:
     """What to type to compare methods: a command, or Python for the user's network or data."""
     config = report_data.entries[0].config
+    if is_from_estimator(report_data.entries[0]):
+        return "shoal.report([model.run_, other.run_], 'report.html')"
     if has_own_network(config) or has_own_data(config):
         return f"shoal.compare(build, (x, y), test=(x_test, y_test){in_python})"
     return f"shoal compare CONFIG{typed}"

@@ -10,11 +10,13 @@ from shoal import plots
 from shoal.core.display.text import percent
 from shoal.evaluation.evaluate import Evaluation
 from shoal.page import sentences
+from shoal.page.advice import interface, report_again
 from shoal.page.blocks import (
     Block,
     Figure,
     Fold,
     Heading,
+    Remark,
     Section,
     Slider,
     SliderRow,
@@ -40,6 +42,7 @@ _MEASURES = {
 def uncertainty_section(report_data: ReportData) -> Section | None:
     """Uncertainty on the test set and on OOD data."""
     blocks = [
+        *no_ood_data(report_data),
         *rest_folded(_histograms(report_data), "Uncertainty of the other methods"),
         *_by_sizes(report_data),
         *answering_slider(report_data),
@@ -50,6 +53,16 @@ def uncertainty_section(report_data: ReportData) -> Section | None:
     if not blocks:
         return None
     return Section("When does it know that it does not know?", answer(report_data), blocks)
+
+
+def no_ood_data(report_data: ReportData) -> Iterator[Block]:
+    """In place of OOD detection: that no OOD data were given, and the line that gives them."""
+    if not report_data.assessment.ood:
+        yield Remark(
+            "No OOD data were given, so OOD detection is not known. "
+            "Give inputs that differ in kind from the training data.",
+            code=report_again(report_data.lead.first, "ood"),
+        )
 
 
 def answer(report_data: ReportData) -> str:
@@ -280,8 +293,14 @@ def answering_slider(report_data: ReportData) -> Iterator[Block]:
         ["answered", "accuracy", "95 % interval", "wrong answers"],
         rows,
         f"Move the slider: the numbers are those of the {inputs}. A threshold that is chosen here "
-        f"promises nothing for new data. `shoal decide RUN --error 0.01` finds one that does.",
+        f"promises nothing for new data. {_rule(report_data)} finds one that does.",
     )
+
+
+def _rule(report_data: ReportData) -> str:
+    """The name of what fits a threshold to validation data."""
+    typed = interface(report_data.lead.first) == "command line"
+    return f"`{'shoal decide RUN --error 0.01' if typed else 'shoal.decisions.selective'}`"
 
 
 def _row(label: str, group: SeedGroup) -> SliderRow | None:

@@ -1,11 +1,12 @@
 """Did training go well? Losses, forces, bandwidth, and messages of the training."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+import re
+from collections.abc import Iterator
 
 from shoal import plots
 from shoal.core.display.text import joined, number, percent, seconds
+from shoal.page import advice
 from shoal.page.blocks import (
     Block,
     Figure,
@@ -20,13 +21,18 @@ from shoal.page.blocks import (
 from shoal.page.measures import SIGNS, diverged
 from shoal.page.report_data import ReportData, RunRecord
 from shoal.page.sentences import ADOPTED
-from shoal.prediction.statistics import linear_change
-from shoal.training.folder.history import NEGLIGIBLE, best_epoch, divergence_sentence, held_out_loss
+from shoal.page.trend import loss_sentence
+from shoal.training.folder.history import NEGLIGIBLE, best_epoch, held_out_loss
 
-__all__ = ["Trend", "loss_sentence", "loss_trend", "training_section"]
+__all__ = ["training_section"]
 
 
 _FOLDS = 8
+
+_WARNING = re.compile(
+    "diverged|explodes|collapsed|predicts the same|in effect a plain|stalls|straggles"
+)
+"""Words of warnings, for runs that do not tell them apart from other notes."""
 
 
 @section("training", order=70, evaluated=False)
@@ -36,7 +42,7 @@ def training_section(report_data: ReportData) -> Section | None:
     if not trained:
         return _not_known([record for record in report_data.entries if record.adopted])
     first, others = _shown(trained, report_data)
-    blocks: list[Block] = [*_diverged(trained), *_notes(trained), *_figures(first)]
+    blocks: list[Block] = [*_diverged(trained), *_notes(trained, report_data), *_figures(first)]
     blocks += [
         Fold(f"Training of {record.method} ({record.name})", list(_figures(record)))
         for record in others[:_FOLDS]
@@ -70,7 +76,8 @@ def _not_known(adopted: list[RunRecord]) -> Section | None:
 def answer(record: RunRecord) -> str:
     """Whether the loss converged, and the range of the members' losses."""
     last = [loss for loss in record.history[-1].get("member_loss") or [] if _finite(loss)]
-    course, epochs = loss_sentence(record.history), len(record.history)
+    course = loss_sentence(record.history, advise=not record.warnings)
+    epochs = len(record.history)
     if not last:
         return course or "The history of this run is too short for a trend."
     span = f"After {epochs} epochs, member losses are {min(last):.3g} to {max(last):.3g} nats."
@@ -115,28 +122,36 @@ def _diverged(records: list[RunRecord]) -> Iterator[Block]:
     diverging = [record for record in records if diverged(record)]
     if diverging:
         names = joined([record.name for record in diverging])
-        yield Remark(
-            f"Training diverged in {len(diverging)} of {len(records)} runs: {names}. "
-            f"{SIGNS.capitalize()}."
-        )
+        text = f"Training diverged in {len(diverging)} of {len(records)} runs: {names}. "
+        step = advice.for_divergence(diverging[0])
+        yield Remark(f"{text}{SIGNS.capitalize()}. {step.sentence}", "mind", step.code)
 
 
-def _notes(records: list[RunRecord]) -> Iterator[Block]:
-    """The messages of the first run, and of one run of every other method."""
+def _notes(records: list[RunRecord], report_data: ReportData) -> Iterator[Block]:
+    """The messages of the first run, and of one run of every other method.
+
+    Warnings of the page's subject are at the top of the page.
+    """
     first, *others = records
-    for note in first.notes:
-        yield Remark(f"{first.name}: {note}" if others else note)
+    shown = report_data.subject.warnings if first is report_data.subject else []
+    for note in (note for note in first.notes if note not in shown):
+        yield Remark(f"{first.name}: {note}" if others else note, _tone(first, note))
     noted: dict[str, list[RunRecord]] = {}
     for record in others:
         if record.notes:
             noted.setdefault(f"{record.method}, {record.members} members", []).append(record)
     rest = [
-        Remark(f"{label}, {_which(runs)}: {note}")
+        Remark(f"{label}, {_which(runs)}: {note}", _tone(runs[0], note))
         for label, runs in noted.items()
         for note in runs[0].notes
     ]
     if rest:
         yield Fold(f"Messages of the other runs ({len(rest)})", rest)
+
+
+def _tone(record: RunRecord, note: str) -> str:
+    """Warnings look like warnings, other notes do not."""
+    return "mind" if note in record.warnings or _WARNING.search(note) else "info"
 
 
 def _which(runs: list[RunRecord]) -> str:
@@ -201,78 +216,3 @@ def _table(records: list[RunRecord]) -> Table:
         )
     headings = ["run", "epochs", "last loss (nats)", "repulsion, share of force", "training time"]
     return Table("All runs", headings, rows, "Repulsion is the median over the epochs.")
-
-
-_FEWEST = 8
-"""A trend needs at least this many epochs."""
-
-_SHARE = 0.03
-"""A converged loss changes by less than this share in the last third of training."""
-
-_NATS = 0.01
-"""Losses closer to 0 than this count as this value."""
-
-
-class Trend(NamedTuple):
-    """The trend of a loss at the end of training.
-
-    Attributes:
-        kind: the verdict.
-        change: change of the loss in the last third of training, by a linear fit, in nats.
-    """
-
-    kind: Literal["short", "falling", "rising", "converged", "unclear"]
-    change: float = math.nan
-
-
-def loss_trend(losses: Sequence[float], began: float | None = None) -> Trend:
-    """The trend of the loss over the last third of the epochs.
-
-    "converged" is an equivalence test: the 95 % interval of the change must lie within 3 % of the
-    total fall of the loss, and within 3 % of the loss. "falling" and "rising" are significant
-    changes larger than 3 %. Any other change is "unclear".
-
-    >>> loss_trend([2.0 * 0.5**epoch + 1.0 for epoch in range(30)]).kind
-    'converged'
-    >>> loss_trend([2.0 * 0.97**epoch for epoch in range(30)]).kind
-    'falling'
-
-    Args:
-        losses: mean loss of each epoch.
-        began: loss before the first step; None takes the first epoch's.
-    """
-    if len(losses) < _FEWEST or not all(map(math.isfinite, losses)):
-        return Trend("short")
-    last = losses[-max(5, math.ceil(len(losses) / 3)) :]
-    level = sum(last) / len(last)
-    fallen = max(losses[0] if began is None else began, losses[0]) - level
-    change, low, high = linear_change(last)
-    margin = _SHARE * min(max(fallen, 0.0), max(abs(level), _NATS))
-    if -margin <= low and high <= margin and margin > 0:
-        return Trend("converged", change)
-    if high < 0:
-        return Trend("falling", change)
-    return Trend("rising" if low > 0 else "unclear", change)
-
-
-def loss_sentence(history: Sequence[Mapping[str, Any]]) -> str:
-    """Whether the loss diverged, converged, fell or rose; empty for a short history.
-
-    >>> loss_sentence([{"loss": 2.0 * 0.5**epoch + 1.0} for epoch in range(30)])
-    'The training loss converged.'
-    """
-    diverged = divergence_sentence(history)
-    if diverged is not None:
-        return diverged
-    losses = [math.nan if row.get("loss") is None else float(row["loss"]) for row in history]
-    kind, change = loss_trend(losses, history[0].get("initial_loss") if history else None)
-    size = f"by {abs(change):.2g} nats in the last third of training"
-    # A longer training helps only if the validation NLL falls too.
-    longer = "" if best_epoch(history) not in (None, len(history)) else ": train longer"
-    return {
-        "converged": "The training loss converged.",
-        "falling": f"The training loss was still falling, {size}{longer}.",
-        "rising": f"The training loss was rising, {size}: lower the learning rate.",
-        "unclear": "The training loss has no significant trend in the last third of training.",
-        "short": "",
-    }[kind]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from shoal.core.display.text import counted, percent
-from shoal.page import sentences
+from shoal.page import advice, sentences
 from shoal.page.blocks import Section, Statement, section
 from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup
@@ -15,6 +15,9 @@ from shoal.prediction.statistics import mean_and_error
 __all__ = ["trust_section"]
 
 _ENOUGH = 50
+
+_DETECTED = 0.9
+"""Share of an OOD set above which its detection needs no attention."""
 
 
 @section("trust", order=10)
@@ -55,17 +58,19 @@ def _classes(report_data: ReportData) -> list[Statement]:
     # all seeds share the test inputs, so the error is at least that of the inputs
     noise = math.sqrt(accuracy * (1 - accuracy) / count)
     error = max(noise, error) if math.isfinite(error) else noise
-    gap = calibration_noise(report_data.lead.first)
-    near = near_ninety(report_data.lead.first)
-    sentence = sentences.calibration_sentence(confidence, accuracy, gap, near)
-    calibrated = calibration(confidence, accuracy, gap) is Calibration.CALIBRATED
+    first = report_data.lead.first
+    gap = calibration_noise(first)
+    sentence = sentences.calibration_sentence(confidence, accuracy, gap, near_ninety(first))
+    verdict = calibration(confidence, accuracy, gap)
+    good = verdict is Calibration.CALIBRATED
+    next_step = ("", "") if good else advice.for_confidence(first, verdict)
     return [
         Statement(
             "accuracy",
             percent(accuracy, error),
             sentences.accuracy_sentence(accuracy, error, count, facts.get("inputs", "inputs")),
         ),
-        Statement("confidence", percent(confidence), sentence, "good" if calibrated else "mind"),
+        Statement("confidence", percent(confidence), sentence, _tone(good), *next_step),
     ]
 
 
@@ -108,8 +113,15 @@ def _numbers(report_data: ReportData) -> list[Statement]:
     if math.isnan(share):
         return [error]
     held = sentences.coverage_sentence(0.9, share, count)
-    tone = "good" if coverage(0.9, share, count) is Coverage.HELD else "mind"
-    return [error, Statement("intervals", f"{percent(share)} inside", held, tone)]
+    verdict = coverage(0.9, share, count)
+    good = verdict is Coverage.HELD
+    next_step = ("", "") if good else advice.for_intervals(report_data.lead.first, verdict)
+    inside = f"{percent(share)} inside"
+    return [error, Statement("intervals", inside, held, _tone(good), *next_step)]
+
+
+def _tone(good: bool) -> str:
+    return "good" if good else "mind"
 
 
 def _loss(report_data: ReportData) -> list[Statement]:
@@ -132,8 +144,10 @@ def _ood(report_data: ReportData) -> list[Statement]:
         report_data.lead, f"auroc_{report_data.assessment.about.uncertainty}", f"ood:{name}"
     )
     sentence = sentences.ood_sentence(name, shares[name], auroc)
-    tone = "good" if shares[name] > 0.9 else "mind"
-    return [Statement("OOD detection", f"{percent(shares[name])} detected", sentence, tone)]
+    good = shares[name] > _DETECTED
+    next_step = ("", "") if good else advice.for_ood(report_data.lead.first)
+    found = f"{percent(shares[name])} detected"
+    return [Statement("OOD detection", found, sentence, _tone(good), *next_step)]
 
 
 def _members(report_data: ReportData) -> Statement:
@@ -145,7 +159,7 @@ def _members(report_data: ReportData) -> Statement:
     }
     size = report_data.lead.members
     sentence = sentences.members_sentence(size, effective, ood)
-    return Statement("functions", f"{max([effective, *ood.values()]):.2g} of {size}", sentence)
+    return Statement("functions", f"{effective:.2g} of {size}", sentence)
 
 
 def _repulsion(report_data: ReportData) -> Statement:
@@ -157,6 +171,6 @@ def _repulsion(report_data: ReportData) -> Statement:
     plain = alone or math.isnan(record.ratio)
     share = "none" if plain else percent(record.ratio / (1 + record.ratio))
     negligible = repulsion(alone, record.ratio) is Repulsion.NEGLIGIBLE
-    if negligible and record.choice is None:
-        sentence += " To try larger strengths on held-out data, type `strength=auto`."
-    return Statement("repulsion", share, sentence, "mind" if negligible else "plain")
+    if not negligible:
+        return Statement("repulsion", share, sentence)
+    return Statement("repulsion", share, sentence, "mind", *advice.for_repulsion(record))

@@ -11,7 +11,9 @@ from shoal.prediction.predictive import ArrayLike, Predictive
 __all__ = [
     "accuracy",
     "brier",
+    "class_scores",
     "confidence",
+    "confusion",
     "disagreement",
     "ece",
     "ece_30",
@@ -28,6 +30,27 @@ __all__ = [
 def accuracy(pred: Predictive, y: ArrayLike) -> float:
     """Share of targets whose most probable class is the label."""
     return average(pred.labels() == pred.likelihood.labels(pred.check(y)))
+
+
+def confusion(label: Tensor, prediction: Tensor, classes: int) -> Tensor:
+    """Number of data points by label (row) and predicted class (column) [C, C].
+
+    >>> import torch
+    >>> confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    pairs = label.long() * classes + prediction.long()
+    return pairs.bincount(minlength=classes**2).reshape(classes, classes)
+
+
+def class_scores(counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Precision, recall and F1 of each class [C], of a confusion matrix.
+
+    $F_1 = 2 n_{cc} / (\sum_j n_{cj} + \sum_i n_{ic})$. A share of no points is NaN.
+    """
+    counts = counts.double()
+    hits, true, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    return hits / predicted, hits / true, 2 * hits / (true + predicted)
 
 
 @register("nll", ANY, "lower", cite=("lakshminarayanan2017simple",))

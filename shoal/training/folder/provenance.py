@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.caller import caller
 from shoal.data.batches.arrays import add_to_digest, recalled, value_range
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 
@@ -46,7 +47,7 @@ def about_data(batches: ArrayBatches | LoaderBatches) -> dict[str, Any]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, machine, command and commit, and a unique name of the run."""
+    """Versions, machine, command and commit, who started the run, and its unique name."""
     return {
         "run_id": secrets.token_hex(8),
         "versions": {
@@ -59,6 +60,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "command": command(),
         "commit": _commit(),
+        **({} if (made_by := caller()) is None else {"made_by": made_by}),
     }
 
 

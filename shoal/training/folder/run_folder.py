@@ -273,6 +273,8 @@ _PROVENANCE_CHECKS: dict[str, Check] = {
     "seconds": _NUMBER,
     "notes": _TEXTS,
     "warnings": _TEXTS,
+    "classes": _TEXTS,
+    "made_by": _TABLE,
     "pixel_range": _RANGE,
     "target_shape": ("a list of sizes", lambda v: isinstance(v, list) and all(map(_is_whole, v))),
     "run_id": ("text", lambda value: value is None or isinstance(value, str)),

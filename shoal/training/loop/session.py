@@ -21,7 +21,7 @@ from shoal.core.storage.files import sweep
 from shoal.core.storage.lock import FolderLock
 from shoal.core.types import Tree
 from shoal.data.batches.sources import LoaderBatches
-from shoal.data.dataset import Dataset
+from shoal.data.dataset import Dataset, class_names
 from shoal.engine.members.precision import calculating_in
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
@@ -66,6 +66,7 @@ class RunData:
         sites: shape of one data point's targets; empty for one target per data point.
         source: the data in the run's config: how to load them, or their name.
         pixel_range: smallest and largest value of a pixel; None for other data.
+        classes: names of the classes in the order of the labels; None where they are not known.
     """
 
     batches: Data
@@ -73,13 +74,16 @@ class RunData:
     sites: torch.Size
     source: Mapping[str, Any]
     pixel_range: Sequence[float] | None
+    classes: Sequence[str] | None
 
     @classmethod
     def of(cls, data: Any, batches: Data, held: Data | None, sites: torch.Size) -> "RunData":
         """The batches with what is known of the data as the user gave them."""
+        classes = class_names(data)
         if not isinstance(data, Dataset):
-            return cls(batches, held, sites, {"custom": OWN_DATA}, None)
-        return cls(batches, held, sites, data.spec or {"custom": data.name}, data.pixel_range)
+            return cls(batches, held, sites, {"custom": OWN_DATA}, None, classes)
+        source = data.spec or {"custom": data.name}
+        return cls(batches, held, sites, source, data.pixel_range, classes)
 
 
 class Session:
@@ -174,6 +178,8 @@ class Session:
         table = provenance(self.batches, device)
         if self.data.pixel_range is not None:
             table["pixel_range"] = list(self.data.pixel_range)
+        if self.data.classes is not None:
+            table["classes"] = list(self.data.classes)
         if self.data.held is not None:
             table["validation"] = about_data(self.data.held)["data"]
         return table
