@@ -206,8 +206,7 @@ def class_names(data: Any) -> tuple[str, ...] | None:
         data = data.dataset
     else:
         return None
-    listed = isinstance(names, list | tuple) and len(names) > 0
-    return tuple(map(str, names)) if listed else None
+    return tuple(map(str, names)) if isinstance(names, list | tuple) and names else None
 
 
 class LazySplits(Mapping[str, Split]):

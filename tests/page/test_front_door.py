@@ -252,10 +252,10 @@ def test_methods_are_compared_over_an_own_network_and_resumed(arrays, tmp_path):
 def test_methods_are_compared_over_a_config(tmp_path):
     table = {"data": {"name": "toy-classification"}, "epochs": 1, "members": 2}
     found = shoal.compare(
-        table, methods="ensemble,kde", seeds=1, lr=0.5, out=tmp_path, progress=False
+        table, methods="ensemble,kde", seeds=1, lr=0.02, out=tmp_path, progress=False
     )
     assert {group.label for group in found.groups} == {"ensemble", "kde"}
-    assert shoal.load(tmp_path / "kde-m2-s0").config["lr"] == 0.5
+    assert shoal.load(tmp_path / "kde-m2-s0").config["lr"] == 0.02
     assert "2 groups, 2 runs" in repr(found) and str(tmp_path) in repr(found)
     shown = found._repr_html_()
     assert "kde" in shown and "summary.csv" in shown and str(tmp_path) in shown
