@@ -15,6 +15,7 @@ SLOW_FILES = {
     "test_corrupted",
     "test_decide_command",
     "test_decisions_coverage",
+    "test_docs_code",
     "test_evidence",
     "test_export",
     "test_flow",
