@@ -30,6 +30,7 @@ SLOW_FILES = {
     "test_landscape_curves",
     "test_landscape_digits",
     "test_landscape_study",
+    "test_look",
     "test_likelihood_pages",
     "test_members_that_die",
     "test_mesh",

@@ -61,7 +61,7 @@ def standardise(
         mean = (share * like).sum(0)
         std = (share * (like - mean).square()).sum(0).sqrt()
     # Rounding of the mean gives a constant column a tiny standard deviation.
-    constant = std <= 1e-12 * (1 + mean.abs())
+    constant = std <= 1e-14 * mean.abs()
     std = std.where(~constant, std.new_ones(()))
     return (x - mean) / std, mean, std
 
@@ -129,6 +129,7 @@ class Dataset:
         spec: the table from which `shoal.data.load` loads the data set again, if there is one.
         pixel_range: smallest and largest value of a pixel, for images.
         scaling: mean and standard deviation of standardised targets.
+        columns: names of the columns of inputs that an estimator has prepared; empty without names.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Dataset:
     validation: Split | None = None
     pixel_range: tuple[float, float] | None = None
     scaling: Scaling | None = None
+    columns: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         facts = self._facts()

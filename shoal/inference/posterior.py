@@ -38,6 +38,7 @@ from shoal.inference.priors import (
 __all__ = [
     "Posterior",
     "as_points",
+    "drawn_outputs",
     "functional_score",
     "initialised_from",
     "point_weights",
@@ -227,7 +228,7 @@ def functional_score(
         return None
     start = key(seed, "prior", step, ensemble.device)
     seen = _places(ensemble, prior, outputs, start)
-    draws = _drawn_outputs(ensemble, prior.weights, prior.draws, x[seen], start)
+    draws = drawn_outputs(ensemble, prior.weights, prior.draws, x[seen], start)
     here = outputs[:, seen]
     if probabilities:
         here, draws = here.softmax(-1), draws.softmax(-1)
@@ -256,13 +257,17 @@ def _places(
 
 
 @torch.no_grad()
-def _drawn_outputs(
+def drawn_outputs(
     ensemble: Ensemble,
     prior: WeightPrior,
     draws: int | None,
     x: Inputs,
     start: Tensor,
 ) -> Tensor:
+    """Outputs of networks with weights drawn from a prior, `draws` of each architecture.
+
+    With `draws` of None, as many as there are members. `start` seeds the draws.
+    """
     outputs = []
     for index, group in enumerate(ensemble.groups):
         count = group.members if draws is None else draws

@@ -47,6 +47,8 @@ from torch import Tensor, nn
 from shoal.core.caller import calling
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.optional import require
+from shoal.data.batches.arrays import first_gap
+from shoal.data.batches.batch import check_same_rows
 from shoal.data.batches.sources import as_split
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.predict import predict
@@ -156,6 +158,7 @@ class EnsembleEstimator(BaseEstimator):
         if y is None:
             name = type(self).__name__
             raise ValueError(f"{name} requires y to be passed, but the target y is None")
+        check_same_rows(X, y, sample_weight)
         X, y = self._checked_inputs(X, reset=True), self._checked_targets(y)
         check_consistent_length(X, y)
         weight = None
@@ -227,6 +230,7 @@ class EnsembleEstimator(BaseEstimator):
         return as_numbers(X)
 
     def _split(self, X: Any, y: Any) -> Split:
+        check_same_rows(X, y)
         x = self._prepared(self._checked_inputs(X, reset=False))
         return as_split((x, self._encoded(self._checked_targets(y))), self.run_.ensemble.dtype)
 
@@ -254,7 +258,8 @@ class EnsembleEstimator(BaseEstimator):
         build = self._build(x.shape[1:], outputs)
         options: dict[str, Any] = self._options(points, seed) | {"likelihood": likelihood}
         options |= held_out | dict(self.options or {})
-        data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names())
+        names = self._column_names()
+        data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names(), columns=names)
         with _ONE_FIT, calling("estimator", name=type(self).__name__, parameters=self._changed()):
             ensemble = Ensemble.init(build, self.members, seed)
             self.run_ = fit(ensemble, data, **options)
@@ -269,6 +274,16 @@ class EnsembleEstimator(BaseEstimator):
             if not _same(value, defaults[name].default)
         }
         return {name: text for name, text in changed.items() if text}
+
+    def _column_names(self) -> tuple[str, ...] | None:
+        """Names of prepared columns, of a table those of X; None for inputs as they came."""
+        if self.preprocessing_ is None:
+            return None
+        try:
+            names = self.preprocessing_.get_feature_names_out(vars(self)["feature_names_in_"])
+        except Exception:  # an array, or a transformer without names
+            return ()
+        return tuple(str(name).partition("__")[2] or str(name) for name in names)
 
     def _stops_early(self, y: np.ndarray) -> bool:
         if isinstance(self.early_stopping, str):
@@ -446,6 +461,11 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         pred = self.predictive(X)
         return (pred.mean if self._several else pred.probs).numpy()
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy."""
+        check_same_rows(X, y, sample_weight)
+        return super().score(X, y, sample_weight)
+
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X))
@@ -467,6 +487,13 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         return isinstance(self.run_.likelihood, Bernoulli)
 
     def _checked_targets(self, y: Any) -> np.ndarray:
+        values = np.asarray(y)
+        gap = first_gap(values) if values.ndim == 1 else None
+        if gap is not None:
+            raise DataError(
+                f"y has a gap, {values[gap]} at y[{gap}]; leave out such rows: "
+                f"keep = pandas.notna(y), then X[keep] and y[keep]"
+            )
         check_classification_targets(y)
         kind = type_of_target(y, input_name="y", raise_unknown=True)
         if kind == "multiclass-multioutput":
@@ -607,6 +634,11 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         pred = self.predictive(X)
         mean = self._as_targets(pred.mean)
         return (mean, self._as_targets(pred.stddev)) if return_std else mean
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R², the share of the variance of y that the mean predicts."""
+        check_same_rows(X, y, sample_weight)
+        return super().score(X, y, sample_weight)
 
     def predict_std(self, X: Any) -> np.ndarray:
         """Standard deviation of the targets: noise and disagreement of the members."""

@@ -216,7 +216,8 @@ def _of_outputs(likelihood: Any, outputs: Tensor, random: torch.Generator) -> Te
         level = _uniform(probs.shape[:-1], random).to(probs.device).unsqueeze(-1)
         edges = probs.cumsum(-1)[..., :-1]
         return (edges < level * probs.sum(-1, keepdim=True)).sum(-1)
-    mean, variance = (moment.double() for moment in likelihood.moments(outputs))
+    moments = likelihood.moments(outputs)
+    mean, variance = (moment.double() for moment in moments)
     if "gaussian" in kinds:
         noise = torch.randn(mean.shape, generator=random, dtype=torch.float64)
         targets = mean + variance.sqrt() * noise.to(mean.device)
@@ -229,7 +230,7 @@ def _of_outputs(likelihood: Any, outputs: Tensor, random: torch.Generator) -> Te
             level,
             likelihood.discrete,
         )
-    return targets.to(outputs.dtype)
+    return targets.to(moments[0].dtype)
 
 
 def _uniform(shape: torch.Size, random: torch.Generator) -> Tensor:

@@ -8,16 +8,19 @@ from typing import Any, Unpack
 import torch
 
 from shoal.core.storage.disk import checked_path
+from shoal.data.batches.batch import rounded
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.engine.members.precision import full_precision
 from shoal.engine.processes.groups import TIMEOUT, restarted
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble, load_to_device
 from shoal.inference.likelihoods import Likelihood
+from shoal.inference.likelihoods.real_targets import Standardising
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.folder.run import Run
+from shoal.training.folder.run_folder import RunFolder
 from shoal.training.loop.callbacks import (
     Callback,
     EpochEnd,
@@ -29,6 +32,7 @@ from shoal.training.loop.session import RunData, Session
 from shoal.training.loop.validation import keeps_best, validation_batches
 from shoal.training.members.shards import check_trunk
 from shoal.training.mover.prepare import check_count, destination
+from shoal.training.options.look import look, warn
 from shoal.training.options.options import (
     DEFAULT_METHOD,
     FitOptions,
@@ -108,6 +112,7 @@ def fit(
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
         settings = _resolved(without_auto(options), ensemble, batches, data)
+        batches, held = (_in_type(b, settings.likelihood, dtype) for b in (batches, held))
         check_count(options.frozen, ensemble.members)
         sites = check_targets(ensemble, settings.likelihood, batches)
         if held is not None:
@@ -117,6 +122,9 @@ def fit(
         processes = Mesh.current(moving, options.mesh, TIMEOUT, where)
         check_trunk(processes, ensemble, options)
         resume, choice = resume or restarted(), None
+        seen = look(ensemble, settings.likelihood, batches, data, likelihood is not None)
+        if processes is None or processes.first:
+            warn(seen, RunFolder(Path(out)).told() if out is not None and resume else ())
         if is_open(options):
             search = Search(
                 ensemble=ensemble,
@@ -130,7 +138,7 @@ def fit(
             )
             choice = decide(search, out, resume)
             settings = _resolved(choice.applied(options), ensemble, batches, data)
-        session = Session(ensemble, settings, run_data, out, listeners, processes, choice)
+        session = Session(ensemble, settings, run_data, out, listeners, processes, choice, seen)
         return session.run(where, dtype, resume, progress)
 
 
@@ -157,6 +165,16 @@ def _divided(
         weight=weight,
     )
     return validation_batches(options, batches, ensemble, device, dtype)
+
+
+def _in_type(batches: Any, likelihood: Likelihood, dtype: torch.dtype) -> Any:
+    """The batches; targets stay double only for a likelihood that standardises them."""
+    if batches is None or isinstance(likelihood, Standardising):
+        return batches
+    if isinstance(batches, ArrayBatches):
+        return replace(batches, y=rounded(batches.y, dtype))
+    batches.rounds = True
+    return batches
 
 
 def _resolved(

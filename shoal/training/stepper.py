@@ -11,13 +11,21 @@ from shoal.core.arguments import flag, not_negative, positive
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
-from shoal.data.batches.batch import Targets, inputs_of, raw_batch, target_shape, targets_of
+from shoal.data.batches.batch import (
+    Targets,
+    inputs_of,
+    raw_batch,
+    rounded,
+    target_shape,
+    targets_of,
+)
 from shoal.data.batches.sources import ArrayBatches
 from shoal.engine.members.precision import calculating_in, full_precision
 from shoal.engine.resources.graph import CapturedMove
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood, default_for
 from shoal.inference.likelihoods.custom_loss import Custom
+from shoal.inference.likelihoods.real_targets import Standardising
 from shoal.inference.posterior import initialised_from, site_axes, total_weight
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction.axes import needs_data
@@ -25,6 +33,7 @@ from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.mover.mover import Mover
 from shoal.training.mover.prepare import destination, nothing_to_prepare, prepared
+from shoal.training.options.look import View, warn
 from shoal.training.options.optim import flat_state, set_learning_rate
 from shoal.training.options.options import (
     DEFAULT_METHOD,
@@ -136,6 +145,8 @@ class Stepper:
         x, y = self._read(batch, own, loss)
         mover = self._mover or self._begin(x, y, own, loss)
         context = self._context(mover, loss, own, strength)
+        if not isinstance(context.posterior.likelihood, Standardising):
+            y = rounded(y, self._dtype)
         if rate is not None:
             set_learning_rate(mover.optimizer, rate)
         kind = None if strength is not None else (loss, own)
@@ -206,8 +217,14 @@ class Stepper:
             options = replace(options, likelihood=known)
         settings = Settings.resolve(options)
         likelihood, self._shape = settings.likelihood, outputs.shape[2:]
+        if not isinstance(likelihood, Standardising):
+            one = one[0], rounded(one[1], self._dtype)
+            targets, _ = parted(one[1])
         self._check_targets(likelihood, y, own)
         sites = likelihood.objective(outputs, targets).shape[2:]
+        seen = targets if isinstance(targets, Tensor) else None
+        chosen = self._options.likelihood is not None
+        warn(View(self.ensemble, likelihood, chosen, one[0], seen, int(self.n)).sentences())
         # Weights of single members choose their points; they do not change what the data are.
         common = targets if isinstance(one[1], MemberWeighted) else one[1]
         likelihood = initialised_from(likelihood, common, sites)

@@ -67,6 +67,7 @@ def test_warnings_are_ours_and_a_loop_is_told_once(kind, method):
     assert {each.category for each in told} <= {shoal.ShoalWarning}
     loops = [each for each in told if "one after another" in str(each.message)]
     assert len(loops) == (0 if kind.together else 1)
+    assert trained(kind, method).run.warnings == ()  # the look before training has no false alarm
 
 
 @pytest.mark.parametrize("kind, method", cases(*METHODS))

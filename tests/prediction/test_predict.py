@@ -127,7 +127,7 @@ def test_without_a_living_member_there_is_no_prediction():
         ([], "nothing to predict"),
         (torch.tensor([[1.0, math.nan]]), "not finite"),
         (np.array([["a", "b"]]), "not numbers"),
-        ([[1.0, 2.0], [3.0, 4.0]], "numpy.asarray"),
+        ([[1.0, 2.0], [3.0]], "rows differ in length"),
         ([{"x": "text"}], "pairs|without tensors"),
         (3, "array, a tensor or a loader"),
     ],

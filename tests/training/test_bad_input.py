@@ -193,7 +193,7 @@ class TestRefusals:
         data = X[:points_left], Y[:points_left]
         with refused(DataError, ensemble, tmp_path / "run", "one data point", "batch_size=10"):
             quick(ensemble, data, out=tmp_path / "run")
-        quick(shoal_of(dropped), data)
+        quick(shoal_of(dropped, members=1), data)
 
     def test_a_cuda_device_where_there_is_none(self, tmp_path):
         if torch.cuda.is_available():

@@ -221,7 +221,7 @@ class TestWhatIsKept:
 class TestWhatIsAskedFor:
     def test_known_noise_stays_as_it_is_given(self):
         x, y = wave(60)
-        run = quick(network, (x, y), likelihood=Gaussian(0.3))
+        run = quick(network, (x, y / 1000), likelihood=Gaussian(0.3))
         assert run.likelihood == Gaussian(0.3)
 
     def test_standardised_targets_stay_as_they_are(self):

@@ -67,7 +67,7 @@ def test_the_numbers_are_those_of_evaluate_and_training_is_not_changed(method):
 
 def regression():
     x, _ = points(40)
-    return x, (2 * x[:, :1] + 5).float()
+    return x, (2 * x[:, :1] + x[:, 1:2] + 5).float()
 
 
 def test_regression_has_the_root_mean_square_error_in_the_units_of_the_targets():

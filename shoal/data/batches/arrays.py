@@ -29,6 +29,8 @@ __all__ = [
     "check_labels",
     "check_not_negative",
     "check_range",
+    "finite",
+    "first_gap",
     "inputs_digest",
     "mark_constant",
     "recalled",
@@ -104,7 +106,7 @@ def as_inputs(
     if raw.dtype == torch.uint8:
         return raw.to(dtype) / 255
     if raw.is_floating_point():
-        return _finite(raw, dtype, "x")
+        return finite(raw, dtype, "x")
     if raw.dtype == torch.bool:
         return raw.to(dtype)
     numbers = raw.to(torch.int64)
@@ -115,7 +117,8 @@ def as_targets(y: Any, n: int | None, dtype: torch.dtype = torch.float32) -> Ten
     """Targets of `n` data points: int64 labels [N, ...] or real numbers [N, ...].
 
     The type decides: integers and booleans are classes, floats are regression targets, even if
-    they are whole numbers. `n` of None means any number.
+    they are whole numbers. `n` of None means any number. Real targets become `dtype`, unless they
+    would lose their standard deviation: then they stay double.
 
     >>> as_targets([True, False], n=2)
     tensor([1, 0])
@@ -127,7 +130,7 @@ def as_targets(y: Any, n: int | None, dtype: torch.dtype = torch.float32) -> Ten
     if raw.is_floating_point():
         if raw.numel() == 0:
             raise DataError(f"y has shape {_shape(raw)}; wanted (N,) or (N, K)")
-        return _finite(raw, dtype, "y")
+        return finite(raw, torch.float64 if _needs_double(raw, dtype) else dtype, "y")
     labels = raw.to(torch.int64)
     return labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
@@ -147,14 +150,26 @@ def check_labels(y: Tensor, classes: int) -> None:
             "y holds floats, which are values to regress on; for classes pass integers: "
             "type y.astype(int) for an array, y.long() for a tensor"
         )
-    check_not_negative(y)
-    outside = y >= classes
-    if outside.any():
-        first = int(outside.nonzero()[0])
+    outside = (y >= classes) | (y < 0)
+    if not outside.any():
+        return
+    first, found = int(outside.nonzero()[0]), y.unique()
+    if classes == 1 and found.tolist() == [0, 1]:
         raise DataError(
-            f"y[{first}] is {int(y[first])}, but the network has {classes} outputs for the "
-            f"classes 0 to {classes - 1}; give it one output per class"
+            "y holds the classes 0 and 1, but the network has 1 output; type likelihood='bernoulli'"
         )
+    if not bool((y == _IGNORED).any()) and (classes == 1 or len(found) > max(2 * classes, 10)):
+        raise DataError(
+            f"y holds {len(found)} different integers, which are classes, but the network has "
+            f"{classes} output{'' if classes == 1 else 's'}; to regress on y type y.astype(float) "
+            f"(y.float() for a tensor), for classes give the network {len(found)} outputs"
+        )
+    check_not_negative(y)
+    raise DataError(
+        f"y[{first}] is {int(y[first])}, but the network has {classes} outputs for the classes 0 "
+        f"to {classes - 1}; give it {int(found.max()) + 1} outputs, or number the classes from 0: "
+        f"type y = numpy.unique(y, return_inverse=True)[1]"
+    )
 
 
 _IGNORED = -100
@@ -240,6 +255,12 @@ def _numbers(array: np.ndarray, name: str) -> np.ndarray:
     """An array of Python objects as numbers."""
     place = _first_other(array)
     if place is not None:
+        gap = first_gap(array) if array.ndim == 1 else None
+        if gap is not None:
+            raise DataError(
+                f"{name} has a gap, {_short(array[gap])} at {name}[{gap}]; leave out such points: "
+                f"keep = pandas.notna({name}), then x[keep] and y[keep]"
+            )
         index = ", ".join(map(str, np.unravel_index(place, array.shape)))
         first = array.flat[place]
         raise DataError(
@@ -248,6 +269,23 @@ def _numbers(array: np.ndarray, name: str) -> np.ndarray:
             f"(text classes: numpy.unique(y, return_inverse=True)[1])"
         )
     return np.array(array.tolist())
+
+
+def first_gap(array: np.ndarray) -> int | None:
+    """Index of the first None, NaN or NA among Python objects; None without any.
+
+    >>> first_gap(np.array(["a", None], dtype=object))
+    1
+    """
+    if array.dtype.kind != "O":
+        return None
+    return next((i for i, value in enumerate(array.flat) if _is_gap(value)), None)
+
+
+def _is_gap(value: Any) -> bool:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float) and value != value
 
 
 def _first_other(array: np.ndarray) -> int | None:
@@ -314,7 +352,21 @@ def _plain(tensor: Tensor, name: str) -> Tensor:
     return tensor
 
 
-def _finite(raw: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+_LOST = 1e-4
+"""Rounding error in standard deviations of the targets from which they need double precision."""
+
+
+def _needs_double(y: Tensor, dtype: torch.dtype) -> bool:
+    """Whether float32 loses targets in float64, such as y + 1e12, 1e-60 or 1e60."""
+    if y.dtype != torch.float64 or dtype == torch.float64 or torch.backends.mps.is_available():
+        return False
+    axis = 0 if y.ndim <= 2 else None  # every column has its own standard deviation
+    error, std = (y - y.to(dtype)).abs().amax(axis), y.std(axis, correction=0)
+    return bool(((error > _LOST * std) | error.isinf()).any())
+
+
+def finite(raw: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Numbers as `dtype`; those that are not finite are refused, and the error names the first."""
     converted = raw.to(dtype)
     if _all_finite(converted):
         return converted

@@ -13,15 +13,17 @@ from torch import Tensor
 from shoal.core.errors import DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, Structured, Weighted, is_structure, parted
-from shoal.data.batches.arrays import as_inputs, as_targets, as_tensor
+from shoal.data.batches.arrays import as_inputs, as_targets, as_tensor, finite
 
 __all__ = [
     "RawBatch",
     "Targets",
+    "check_same_rows",
     "checked_weights",
     "inputs_of",
     "points_of",
     "raw_batch",
+    "rounded",
     "target_shape",
     "targets_of",
 ]
@@ -51,6 +53,7 @@ def raw_batch(batch: Any, step: int = 0) -> RawBatch:
     RawBatch(x={'input_ids': 1}, y=2, weight=None)
     """
     if isinstance(batch, (tuple, list)) and len(batch) in (2, 3):
+        check_same_rows(*batch)
         return RawBatch(*batch)
     if isinstance(batch, Mapping):
         name = next((name for name in _TARGETS if name in batch), None)
@@ -69,6 +72,25 @@ def raw_batch(batch: Any, step: int = 0) -> RawBatch:
         f"batch {step} of the loader is a {type(batch).__name__}{size}; wanted a pair "
         f"(x, y): give the loader a collate_fn that returns one"
     )
+
+
+def check_same_rows(x: Any, y: Any, weight: Any = None) -> None:
+    """Refuse pandas objects whose indices differ: their rows may be of other data points."""
+    for name, other in (("y", y), ("sample_weight", weight)):
+        indices: list[Any] = [getattr(each, "index", None) for each in (x, other)]
+        mine, theirs = indices
+        if not (hasattr(mine, "equals") and hasattr(theirs, "equals")):
+            continue
+        if len(mine) != len(theirs) or mine.equals(theirs):
+            continue
+        row = next(i for i, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1])
+        line = f"{name} = {name}.to_numpy() if their rows are in the same order"
+        if mine.is_unique and mine.sort_values().equals(theirs.sort_values()):
+            line = f"{name} = {name}.loc[x.index] to put {name} in the order of x, or {line}"
+        raise DataError(
+            f"x and {name} have different indices, {mine[row]!r} and {theirs[row]!r} in row {row}, "
+            f"so their rows may not belong together; type {line}"
+        )
 
 
 def inputs_of(
@@ -128,6 +150,17 @@ def target_shape(y: Any) -> tuple[int, ...] | None:
     if isinstance(y, Structured) or is_structure(y):
         return None
     return tuple(as_tensor(y, "y").shape[1:])
+
+
+def rounded(y: Targets, dtype: torch.dtype) -> Targets:
+    """Targets as `dtype`, for a likelihood that does not standardise them; see `as_targets`."""
+    targets, weight = parted(y)
+    if not isinstance(targets, Tensor) or not targets.is_floating_point():
+        return y
+    if targets.dtype == dtype:
+        return y
+    exact = finite(targets, dtype, "y")
+    return exact if weight is None else type(y).of_pair(exact, weight)  # pyright: ignore
 
 
 def points_of(batch: Any) -> int:

@@ -20,6 +20,7 @@ from shoal.data.batches.batch import (
     inputs_of,
     points_of,
     raw_batch,
+    rounded,
     target_shape,
     targets_of,
 )
@@ -61,6 +62,7 @@ class LoaderBatches:
     Attributes:
         input_range: smallest and largest value of the first batch.
         target_shape: shape of one data point's targets, as the first batch has them.
+        rounds: whether targets become `dtype` also where it loses their standard deviation.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class LoaderBatches:
         self.dtype, self.check, self.steps, self.whole = dtype, check, steps, whole
         self.input_range: list[float] | None = None
         self.target_shape: tuple[int, ...] | None = None
+        self.rounds = False
         self._once, self._opened_before = isinstance(loader, Iterator), False
         if self._once and steps is None:
             raise self._read_only_once("every epoch reads the data again")
@@ -99,6 +102,11 @@ class LoaderBatches:
             return self._points
         batches, size = self._guessed()
         return batches * size
+
+    @property
+    def known_points(self) -> int | None:
+        """Data points N, if it is known without reading further."""
+        return self._points
 
     @property
     def steps_per_epoch(self) -> int:
@@ -232,6 +240,7 @@ class LoaderBatches:
         raw = raw_batch(batch, step)
         try:
             y = targets_of(raw.y, None, self.dtype, raw.weight)
+            y = rounded(y, self.dtype) if self.rounds else y
             x = inputs_of(raw.x, self.dtype, self.whole, len(y))
             if len(x) != len(y):
                 raise DataError(

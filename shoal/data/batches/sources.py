@@ -18,10 +18,11 @@ from shoal.core.opaque import Opaque, is_batch_object
 from shoal.core.random import generator
 from shoal.core.structure import Inputs, Structured, is_structure, joined, parted
 from shoal.core.values import describe_value
-from shoal.data.batches.arrays import as_inputs, check_labels, check_range
+from shoal.data.batches.arrays import as_inputs, as_tensor, check_labels, check_range
 from shoal.data.batches.batch import (
     RawBatch,
     Targets,
+    check_same_rows,
     inputs_of,
     raw_batch,
     target_shape,
@@ -154,6 +155,7 @@ def as_split(
     """
     x, y, batch_weight = _raw_parts(data)
     weight = batch_weight if weight is None else weight
+    check_same_rows(x, y, weight)
     if is_batch_object(x):
         targets = targets_of(y, None, dtype, weight)
         return Split(inputs_of(x, dtype, whole, len(targets)), targets)
@@ -203,6 +205,7 @@ def batches_of(
     elif isinstance(data, TorchDataset):
         shuffle = not isinstance(data, IterableDataset)
         data = DataLoader(data, checked_size(batch_size), shuffle=shuffle)
+    _refuse_points(data)
     if _is_loader(data):
         if weight is not None:
             raise DataError("a loader gives its own weights, as triples (x, y, weight)")
@@ -362,9 +365,18 @@ def _inputs_alone(data: Any, takes: Callable[[int], bool]) -> Any:
         raise DataError(f"dataset '{data.name}' has several splits; pass one, such as data.test")
     if isinstance(data, tuple) and not hasattr(data, "_fields") and not takes(len(data)):
         return _inputs_of_pair(*data) if len(data) == 2 else list(data)
+    if isinstance(data, list) and data and _is_numbers(data[0]):
+        return as_tensor(data, "x")
     if isinstance(data, Split):
         return data.x
     return _inputs_or_batch(data).x if isinstance(data, Mapping) else data
+
+
+def _is_numbers(row: Any) -> bool:
+    """Whether a row of plain lists holds numbers, and no arrays."""
+    while isinstance(row, list) and row:
+        row = row[0]
+    return isinstance(row, (int, float, np.number)) and not isinstance(row, (bool, np.bool_))
 
 
 _LARGE = 1 << 26
@@ -425,8 +437,18 @@ def _is_batch(data: Any) -> bool:
         return any(hasattr(value, "__array__") for value in data.values())
     if is_structure(data):
         return hasattr(data, "y")
+    if not (isinstance(data, list) and len(data) == 2):
+        return False
     arrays = (np.ndarray, Tensor)
-    return isinstance(data, list) and len(data) == 2 and all(isinstance(d, arrays) for d in data)
+    return all(isinstance(each, arrays) for each in data) or _is_pair_of_lists(*data)
+
+
+def _is_pair_of_lists(x: Any, y: Any) -> bool:
+    """Whether plain lists are inputs and targets: rows, and one number or text for each."""
+    rows, targets = (list(each) if isinstance(each, np.ndarray) else each for each in (x, y))
+    if not (isinstance(rows, list) and isinstance(targets, list) and len(rows) == len(targets)):
+        return False
+    return all(np.ndim(row) > 0 for row in rows) and all(np.ndim(each) == 0 for each in targets)
 
 
 def _is_loader(data: Any) -> bool:
@@ -435,10 +457,26 @@ def _is_loader(data: Any) -> bool:
         return False
     if isinstance(data, list):
         first = data[0] if data else None
-        if isinstance(first, (tuple, list)):
+        if _is_pair_of_lists(*data) if len(data) == 2 else False:
+            return False
+        if isinstance(first, tuple) and len(first) in (2, 3):
+            return True
+        if isinstance(first, list):
             return any(hasattr(d, "__array__") or is_structure(d) for d in first)
         return is_structure(first)
     return hasattr(data, "__iter__") and not is_structure(data)
+
+
+def _refuse_points(data: Any) -> None:
+    """Refuse a list of data points, which is neither arrays nor batches."""
+    first = data[0] if isinstance(data, list) and data else None
+    if not isinstance(first, (tuple, list)) or len(first) != 2 or len(data) < 2:
+        return
+    if isinstance(first[1], (int, float, str, np.number, np.bool_)) and np.ndim(first[0]) > 0:
+        raise DataError(
+            f"a list of {len(data)} data points (x, y) is neither arrays nor batches; type "
+            f"x, y = map(numpy.array, zip(*data)), and pass (x, y)"
+        )
 
 
 def _not_arrays(data: object) -> DataError:

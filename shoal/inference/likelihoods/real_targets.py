@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -58,7 +59,13 @@ class Learned:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The known numbers, by name."""
-        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+        return {name: t for name, t in vars(self).items() if isinstance(t, Tensor)}
+
+    @cached_property
+    def needs_double(self) -> bool:
+        """Whether float32 would lose predictions in units of y, such as 1e12 plus or minus 1."""
+        location, scale = self.location.abs(), self.scale
+        return bool(((location > 1e3 * scale) | (scale < 1e-15) | (scale > 1e15)).any())
 
 
 @dataclass(frozen=True)
@@ -92,13 +99,19 @@ class RealTargets(Likelihood):
 
     def mean(self, outputs: Tensor) -> Tensor:
         """Mean of y under each member [..., K]."""
-        mean, known = self._standard(outputs)[0], self.learned
+        mean, known = self._standard(self._precise(outputs))[0], self.learned
         return mean if known is None else known.location.to(mean) + known.scale.to(mean) * mean
 
     def variance(self, outputs: Tensor) -> Tensor:
         """Variance of y under each member [..., K]."""
-        variance, known = self._standard(outputs)[1], self.learned
+        variance, known = self._standard(self._precise(outputs))[1], self.learned
         return variance if known is None else known.scale.square().to(variance) * variance
+
+    def _precise(self, outputs: Tensor) -> Tensor:
+        """The outputs, in double precision if predictions in units of y need it."""
+        known = self.learned
+        double = known is not None and outputs.device.type != "mps" and known.needs_double
+        return outputs.double() if double else outputs
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log density of the targets y [B, *S] or [B, *S, K]."""
@@ -124,6 +137,12 @@ class RealTargets(Likelihood):
         """Refuse integer targets, and targets whose columns do not fit the outputs."""
         if not y.is_floating_point():
             raise DataError("regression needs real targets, not integers; convert y to float")
+        if y.ndim == 1 and outputs != self.width(1) and bool((y == y.round()).all()):
+            raise DataError(
+                f"y holds floats, which are values to regress on, so the network needs "
+                f"{self.width(1)} output{'' if self.width(1) == 1 else 's'}, but it has {outputs}; "
+                f"for classes type y = y.astype(int) (y.long() for a tensor)"
+            )
         super().check(y, outputs, sites)
 
     def in_units(self, scaling: Scaling) -> Self:
@@ -160,6 +179,21 @@ class RealTargets(Likelihood):
         return self._with(Learned(**state))
 
 
+_SMALLEST, _LARGEST = 1e-150, 1e150
+
+
+def _check_squares(y: Tensor) -> None:
+    """Refuse real targets [N, K] whose variance is no number of double precision."""
+    low, high = y.amin(0), y.amax(0)
+    span = high - low
+    if bool(((span > 0) & (span < _SMALLEST) | (span > _LARGEST)).any()):
+        unit = float(y.abs().max())
+        raise DataError(
+            f"y has values of size {unit:.3g}, whose squares no number can hold; give y in another "
+            f"unit, such as y / {unit:.0e}"
+        )
+
+
 class Standardising(RealTargets):
     """Standardises its training targets, which may have any unit."""
 
@@ -174,6 +208,7 @@ class Standardising(RealTargets):
         if weight is not None:
             weight = weight.double().cpu().flatten()
             weight = weight.repeat_interleave(len(real) // len(weight))
+        _check_squares(real)
         _, location, scale = standardise(real, real, weight)
         # Standardised targets stay the same, bit for bit.
         if bool((location.abs() < _TINY).all() and ((scale - 1).abs() < _TINY).all()):

@@ -174,6 +174,10 @@ class RunFolder:
         path = self.path / "provenance.json"
         return checked_provenance(read_sealed(path, since="run_id"), path)
 
+    def told(self) -> list[str]:
+        """The warnings of the run in this folder; none without a run, or for an older one."""
+        return self.provenance().get("warnings", []) if self.holds_run else []
+
     def choice(self) -> Choice | None:
         """What a search chose for the run; None if there was none."""
         return read_choice(self.path)
