@@ -88,11 +88,15 @@ CHECKS = {
         0.8 < a.inside[range(150), a.y_test].float().mean() < 1
         and covers(b.low, b.high, b.t_test, 0.9)
     ),
-    "too confident": lambda a: shoal.evaluate(a.calibrated, a.y_test)["ece"] < 0.15,
-    "error rate": lambda a: (
-        a.answered.any() and (a.labels != a.y_test[a.answered]).float().mean() < 0.15
+    "too high or too low": lambda a: (
+        2 * shoal.evaluate(a.calibrated, a.y_test)["ece"]
+        < shoal.evaluate(shoal.predict(a.run, a.x_test), a.y_test)["ece"]
     ),
-    "another kind": lambda a: a.unknown.shape == (150,),
+    "error rate": lambda a: (
+        0.5 < a.answered.float().mean() < 1
+        and (a.labels != a.y_test[a.answered]).float().mean() < 0.1
+    ),
+    "another kind": lambda a: 0.1 < a.unknown.float().mean() < 0.4,
     "different costs": lambda a: set(a.choice.decision.tolist()) <= {-1, 0, 1, 2},
     "label next": lambda a: len(set(a.chosen.tolist())) == 10,
     "best input": lambda a: a.best.shape == (1, 4) and a.best.abs().max() <= 2,
