@@ -23,6 +23,7 @@ from shoal.page.rerun_commands import (
 from shoal.page.sentences import Calibration, Coverage, Repulsion, repulsion
 from shoal.page.trend import still_falling
 from shoal.plots.errors import PredictionBins
+from shoal.training.folder.history import has_diverged
 from shoal.training.folder.own_data import has_own_data, has_own_network
 
 __all__ = [
@@ -78,10 +79,10 @@ def refit(record: RunRecord, **changes: Any) -> str:
         return estimator_call(record, renamed, _WIDTH)
     if how == "command line" and record.folder is not None:
         where = shown_path(record.folder)
-        again = where.with_name(f"{where.name}-again")
         words = [f"{name}={value}" for name, value in changes.items() if value is not None]
-        line = ["shoal", "fit", str(where / "config.toml"), *words, "-o", str(again)]
-        return shlex.join(line)
+        beside = where.parent if (where.parent / "grid.toml").exists() else where
+        again = beside.with_name("-".join([where.name, *words]).replace("=", "-"))
+        return shlex.join(["shoal", "fit", str(where / "config.toml"), *words, "-o", str(again)])
     config = {**record.config, **changes}
     data = "(x, y)" if has_own_data(config) else f"shoal.data.load({config['data']!r})"
     arguments = [init_call(config), data, *settings_arguments(config)]
@@ -168,10 +169,13 @@ def _longer(record: RunRecord) -> Advice:
 
 
 def _warned(record: RunRecord) -> Advice | None:
-    """The warning of the run, whose line comes first."""
+    """What the first warning of the run says to do, which comes before any other advice."""
     if not record.warnings:
         return None
-    return Advice("First do what the warning at the top says.", "")
+    if has_diverged(record.history):
+        return for_divergence(record)
+    remedy = record.warnings[0].partition("; ")[2] or "read the warning at the top."
+    return Advice(f"First: {remedy}", "")
 
 
 def for_confidence(record: RunRecord, verdict: Calibration) -> Advice:

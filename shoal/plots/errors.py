@@ -103,7 +103,7 @@ def residuals(mean: Tensor, y: Tensor, stddev: Tensor, method: str, title: str =
     figure, axes = blank(height=1.1)
     reach = [_Z * float(stddev[rows].mean()) for rows in bins.rows]
     for low, high, width in zip(bins.edges, bins.edges[1:], reach, strict=False):
-        how = {"color": colour, "alpha": 0.16, "linewidth": 0}
+        how = {"color": colour, "alpha": 0.22, "linewidth": 0}
         first = "90 % intervals" if low == bins.edges[0] else None
         axes.fill_between([low, high], [-width] * 2, [width] * 2, label=first, **how)
     step = -(-len(residual) // _DRAWN)
@@ -136,7 +136,7 @@ def coverage_over_prediction(
         title: written above.
     """
     figure, axes = blank(height=1.1)
-    axes.axhline(level, color=INK, linewidth=1, linestyle=":", label=f"level, {level:.0%}")
+    axes.axhline(level, color=INK, linewidth=1, linestyle=":", label=f"level, {100 * level:g} %")
     styles = method_styles(curves)
     for label, (mean, pit) in curves.items():
         style, bins = styles[label], PredictionBins.of(mean)

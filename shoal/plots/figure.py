@@ -257,6 +257,10 @@ _FONT = re.compile(r"(font: [^;\"]*?\d+(?:\.\d+)?px|font-family:) [^;\"]*")
 _METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
 
 
+_ALIGNED = 'preserveAspectRatio="xMinYMin meet"'
+"""In a box of other proportions, a figure stands at the left, below its title."""
+
+
 def svg(figure: Any, name: str, label: str = "") -> str:
     """The figure as one `<svg>` element, for an HTML page or a file.
 
@@ -282,7 +286,9 @@ def svg(figure: Any, name: str, label: str = "") -> str:
     )
     text = _NAMED.sub(rf"\g<1>{name}-", text)
     text = _FONT.sub(rf"\1 {FONT}", text).replace(INK, "currentColor")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(label)}" ', 1)
+    return text.replace(
+        "<svg ", f'<svg role="img" aria-label="{html.escape(label)}" {_ALIGNED} ', 1
+    )
 
 
 def _title(code: str) -> str:

@@ -10,9 +10,11 @@ from torch import nn
 
 import shoal
 from shoal.cli.main import main
+from shoal.core.display.text import percent
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.evaluate import Evaluation, evaluate_run, kept_evaluation
 from shoal.page import advice
+from shoal.page.measures import Measure
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data
 from shoal.page.sections.calibration import calibration_section
@@ -149,7 +151,7 @@ def test_users_of_commands_get_commands_that_run(case, typed_run, monkeypatch, f
         record.config["method"] = "ensemble"
     assert advice.interface(record) == "command line"
     words, again = shlex.split(CALLS[case][0](record).code), str(typed_run.parent / case)
-    words = [again if word == "digits-again" else word for word in words]
+    words = [again if word.startswith("digits-") else word for word in words]
     assert words[0] == "shoal" and main([*words[1:], "-q"]) == 0
     if case != "calibrated":
         assert did(case, {"run": shoal.load(again)}, shoal.load(typed_run))
@@ -207,6 +209,15 @@ def test_the_headline_takes_the_number_of_the_test_set(picture_runs):
     assert "3.9 on noise" in card.sentence
 
 
+def test_calibration_is_told_of_the_test_set_before_any_shift(picture_runs, line_runs):
+    for runs, words in ((picture_runs, "accuracy {}"), (line_runs, "contain {} of the targets")):
+        page = load_report_data(runs)
+        key = "accuracy" if runs is picture_runs else "coverage_90"
+        first, *rest = calibration_section(page).answer.split(" Under ")
+        assert words.format(percent(Measure(key).summary(page.lead)[0])) in first
+        assert rest
+
+
 def bare(kind):
     run = python_run(kind)
     y = LABELS if kind == "classes" else NUMBERS
@@ -239,9 +250,10 @@ def test_a_warning_comes_first_and_misleading_advice_is_left_out(undrawn):
     text = render(page, {build.__name__: build(page) for build in builds})
     top = text[text.index("<main>") : text.index("Can I trust it?", text.index("<main>"))]
     assert 'class="remark mind"' in top and "unit scale" in top
-    assert text.count("unit scale") == 1
+    assert text.count("The inputs are far from unit scale") == 1
     for card in trust_section(page).blocks:
-        assert "auto" not in card.code and "epochs" not in card.code
+        assert not card.code
+        assert card.tone != "mind" or card.advice.startswith("First: type x = (x")
     assert "train longer" not in training_section(page).answer
 
 

@@ -2,11 +2,14 @@
 
 import re
 
+import numpy as np
 import pytest
 from browser import View
 
+import shoal
 from shoal.cli.main import main
 from shoal.page.report import report
+from shoal.sklearn import EnsembleClassifier
 
 pytestmark = pytest.mark.browser
 
@@ -23,10 +26,21 @@ def studied_run(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def estimator_run():
+    """A classifier with text labels and many parameters of its own."""
+    x, names = np.random.default_rng(0).normal(size=(90, 3)), np.array(["ant", "bee", "cat"])
+    labels = names[np.arange(90) % 3]
+    settings = {"members": 2, "epochs": 2, "early_stopping": False, "n_iter_no_change": 3}
+    model = EnsembleClassifier(**settings, random_state=0).fit(x, labels)
+    shoal.evaluate(model.run_, model.dataset(x, labels))
+    return model.run_
+
+
 LATER = [pytest.param(name, marks=pytest.mark.nightly) for name in ("line", "not-evaluated")]
 
 
-@pytest.fixture(scope="module", params=["readme", "pictures", "studied", *LATER])
+@pytest.fixture(scope="module", params=["readme", "pictures", "studied", "estimator", *LATER])
 def address(request, tmp_path_factory):
     if request.param == "readme":  # an own network and arrays, by the five lines of README.md
         return (request.getfixturevalue("readme")[0] / "report.html").as_uri()
@@ -34,6 +48,7 @@ def address(request, tmp_path_factory):
         "pictures": lambda: request.getfixturevalue("picture_runs"),
         "line": lambda: request.getfixturevalue("line_runs"),
         "not-evaluated": lambda: [request.getfixturevalue("picture_runs")[0][0]],
+        "estimator": lambda: [request.getfixturevalue("estimator_run")],
         "studied": lambda: [request.getfixturevalue("studied_run")],
     }[request.param]()
     return report(runs, tmp_path_factory.mktemp("page") / f"{request.param}.html").as_uri()
@@ -84,6 +99,39 @@ def test_every_figure_has_a_size(seen):
     )
     assert boxes
     assert all(width > 200 and height > 40 for width, height in boxes)
+
+
+def test_figures_fill_their_rows(seen):
+    gaps = seen(unfolded=True).evaluate(
+        "[...document.querySelectorAll('.figures')].map(grid => "
+        " grid.getBoundingClientRect().right"
+        " - grid.lastElementChild.getBoundingClientRect().right)"
+    )
+    assert gaps and max(map(abs, gaps)) < 1
+
+
+def test_every_figure_has_words_and_every_table_headings(seen):
+    page = seen(unfolded=True)
+    labels = page.evaluate(
+        "[...document.querySelectorAll('figure svg')].map(s => s.getAttribute('aria-label'))"
+    )
+    assert labels and all(label.strip() for label in labels)
+    bare = page.evaluate(
+        "[...document.querySelectorAll('table')].filter("
+        "t => !t.querySelector('thead th[scope=col]')"
+        " || [...t.tBodies[0].rows].some(r => !r.querySelector('th[scope=row]'))).length"
+    )
+    assert bare == 0
+
+
+def test_attention_and_information_differ_in_colour(seen):
+    for scheme in ("light", "dark"):
+        edges = seen(scheme=scheme).evaluate(
+            "['mind', 'info'].map(tone => { const box = document.createElement('div');"
+            " box.className = `remark ${tone}`; document.querySelector('main').append(box);"
+            " const colour = getComputedStyle(box).borderLeftColor; box.remove(); return colour })"
+        )
+        assert len(set(edges)) == 2
 
 
 def test_text_in_figures_stays_within_them(seen):

@@ -8,7 +8,7 @@ from operator import methodcaller
 import numpy as np
 
 from shoal import plots
-from shoal.core.display.text import number
+from shoal.core.display.text import number, percent
 from shoal.data.corruptions import parse_shift
 from shoal.page import sentences
 from shoal.page.advice import report_again
@@ -128,22 +128,30 @@ def _no_shifts(report_data: ReportData) -> Iterator[Block]:
 
 
 def answer(report_data: ReportData) -> str:
-    """About the worst shift, or about the test set where there is no shift."""
+    """About the test set, then about the worst shift."""
     lead, worst = report_data.lead, _worst(report_data)
+    splits = ["test", *([worst] if worst else [])]
     if not report_data.assessment.about.has_classes:
         if "coverage_90" not in report_data.assessment.test:
             loss = "loss" in report_data.assessment.about.kinds
             return f"{'A custom loss' if loss else 'This kind of target'} has no intervals."
-        share, _ = Measure("coverage_90", worst or "test").summary(lead)
-        count = report_data.assessment.scores["data"]["counts"].get(worst or "test", 1)
-        return sentences.coverage_sentence(0.9, share, count)
-    accuracy, confidence = (Measure(key, worst or "test").summary(lead)[0] for key in _PAIR)
-    noise = calibration_noise(lead.first)
+        shares = {split: Measure("coverage_90", split).summary(lead)[0] for split in splits}
+        count = report_data.assessment.scores["data"]["counts"].get("test", 1)
+        text = sentences.coverage_sentence(0.9, shares["test"], count)
+        under = shares.get(worst or "", math.nan)
+        return text if math.isnan(under) else f"{text} Under {_named(worst)}: {percent(under)}."
+    accuracy, confidence = (Measure(key).summary(lead)[0] for key in _PAIR)
+    text = sentences.calibration_sentence(confidence, accuracy, calibration_noise(lead.first))
     if worst is None:
-        return sentences.calibration_sentence(confidence, accuracy, noise)
+        return text
+    accuracy, confidence = (Measure(key, worst).summary(lead)[0] for key in _PAIR)
     count = report_data.assessment.scores["data"]["counts"].get(worst, 1)
     noise = math.sqrt(max(accuracy * (1 - accuracy), 1e-12) / count)
-    return sentences.shift_sentence(worst.partition(":")[2], accuracy, confidence, noise)
+    return f"{text} {sentences.shift_sentence(_named(worst), accuracy, confidence, noise)}"
+
+
+def _named(split: str | None) -> str:
+    return "" if split is None else split.partition(":")[2]
 
 
 _PAIR = ("accuracy", "confidence")

@@ -62,6 +62,8 @@ def _settings(records: list[RunRecord]) -> list[Block]:
 def _provenance(record: RunRecord) -> Table:
     elsewhere = ("seconds", "warnings")  # the page has them in other places
     known: dict[str, Any] = {k: v for k, v in record.provenance.items() if k not in elsewhere}
+    made_by = known.pop("made_by", {})  # its parameters are in the code that repeats the run
+    known |= {"made by": made_by.get("name") or made_by["interface"]} if made_by else {}
     sources = known.pop("sources", {})
     for key in ("input_range", "pixel_range"):
         if isinstance(known.get(key), list):
