@@ -18,6 +18,7 @@ SLOW_FILES = {
     "test_docs_code",
     "test_evidence",
     "test_export",
+    "test_export_estimator",
     "test_flow",
     "test_jobs",
     "test_kinds",

@@ -60,7 +60,7 @@ from shoal.models.blueprint import Architecture, Blueprint
 from shoal.models.mlp import MLP
 from shoal.prediction.predictive import Predictive
 from shoal.training.fit import fit
-from shoal.training.folder.own_data import OWN_DATA
+from shoal.training.folder.own_data import OWN_DATA, PREPARED_BY
 from shoal.training.folder.run import Run
 
 __all__ = [
@@ -258,8 +258,11 @@ class EnsembleEstimator(BaseEstimator):
         build = self._build(x.shape[1:], outputs)
         options: dict[str, Any] = self._options(points, seed) | {"likelihood": likelihood}
         options |= held_out | dict(self.options or {})
-        names = self._column_names()
-        data = Dataset(OWN_DATA, Split(x, points.y), classes=self._class_names(), columns=names)
+        source = {"custom": OWN_DATA}
+        if self.preprocessing_ is not None:
+            source[PREPARED_BY] = type(self).__name__
+        split, classes, names = Split(x, points.y), self._class_names(), self._column_names()
+        data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source)
         with _ONE_FIT, calling("estimator", name=type(self).__name__, parameters=self._changed()):
             ensemble = Ensemble.init(build, self.members, seed)
             self.run_ = fit(ensemble, data, **options)

@@ -17,19 +17,20 @@ file computes the quantities of `Predictive` in a graph of torch operations:
 import copy
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from shoal.analysis.evidence.compute_evidence import member_weights
-from shoal.core.errors import ConfigError, DataError, ShoalError
+from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.storage.disk import checked_path
 from shoal.core.structure import Inputs, Structured
 from shoal.data.batches.sources import input_batches
@@ -49,14 +50,18 @@ from shoal.models.blueprint import Blueprint
 from shoal.prediction import predict
 from shoal.prediction.predict import member_outputs
 from shoal.prediction.predictive import Predictive
-from shoal.training.folder.own_data import own_data
+from shoal.training.folder.own_data import PREPARED_BY, own_data
 from shoal.training.folder.run import Run, load
+
+if TYPE_CHECKING:
+    from shoal.integrations.export.estimator import EstimatorFile
+    from shoal.integrations.sklearn import EnsembleEstimator
 
 __all__ = ["Exported", "export"]
 
 
 def export(
-    source: Run | Ensemble | str | os.PathLike[str],
+    source: "Run | Ensemble | EnsembleEstimator | str | os.PathLike[str]",
     path: str | os.PathLike[str],
     x: Any = None,
     *,
@@ -79,7 +84,8 @@ def export(
     members and members of weight 0 are left out.
 
     Args:
-        source: a run, an ensemble, or the folder of a run.
+        source: a run, an ensemble, the folder of a run, or an estimator of `shoal.sklearn`. The
+            file of an estimator has the preprocessing inside, and one input per column.
         path: a file that ends in .onnx (onnxruntime) or in .pt2 (`torch.export.load`).
         x: example inputs, for shapes, types and the comparison with `predict`. None takes test
             inputs of the run's data set, or random inputs for a registered network.
@@ -99,6 +105,10 @@ def export(
     """
     place = checked_path(path, "path")
     _check_format(place, precision, compile)
+    table = None
+    if callable(getattr(source, "predictive", None)):
+        table = _of_estimator(source, place, x, precision, likelihood, classes)
+        source, x, classes = table.model.run_, table.rows, table.class_names
     source = load(Path(source)) if isinstance(source, str | os.PathLike) else source
     ensemble = getattr(source, "ensemble", source)
     if not isinstance(ensemble, Ensemble):
@@ -109,13 +119,19 @@ def export(
         weights = None if weights == "uniform" else member_weights(source, weights, data)
     pred = predict(source, rows, device="cpu", likelihood=likelihood, weights=weights)
     kept, pred = _counted(ensemble, rows, pred, weights)
-    names = output_names(pred.likelihood, quantiles, members)
+    names = (table.output_names if table else output_names)(pred.likelihood, quantiles, members)
     unrolled = UnrolledEnsemble(ensemble.groups, kept, merge).cpu()
     module = ExportedModule(unrolled, pred, rows, names)
     facts = _metadata(source, pred, kept, rows, names)
     facts |= _world(source, known, classes, preprocessing, pred)
     facts["precision"] = precision or str(ensemble.dtype).removeprefix("torch.")
     limit = TOLERANCES[precision] if tolerance is None else tolerance
+    if table is not None:
+        facts |= table.facts(names, preprocessing)
+        return table.written(module, place, pred, facts, limit)
+    if "inputs" in _of_preprocessing(source):
+        line = f'shoal.export(model, "{place.name}") writes a file that takes raw columns'
+        warnings.warn(f"{_of_preprocessing(source)['inputs']}; {line}", ShoalWarning, stacklevel=2)
     if place.suffix == ".onnx":
         write = partial(write_onnx, metadata=facts, precision=precision)
     else:
@@ -127,6 +143,23 @@ def export(
 
     expected = values_of(pred, names)
     return written(module, place, _tensors(rows[:7]), expected, facts, limit, write, opened)
+
+
+def _of_estimator(
+    model: Any, path: Path, x: Any, precision: str | None, likelihood: Any, classes: Any
+) -> "EstimatorFile":
+    """The file of an estimator, which knows its likelihood and classes."""
+    from shoal.integrations.export.estimator import EstimatorFile
+
+    if path.suffix != ".onnx":
+        raise ConfigError(
+            f"an estimator takes texts, which only ONNX has; name the file {path.stem}.onnx"
+        )
+    if precision is not None:
+        raise ConfigError(f"the file of an estimator is in double precision, not {precision}")
+    if likelihood is not None or classes is not None:
+        raise ConfigError("an estimator has its own likelihood and classes; leave them out")
+    return EstimatorFile(model, x)
 
 
 def _check_format(path: Path, precision: str | None, compiled: bool) -> None:
@@ -230,6 +263,16 @@ def _version() -> str | None:
     return None
 
 
+def _of_preprocessing(source: Any) -> dict[str, str]:
+    """What users of the file must know if an estimator prepared the inputs of a run."""
+    data = (getattr(source, "config", None) or {}).get("data")
+    estimator = data.get(PREPARED_BY) if isinstance(data, Mapping) else None
+    if estimator is None:
+        return {}
+    fact = f"the inputs are what model.preprocessing_ of the {estimator} gives, not raw columns"
+    return {"inputs": fact}
+
+
 def _world(
     source: Any,
     known: Dataset | None,
@@ -243,6 +286,7 @@ def _world(
     if known is not None and known.scaling is not None:
         prepared["target_scaling"] = {"mean": known.scaling.mean, "std": known.scaling.std}
     prepared = {key: value for key, value in prepared.items() if value is not None}
+    prepared |= _of_preprocessing(source)
     prepared |= copy.deepcopy(dict(preprocessing or {}))
     try:
         json.dumps(prepared)

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from shoal.core.errors import ConfigError, first_line
 from shoal.core.optional import require
 
-__all__ = ["KEY", "Opened", "open_file", "traced", "write_compiled", "write_onnx", "write_program"]
+__all__ = [
+    "KEY",
+    "Opened",
+    "onnx_session",
+    "open_file",
+    "traced",
+    "write_compiled",
+    "write_onnx",
+    "write_program",
+]
 
 KEY = "shoal"
 """Name of the metadata: a key of ONNX and of AOTInductor, `shoal.json` of torch.export."""
@@ -75,14 +84,24 @@ def write_onnx(
     path: Path,
     metadata: Mapping[str, Any],
     precision: str | None = None,
+    finish: Callable[[Any], None] | None = None,
 ) -> None:
-    """An ONNX file; weights in "float16" or "int8" by the tools of onnxruntime."""
+    """An ONNX file; weights in "float16" or "int8" by the tools of onnxruntime.
+
+    Args:
+        program: the traced program.
+        path: the file to write.
+        metadata: what the file says about itself.
+        precision: "float16" or "int8"; None keeps the weights as they are.
+        finish: changes the graph in place, as the last step.
+    """
     onnx = require("onnx", extra="export")
     require("onnxscript", extra="export")
     inputs = [each["name"] for each in metadata["inputs"]]
     outputs = [each["name"] for each in metadata["outputs"]]
     try:
         with torch.no_grad(), _quiet():
+            program = _without_single_operations(program)
             made: Any = torch.onnx.export(program, dynamo=True, verbose=False, external_data=False)
     except Exception as error:
         raise ConfigError(f"torch.onnx cannot convert this network: {first_line(error)}") from error
@@ -90,8 +109,25 @@ def write_onnx(
     model = _without_traces(made.model_proto)
     if precision is not None:
         model = _converted(model, precision, path)
+    if finish is not None:
+        finish(model)
     onnx.helper.set_model_props(model, {KEY: json.dumps(metadata)})
     onnx.save_model(model, str(path))
+
+
+def _without_single_operations(program: Any) -> Any:
+    """A program in double precision, without operations that onnxruntime has in single only."""
+    aten = torch.ops.aten
+    single = [aten.softplus, aten.elu, aten.leaky_relu, aten.mish, aten.softshrink]
+    from torch._decomp import get_decompositions
+
+    table = get_decompositions(single)
+    used = {node.target for node in program.graph.nodes if _is_double(node.meta.get("val"))}
+    return program.run_decompositions(table) if used & table.keys() else program
+
+
+def _is_double(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64
 
 
 def _rename(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -176,14 +212,19 @@ def open_file(path: Path, compiled: bool = False) -> tuple[Opened, dict[str, Any
     return lambda tensors: dict(module(*tensors)), json.loads(extra[_EXTRA])
 
 
-def _opened_onnx(path: Path) -> tuple[Opened, dict[str, Any]]:
+def onnx_session(path: Path) -> Any:
+    """The file in onnxruntime."""
     runtime = require("onnxruntime", extra="export")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ConfigError(f"onnxruntime cannot open the file: {first_line(error)}") from error
+
+
+def _opened_onnx(path: Path) -> tuple[Opened, dict[str, Any]]:
+    session = onnx_session(path)
     names = [each.name for each in session.get_inputs()]
     outputs = [each.name for each in session.get_outputs()]
 

@@ -16,6 +16,7 @@ from shoal.training.folder.run import Run, RunFolder, is_adopted
 
 __all__ = [
     "OWN_DATA",
+    "PREPARED_BY",
     "again",
     "data_name",
     "has_own_data",
@@ -26,6 +27,9 @@ __all__ = [
 
 OWN_DATA = "own data"
 """Name of data without a name: arrays and loaders."""
+
+PREPARED_BY = "prepared_by"
+"""Key of the config's data: the estimator whose preprocessing made the inputs of the networks."""
 
 _TYPES = {"tuple", "list", "DataLoader", "TensorDataset"}
 """Names of own data in older runs."""
