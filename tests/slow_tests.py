@@ -394,4 +394,5 @@ SLOW = {
     "test_whole_networks_as_by_plain_double_backward",
     "test_without_temperature_or_strength_it_is_the_plain_ensemble",
     "test_wrappers_are_taken_off",
+    "test_odd_arguments_are_accepted_or_refused_in_one_sentence",
 }

@@ -1,23 +1,26 @@
 """A command's result, as text and as JSON, and functions that several commands share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.cli.own_network import network_functions
 from shoal.core.display.text import counted, number, table
-from shoal.core.errors import ConfigError
+from shoal.core.errors import ConfigError, DataError
 from shoal.data import load as load_data
 from shoal.data.corruptions import parse_shift
 from shoal.data.dataset import Dataset
+from shoal.data.load import READERS, load_file
+from shoal.data.sets.images import fitted, in_range
+from shoal.evaluation.data_arguments import evaluation_data
 from shoal.evaluation.evaluate import Evaluation
 from shoal.experiment.config import parse_value
 from shoal.page.measures import headline
 from shoal.training.folder.own_data import has_own_network, own_data, what_to_type
 from shoal.training.folder.run import Run, RunFolder, is_adopted, load
 
-__all__ = ["Outcome", "evaluation_dataset", "opened_for", "scores_text"]
+__all__ = ["Outcome", "evaluation_dataset", "file_inputs", "opened_for", "scores_text"]
 
 
 @dataclass(frozen=True)
@@ -108,12 +111,58 @@ def opened_for(command: str, folder: str, model: Sequence[str] | None = None) ->
 
 def evaluation_dataset(run: Run, folder: str, asked: str | None, command: str) -> Dataset:
     """The data set of `--data`; without `--data`, the data set of the run."""
+    if asked is not None and Path(asked).suffix.lower() in READERS:
+        return _file_dataset(run, asked, command)
     if asked is not None:
         return load_data(parse_value(asked, "--data"))
     call = f", or type in Python: {what_to_type(command, run.config, folder)}"
     call = "" if is_adopted(run.config) else call
     advice = f"name the data with --data{call}"
     return own_data(run, folder, advice, whole=command == "grow")  # which divides them itself
+
+
+TESTS = ("decide", "evaluate")
+"""Commands that need test data alone."""
+
+
+def _file_dataset(run: Run, file: str, command: str) -> Dataset:
+    """A data set whose test set is one file of inputs and targets, as `shoal predict` reads it."""
+    if command not in TESTS:
+        raise ConfigError(
+            f"{command} needs training data; type --data "
+            f'\'{{name = "file", train = "{file}", test = "{file}"}}\' with your two files'
+        )
+    target = None if Path(file).suffix.lower() == ".npz" else _target(run)
+    split = load_file(file, target)
+    if split.y is None:
+        raise DataError(f"{file} has no targets; give a .npz file with the arrays x and y")
+    return replace(
+        evaluation_data(run, replace(split, x=file_inputs(split.x, run, file))),
+        name=Path(file).name,
+    )
+
+
+def _target(run: Run) -> str:
+    return "class" if run.likelihood.about.has_classes else "value"
+
+
+def file_inputs(x: Any, run: Run, file: str) -> Any:
+    """Inputs of a file in the shape and in the range of the training inputs.
+
+    Images may come with channels last, and with pixels in [0, 1], the range of files.
+    """
+    models = run.config.get("model") or [{}]
+    x = fitted(x, tuple(models[0].get("input_shape", x.shape[1:])), file)
+    low, high = run.provenance.get("pixel_range", (0.0, 1.0))
+    if (low, high) == (0.0, 1.0):
+        return x
+    least, most = (float(end) for end in x.aminmax())
+    if least < 0 or most > 1:
+        raise DataError(
+            f"{file} has pixels from {least:.3g} to {most:.3g}; give them from 0 to 1 or as bytes; "
+            f"Shoal rescales them to the training range, {low:.3g} to {high:.3g}"
+        )
+    return in_range(x, (low, high))
 
 
 def _call(command: str, config: Mapping[str, Any], folder: str) -> str:

@@ -172,7 +172,8 @@ def _network(parser: argparse.ArgumentParser, required: bool = False) -> None:
         action="append",
         required=required,
         help="function that makes your own network, such as mynet:build for a function in mynet.py "
-        "of this folder; once per architecture",
+        "of this folder; once per architecture. The module is imported, so its code runs: name "
+        "only code that you trust",
     )
 
 
@@ -614,6 +615,7 @@ COMMANDS = {
     "evaluate": Command(
         "evaluate a run on its test set, shifts and OOD sets",
         "shoal evaluate runs/digits-ensemble-m5-s0\n"
+        "shoal evaluate runs/mine --data test.npz\n"
         'shoal evaluate runs/mine --data \'{name = "file", train = "a.npz", test = "b.npz"}\'\n'
         "shoal evaluate runs/mine --model mynet:build --data digits",
         _evaluate,

@@ -28,7 +28,6 @@ from shoal.core.values import LARGEST, describe_value
 __all__ = [
     "Check",
     "anything",
-    "at_least",
     "check_fields",
     "checked",
     "device",
@@ -51,6 +50,7 @@ __all__ = [
     "text",
     "whole",
     "whole_64_bits",
+    "whole_from",
     "whole_or_zero",
 ]
 
@@ -185,9 +185,15 @@ def whole_64_bits(name: str, value: Any) -> int:
     return _index(name, value, -(2**63), "that fits in 64 bits")
 
 
-def at_least(least: int) -> Check:
-    """The check of a whole number from `least` on."""
-    return lambda name, value: _index(name, value, least, f"from {least} on")
+def whole_from(least: int, most: int | None = None) -> Check:
+    """The check of a whole number from `least` on, or up to `most`."""
+    words = f"from {least} on" if most is None else f"from {least} to {most}"
+
+    def check(name: str, value: Any) -> int:
+        """The value as a whole number of the range."""
+        return _index(name, value, least, words, most)
+
+    return check
 
 
 def is_truth(value: Any) -> bool:
@@ -204,10 +210,10 @@ def _as_float(value: Any) -> float:
     return math.nan
 
 
-def _index(name: str, value: Any, least: int, words: str) -> int:
+def _index(name: str, value: Any, least: int, words: str, most: int | None = None) -> int:
     with suppress(TypeError):
         single = not getattr(value, "ndim", 0) and not is_truth(value)
-        if single and least <= (count := operator.index(value)) < 2**63:
+        if single and least <= (count := operator.index(value)) <= (most or 2**63 - 1):
             return count
     raise ConfigError(f"{name} must be a whole number {words}, not {describe_value(value)}")
 

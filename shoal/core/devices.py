@@ -4,6 +4,7 @@ import torch
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
+from shoal.core.values import describe_value
 
 __all__ = ["usable_device"]
 
@@ -15,12 +16,16 @@ def usable_device(device: torch.device | str | int) -> torch.device:
     device(type='cpu')
     """
     try:
+        if device is None:
+            raise TypeError("it is None")
         usable = torch.zeros(1, device=device).device
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError, ImportError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0].rstrip(".")
+        named = str(device) if isinstance(device, str | int | torch.device) else ""
         raise ConfigError(
-            f"the device '{device}' cannot be used: {reason}; {_advice(str(device))}"
+            f"the device '{named or describe_value(device)}' cannot be used: {reason}; "
+            f"{_advice(named)}"
         ) from error
     if usable.type == "meta":
         raise ConfigError(

@@ -6,6 +6,7 @@ __all__ = [
     "CheckpointCorrupt",
     "ConfigError",
     "DataError",
+    "OutOfRange",
     "PeerLost",
     "RunFailed",
     "ShoalError",
@@ -38,6 +39,10 @@ class DataError(ShoalError, ValueError):
     """Data that cannot be trained on or predicted for."""
 
     exit_status = 65
+
+
+class OutOfRange(DataError, IndexError):
+    """An index beyond the last member or data point; it also ends a loop over them."""
 
 
 class StorageError(ShoalError, OSError):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import difflib
+import functools
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -52,6 +54,8 @@ class Registry:
                 raise ConfigError(f"there is already a {self.kind} called '{name}'")
             self._entries[name] = registered
             self._citations[name] = cite
+            if isinstance(registered, type) and dataclasses.is_dataclass(registered):
+                _check_when_made(registered)
             return registered
 
         return register
@@ -120,6 +124,35 @@ class Registry:
             f"{type(instance).__name__} is not a registered {self.kind}; "
             f"add it with @registry.register, so that a run can be repeated from its folder"
         )
+
+
+def _check_when_made(kind: Any) -> None:
+    """Let a dataclass refuse settings that do not fit its annotations, before it uses them.
+
+    A nested setting may be an object, or the name or table that its registry makes it from.
+    """
+    make = kind.__init__
+    names = [name for name in inspect.signature(make).parameters if name != "self"]
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    inner = _inner_registries(kind)
+    hints = functools.cache(lambda: typing.get_type_hints(kind))
+
+    def valid(name: str, value: Any) -> Any:
+        from shoal.core.values import check_value
+
+        if name not in known or value is known[name].default or "unstored" in known[name].metadata:
+            return value
+        made = inner[name].make(value) if name in inner else value
+        check_value(name, made, hints()[name])
+        return made
+
+    @functools.wraps(make)
+    def checked(self: Any, *args: Any, **settings: Any) -> None:
+        ordered = [valid(name, value) for name, value in zip(names, args, strict=False)]
+        named = {name: valid(name, value) for name, value in settings.items()}
+        make(self, *ordered, *args[len(names) :], **named)
+
+    kind.__init__ = checked
 
 
 def nested_field(registry: Registry, default: Callable[[], Any], later: bool = False) -> Any:

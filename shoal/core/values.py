@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ def fits(value: object, annotation: Any) -> bool:
     """Whether a plain value fits `annotation`.
 
     Whole numbers pass for real numbers, lists for tuples. Real numbers must be zero or between
-    1e-15 and 1e15 in size. Protocols are not checked.
+    1e-15 and 1e15 in size. An object fits a protocol if it has the protocol's own attributes.
 
     >>> fits(1, float), fits(True, int), fits([1, 2], tuple[int, ...]), fits(None, int | None)
     (True, False, True, True)
@@ -55,12 +56,12 @@ def fits(value: object, annotation: Any) -> bool:
         return isinstance(value, Mapping)
     if annotation in (int, float):
         return _is_number(value, annotation)
-    return isinstance(value, annotation) if _is_checked(annotation) else True
-
-
-def _is_checked(annotation: Any) -> bool:
-    kind = isinstance(annotation, type) and annotation is not Any
-    return kind and not getattr(annotation, "_is_protocol", False)
+    if not isinstance(annotation, type) or annotation is Any:
+        return True
+    if not getattr(annotation, "_is_protocol", False):
+        return isinstance(value, annotation)
+    own = [name for name in vars(annotation) if name == "__call__" or not name.startswith("_")]
+    return isinstance(value, str | Mapping) or all(hasattr(value, name) for name in own)
 
 
 def _elements_fit(values: list | tuple, annotation: Any) -> bool:
@@ -71,10 +72,10 @@ def _elements_fit(values: list | tuple, annotation: Any) -> bool:
 
 
 def _is_number(value: object, kind: type) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     if kind is int:
-        return isinstance(value, int) and abs(value) < _WHOLE
+        return isinstance(value, numbers.Integral) and abs(value) < _WHOLE
     return value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
 
 

@@ -14,6 +14,18 @@ from shoal.analysis.fidelity.certificate import METHODS, Certificate, certify, k
 from shoal.analysis.landscape.scene import AnalysisResult, Effort
 from shoal.analysis.landscape.scene import registry as landscape_analyses
 from shoal.analysis.landscape.study import study
+from shoal.core.arguments import (
+    checked,
+    list_of,
+    seconds,
+    text,
+    whole,
+    whole_from,
+    whole_or_zero,
+)
+from shoal.core.arguments import (
+    device as usable,
+)
 from shoal.core.display.progress import Ticker
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset
@@ -24,6 +36,13 @@ from shoal.training.folder.run import Run
 __all__ = ["evidence", "fidelity", "landscape"]
 
 
+@checked(
+    points=whole_from(2, 10_000),
+    inputs=whole_from(2),
+    steps=whole_from(2),
+    parts=list_of(text),
+    device=usable,
+)
 def landscape(
     run: Run | str | os.PathLike[str],
     data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
@@ -83,6 +102,7 @@ def landscape(
         return study(run, known, names, effort=effort, fresh=fresh, seed=seed, tell=done, tick=tick)
 
 
+@checked(points=whole, flow_steps=whole_or_zero)
 def evidence(
     run: Run | str | os.PathLike[str],
     data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
@@ -109,8 +129,6 @@ def evidence(
         flow_steps: number of steps to fit the flow prior.
         progress: show progress.
     """
-    if (points is not None and points < 1) or flow_steps < 0:
-        raise ConfigError("points must be 1 or more, and flow_steps 0 or more")
     run = opened(run)
     if "any" not in run.likelihood.about.kinds:
         raise ConfigError("a custom loss is not a likelihood, so the run has no evidence")
@@ -123,6 +141,13 @@ def evidence(
     return result
 
 
+@checked(
+    methods=list_of(text),
+    points=whole_from(2),
+    draws=whole_from(10),
+    chains=whole_from(2),
+    within=seconds,
+)
 def fidelity(
     run: Run | str | os.PathLike[str],
     data: Dataset | Labelled | str | Mapping[str, Any] | None = None,
@@ -159,13 +184,6 @@ def fidelity(
         seed: fixes all randomness.
         progress: show progress.
     """
-    for name, value, least in (("draws", draws, 10), ("chains", chains, 2), ("points", points, 2)):
-        if value is not None and value < least:
-            raise ConfigError(f"{name} must be {least} or more, not {value}")
-    if isinstance(methods, str):
-        raise ConfigError(
-            f"methods is a list of names, not {methods!r}; type methods=[{methods!r}]"
-        )
     run = placed(opened(run), "cpu")
     advice = f"type: {what_to_type('fidelity', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
@@ -177,9 +195,6 @@ def fidelity(
 
 
 def _effort(quick: bool, wanted: Mapping[str, int]) -> Effort:
-    for key, value in wanted.items():
-        if value < 2:
-            raise ConfigError(f"{key} must be 2 or more, not {value}")
     return replace(Effort.quick() if quick else Effort(), **wanted)
 
 
@@ -187,7 +202,7 @@ def _analysis_names(parts: Sequence[str] | None) -> list[str]:
     import shoal.analysis.landscape.analyses  # noqa: F401  # registers the analyses
 
     names = landscape_analyses.names() if parts is None else list(parts)
-    if isinstance(parts, str) or not names:
+    if not names:
         raise ConfigError(
             f"parts is a list of names, not {parts!r}; choose from: {', '.join(landscape_analyses)}"
         )

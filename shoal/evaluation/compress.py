@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shoal.analysis.evidence.members import log_probs, parts_of, stacking_weights
+from shoal.core.arguments import checked, one_of, positive, share, whole
 from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.data.dataset import Dataset, Split
@@ -34,7 +35,7 @@ from shoal.prediction import Predictive, predict
 from shoal.prediction.predict import member_outputs
 from shoal.prediction.statistics import Difference
 from shoal.training.adopt import adopt
-from shoal.training.folder.run import Run, RunFolder, load
+from shoal.training.folder.run import Run, RunFolder, opened
 
 __all__ = ["Compressed", "bootstrap_difference", "compress", "distilled", "greedy_choice"]
 
@@ -82,6 +83,7 @@ class Compressed:
         )
 
 
+@checked(to=whole, by=one_of(*WAYS), level=share, epochs=whole, lr=positive)
 def compress(
     run: Run | str | os.PathLike[str],
     to: int,
@@ -118,7 +120,7 @@ def compress(
         seed: seed of bootstrap and distillation.
         out: folder that stores the smaller run.
     """
-    run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
+    run = opened(run)
     known = training_data(run, data, test)
     parts = parts_of(known)
     if parts.held_out is None or parts.test is None:
@@ -138,11 +140,9 @@ def compress(
 
 
 def _check(to: int, by: str, members: int) -> None:
-    if by not in WAYS:
-        raise ConfigError(f"by must be one of {', '.join(WAYS)}, not {by!r}")
     if by == "distil" and to != 1:
         raise ConfigError(f"distil makes one trunk for all members; type to=1, not to={to}")
-    if type(to) is not int or not 1 <= to <= members:
+    if to > members:
         raise ConfigError(f"to must be a number of members from 1 to {members}, not {to!r}")
 
 
@@ -202,7 +202,7 @@ def bootstrap_difference(
     """
     if not 0 < level < 1:
         raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
-    each, random = np.asarray(a) - np.asarray(b), np.random.default_rng(seed)
+    each, random = np.asarray(a) - np.asarray(b), np.random.default_rng(seed % 2**64)
     means = [each[random.integers(len(each), size=len(each))].mean() for _ in range(_RESAMPLES)]
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Difference(float(each.mean()), float(low), float(high))

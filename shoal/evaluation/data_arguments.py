@@ -1,25 +1,24 @@
 """Data arguments of the functions about a run, turned into a `Dataset`."""
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.devices import usable_device
+from shoal.core.errors import DataError
 from shoal.data.batches.sources import gathered, gathered_inputs
 from shoal.data.corruptions import SEVERITIES, with_corruptions
 from shoal.data.dataset import Dataset, Split
 from shoal.data.load import load as load_data
 from shoal.prediction.predictive import ArrayLike
 from shoal.training.folder.own_data import data_name, own_data, what_to_type
-from shoal.training.folder.run import Run, load
+from shoal.training.folder.run import Run, opened
 
 __all__ = [
     "Inputs",
@@ -42,23 +41,11 @@ Shifts = Mapping[str, Inputs | Labelled] | str | Sequence[str]
 """Changed test inputs by name, or names of corruptions."""
 
 
-def opened(run: Run | str | os.PathLike[str]) -> Run:
-    """The run itself, or the run in a folder."""
-    if isinstance(run, str | os.PathLike):
-        return load(Path(run))
-    if not hasattr(run, "ensemble") or not hasattr(run, "likelihood"):
-        raise ConfigError(
-            f"wanted a run or its folder, not {type(run).__name__}; for an ensemble type: "
-            f"shoal.evaluate(shoal.predict(ensemble, x), y)"
-        )
-    return run
-
-
 def placed(run: Run, device: torch.device | str | None) -> Run:
     """The run with its members on a device; the user's run is not moved."""
-    if device is None or torch.device(device) == run.ensemble.device:
+    if device is None or (there := usable_device(device)) == run.ensemble.device:
         return run
-    return replace(run, ensemble=copy.deepcopy(run.ensemble).to(device))
+    return replace(run, ensemble=copy.deepcopy(run.ensemble).to(there))
 
 
 def evaluation_data(

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from shoal.analysis.stored_results import kept_result
+from shoal.core.arguments import checked, list_of, text, whole_from, whole_or_zero
+from shoal.core.arguments import device as usable
 from shoal.core.display.notebook import facts_html
 from shoal.core.display.progress import Ticker
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
+from shoal.core.storage.disk import checked_path
 from shoal.core.storage.files import (
     read_sealed,
     read_tensors,
@@ -135,7 +138,7 @@ class Evaluation:
 
     def split_samples(self, name: str) -> dict[str, Tensor]:
         """Quantities of one split, by name; empty if there is no such split."""
-        start = name + "/"
+        start = text("name", name) + "/"
         return {
             key.removeprefix(start): tensor
             for key, tensor in self.samples.items()
@@ -156,9 +159,10 @@ class Evaluation:
 
     def save(self, folder: Path | str) -> None:
         """Write both files into the folder of the run; the scores last, as a sign of completion."""
-        samples = Path(folder) / SAMPLES
+        folder = checked_path(folder, "folder")
+        samples = folder / SAMPLES
         write_tensors(samples, self.samples)
-        write_json(Path(folder) / SCORES, sealed({**self.scores, SAMPLES: sha256(samples)}))
+        write_json(folder / SCORES, sealed({**self.scores, SAMPLES: sha256(samples)}))
 
 
 def keep_evaluation(run: Any, evaluation: Evaluation) -> None:
@@ -587,6 +591,7 @@ def evaluate(
 ) -> Evaluation: ...
 
 
+@checked(gallery=whole_or_zero, severities=list_of(whole_from(1, 5)), device=usable)
 def evaluate(
     source: Predictive | Run | str | os.PathLike[str],
     data: Any = None,

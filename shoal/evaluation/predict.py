@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from shoal.core.arguments import checked
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset
 from shoal.evaluation.data_arguments import Inputs, Labelled
@@ -18,6 +19,7 @@ from shoal.training.folder.run import Run, load
 __all__ = ["predict"]
 
 
+@checked()
 def predict(
     source: Run | Ensemble | str | os.PathLike[str],
     x: Inputs,

@@ -25,6 +25,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrize
 
+from shoal.core.arguments import anything, checked, not_negative, positive, whole_from
 from shoal.core.errors import ConfigError
 from shoal.core.storage.disk import checked_path
 from shoal.core.values import describe_value
@@ -65,6 +66,7 @@ PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weigh
 """Weights of `nn.MultiheadAttention` that are not those of a layer."""
 
 
+@checked(rank=whole_from(1, 1_000_000), alpha=positive, spread=not_negative)
 def lora(
     module: nn.Module,
     rank: int = 4,
@@ -95,9 +97,7 @@ def lora(
         spread: size of s B A in relation to W, and of the noise on layers trained in full.
         fresh: draw the last layer anew, if it is trained; otherwise add noise to its values.
     """
-    _check_number("rank", rank, whole=True)
-    _check_spread(spread)
-    scaling = 1.0 if alpha is None else _check_number("alpha", alpha) / rank
+    scaling = 1.0 if alpha is None else alpha / rank
     trunk = FrozenTensors(module)
     trained, drawn = trained_parameters(module, train, fresh)
     chosen = adapter_targets("lora", module, targets, trained)
@@ -119,6 +119,7 @@ def lora(
     return AdaptedBuild(trunk, words, wrap, chosen, trained, drawn, spread)
 
 
+@checked(spread=not_negative, layer=anything)
 def last_layer(
     module: nn.Module, layer: str | None = None, fresh: bool = True, spread: float = 0.02
 ) -> AdaptedBuild:
@@ -137,7 +138,6 @@ def last_layer(
         fresh: draw the layer anew; otherwise add noise to its values.
         spread: relative size of this noise.
     """
-    _check_spread(spread)
     trunk = FrozenTensors(module)
     name = layer_called(module, layer)
     drawn = name if fresh else None
@@ -149,6 +149,7 @@ def last_layer(
     )
 
 
+@checked(spread=not_negative)
 def scale(
     module: nn.Module, targets: Names = None, train: Names = None, spread: float = 0.05
 ) -> AdaptedBuild:
@@ -165,7 +166,6 @@ def scale(
         train: layers or parameters that each member trains in full, as of `lora`.
         spread: standard deviation of the factors, and relative noise on layers trained in full.
     """
-    _check_spread(spread)
     trunk = FrozenTensors(module)
     trained, drawn = trained_parameters(module, train, fresh=True)
     chosen = adapter_targets("scale", module, targets, trained)
@@ -194,20 +194,7 @@ def _sizes(layer: nn.Module) -> dict[str, float]:
     return {name: size_of_weight(weight) for name, weight in weights.items() if weight is not None}
 
 
-def _check_number(name: str, value: Any, whole: bool = False) -> Any:
-    kind = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < 1e6:
-        wanted = "a whole number of at least 1" if whole else "a positive number"
-        raise ConfigError(f"{name} must be {wanted}, not {describe_value(value)}")
-    return value
-
-
-def _check_spread(spread: Any) -> None:
-    number = isinstance(spread, (int, float)) and not isinstance(spread, bool)
-    if not number or not 0 <= spread < 1e6:
-        raise ConfigError(f"spread must be a number of at least 0, not {describe_value(spread)}")
-
-
+@checked(spread=not_negative)
 def peft(model: nn.Module, spread: float = SPREAD) -> PeftBuild:
     """Members from a model of the library peft: its trained tensors are private.
 
@@ -220,7 +207,6 @@ def peft(model: nn.Module, spread: float = SPREAD) -> PeftBuild:
         model: the peft model; it is not changed, and its memory is shared.
         spread: size of s B A in relation to W, and relative size of the noise.
     """
-    _check_spread(spread)
     return PeftBuild(model, spread)
 
 

@@ -17,14 +17,17 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shoal.core.arguments import flag, list_of, text, whole_64_bits, whole_or_zero
+from shoal.core.devices import usable_device
 from shoal.core.display.notebook import facts_html
-from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.errors import ConfigError, DataError, OutOfRange, ShoalWarning
+from shoal.core.storage.disk import checked_path
 from shoal.core.storage.files import read_tensors, write_tensors
 from shoal.core.structure import Inputs
 from shoal.core.types import Tree
@@ -120,17 +123,15 @@ class Ensemble:
             divided: with several processes, draw only the members that this process will train;
                 `fit` fills in the others. A text is the `mesh` of `fit`, such as "2x2".
         """
-        if isinstance(shared, str):
-            raise ConfigError(f"shared must be a list of names; type shared=({shared!r},)")
-        pairs = [(build, members)] if callable(build) else list(build)
+        shared, seed = list_of(text)("shared", shared), whole_64_bits("seed", seed)
+        pairs = [(build, members)] if callable(build) else _pairs(build)
         if not callable(build) and members is not None:
             raise ConfigError(
                 "a list of (build, count) pairs already has the counts; leave members out"
             )
         counts = [_count(count) for _, count in pairs]
-        if not pairs:
-            raise ConfigError("an ensemble needs at least one member, not an empty list")
         layout = divided if isinstance(divided, str) else None
+        divided = divided if layout is not None else flag("divided", divided)
         made = own_members(sum(counts), layout) if divided else None
         groups, first = [], 0
         for (make, _), count in zip(pairs, counts, strict=True):
@@ -226,7 +227,7 @@ class Ensemble:
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode (batch statistics and dropout on) or evaluation mode."""
-        self.training = mode
+        self.training = flag("mode", mode)
         for group in self.groups:
             group.train(mode)
         return self
@@ -317,8 +318,9 @@ class Ensemble:
 
     def member(self, index: int) -> nn.Module:
         """Member `index` as an ordinary module, a copy in evaluation mode."""
+        index = whole_64_bits("the number of a member", index)
         if not 0 <= index < self.members:
-            raise IndexError(f"members are numbered 0 to {self.members - 1}, not {index}")
+            raise OutOfRange(f"members are numbered 0 to {self.members - 1}, not {index}")
         for group in self.groups:
             if index < group.members:
                 return group.member(index)
@@ -342,6 +344,7 @@ class Ensemble:
 
     def slice_members(self, start: int, stop: int) -> "Ensemble":
         """Members `start` to `stop` as an ensemble of its own, on the same memory."""
+        start, stop = whole_or_zero("start", start), whole_or_zero("stop", stop)
         groups, builds, first = [], [], 0
         for group, build in zip(self.groups, self.builds, strict=True):
             low, high = max(start - first, 0), min(stop - first, group.members)
@@ -396,8 +399,9 @@ class Ensemble:
         if isinstance(index, slice):
             start, stop, step = index.indices(self.members)
             if step != 1 or start >= stop:
-                raise IndexError("a range of members has step 1 and at least one member")
+                raise OutOfRange("a range of members has step 1 and at least one member")
             return self.slice_members(start, stop)
+        index = whole_64_bits("the number of a member", index)
         return self.member(index + self.members if index < 0 else index)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -427,7 +431,9 @@ class Ensemble:
             state: tensors by name.
             strict: refuse missing and unexpected names.
         """
-        mine = self.state_dict()
+        if not isinstance(state, Mapping) or not all(map(torch.is_tensor, state.values())):
+            raise ConfigError(f"state must be tensors by name, not {describe_value(state)}")
+        mine, strict = self.state_dict(), flag("strict", strict)
         keys = IncompatibleKeys(
             [name for name in mine if name not in state and name != FINITE],
             [name for name in state if name not in mine],
@@ -469,9 +475,13 @@ class Ensemble:
         """Move the members to a device or a floating point type, in place, in either order."""
         if isinstance(device, torch.dtype):
             device, dtype = None, device
-        if dtype is not None and not dtype.is_floating_point:
-            raise ConfigError(f"members need a floating point type, not {dtype}")
-        device = f"cuda:{device}" if isinstance(device, int) else device
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            came = dtype if isinstance(dtype, torch.dtype) else describe_value(dtype)
+            raise ConfigError(
+                f"members need a floating point type such as torch.float64, not {came}"
+            )
+        if device is not None and str(device) != "meta":  # shapes without numbers are allowed here
+            device = usable_device(device)
         if self.offload is not None:
             self.offload.flush()
         for group in self.groups:
@@ -545,12 +555,14 @@ class Ensemble:
 
     def save(self, path: str | Path) -> None:
         """Write all tensors to one safetensors file."""
-        write_tensors(Path(path), {name: t.detach() for name, t in self.state.items()})
+        write_tensors(
+            checked_path(path, "path"), {name: t.detach() for name, t in self.state.items()}
+        )
 
     @classmethod
     def load(cls, path: str | Path, build: Build | Sequence[tuple[Build, int]]) -> Self:
         """Read what `save` wrote; `build` makes the networks that the tensors belong to."""
-        return cls.from_state(read_tensors(Path(path)), build)
+        return cls.from_state(read_tensors(checked_path(path, "path")), build)
 
     @classmethod
     def from_state(
@@ -568,6 +580,7 @@ class Ensemble:
             build: makes the networks.
             frozen: names of shared tensors in `state` that are not trained.
         """
+        build = build if callable(build) else _pairs(build)
         members = len(state["alive"]) if callable(build) and "alive" in state else None
         with warnings.catch_warnings():
             # The factory's initial weights do not matter: all are replaced.
@@ -617,6 +630,21 @@ class Ensemble:
 
     def _repr_html_(self) -> str:
         return facts_html("Ensemble", self._facts())
+
+
+def _pairs(build: Any) -> list[tuple[Build, int]]:
+    """The pairs (build, count) of mixed architectures."""
+    pairs = list(build) if isinstance(build, list | tuple) else [None]
+    if not pairs:
+        raise ConfigError("an ensemble needs at least one member, not an empty list")
+    if all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and callable(pair[0]) for pair in pairs
+    ):
+        return [(make, count) for make, count in pairs]
+    raise ConfigError(
+        f"build must be a function that makes a network, or a list of (build, count) pairs, "
+        f"not {describe_value(build)}"
+    )
 
 
 def _count(count: object) -> int:

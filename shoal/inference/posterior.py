@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.arguments import check_fields, not_negative, positive
+from shoal.core.errors import DataError
 from shoal.core.random import hashed, key, uniform
 from shoal.core.structure import Inputs, parted
 from shoal.core.tree import add_into, add_scaled, mul_each
@@ -25,7 +26,7 @@ from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.stack import evaluation_mode
 from shoal.engine.resources.plan import default_runner
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Likelihood
+from shoal.inference.likelihoods import Likelihood, known_likelihood
 from shoal.inference.priors import (
     FanIn,
     Flat,
@@ -33,6 +34,7 @@ from shoal.inference.priors import (
     Gaussian,
     GaussianProcess,
     WeightPrior,
+    known_prior,
 )
 
 __all__ = [
@@ -65,10 +67,8 @@ class Posterior:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.n > 0:
-            raise ConfigError(f"a posterior needs at least one data point, not {self.n}")
-        if not self.temperature >= 0:
-            raise ConfigError(f"temperature must be zero or positive, not {self.temperature}")
+        check_fields(self, likelihood=known_likelihood, prior=known_prior, n=positive)
+        check_fields(self, temperature=not_negative)
 
     def push_scale(self, points: float | Tensor | None = None) -> float | Tensor:
         """T / N, the factor of the push beside log p(theta | D) / N; or T / `points`."""

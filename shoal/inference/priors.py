@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from shoal.core.random import hashed, many_normal
 from shoal.core.registry import Registry, nested_field
 from shoal.core.tree import rows
 from shoal.core.types import Tree
+from shoal.core.values import describe_value
 from shoal.interaction import bandwidths, estimators
 from shoal.interaction.bandwidths import Median, masked_median
 from shoal.interaction.estimators import SSGE
@@ -28,6 +29,7 @@ __all__ = [
     "Gaussian",
     "GaussianProcess",
     "WeightPrior",
+    "known_prior",
     "registry",
 ]
 
@@ -49,6 +51,17 @@ class WeightPrior(Protocol):
     def draw(self, weights: Tree, count: int, key: Tensor) -> Tree:
         """`count` draws [count, ...] with the shapes of one member's weights."""
         ...
+
+
+def known_prior(name: str, value: Any) -> "WeightPrior | FunctionalPrior":
+    """The check of an argument that is a prior: its name, a table or an object."""
+    made = registry.make(value)
+    if hasattr(made, "draw") or hasattr(made, "score_outputs"):
+        return made
+    raise ConfigError(
+        f"{name} must be a prior, such as 'gaussian' or shoal.priors.FanIn(), "
+        f"not {describe_value(value)}"
+    )
 
 
 @runtime_checkable

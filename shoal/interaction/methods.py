@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from shoal.core.arguments import checked
 from shoal.core.display.notebook import facts_html
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
@@ -165,6 +166,7 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
+@checked()
 def get(name: str, legacy: bool = False, calibrated: bool = False, **settings: Any) -> Method:
     """The method called `name`: corrected, as published, or calibrated.
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import check_fields, not_negative
 from shoal.core.differentiate import with_pullback
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry, nested_field
@@ -88,6 +89,7 @@ class Repulsion:
     points: Points = nested_field(points.registry, Batch, later=True)
 
     def __post_init__(self) -> None:
+        check_fields(self, strength=not_negative)
         object.__setattr__(self, "points", points_of(self.points))
         if not isinstance(self.points, Batch):
             self._check_points()

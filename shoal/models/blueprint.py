@@ -9,7 +9,7 @@ from torch import nn
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
-from shoal.core.values import check_value
+from shoal.core.values import check_value, describe_value
 
 __all__ = ["Architecture", "Blueprint", "registry"]
 
@@ -38,6 +38,22 @@ class Blueprint:
     input_shape: tuple[int, ...]
     outputs: int
 
+    def __post_init__(self) -> None:
+        made = registry.make(self.architecture)
+        if not hasattr(made, "build") or isinstance(made, type):
+            came = describe_value(made)
+            raise ConfigError(
+                f"architecture must be one of shoal.models, such as MLP(), not {came}"
+            )
+        object.__setattr__(self, "architecture", made)
+        check_value("input_shape", self.input_shape, tuple[int, ...])
+        check_value("outputs", self.outputs, int)
+        if min([self.outputs, *self.input_shape]) < 1:
+            raise ConfigError(
+                f"a network has inputs and outputs, not shape {self.input_shape} and "
+                f"{self.outputs} outputs"
+            )
+
     def __call__(self) -> nn.Module:
         return self.architecture.build(self.input_shape, self.outputs)
 
@@ -63,9 +79,4 @@ class Blueprint:
         settings = dict(spec)
         input_shape, outputs = settings.pop("input_shape"), settings.pop("outputs")
         check_value("model.input_shape", input_shape, tuple[int, ...])
-        check_value("model.outputs", outputs, int)
-        if min([outputs, *input_shape]) < 1:
-            raise ConfigError(
-                f"a network has inputs and outputs, not shape {input_shape} and {outputs} outputs"
-            )
         return cls(registry.make(settings), tuple(input_shape), outputs)

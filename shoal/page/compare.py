@@ -18,6 +18,8 @@ from typing import Any, Unpack
 
 import torch
 
+from shoal.core.arguments import checked, items, whole, whole_or_zero
+from shoal.core.arguments import path as path_of
 from shoal.core.display.notebook import facts_html
 from shoal.core.display.progress import Ticker, printable
 from shoal.core.display.text import counted, number, plus_minus, table
@@ -133,6 +135,7 @@ class Comparison:
         return f"<pre>{html.escape(str(self))}</pre>{facts_html('Comparison', rows)}"
 
 
+@checked(seeds=whole, jobs=whole, threads=whole, retries=whole_or_zero, out=path_of, report=path_of)
 def compare(
     source: str | os.PathLike[str] | Config | Mapping[str, Any] | Build,
     data: Dataset | Labelled | None = None,
@@ -255,7 +258,9 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _listed(words: str | Sequence[Any] | None) -> str:
-    return words if isinstance(words, str) else ",".join(map(str, words or ()))
+    if words is None or isinstance(words, str):
+        return words or ""
+    return ",".join(map(str, items("methods and strengths", words)))
 
 
 def _folder(out: str | os.PathLike[str] | None, config: Config) -> Path:
@@ -265,7 +270,8 @@ def _folder(out: str | os.PathLike[str] | None, config: Config) -> Path:
 def _sizes(sizes: int | Sequence[int] | None, config: Config) -> tuple[int, ...]:
     if sizes is None:
         return (config.members,)
-    return tuple(dict.fromkeys([sizes] if isinstance(sizes, int) else sizes))
+    listed = [sizes] if isinstance(sizes, int) else items("sizes", sizes)
+    return tuple(dict.fromkeys(whole("an entry of sizes", size) for size in listed))
 
 
 def compare_grid(

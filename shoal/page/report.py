@@ -13,6 +13,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from shoal.core.arguments import checked, items
+from shoal.core.arguments import path as path_of
 from shoal.core.display.progress import Ticker
 from shoal.core.optional import require
 from shoal.core.storage.files import write_bytes, write_text
@@ -85,6 +87,7 @@ Reported = Run | str | os.PathLike[str] | tuple[Run, Evaluation]
 """A run, its folder, or a run with its evaluation."""
 
 
+@checked(path=path_of, figures=path_of)
 def report(
     runs: Reported | Iterable[Reported],
     path: str | Path,
@@ -120,7 +123,7 @@ def report(
     if data is not None or ood is not None or shifts is not None:
         entries = [_evaluated(run, data, ood, shifts, progress) for run in entries]
     names = class_names(data) if classes is None and isinstance(data, Dataset) else classes
-    path, report_data = Path(path), load_report_data(entries, title, names)
+    report_data = load_report_data(entries, title, names)
     with _collecting_later():
         sections = _built_sections(report_data)
         counts = {id(s): len(list(section_figures(s.blocks))) for s in sections.values()}
@@ -133,7 +136,7 @@ def report(
 
             write_text(path, render(report_data, sections, after))
             if figures is not None:
-                write_figures(sections, Path(figures), after)
+                write_figures(sections, figures, after)
     return path
 
 
@@ -142,7 +145,7 @@ def _several(runs: Any) -> list[Any]:
     pair = isinstance(runs, tuple) and len(runs) == 2 and isinstance(runs[1], Evaluation)
     if pair or isinstance(runs, str | os.PathLike) or hasattr(runs, "history"):
         return [runs]
-    return list(runs)
+    return items("runs", runs)
 
 
 def _evaluated(run: Any, data: Any, ood: Any, shifts: Any, progress: bool) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError, DataError
+from shoal.core.errors import ConfigError, DataError, OutOfRange
+from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_tensor
 from shoal.inference.posterior import as_points
 
@@ -116,12 +117,12 @@ def _share(pred: Any) -> float:
 
 def checked_shares(weights: Tensor, members: Tensor) -> Tensor | None:
     """Weights of the members [M] with sum 1; None if they are equal."""
-    weights = torch.as_tensor(weights).to(members)
+    weights = as_tensor(weights, "weights").to(members)
     fits = weights.shape == members.shape[:1] and bool((weights >= 0).all())
     if not fits or abs(float(weights.sum()) - 1) > 1e-4:
         raise DataError(
             f"weights must be {len(members)} numbers of at least 0 with sum 1, "
-            f"not {weights.tolist()}; divide them by their sum"
+            f"not {describe_value(weights.tolist())}; divide them by their sum"
         )
     alike = bool((weights == weights[0]).all())
     return None if alike else weights / weights.sum()
@@ -161,18 +162,21 @@ def _numbers(index: Any, count: int) -> Tensor:
         )
     try:
         rows = torch.as_tensor([operator.index(index)])
+    except (OverflowError, ValueError):
+        raise OutOfRange(f"there are {count} data points, numbered from 0") from None
     except TypeError:
-        rows = torch.as_tensor(index)
+        rows = as_tensor(index, "the index")
     if rows.ndim != 1 or rows.is_floating_point():
+        came = describe_value(index)
         raise DataError(
-            f"data points are chosen by a slice, by whole numbers or by a mask, not by {index!r}"
+            f"data points are chosen by a slice, by whole numbers or by a mask, not by {came}"
         )
     if rows.dtype == torch.bool:
         if len(rows) != count:
-            raise IndexError(f"the mask has {len(rows)} entries for {count} data points")
+            raise OutOfRange(f"the mask has {len(rows)} entries for {count} data points")
         return rows.nonzero().squeeze(1)
     if bool(((rows < -count) | (rows >= count)).any()):
-        raise IndexError(f"there are {count} data points, numbered from 0")
+        raise OutOfRange(f"there are {count} data points, numbered from 0")
     return rows % count
 
 

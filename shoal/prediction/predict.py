@@ -14,13 +14,14 @@ from torch import Tensor
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.structure import Inputs
+from shoal.data.batches.arrays import as_tensor
 from shoal.data.batches.sources import checked_size, input_batches, input_count
 from shoal.engine.members.precision import calculating_in
 from shoal.engine.processes.mesh import Mesh
 from shoal.engine.resources.graph import CapturedForward
 from shoal.engine.resources.transfer import through_gpu
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Categorical, Likelihood
+from shoal.inference.likelihoods import Categorical, Likelihood, known_likelihood
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
 from shoal.prediction.predictive import ArrayLike, Predictive
 
@@ -87,6 +88,8 @@ def predict(
         raise ConfigError(
             f"predict needs an Ensemble, a Run or a run folder, not {type(source).__name__}"
         )
+    if likelihood is not None:
+        likelihood = known_likelihood("likelihood", likelihood)
     meaning: Likelihood = likelihood or getattr(source, "likelihood", None) or Categorical()
     path, keep = (None, keep) if out is None else (checked_out(out), False)
     precision, trained = training_of(source)
@@ -289,7 +292,7 @@ def _of_sound(weights: ArrayLike | None, sound: Tensor) -> Tensor | None:
     """The weights of the finite members, rescaled to sum 1."""
     if weights is None:
         return None
-    shares, sound = torch.as_tensor(weights, dtype=torch.float64), sound.cpu()
+    shares, sound = as_tensor(weights, "weights").double(), sound.cpu()
     if shares.shape != sound.shape:
         raise DataError(
             f"weights must be one number for each of the {len(sound)} members, "

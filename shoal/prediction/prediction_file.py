@@ -29,7 +29,7 @@ from shoal.core.storage.disk import (
 )
 from shoal.core.storage.files import MAX_HEADER
 from shoal.core.storage.formats import parse_json, to_json
-from shoal.inference.likelihoods import Likelihood, registry
+from shoal.inference.likelihoods import Likelihood, known_likelihood, registry
 
 __all__ = ["MemberFile", "StoredPrediction", "checked_out", "read_prediction", "writing"]
 
@@ -220,7 +220,8 @@ def read_prediction(path: Path, likelihood: Likelihood | None = None) -> StoredP
                     raise SafetensorError("it holds other tensors")
                 members = file.get_tensor("members")
         spec, learned, weights = (parse_json(facts[name]) for name in _DESCRIBED)
-        meaning = likelihood or _made(spec, path).restored(_learned(learned))
+        own = None if likelihood is None else known_likelihood("likelihood", likelihood)
+        meaning = own or _made(spec, path).restored(_learned(learned))
         shares = None if weights is None else torch.tensor(weights, dtype=torch.float64)
         target_ndim = parse_json(facts.get("target_ndim", "null"))  # older files do not say
         if target_ndim is not None and (type(target_ndim) is not int or target_ndim < 1):

@@ -11,14 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.core.arguments import checked, instance_of, items, one_or_more, share, whole
+from shoal.core.arguments import (
+    checked,
+    instance_of,
+    items,
+    list_of,
+    one_or_more,
+    share,
+    whole_from,
+)
 from shoal.core.display.notebook import Curve, bars_svg, curves_svg, facts_html
 from shoal.core.display.text import number, percent
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.optional import require
 from shoal.core.storage.disk import checked_path
+from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_targets
-from shoal.inference.likelihoods import Likelihood
+from shoal.inference.likelihoods import Likelihood, known_likelihood
 from shoal.prediction.mixture import (
     bisected_quantile,
     blocks,
@@ -37,6 +46,9 @@ from shoal.prediction.mixture import (
 from shoal.prediction.prediction_file import checked_out, read_prediction, writing
 
 __all__ = ["ArrayLike", "Predictive", "frame_columns", "main_columns", "prediction", "summary"]
+
+DRAWS = 1_000_000_000
+"""Most draws of one call."""
 
 ArrayLike = Tensor | np.ndarray | Sequence[Any]
 """A tensor, an array, or nested sequences of numbers."""
@@ -84,6 +96,9 @@ class Predictive:
             raise DataError(
                 f"members must be a non-empty tensor [members, points, outputs], not {received}"
             )
+        object.__setattr__(self, "likelihood", known_likelihood("likelihood", self.likelihood))
+        if outputs.is_complex():
+            raise DataError("members must be real numbers, not complex ones")
         if outputs.dtype not in (torch.float32, torch.float64):
             object.__setattr__(self, "members", outputs.float())
         if self.weights is not None:
@@ -129,6 +144,7 @@ class Predictive:
         >>> len(Predictive.concat([Predictive(torch.zeros(5, 3, 1), Gaussian())] * 2))
         6
         """
+        parts = list_of(prediction)("parts", parts)
         if not parts:
             raise DataError("concat needs at least one prediction, not an empty list")
         first = parts[0]
@@ -253,7 +269,7 @@ class Predictive:
         """Ends of the central interval of probability `level`, each in the shape of the targets."""
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    @checked(n=whole)
+    @checked(n=whole_from(1, DRAWS))
     def sample(self, n: int, *, seed: int | None = None, joint: bool = False) -> Tensor:
         """Draw targets [n, B] or [n, B, K], as the targets are; a member first, then its target.
 
@@ -367,6 +383,9 @@ class Predictive:
 
     def average(self, values: Tensor) -> Tensor:
         """Weighted mean over members, [M, ...] to [...]."""
+        if not isinstance(values, Tensor) or values.ndim < 1 or len(values) != self.size:
+            came = describe_value(values)
+            raise DataError(f"values must be a tensor [{self.size}, ...], not {came}")
         if self.weights is None:
             return values.mean(0)
         return torch.tensordot(self.weights.to(values.dtype), values, 1)

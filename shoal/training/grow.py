@@ -7,13 +7,14 @@ from typing import Any, Unpack
 
 import torch
 
+from shoal.core.arguments import flag, whole_from
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.members import as_saved
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import own_data
-from shoal.training.folder.run import Run, is_adopted, load
+from shoal.training.folder.run import Run, is_adopted, opened
 from shoal.training.loop.callbacks import Callback, EpochEnd
 from shoal.training.options.options import EXCLUDES, KEPT, RunOptions, accepted
 
@@ -56,9 +57,7 @@ def grow(
     run's value. Adopted networks have no method: name the method of the new members.
     """
     changes = accepted(grow, RunOptions, settings)
-    if isinstance(more, bool) or not isinstance(more, int) or more < 1:
-        raise ConfigError(f"an ensemble grows by one member or more, not by {more!r}")
-    run = load(Path(run)) if isinstance(run, str | os.PathLike) else run
+    run, more, resume = opened(run), whole_from(1)("more", more), flag("resume", resume)
     if is_adopted(run.config) and "method" not in changes:
         raise ConfigError(
             "these members were adopted, so their method is not known; "

@@ -133,6 +133,21 @@ def test_evaluate_on_other_data_leaves_the_run_alone(here, capsys):
     assert json.loads((here / "other.json").read_text())["test"] != json.loads(before)["test"]
 
 
+def test_evaluate_takes_a_file_of_test_data(here, capsys):
+    x = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
+    y = shoal.predict(RUN, x).labels().numpy()
+    np.savez("test.npz", x=x, y=y)
+    np.savez("inputs.npz", x=x)
+    before = (here / RUN / "scores.json").read_bytes()
+    assert main(["evaluate", RUN, "--data", "test.npz", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["test"]["accuracy"] == 1
+    assert (here / RUN / "scores.json").read_bytes() == before
+    assert main(["evaluate", RUN, "--data", "inputs.npz"]) == 65
+    assert "has no targets" in capsys.readouterr().err
+    assert main(["evidence", RUN, "--data", "test.npz"]) == 2
+    assert "evidence needs training data; type --data '{name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["csv", "npy", "npz"])
 def test_predict_writes_a_row_a_point(ending, here, capsys):
     x = np.random.default_rng(0).normal(size=(6, 2))

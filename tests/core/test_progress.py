@@ -28,7 +28,9 @@ class TestLines:
         shown = lines(capsys)
         assert len(shown) == 3
         for number, (line, row) in enumerate(zip(shown, run.history, strict=True), 1):
-            assert line.startswith(f"f-kde: epoch {number}: loss {row['loss']:.4f}, push/drive ")
+            assert line.startswith(
+                f"f-kde: epoch {number}: loss {row['loss']:.4f}, repulsion / driving force "
+            )
             assert line.endswith(" s")
 
     def test_a_plain_ensemble_has_no_push_to_tell_of(self, capsys):
@@ -95,7 +97,12 @@ class TestBar:
             bar.epoch(FIGURES)
             bar.say("Something worth knowing.")
             bar.close()
-        for words in ("f-kde", "12/12", "loss 0.1235, push/drive 1.6e-04", "Something worth"):
+        for words in (
+            "f-kde",
+            "12/12",
+            "loss 0.1235, repulsion / driving force 1.6e-04",
+            "Something worth",
+        ):
             assert words in terminal.text
         assert terminal.whole_again
 

@@ -299,7 +299,7 @@ REFUSED = [
     (lambda: shoal.adapters.lora(perceptron(), spread=float("nan")), "spread"),
     (lambda: shoal.adapters.lora(perceptron(), targets="layer.*"), "layer.*"),
     (lambda: shoal.adapters.lora(perceptron(), targets=[]), "targets"),
-    (lambda: shoal.adapters.lora(perceptron(), targets=[3]), "names of layers"),
+    (lambda: shoal.adapters.lora(perceptron(), targets=[3]), "targets must be text"),
     (lambda: shoal.adapters.lora(perceptron(), targets="1"), "Tanh"),
     (lambda: shoal.adapters.lora(perceptron(), targets="4"), "train=()"),
     (lambda: shoal.adapters.lora(perceptron(), train="head"), "head"),

@@ -156,9 +156,9 @@ def test_many_functions_have_the_posterior_law_less_the_kernel(h2):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"n": 0}, "at least one data point"),
-        ({"n": 5, "temperature": -1.0}, "zero or positive"),
-        ({"n": 5, "temperature": math.nan}, "zero or positive"),
+        ({"n": 0}, "n must be positive"),
+        ({"n": 5, "temperature": -1.0}, "temperature must be (zero or positive|a finite)"),
+        ({"n": 5, "temperature": math.nan}, "temperature must be (zero or positive|a finite)"),
     ],
 )
 def test_senseless_posteriors_are_refused(options, sentence):

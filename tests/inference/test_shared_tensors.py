@@ -145,7 +145,7 @@ def test_a_name_that_is_not_there_is_refused():
         shoal.Ensemble.init(lambda: Network(Trunk(), True), 2, shared=("trunk.conv.wieght",))
     with pytest.raises(ConfigError, match="one function"):
         shoal.Ensemble.init(lambda: nn.Linear(2, 2), 2, shared=("*",))
-    with pytest.raises(ConfigError, match="list of names"):
+    with pytest.raises(ConfigError, match="shared must be a list"):
         shoal.Ensemble.init(lambda: nn.Linear(2, 2), 2, shared="weight")
 
 

@@ -217,11 +217,11 @@ def test_the_medium_network_is_drawn_as_published():
         (lambda: MLP(norm="bacth"), "no norm called 'bacth'; did you mean 'batch'"),
         (lambda: MLP(dropout=1.0), "dropout must be a probability below 1, not 1.0"),
         (lambda: MLP(hidden=(10, 0)), "hidden must hold whole numbers of at least 1, not 0"),
-        (lambda: MLP(hidden=10), r"hidden must be a tuple of widths such as \(10,\)"),
+        (lambda: MLP(hidden=10), "hidden must be a list of whole numbers"),
         (lambda: SmallCNN(channels=()), "channels must name at least one convolution"),
         (
             lambda: SmallCNN(channels=(2.5,)),
-            "channels must hold whole numbers of at least 1, not 2.5",
+            "channels must be a list of whole numbers",
         ),
         (lambda: SmallCNN().build((64,), 10), r"needs images .* not inputs of shape \(64,\)"),
         (lambda: SmallCNN().build((1, 3, 8), 10), "of at least 4 x 4"),

@@ -267,7 +267,7 @@ def test_methods_are_compared_over_a_config(tmp_path):
         (True, {}, "shoal.compare(build, (x, y)"),
         (True, {"data": True, "jobs": 2}, "jobs=1"),
         (False, {"data": True}, "a config names its data"),
-        (False, {"seeds": 0}, "at least one seed"),
+        (False, {"seeds": 0}, "seeds must be a whole number"),
         (False, {"steps": 2, "epochs": 2}, "steps"),
     ],
 )

@@ -126,7 +126,7 @@ def test_adaptive_bins_keep_ties_together_in_any_order():
 
 
 def test_a_diagram_needs_a_bin():
-    with pytest.raises(ConfigError, match="at least 1 bin"):
+    with pytest.raises(ConfigError, match="bins must be a whole number from 1"):
         ece(binary([0.6]), [0], bins=0)
 
 

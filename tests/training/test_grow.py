@@ -177,7 +177,7 @@ def test_members_of_several_architectures_grow_by_the_last():
 def test_growing_by_nothing_is_refused(more):
     with pytest.raises(ConfigError) as error:
         grow(quick(), more, data=points())
-    assert_one_sentence(error.value, "one member or more")
+    assert_one_sentence(error.value, "more must be a whole number from 1 on")
 
 
 def test_data_that_cannot_be_loaded_again_must_be_given():

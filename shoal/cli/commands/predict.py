@@ -6,21 +6,18 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from shoal.cli import ranks
-from shoal.cli.outcome import Outcome, opened_for
-from shoal.core.errors import ConfigError, DataError
+from shoal.cli.outcome import Outcome, file_inputs, opened_for
+from shoal.core.errors import ConfigError
 from shoal.core.storage.disk import replacing
 from shoal.core.storage.files import write_text
 from shoal.data.load import load_file
-from shoal.data.sets.images import fitted, in_range
 from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.build import check_device
 from shoal.prediction import Predictive
 from shoal.prediction.predict import predict_together
 from shoal.prediction.predictive import main_columns
-from shoal.training.folder.run import Run
 
 __all__ = ["run"]
 
@@ -40,7 +37,7 @@ def run(options: Namespace) -> Outcome:
     check_device(device)
     source = opened_for("predict", options.run, options.model)
     set_threads(options.threads, source.ensemble.weights, 1024)
-    x = _rescaled(_shaped(load_file(options.file).x, source, options.file), source, options.file)
+    x = file_inputs(load_file(options.file).x, source, options.file)
     members_out = out if out is not None and out.suffix.lower() == MEMBERS else None
     pred = predict_together(source, x, device=device, out=members_out)
     if pred is None:
@@ -58,26 +55,6 @@ def run(options: Namespace) -> Outcome:
     return Outcome(
         f"{len(pred)} predictions written to {out}", {"file": str(out), "rows": len(pred)}
     )
-
-
-def _shaped(x: Tensor, run: Run, file: str) -> Tensor:
-    """Inputs in the shape of the training inputs; images may come with channels last."""
-    models = run.config.get("model") or [{}]
-    return fitted(x, tuple(models[0].get("input_shape", x.shape[1:])), file)
-
-
-def _rescaled(x: Tensor, run: Run, file: str) -> Tensor:
-    """Pixels rescaled from [0, 1], the range of files, to the range of the training images."""
-    low, high = run.provenance.get("pixel_range", (0.0, 1.0))
-    if (low, high) == (0.0, 1.0):
-        return x
-    least, most = (float(end) for end in x.aminmax())
-    if least < 0 or most > 1:
-        raise DataError(
-            f"{file} has pixels from {least:.3g} to {most:.3g}; give them from 0 to 1 or as bytes; "
-            f"Shoal rescales them to the training range, {low:.3g} to {high:.3g}"
-        )
-    return in_range(x, (low, high))
 
 
 def _arrays(pred: Predictive) -> dict[str, np.ndarray]:

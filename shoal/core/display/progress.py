@@ -157,7 +157,9 @@ def _figures(row: dict[str, Any]) -> str:
     text = "loss not finite" if loss is None else f"loss {loss:{form}}"
     for name, value in (row.get("validation") or {}).items():
         text += f", validation {name} {'not finite' if value is None else f'{value:.4f}'}"
-    return f"{text}, push/drive {row['ratio']:.1e}" if row["push"] and row["ratio"] else text
+    if not row["push"] or not row["ratio"]:
+        return text
+    return f"{text}, repulsion / driving force {row['ratio']:.1e}"
 
 
 class Ticker:

@@ -10,6 +10,7 @@ all members, and `to_rows` turns it back: large tensors cross the network twice 
 whole. Nothing is differentiated through: a push is a constant cotangent at the own members.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -111,6 +112,7 @@ class Mesh:
                     f"mesh = {layout!r} needs several processes; "
                     f"type: torchrun --nproc-per-node=K -m shoal fit ..."
                 )
+            _check_alone()
             return None
         grid = layout_of(layout, members, dist.get_world_size())
         with peers_watched():
@@ -344,3 +346,13 @@ def _padded(tensor: Tensor, rows: int) -> Tensor:
     longer = tensor.new_zeros(rows, *tensor.shape[1:])
     longer[: len(tensor)] = tensor
     return longer
+
+
+def _check_alone() -> None:
+    """Refuse to train the whole ensemble in each process of torchrun, into one folder."""
+    started = os.environ.get("WORLD_SIZE", "1") if "TORCHELASTIC_RUN_ID" in os.environ else "1"
+    if started != "1" and not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            f"torchrun started {started} processes, but they have no process group; call "
+            f"torch.distributed.init_process_group() first, or type: torchrun -m shoal fit ..."
+        )

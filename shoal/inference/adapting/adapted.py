@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from shoal.core.arguments import list_of, text
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.core.values import describe_value
@@ -120,6 +121,8 @@ def layer_called(module: nn.Module, name: str | None) -> str:
         raise ConfigError(
             f"layer must be the name of a layer such as 'head', not {describe_value(name)}"
         )
+    if not name:
+        raise ConfigError("layer is empty; name a layer such as 'head', or leave it out")
     if name not in names:
         matches = matching("layer", [name], names)[name]
         if len(matches) > 1:
@@ -157,13 +160,9 @@ def _last_of(network: nn.Module) -> str:
 
 def _patterns_of(argument: str, patterns: str | Iterable[str]) -> tuple[str, ...]:
     """Patterns as a tuple; one text is one pattern."""
-    listed = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for pattern in listed:
-        if not isinstance(pattern, str):
-            raise ConfigError(
-                f"{argument} must hold names of layers such as 'encoder.*', not {pattern!r}"
-            )
-    return listed
+    if isinstance(patterns, str):
+        return (patterns,)
+    return tuple(list_of(text)(argument, patterns))
 
 
 def matching(argument: str, patterns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from shoal.core.arguments import list_of, path
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
 from shoal.core.optional import require
 from shoal.core.storage.files import read_json, read_tensors, write_json, write_tensors
@@ -360,11 +361,11 @@ def _whole(number: float) -> float | int:
 def member_folders(folders: str | Path | Iterable[str | Path]) -> list[Path]:
     """The adapter folders in a folder of members, or those that are given."""
     if not isinstance(folders, (str, Path)):
-        paths = [Path(folder) for folder in folders]
-    elif (Path(folders) / CONFIG).exists():
+        paths = list_of(path)("folders", folders)
+    elif (path("folders", folders) / CONFIG).exists():
         paths = [Path(folders)]
     else:
-        paths = sorted(path.parent for path in Path(folders).glob(f"*/{CONFIG}"))
+        paths = sorted(config.parent for config in Path(folders).glob(f"*/{CONFIG}"))
     if not paths:
         raise StorageError(
             f"there is no adapter in {folders}; wanted: folders that hold {CONFIG} and {TENSORS}"

@@ -1,7 +1,11 @@
 """Likelihoods: the distribution of the targets, given the outputs of a member."""
 
+from typing import Any
+
 from torch import Tensor
 
+from shoal.core.errors import ConfigError
+from shoal.core.values import describe_value
 from shoal.inference.likelihoods.likelihood import Likelihood, Task, as_columns, registry, task_of
 
 # The order of listings. The task name of an older file means the first likelihood that has it.
@@ -34,9 +38,21 @@ __all__ = [
     "Task",
     "as_columns",
     "default_for",
+    "known_likelihood",
     "registry",
     "task_of",
 ]
+
+
+def known_likelihood(name: str, value: Any) -> Likelihood:
+    """The check of an argument that is a likelihood: its name, a table or an object."""
+    made = registry.make(value)
+    if hasattr(made, "about"):
+        return made
+    raise ConfigError(
+        f"{name} must be a likelihood, such as 'categorical' or shoal.likelihoods.Gaussian(), "
+        f"not {describe_value(value)}"
+    )
 
 
 IGNORED = -100

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.core.errors import ConfigError
 from shoal.core.structure import Structured
+from shoal.core.values import describe_value
 from shoal.inference.likelihoods.likelihood import Likelihood, Task
 
 __all__ = ["Custom"]
@@ -44,8 +45,8 @@ class Custom(Likelihood):
     def __post_init__(self) -> None:
         if not callable(self.loss):
             raise ConfigError(
-                f"a custom loss must be a function of (outputs, y), not {self.loss!r}; "
-                f"type likelihoods.Custom(loss)"
+                f"a custom loss must be a function of (outputs, y), "
+                f"not {describe_value(self.loss)}; type likelihoods.Custom(loss)"
             )
         # the name under which a run folder stores an object that it cannot rebuild
         name = getattr(self.loss, "__qualname__", type(self.loss).__qualname__)

@@ -5,13 +5,16 @@ family. Decorate the function with `register`: it appears in `evaluate`, in list
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import checked, items
+from shoal.core.errors import DataError
+from shoal.core.values import describe_value
 from shoal.data.batches.batch import checked_weights
 from shoal.prediction.metrics.calibration import (
     AccuracyConfidence,
@@ -54,7 +57,7 @@ from shoal.prediction.metrics.label_metrics import (
 from shoal.prediction.metrics.metric import Metric, register, registry, weighing
 from shoal.prediction.metrics.regression import coverage, crps, pit, rmse, sharpness
 from shoal.prediction.metrics.similarity import affinity, effective_functions, pairwise_disagreement
-from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
 __all__ = [
     "AccuracyConfidence",
@@ -102,6 +105,7 @@ __all__ = [
 ]
 
 
+@checked(pred=prediction, ood=prediction)
 def evaluate(
     pred: Predictive,
     y: ArrayLike,
@@ -140,8 +144,11 @@ def evaluate(
     if ood is not None:
         check_pair(pred, ood := ood.points()[0])
         values |= {name: metric(pred, ood) for name, metric in metrics.items() if metric.ood}
-    return values
+    return dict(sorted(values.items(), key=lambda item: item[0] in HISTORICAL))
 
+
+HISTORICAL = ("ece_30", "ece_adaptive", "nll_legacy")
+"""Metrics that compare with published numbers; they come last, since most readers need none."""
 
 MEANS = ("nll", "loss", "accuracy", "rmse")
 """Metrics of whole data that follow from those of their batches."""
@@ -157,7 +164,7 @@ def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, flo
             or None.
     """
     total, sums = 0.0, dict[str, float]()
-    for pred, y, sample_weight in batches:
+    for pred, y, sample_weight in _triples(batches):
         targets = pred.check(y)
         weight = None if sample_weight is None else _of_points(pred, targets, sample_weight)
         pred, targets = pred.points(targets)
@@ -172,6 +179,16 @@ def mean_scores(batches: Iterable[tuple[Predictive, Any, Any]]) -> dict[str, flo
             sums[name] = sums.get(name, 0.0) + count * mean
     means = {name: value / total for name, value in sums.items()}
     return means | ({"rmse": math.sqrt(means["rmse"])} if "rmse" in means else {})
+
+
+def _triples(batches: Any) -> Iterator[tuple[Predictive, Any, Any]]:
+    for batch in items("batches", batches) if not hasattr(batches, "__next__") else batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 3:
+            raise DataError(
+                f"a batch must be (prediction, targets, weights or None), "
+                f"not {describe_value(batch)}"
+            )
+        yield prediction("a prediction of batches", batch[0]), batch[1], batch[2]
 
 
 def _of_points(pred: Predictive, y: Tensor, weight: ArrayLike) -> Tensor:

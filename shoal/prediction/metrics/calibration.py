@@ -7,11 +7,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError
+from shoal.core.arguments import checked, whole_from
+from shoal.data.batches.arrays import as_tensor
 from shoal.prediction.metrics.metric import of_points, point_weight
-from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
-__all__ = ["AccuracyConfidence", "Reliability", "accuracy_confidence", "binned", "reliability"]
+__all__ = [
+    "BINS",
+    "AccuracyConfidence",
+    "Reliability",
+    "accuracy_confidence",
+    "binned",
+    "reliability",
+]
+
+
+BINS = whole_from(1, 1_000_000)
+"""The check of a number of bins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +50,7 @@ class Reliability:
 
 
 @of_points
+@checked(bins=BINS)
 def reliability(
     pred: Predictive, y: ArrayLike, bins: int = 15, adaptive: bool = False
 ) -> Reliability:
@@ -50,8 +63,6 @@ def reliability(
         adaptive: bins with equal numbers of data points instead of equal widths. Data points of
             equal confidence share a bin, so ties can leave other bins empty.
     """
-    if bins < 1:
-        raise ConfigError(f"a reliability diagram needs at least 1 bin, not {bins}")
     sure, right = pred.confidence().double(), _right(pred, y)
     return binned(sure.flatten(), right.flatten(), bins, adaptive)
 
@@ -90,6 +101,7 @@ class AccuracyConfidence(NamedTuple):
 
 
 @of_points
+@checked(ood=prediction)
 def accuracy_confidence(
     pred: Predictive,
     y: ArrayLike,
@@ -110,8 +122,9 @@ def accuracy_confidence(
     if ood is not None:
         others = ood.points()[0].confidence().flatten()
         sure, right = torch.cat([sure, others]), torch.cat([right, right.new_zeros(len(others))])
-    if thresholds is None:
-        thresholds = torch.arange(20) / 20
-    threshold = torch.as_tensor(thresholds).to(sure)
+    thresholds = (
+        torch.arange(20) / 20 if thresholds is None else as_tensor(thresholds, "thresholds")
+    )
+    threshold = thresholds.flatten().float().to(sure)
     kept = (sure >= threshold.unsqueeze(-1)).double()
     return AccuracyConfidence(threshold, (kept @ right) / kept.sum(-1), kept.mean(-1))

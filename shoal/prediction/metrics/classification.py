@@ -4,7 +4,8 @@ import math
 
 from torch import Tensor
 
-from shoal.prediction.metrics.calibration import reliability
+from shoal.core.arguments import checked
+from shoal.prediction.metrics.calibration import BINS, reliability
 from shoal.prediction.metrics.metric import ANY, CLASSES, LOSS, OUTPUTS, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
 
@@ -86,6 +87,7 @@ def brier(pred: Predictive, y: ArrayLike) -> float:
 
 
 @register("ece", CLASSES, "lower", cite=("guo2017calibration",))
+@checked(bins=BINS)
 def ece(pred: Predictive, y: ArrayLike, bins: int = 15, adaptive: bool = False) -> float:
     r"""Expected calibration error of the top label, $\sum_i (n_i / n)\, |acc_i - conf_i|$.
 

@@ -1,17 +1,33 @@
 """OOD detection: metrics that separate OOD data from the test set by uncertainty."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import checked
 from shoal.core.errors import DataError
+from shoal.core.values import describe_value
+from shoal.data.batches.arrays import as_tensor
 from shoal.prediction.metrics.metric import CLASSES, NUMBERS, OUTPUTS, Better, average, register
-from shoal.prediction.predictive import Predictive
+from shoal.prediction.predictive import Predictive, prediction
 
 __all__ = ["aupr", "auroc", "check_pair", "disagreement_ratio", "entropy_ratio", "fpr95", "scores"]
 
 
+def uncertainties(name: str, value: Any) -> Tensor:
+    """The check of uncertainty scores [N]."""
+    scores = as_tensor(value, name)
+    if scores.ndim == 1 and len(scores) and not bool(scores.isnan().any()):
+        return scores
+    raise DataError(
+        f"{name} must be uncertainties [N] such as pred.entropy(), without NaN, "
+        f"not {describe_value(value)}"
+    )
+
+
+@checked(test=uncertainties, ood=uncertainties)
 def auroc(test: Tensor, ood: Tensor) -> float:
     """Probability that an OOD score exceeds a test score; ties count one half.
 
@@ -23,6 +39,7 @@ def auroc(test: Tensor, ood: Tensor) -> float:
     return average(below) / (2 * len(test))
 
 
+@checked(test=uncertainties, ood=uncertainties)
 def aupr(test: Tensor, ood: Tensor) -> float:
     """Average precision of OOD detection: mean precision at the OOD scores."""
     above = len(ood) - torch.searchsorted(ood.sort().values, ood)
@@ -30,6 +47,7 @@ def aupr(test: Tensor, ood: Tensor) -> float:
     return average(above.double() / (above + false))
 
 
+@checked(test=uncertainties, ood=uncertainties)
 def fpr95(test: Tensor, ood: Tensor) -> float:
     """False-positive rate on test data at the highest threshold that detects 95 % of OOD data."""
     needed = -(-95 * len(ood) // 100)
@@ -57,6 +75,7 @@ _MEASURES: dict[str, tuple[Callable[[Tensor, Tensor], float], Better, str]] = {
 }
 
 
+@checked(pred=prediction)
 def scores(pred: Predictive) -> dict[str, Tensor]:
     """Every uncertainty score for OOD detection, each [B]; OOD data should score high."""
     pred = pred.points()[0]

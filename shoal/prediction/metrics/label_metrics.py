@@ -2,7 +2,8 @@
 
 import math
 
-from shoal.prediction.metrics.calibration import binned
+from shoal.core.arguments import checked
+from shoal.prediction.metrics.calibration import BINS, binned
 from shoal.prediction.metrics.detection import auroc
 from shoal.prediction.metrics.metric import BINARY, ORDINAL, average, register
 from shoal.prediction.predictive import ArrayLike, Predictive
@@ -18,6 +19,7 @@ def subset_accuracy(pred: Predictive, y: ArrayLike) -> float:
 
 
 @register("ece_positive", BINARY, "lower", weighs=False, cite=("guo2017calibration",))
+@checked(bins=BINS)
 def ece_positive(pred: Predictive, y: ArrayLike, bins: int = 15) -> float:
     r"""Calibration error of the probability of 1, $\sum_i (n_i / n)\, |freq_i - p_i|$."""
     truth = pred.likelihood.target_probs(pred.check(y), 2)[..., 1].double()

@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from shoal.core.errors import ConfigError
 from shoal.core.registry import Registry
+from shoal.prediction.predictive import prediction
 
 __all__ = [
     "ANY",
@@ -90,24 +92,35 @@ def register(
     """Decorator that registers a function as a metric, of the data points that count."""
 
     def file(function: F) -> F:
-        metric_function = of_points(function)
+        metric_function = of_points(function, kinds, ood)
         registry.register(name, cite=cite)(Metric(metric_function, kinds, better, ood, weighs))
         return metric_function
 
     return file
 
 
-def of_points(function: F) -> F:
+def of_points(function: F, kinds: tuple[str, ...] = (), ood: bool = False) -> F:
     """Decorator that calls `function(pred, y)` with sites as data points, without ignored ones.
 
-    The second argument may be a prediction, for OOD metrics.
+    The second argument is a prediction for OOD metrics. Predictions of other kinds are refused.
     """
+    first, second = list(inspect.signature(function).parameters)[:2]
 
     @functools.wraps(function)
-    def wrapped(pred: Any, y: Any = None, *args: Any, **options: Any) -> Any:
-        if hasattr(y, "members"):
-            return function(pred.points()[0], y.points()[0], *args, **options)
-        return function(*pred.points(y), *args, **options)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        given = dict(zip((first, second), args, strict=False))
+        given |= {name: options.pop(name) for name in (first, second) if name in options}
+        if first not in given:
+            return function(*args, **options)  # which says that it is missing
+        pred, y = prediction(first, given[first]), given.get(second)
+        if kinds and not {*kinds} & {*pred.likelihood.about.kinds}:
+            raise ConfigError(
+                f"{pred.task} has no {function.__name__}; see shoal.evaluate(pred, y)"
+            )
+        if ood:
+            others = prediction(second, y).points()[0]
+            return function(pred.points()[0], others, *args[2:], **options)
+        return function(*pred.points(y), *args[2:], **options)
 
     return wrapped  # pyright: ignore[reportReturnType]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shoal.core.errors import ConfigError
+from shoal.core.arguments import checked, share
 from shoal.data.dataset import Scaling
 from shoal.prediction.metrics.metric import (
     GAUSSIAN,
@@ -83,6 +83,7 @@ def _pit_bounds(pred: Predictive, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @of_points
+@checked(level=share)
 def coverage(pred: Predictive, y: ArrayLike, level: float = 0.9) -> float:
     """Share of targets inside the central interval of probability `level`.
 
@@ -90,8 +91,6 @@ def coverage(pred: Predictive, y: ArrayLike, level: float = 0.9) -> float:
     not of a fitted Gaussian. A count at an end of the interval counts in part: by the share of its
     probability that lies inside. So the coverage of calibrated counts is `level`.
     """
-    if not 0 < level < 1:
-        raise ConfigError(f"the level of an interval must be between 0 and 1, not {level}")
     low, high = _pit_bounds(pred, pred.check(y))
     if not pred.likelihood.discrete:
         return average((high - 0.5).abs() <= level / 2)

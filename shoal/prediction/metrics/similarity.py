@@ -3,13 +3,15 @@
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import checked
 from shoal.prediction.metrics.metric import OUTPUTS, register
 from shoal.prediction.mixture import blocks
-from shoal.prediction.predictive import ArrayLike, Predictive
+from shoal.prediction.predictive import ArrayLike, Predictive, prediction
 
 __all__ = ["affinity", "effective_functions", "effective_number", "pairwise_disagreement"]
 
 
+@checked(pred=prediction)
 def pairwise_disagreement(pred: Predictive) -> Tensor:
     """Pairwise disagreement [M, M]: share of inputs on which members i and j differ in label.
 
@@ -19,6 +21,7 @@ def pairwise_disagreement(pred: Predictive) -> Tensor:
     return torch.stack([(labels != row).double().mean(-1) for row in labels])
 
 
+@checked(pred=prediction)
 def affinity(pred: Predictive) -> Tensor:
     r"""Bhattacharyya affinity of the members [M, M], averaged over inputs.
 

@@ -1,6 +1,7 @@
 """A run: the result of `fit`, in memory and in its folder, and `load`, which reads the folder."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = [
     "is_adopted",
     "load",
     "model_config",
+    "opened",
     "run_id",
 ]
 
@@ -137,6 +139,18 @@ def _history_svg(history: Sequence[Mapping[str, Any]]) -> str:
 
 def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
+
+
+def opened(run: "Run | str | os.PathLike[str]") -> "Run":
+    """The run itself, or the run in a folder."""
+    if isinstance(run, str | os.PathLike):
+        return load(Path(run))
+    if not hasattr(run, "ensemble") or not hasattr(run, "likelihood"):
+        raise ConfigError(
+            f"wanted a run or its folder, not {describe_value(run)}; for an ensemble type: "
+            f"shoal.evaluate(shoal.predict(ensemble, x), y)"
+        )
+    return run
 
 
 def load(
