@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
+from shoal.cli.main import main
 from shoal.core.errors import DataError, ShoalError, ShoalWarning, StorageError
 from shoal.data.batches.sources import batches_of
 from shoal.data.sets.uci import PROBLEMS
@@ -152,6 +153,17 @@ def test_a_table_names_its_columns():
     frame = pandas.DataFrame(LEAK, columns=[*"abcd", "price"])
     (text,) = told(dense(1, inputs=D + 1), (frame, pandas.Series(REAL)))
     assert "Column 'price' of x" in text and "x.drop(columns='price')" in text
+
+
+def test_a_file_is_looked_at_and_the_command_line_says_it_in_one_line(tmp_path, capsys):
+    np.savez(tmp_path / "own.npz", x=widened(np.full(N, 7.0)), y=LABELS)
+    data = f"data={{name='file', train='{tmp_path / 'own.npz'}'}}"
+    arguments = ["fit", "digits", data, "epochs=1", "-o", str(tmp_path / "run"), "--quiet"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(arguments) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shoal: note: Column 4 of x is 7 for every data point")
 
 
 def test_loaders_are_looked_at_where_it_costs_nothing():

@@ -360,8 +360,8 @@ def _needs_double(y: Tensor, dtype: torch.dtype) -> bool:
     """Whether float32 loses targets in float64, such as y + 1e12, 1e-60 or 1e60."""
     if y.dtype != torch.float64 or dtype == torch.float64 or torch.backends.mps.is_available():
         return False
-    axis = 0 if y.ndim <= 2 else None  # every column has its own standard deviation
-    error, std = (y - y.to(dtype)).abs().amax(axis), y.std(axis, correction=0)
+    axes = [0] if y.ndim <= 2 else list(range(y.ndim))  # columns have their own deviations
+    error, std = (y - y.to(dtype)).abs().amax(axes), y.std(axes, correction=0)
     return bool(((error > _LOST * std) | error.isinf()).any())
 
 

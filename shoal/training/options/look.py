@@ -411,7 +411,8 @@ def look(
     else:
         (x, y), inputs = batches.first(), None
         points, targets = batches.known_points, _in_memory(batches)
-    prepared = isinstance(data, Dataset) and not (data.spec is None and data.columns is None)
+    own = not isinstance(data, Dataset) or (data.spec or {"name": "file"}).get("name") == "file"
+    prepared = not own or (isinstance(data, Dataset) and data.columns is not None)
     return View(
         ensemble,
         likelihood,
