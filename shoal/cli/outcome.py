@@ -169,4 +169,6 @@ def _call(command: str, config: Mapping[str, Any], folder: str) -> str:
     """The Python call instead of a command; a page needs no network if the run is evaluated."""
     if command == "report":
         return f'shoal.report(shoal.load({folder!r}, build), "page.html", data=(x_test, y_test))'
+    if command == "decide":
+        return f"{what_to_type('predict', config, folder)}, and a rule of shoal.decisions"
     return what_to_type(command, config, folder)

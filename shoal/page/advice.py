@@ -5,6 +5,7 @@ stand for what only the user has: `build`, `(x, y)`, and validation data `(x_val
 """
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -40,6 +41,9 @@ __all__ = [
 
 _WIDTH = 46
 """Letters of a line in a card."""
+
+_PREPARES = re.compile(r"\b(x = .+?)(?:, and the same for later inputs)?\.?$")
+"""The line of a warning about the inputs."""
 
 _NOISY = "model.dataset(X_noisy, y_test).test"
 
@@ -174,7 +178,10 @@ def _warned(record: RunRecord) -> Advice | None:
         return None
     if has_diverged(record.history):
         return for_divergence(record)
-    remedy = record.warnings[0].partition("; ")[2] or "read the warning at the top."
+    remedy = record.warnings[0].rpartition("; ")[2]
+    line = _PREPARES.search(remedy)
+    if line is not None:
+        return Advice("First prepare the inputs, also those of later predictions.", line[1])
     return Advice(f"First: {remedy}", "")
 
 

@@ -19,7 +19,7 @@ _NUMBERED = 12
 _NAMED = 30
 """Classes up to which every row of a confusion matrix has its name."""
 
-_DRAWN = 400
+_DRAWN = 300
 """Points of a figure of residuals; its bins have all points."""
 
 _Z = 1.6449

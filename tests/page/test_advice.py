@@ -18,6 +18,7 @@ from shoal.page.measures import Measure
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data
 from shoal.page.sections.calibration import calibration_section
+from shoal.page.sections.errors import errors_section
 from shoal.page.sections.making import making_section
 from shoal.page.sections.predictive_uncertainty import uncertainty_section
 from shoal.page.sections.training import training_section
@@ -166,6 +167,29 @@ def test_a_script_gets_python_even_for_named_data(typed_run):
     assert "shoal.data.load({" in line and "epochs=3" in line
 
 
+def test_a_warning_without_a_line_is_repeated():
+    run = warned(python_run("classes"), "Outputs are probabilities; leave out its last softmax.")
+    step = advice.for_confidence(record_of(run), Calibration.UNDERCONFIDENT)
+    assert step == ("First: leave out its last softmax.", "")
+
+
+def test_the_command_takes_names_of_classes(typed_run, undrawn, monkeypatch, tmp_path):
+    def only(page):
+        return {"errors": errors_section(page)}
+
+    monkeypatch.setattr("shoal.page.report._built_sections", only)
+    page, names = tmp_path / "page.html", ",".join(f"digit-{k}" for k in range(10))
+    assert main(["report", str(typed_run), "--classes", names, "-o", str(page), "-q"]) == 0
+    assert ">digit-7<" in page.read_text(encoding="utf-8")
+
+
+def test_decide_asks_for_the_function_of_an_own_network(tmp_path, capsys):
+    run = python_run("classes", tmp_path / "kept")
+    assert main(["decide", str(run.folder)]) == 2
+    told = capsys.readouterr().err
+    assert "add --model MODULE:FUNCTION" in told and "shoal.decisions" in told
+
+
 def test_noise_that_varies_is_learned_from_the_input():
     random = np.random.default_rng(0)
     x = random.uniform(-2, 2, (400, 1))
@@ -244,16 +268,21 @@ def warned(run, sentence):
 
 
 def test_a_warning_comes_first_and_misleading_advice_is_left_out(undrawn):
-    sentence = "The inputs are far from unit scale; type x = (x - x.mean(0)) / x.std(0)"
+    sentence = (
+        "The inputs are far from unit scale; column 3 has mean 7; "
+        "type x = (x - x.mean(0)) / x.std(0), and the same for later inputs."
+    )
     page = load_report_data([warned(python_run("classes"), sentence)])
     builds = (trust_section, training_section, making_section)
     text = render(page, {build.__name__: build(page) for build in builds})
     top = text[text.index("<main>") : text.index("Can I trust it?", text.index("<main>"))]
     assert 'class="remark mind"' in top and "unit scale" in top
     assert text.count("The inputs are far from unit scale") == 1
-    for card in trust_section(page).blocks:
-        assert not card.code
-        assert card.tone != "mind" or card.advice.startswith("First: type x = (x")
+    amber = [card for card in trust_section(page).blocks if card.tone == "mind"]
+    assert amber
+    for card in amber:
+        known = executed(card.code, {"x": 9 + 5 * X})
+        assert known["x"].std(0).allclose(torch.ones(2)) and card.advice.startswith("First")
     assert "train longer" not in training_section(page).answer
 
 
