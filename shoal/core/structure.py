@@ -21,6 +21,8 @@ __all__ = [
     "MemberWeighted",
     "Structured",
     "Weighted",
+    "form_of",
+    "form_table",
     "is_structure",
     "joined",
     "parted",
@@ -224,6 +226,42 @@ def _same_rows(parts: Sequence[Any]) -> bool:
 
 def _is_record(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def form_table(form: Any) -> Any:
+    """The form of a `Structured` as plain values for a file; None for forms with objects.
+
+    >>> form_table(Structured.of({"a": torch.zeros(3), "b": (torch.zeros(3), None)}).form)
+    {'dict': {'a': {'tensor': 'a'}, 'b': {'tuple': [{'tensor': 'b.0'}, {'value': None}]}}}
+    """
+    try:
+        return _form_table(form)
+    except TypeError:
+        return None
+
+
+def _form_table(form: Any) -> dict[str, Any]:
+    if isinstance(form, _Name):
+        return {"tensor": str(form)}
+    if isinstance(form, dict) and all(isinstance(key, str) for key in form):
+        return {"dict": {key: _form_table(each) for key, each in form.items()}}
+    if type(form) in (tuple, list):
+        return {type(form).__name__: [_form_table(each) for each in form]}
+    if form is None or isinstance(form, bool | int | float | str):
+        return {"value": form}
+    raise TypeError(f"a file cannot hold a {type(form).__name__}")
+
+
+def form_of(table: Mapping[str, Any]) -> Any:
+    """The form that `form_table` described."""
+    ((kind, content),) = table.items()
+    if kind == "tensor":
+        return _Name(content)
+    if kind == "dict":
+        return {key: form_of(each) for key, each in content.items()}
+    if kind in ("tuple", "list"):
+        return {"tuple": tuple, "list": list}[kind](form_of(each) for each in content)
+    return content
 
 
 class _Name(str):

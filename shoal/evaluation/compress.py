@@ -12,6 +12,7 @@ Dirichlet student has fewer outputs but needs another likelihood: Malinin et al.
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shoal.analysis.evidence.members import log_probs, parts_of, stacking_weights
+from shoal.analysis.evidence.members import EvidenceSplits, log_probs, parts_of, stacking_weights
 from shoal.core.arguments import checked, one_of, positive, share, whole
 from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.data.batches.sources import gathered
 from shoal.data.dataset import Dataset, Split
 from shoal.engine.members.network_call import member_call
 from shoal.engine.members.stack import copied
@@ -35,6 +37,7 @@ from shoal.prediction import Predictive, predict
 from shoal.prediction.predict import member_outputs
 from shoal.prediction.statistics import Difference
 from shoal.training.adopt import adopt
+from shoal.training.folder.own_data import data_name
 from shoal.training.folder.run import Run, RunFolder, opened
 
 __all__ = ["Compressed", "bootstrap_difference", "compress", "distilled", "greedy_choice"]
@@ -59,6 +62,7 @@ class Compressed:
         mutual_information: mean mutual information of the whole run and of the smaller run.
         numbers: count of stored numbers of the whole run and of the smaller run.
         points: count of targets that judge.
+        held_out: whether the data that choose and judge were held out from training.
     """
 
     run: Run
@@ -71,6 +75,7 @@ class Compressed:
     mutual_information: tuple[float, float]
     numbers: tuple[int, int]
     points: int
+    held_out: bool = True
 
     def __str__(self) -> str:
         kept = ", ".join(map(str, self.chosen))
@@ -78,7 +83,8 @@ class Compressed:
         share = self.numbers[1] / self.numbers[0]
         return (
             f"{self.by} keeps {what}: {share:.0%} of the numbers. NLL is {self.nll:.4f} instead of "
-            f"{self.before:.4f} on {counted(self.points, 'target')}: a change of "
+            f"{self.before:.4f} on {counted(self.points, 'target')}"
+            f"{'' if self.held_out else ' of the training data'}: a change of "
             f"{self.cost.difference:+.4f}, interval {self.cost.low:+.4f} to {self.cost.high:+.4f}."
         )
 
@@ -111,9 +117,11 @@ def compress(
         to: number of members to keep; 1 for "distil", which keeps one trunk.
         by: "greedy", "stacking" or "distil".
         data: the data of the run, if it cannot load its own: a `Dataset`, or a pair (x, y). The
-            validation data choose and the test data judge. Without validation data every second
-            test point chooses, and the other test points judge.
-        test: held-out pair (x, y), in place of the test set of the data.
+            validation data choose and the test data judge. With one of them alone, every second
+            point chooses, and the other points judge. A run in memory without held-out data is
+            compressed on its training data, with a warning.
+        test: held-out pair (x, y), in place of the test set of the data. A run whose data are not
+            known needs nothing else, except for "distil".
         level: level of the bootstrap interval.
         epochs: passes over the training inputs, for "distil".
         lr: learning rate, for "distil".
@@ -121,12 +129,10 @@ def compress(
         out: folder that stores the smaller run.
     """
     run = opened(run)
-    known = training_data(run, data, test)
-    parts = parts_of(known)
-    if parts.held_out is None or parts.test is None:
-        raise DataError("compress needs held-out data to choose and to judge; pass test=(x, y)")
     finite = run.ensemble.alive.nonzero().flatten().tolist()
     _check(to, by, len(finite))
+    known, parts = _splits(run, by, data, test)
+    assert parts.held_out is not None and parts.test is not None
     weights = None
     if by == "distil":
         chosen = finite
@@ -136,7 +142,53 @@ def compress(
         chosen, weights = _chosen(table, to, by)
         networks = list(UnrolledEnsemble(run.ensemble.groups, chosen).members)
     small = _adopted(run, networks, known, out)
-    return _judged(run, small, by, chosen, weights, parts.test, level, seed)
+    done = _judged(run, small, by, chosen, weights, parts.test, level, seed)
+    done = replace(done, held_out=parts.held_out_words != _TRAINING)
+    return replace(done, run=_noted(done.run, str(done)))
+
+
+_TRAINING = "every second training point"
+
+
+def _splits(run: Run, by: str, data: Any, test: Any) -> tuple[Dataset | None, EvidenceSplits]:
+    """The data set of the run, if it is known, and the splits that choose and judge."""
+    dtype, known = run.ensemble.dtype, None
+    with suppress(ConfigError) if data is None else nullcontext():
+        known = training_data(run, data, test, dtype=dtype)
+    if known is None and (test is None or by == "distil"):
+        missing = [] if by != "distil" else ["data=(x, y)"]
+        missing += [] if test is not None else ["test=(x_test, y_test)"]
+        raise ConfigError(
+            f"the data of this run are not known, and compress needs "
+            f"{'the training inputs and ' if by == 'distil' else ''}held-out data; "
+            f"type: shoal.compress(run, to, by={by!r}, {', '.join(missing)})"
+        )
+    if known is None:
+        split = gathered(test, dtype)
+        return None, _halves(Dataset(data_name(run.config), split, test=split))
+    parts = parts_of(known)
+    if parts.held_out is not None and parts.test is not None:
+        return known, parts
+    if known.validation is not None and known.test is None:
+        return known, _halves(replace(known, test=known.validation, validation=None))
+    if data is None and known.test is None and run.given is not None:
+        warnings.warn(
+            "this run has no held-out data, so training data choose and judge the members, and "
+            "the NLL is too good; pass test=(x_test, y_test)",
+            ShoalWarning,
+            stacklevel=3,
+        )
+        halves = _halves(replace(known, test=known.train))
+        return known, replace(halves, held_out_words=_TRAINING)
+    raise DataError("compress needs held-out data to choose and to judge; pass test=(x, y)")
+
+
+def _halves(data: Dataset) -> EvidenceSplits:
+    """Every second test point chooses, and the others judge."""
+    parts = parts_of(data)
+    if parts.held_out is None or parts.test is None:
+        raise DataError("compress needs two held-out points or more; pass test=(x, y)")
+    return parts
 
 
 def _check(to: int, by: str, members: int) -> None:
@@ -208,17 +260,23 @@ def bootstrap_difference(
     return Difference(float(each.mean()), float(low), float(high))
 
 
-def _adopted(run: Run, networks: list[nn.Module], known: Dataset, out: Any) -> Run:
+def _adopted(run: Run, networks: list[nn.Module], known: Dataset | None, out: Any) -> Run:
     """A run of the networks, with the likelihood and the data of the whole run."""
     builds = [build for build in run.ensemble.builds if build is not None]
-    return adopt(
+    small = adopt(
         networks,
         build=builds if len(builds) == len(run.ensemble.groups) else None,
         likelihood=run.likelihood,
-        data=known if len(known.train) else None,
+        data=known if known is not None and len(known.train) else None,
         outputs=run.config.get("outputs"),
         out=out,
     )
+    lasting = {key: run.provenance[key] for key in _LASTING if key in run.provenance}
+    return replace(small, provenance=small.provenance | lasting, given=run.given)
+
+
+_LASTING = ("input_range", "inputs", "target_shape", "pixel_range")
+"""What a smaller run knows of its data from the whole run."""
 
 
 def _judged(
@@ -236,7 +294,7 @@ def _judged(
         whole, less = predict(run, judge), predict(small, judge, weights=weights)
     old, new = (_nll(pred, judge.y) for pred in (whole, less))
     information = [float(pred.mutual_information().mean()) for pred in (whole, less)]
-    compressed = Compressed(
+    return Compressed(
         small,
         by,
         tuple(chosen),
@@ -248,7 +306,6 @@ def _judged(
         (_numbers(run), _numbers(small)),
         len(new),
     )
-    return replace(compressed, run=_noted(small, str(compressed)))
 
 
 def _nll(pred: Predictive, y: Any) -> np.ndarray:

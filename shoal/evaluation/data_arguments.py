@@ -17,7 +17,7 @@ from shoal.data.corruptions import SEVERITIES, with_corruptions
 from shoal.data.dataset import Dataset, Split
 from shoal.data.load import load as load_data
 from shoal.prediction.predictive import ArrayLike
-from shoal.training.folder.own_data import data_name, own_data, what_to_type
+from shoal.training.folder.own_data import data_name, has_own_data, own_data, what_to_type
 from shoal.training.folder.run import Run, opened
 
 __all__ = [
@@ -57,7 +57,10 @@ def evaluation_data(
 ) -> Dataset:
     """The data set on which a run is evaluated; see `shoal.evaluate`."""
     if data is None:
-        dataset = own_data(run, _name(run), f"type: {what_to_type('evaluate', run.config)}")
+        advice = f"type: {what_to_type('evaluate', run.config)}"
+        dataset = own_data(run, _name(run), advice)
+        if dataset.test is None and has_own_data(run.config):
+            raise ConfigError(f"the data of {_name(run)} have no test set; {advice}")
     elif isinstance(data, Dataset):
         dataset = data
     elif _is_description(data):

@@ -12,7 +12,7 @@ import inspect
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -265,7 +265,8 @@ class EnsembleEstimator(BaseEstimator):
         data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source)
         with _ONE_FIT, calling("estimator", name=type(self).__name__, parameters=self._changed()):
             ensemble = Ensemble.init(build, self.members, seed)
-            self.run_ = fit(ensemble, data, **options)
+            # a fitted estimator does not keep its data
+            self.run_ = replace(fit(ensemble, data, **options), given=None)
         self.n_iter_ = len(self.run_.history)
 
     def _changed(self) -> dict[str, str]:

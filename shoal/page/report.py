@@ -110,7 +110,8 @@ def report(
         runs: a run or its folder, or several; or pairs of a run and its evaluation.
         path: the file to write.
         data: test data, as `shoal.evaluate` takes them. Runs that were not evaluated on these data
-            are evaluated first. By default the page shows the stored evaluation.
+            are evaluated first. By default the page shows the stored evaluation; a run in memory
+            is evaluated on the test set of its `Dataset`, if it has one.
         ood: out-of-distribution inputs by name, as `shoal.evaluate` takes them.
         shifts: changed test data by name, or names of corruptions, as `shoal.evaluate` takes them.
         classes: names of the classes in the order of the labels. By default those of the data
@@ -119,9 +120,11 @@ def report(
         figures: folder that gets every figure as a PNG and an SVG file.
         progress: report on standard error how many figures are drawn.
     """
-    entries = _several(runs)
-    if data is not None or ood is not None or shifts is not None:
-        entries = [_evaluated(run, data, ood, shifts, progress) for run in entries]
+    entries, asked = _several(runs), not data is ood is shifts is None
+    entries = [
+        _evaluated(run, data, ood, shifts, progress) if asked or _can_evaluate(run) else run
+        for run in entries
+    ]
     names = class_names(data) if classes is None and isinstance(data, Dataset) else classes
     report_data = load_report_data(entries, title, names)
     with _collecting_later():
@@ -146,6 +149,12 @@ def _several(runs: Any) -> list[Any]:
     if pair or isinstance(runs, str | os.PathLike) or hasattr(runs, "history"):
         return [runs]
     return items("runs", runs)
+
+
+def _can_evaluate(run: Any) -> bool:
+    """Whether a run in memory has no evaluation yet, but a test set."""
+    known = getattr(getattr(run, "given", None), "data", None)
+    return getattr(known, "test", None) is not None and kept_evaluation(run) is None
 
 
 def _evaluated(run: Any, data: Any, ood: Any, shifts: Any, progress: bool) -> Any:

@@ -3,7 +3,7 @@
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
@@ -39,7 +39,14 @@ from shoal.inference.members import (
 )
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.provenance import about_data, environment
-from shoal.training.folder.run import ADOPTED, Run, RunFolder, is_adopted, model_config
+from shoal.training.folder.run import (
+    ADOPTED,
+    GivenData,
+    Run,
+    RunFolder,
+    is_adopted,
+    model_config,
+)
 from shoal.training.mover.prepare import SHARED, keep
 from shoal.training.options.settings import spec_of
 from shoal.training.options.target_checks import check_targets, default_likelihood
@@ -106,7 +113,9 @@ def adopt(
         facts["classes"] = list(names)
     if files:
         facts["sources"] = {str(files[i]): sha256(files[i]) for i in order}
-    run = Run(ensemble, meaning, config, [], notes, facts, None if out is None else Path(out))
+    place = None if out is None else Path(out)
+    given = None if known is None or isinstance(known, Iterator) else GivenData(known)
+    run = Run(ensemble, meaning, config, [], notes, facts, place, given=given)
     if run.folder is not None:
         _keep(run, RunFolder(run.folder))
     return run

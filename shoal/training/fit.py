@@ -19,7 +19,7 @@ from shoal.inference.likelihoods.real_targets import Standardising
 from shoal.inference.priors import FunctionalPrior, WeightPrior
 from shoal.interaction.methods import Method
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.folder.run import Run
+from shoal.training.folder.run import GivenData, Run
 from shoal.training.folder.run_folder import RunFolder
 from shoal.training.loop.callbacks import (
     Callback,
@@ -117,7 +117,8 @@ def fit(
         sites = check_targets(ensemble, settings.likelihood, batches)
         if held is not None:
             check_targets(ensemble, settings.likelihood, held, to_train=False)
-        run_data = RunData.of(data, batches, held, sites)
+        own = None if isinstance(options.validation, float) else options.validation
+        run_data = RunData.of(GivenData(data, own, weight), batches, held, sites)
         moving = ensemble.members - options.frozen
         processes = Mesh.current(moving, options.mesh, TIMEOUT, where)
         check_trunk(processes, ensemble, options)

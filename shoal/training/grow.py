@@ -46,7 +46,8 @@ def grow(
     Args:
         run: a run or its folder.
         more: how many new members.
-        data: the training data; by default the run's data set, if it can be loaded.
+        data: the training data; by default those of the run, if they are in memory or can be
+            loaded.
         out: the folder that stores the grown run.
         resume: continue the grown run in `out`, if there is one.
         loggers: as in `shoal.fit`.
@@ -63,13 +64,13 @@ def grow(
             "these members were adopted, so their method is not known; "
             "name the method of the new members, such as method='f-kde'"
         )
-    arguments = _arguments(run, changes)
+    arguments = _arguments(run, changes, data is None)
     if run.ensemble.offload is not None:  # the members are on the host, their device is not
         arguments.setdefault("device", run.ensemble.device)
     whole = _extended(run.ensemble, more, int(run.config.get("init_seed") or 0))
     return fit(
         whole,
-        own_data(run, "this run", "pass data=(x, y)", whole=True) if data is None else data,
+        data if data is not None else arguments.pop("data"),
         **arguments,
         frozen=run.ensemble.members,
         out=out,
@@ -80,8 +81,15 @@ def grow(
     )
 
 
-def _arguments(run: Run, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's arguments of `fit`, with the changes."""
+def _arguments(run: Run, changes: Mapping[str, Any], same_data: bool) -> dict[str, Any]:
+    """The run's arguments of `fit`, with the changes, and its data if they stay the same."""
+    given = run.given if same_data else None
+    if given is not None:
+        kept = {"data": given.data, "sample_weight": given.weight, "validation": given.validation}
+        changes = {**{name: each for name, each in kept.items() if each is not None}, **changes}
+    elif same_data:
+        data = own_data(run, "this run", "pass data=(x, y)", whole=True)
+        changes = {**changes, "data": data}
     known = set(KEPT) - {"likelihood", "frozen"} - changes.keys()
     for key in changes:
         known -= _TAKES.get(key, set())

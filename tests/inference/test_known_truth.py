@@ -108,7 +108,7 @@ def test_a_custom_loss_has_the_metrics_that_need_no_density():
     assert scores["loss"] == pytest.approx(float(each.mean()), rel=1e-5)
     assert {"disagreement", "effective_functions", "auroc_disagreement"} <= scores.keys()
     assert not {"nll", "rmse", "crps", "coverage_90", "accuracy", "sharpness"} & scores.keys()
-    assert torch.equal(pred.mean, pred.members.mean(0))
+    assert torch.equal(pred.mean, pred.members.mean(0)[:, 0])
     for ask in (lambda: pred.log_prob(y), pred.entropy, lambda: pred.variance, pred.confidence):
         with pytest.raises(shoal.ConfigError, match="no log density|has no"):
             ask()

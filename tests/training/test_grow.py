@@ -1,5 +1,7 @@
 """Growing: new members move as they would in the whole, old ones not at all."""
 
+import pickle
+
 import pytest
 import torch
 from ready import ready
@@ -182,7 +184,7 @@ def test_growing_by_nothing_is_refused(more):
 
 def test_data_that_cannot_be_loaded_again_must_be_given():
     with pytest.raises(ConfigError) as error:
-        grow(quick())
+        grow(pickle.loads(pickle.dumps(quick())))
     assert_one_sentence(error.value, "cannot be loaded", "data=(x, y)")
 
 

@@ -222,20 +222,21 @@ def batches_of(
     return ArrayBatches(x, y, batch_size, seed, target_shape=shape)
 
 
-def gathered(data: Any, dtype: torch.dtype = torch.float32) -> Split:
+def gathered(data: Any, dtype: torch.dtype = torch.float32, weight: Any = None) -> Split:
     """All data as one split: arrays as in `as_split`, or the joined batches of a loader.
 
     Args:
         data: a Split, a pair (x, y) of arrays, x alone, a torch Dataset, or a loader of batches x
             or (x, y), which is read once.
         dtype: type of floating-point inputs and targets.
+        weight: weight of each data point [N], for arrays.
     """
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
     elif isinstance(data, TorchDataset):
         data = DataLoader(data, 1024)
     if not _is_loader(data):
-        return as_split(data, dtype)
+        return as_split(data, dtype, weight=weight)
     splits = [_gathered_batch(batch, dtype) for batch in data]
     if not splits or len({split.y is None for split in splits}) > 1:
         raise DataError("the loader gives no batches, or some with targets and some without")

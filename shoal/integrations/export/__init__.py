@@ -33,8 +33,8 @@ from shoal.analysis.evidence.compute_evidence import member_weights
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.storage.disk import checked_path
 from shoal.core.structure import Inputs, Structured
-from shoal.data.batches.sources import input_batches
-from shoal.data.dataset import Dataset
+from shoal.data.batches.sources import as_split, input_batches
+from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.unrolled import UnrolledEnsemble
@@ -51,6 +51,7 @@ from shoal.prediction import predict
 from shoal.prediction.predict import member_outputs
 from shoal.prediction.predictive import Predictive
 from shoal.training.folder.own_data import PREPARED_BY, own_data
+from shoal.training.folder.provenance import drawn_inputs
 from shoal.training.folder.run import Run, load
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def export(
         source: a run, an ensemble, the folder of a run, or an estimator of `shoal.sklearn`. The
             file of an estimator has the preprocessing inside, and one input per column.
         path: a file that ends in .onnx (onnxruntime) or in .pt2 (`torch.export.load`).
-        x: example inputs, for shapes, types and the comparison with `predict`. None takes test
-            inputs of the run's data set, or random inputs for a registered network.
+        x: example inputs, for shapes, types and the comparison with `predict`. None takes inputs of
+            the run's data, or random inputs of the shape and type that the run was trained on.
         likelihood: likelihood of an ensemble's outputs; a run has its own.
         weights: weights of the members, as of `predict`.
         data: data for named weights, as of `predict`.
@@ -177,6 +178,8 @@ def _known_data(source: Any) -> Dataset | None:
     """The data set of a run; None if the run cannot load it."""
     if not isinstance(source, Run):
         return None
+    if source.given is not None:
+        return source.given.data if isinstance(source.given.data, Dataset) else None
     with suppress(ShoalError):
         return own_data(source, "this run", "pass x=inputs")
     return None
@@ -185,7 +188,7 @@ def _known_data(source: Any) -> Dataset | None:
 def _rows(source: Any, ensemble: Ensemble, x: Any, known: Dataset | None) -> Tensor | Structured:
     """As many example inputs as the largest compared batch; few inputs repeat."""
     if x is None:
-        x = (known.test or known.train).x[: SIZES[-1]] if known else _drawn(source, ensemble)
+        x = (known.test or known.train).x[: SIZES[-1]] if known else _example(source, ensemble)
     trained = (getattr(source, "provenance", None) or {}).get("input_range")
     batches = input_batches(
         x, SIZES[-1], "cpu", ensemble.dtype, ensemble.takes_whole, trained, ensemble.takes_inputs
@@ -198,6 +201,19 @@ def _rows(source: Any, ensemble: Ensemble, x: Any, known: Dataset | None) -> Ten
     if len(batch) == 0:
         raise DataError("export needs at least one example input; x is empty")
     return batch[torch.arange(SIZES[-1]) % len(batch)]
+
+
+def _example(source: Any, ensemble: Ensemble) -> Any:
+    """Training inputs of a run in memory, or random inputs like them; see `_drawn`."""
+    given = getattr(source, "given", None)
+    if given is not None and isinstance(given.data, tuple | Mapping | Split):
+        inputs = as_split(given.data, ensemble.dtype, ensemble.takes_whole).x
+        if isinstance(inputs, Tensor | Structured):
+            return inputs[: SIZES[-1]]
+    described = (getattr(source, "provenance", None) or {}).get("inputs")
+    if described is None:
+        return _drawn(source, ensemble)
+    return drawn_inputs(described, SIZES[-1]).to(ensemble.dtype)
 
 
 def _drawn(source: Any, ensemble: Ensemble) -> Tensor:

@@ -65,6 +65,9 @@ def _provenance(record: RunRecord) -> Table:
     made_by = known.pop("made_by", {})  # its parameters are in the code that repeats the run
     known |= {"made by": made_by.get("name") or made_by["interface"]} if made_by else {}
     sources = known.pop("sources", {})
+    inputs = (known.pop("inputs", None) or {}).get("tensors", {})
+    for name, about in inputs.items():
+        known[f"input {name}"] = f"{about['dtype']} {about['shape'] or ''}".strip()
     for key in ("input_range", "pixel_range"):
         if isinstance(known.get(key), list):
             known[key] = [_short(value) for value in known[key]]

@@ -6,10 +6,12 @@ user's own function, or data from the user's own arrays. For these, messages nam
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ConfigError, StorageError
+from shoal.data.batches.sources import gathered
 from shoal.data.dataset import Dataset, registry, training_part
 from shoal.data.load import load as load_data
 from shoal.training.folder.run import Run, RunFolder, is_adopted
@@ -118,7 +120,9 @@ def again(verb: str, folder: Path | str) -> str:
 
 
 def own_data(run: Run, name: str, advice: str, whole: bool = False) -> Dataset:
-    """The data set named in the config, without the training data that the run held out.
+    """The data of a run in memory, or those named in its config.
+
+    Training data that the run held out are its validation data.
 
     Args:
         run: the run.
@@ -126,6 +130,8 @@ def own_data(run: Run, name: str, advice: str, whole: bool = False) -> Dataset:
         advice: what the error message suggests.
         whole: with all training data, also those that were held out.
     """
+    if (known := _in_memory(run)) is not None:
+        return known if whole else _divided(run, known)
     if is_adopted(run.config) and "data" not in run.config:
         raise ConfigError(f"{name} was adopted without data, so its data are not known; {advice}")
     if has_own_data(run.config):
@@ -134,7 +140,25 @@ def own_data(run: Run, name: str, advice: str, whole: bool = False) -> Dataset:
         data = load_data(run.config.get("data", ""))
     except ConfigError as error:
         raise ConfigError(f"the data of {name} cannot be loaded: {error}; {advice}") from error
+    return data if whole else _divided(run, data)
+
+
+def _divided(run: Run, data: Dataset) -> Dataset:
+    """The data set as the run has trained on it."""
     share = run.config.get("validation")
-    if whole or not isinstance(share, float):
-        return data
-    return training_part(data, share, run.config["seed"])
+    return training_part(data, share, run.config["seed"]) if isinstance(share, float) else data
+
+
+def _in_memory(run: Run) -> Dataset | None:
+    """The data that `fit` got, with validation data of the user's own; None if there are none."""
+    given = getattr(run, "given", None)
+    if given is None or not isinstance(given.data, Dataset) and not hasattr(given.data, "__len__"):
+        return None  # a stream may have no end
+    data, dtype = given.data, run.ensemble.dtype
+    if not isinstance(data, Dataset):
+        split = gathered(data, dtype, given.weight)
+        data = Dataset(data_name(run.config), split)
+    validation = given.validation
+    if isinstance(validation, Dataset):
+        validation = validation.validation
+    return data if validation is None else replace(data, validation=gathered(validation, dtype))

@@ -1,11 +1,13 @@
 """Provenance: versions, machine, commit and data digest of a run, to reproduce it."""
 
 import hashlib
+import math
 import os
 import platform
 import secrets
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.caller import caller
+from shoal.core.structure import Structured, form_of, form_table
 from shoal.data.batches.arrays import add_to_digest, recalled, value_range
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
 
@@ -23,9 +26,17 @@ __all__ = [
     "about_data",
     "command",
     "digest",
+    "drawn_inputs",
     "environment",
+    "is_input_table",
     "provenance",
 ]
+
+_FEW = 64
+"""Inputs whose range is stored."""
+
+_LARGEST, _WIDEST = 1 << 28, 2.0**62
+"""Most numbers of an input, and largest end of a range, that a file may ask for."""
 
 COMMAND = "SHOAL_COMMAND"
 """Environment variable with the command that the user typed."""
@@ -37,13 +48,94 @@ def provenance(batches: ArrayBatches | LoaderBatches, device: torch.device) -> d
 
 
 def about_data(batches: ArrayBatches | LoaderBatches) -> dict[str, Any]:
-    """Number, digest and range of the data, and the shape of one data point's targets."""
-    shape = batches.target_shape
+    """Number, digest and range of the data, and what one input and its targets look like."""
+    shape, inputs = batches.target_shape, _about_inputs(batches)
     return {
         "data": {"points": batches.n, "sha256": digest(batches)},
         "input_range": _input_range(batches),
         **({} if shape is None else {"target_shape": list(shape)}),
+        **({} if inputs is None else {"inputs": inputs}),
     }
+
+
+def _about_inputs(batches: ArrayBatches | LoaderBatches) -> dict[str, Any] | None:
+    """Shape, type and range of each tensor of one input; None for an object of a library.
+
+    The range is that of a few inputs. `drawn_inputs` makes inputs of this description.
+    """
+    x = batches.first()[0] if isinstance(batches, LoaderBatches) else batches.x[:_FEW]
+    if isinstance(x, Tensor):
+        table = {"tensors": {"x": _about_tensor(x)}}
+    elif isinstance(x, Structured):
+        tensors = {name: _about_tensor(tensor) for name, tensor in x.tensors.items()}
+        table = {"tensors": tensors, "form": form_table(x.form)}
+    else:
+        return None
+    return table if is_input_table(table) else None
+
+
+def _about_tensor(tensor: Tensor) -> dict[str, Any]:
+    ends = tensor.detach().cpu().double().nan_to_num(0.0).clamp(-_WIDEST, _WIDEST)
+    low, high = (float(end) for end in ends.aminmax()) if ends.numel() else (0.0, 0.0)
+    return {
+        "shape": list(tensor.shape[1:]) if tensor.ndim else None,  # a single number has no rows
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "range": [low, high],
+    }
+
+
+def is_input_table(value: Any) -> bool:
+    """Whether a value is what `about_data` says of one input."""
+    tensors = value.get("tensors") if isinstance(value, dict) else None
+    if not isinstance(tensors, dict) or not tensors or value.keys() - {"tensors", "form"}:
+        return False
+    if "form" in value and not _is_form(value["form"], tensors):
+        return False
+    named = "form" in value or tensors.keys() == {"x"}
+    return named and all(map(_is_tensor_table, tensors.values()))
+
+
+def _is_tensor_table(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"shape", "dtype", "range"}:
+        return False
+    shape, ends = value["shape"], value["range"]
+    sizes = [] if shape is None else shape
+    if not isinstance(sizes, list) or not all(type(n) is int and n >= 0 for n in sizes):
+        return False
+    if not isinstance(ends, list) or [type(end) for end in ends] != [float, float]:
+        return False
+    known = isinstance(getattr(torch, str(value["dtype"]), None), torch.dtype)
+    return known and math.prod(sizes) <= _LARGEST and -_WIDEST <= ends[0] <= ends[1] <= _WIDEST
+
+
+def _is_form(value: Any, tensors: Mapping[str, Any], depth: int = 0) -> bool:
+    if not isinstance(value, dict) or len(value) != 1 or depth > 20:
+        return False
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return isinstance(content, str) and content in tensors
+    if kind == "dict" and isinstance(content, dict):
+        return all(_is_form(each, tensors, depth + 1) for each in content.values())
+    if kind in ("tuple", "list") and isinstance(content, list):
+        return all(_is_form(each, tensors, depth + 1) for each in content)
+    return kind == "value" and (content is None or isinstance(content, bool | int | float | str))
+
+
+def drawn_inputs(table: Mapping[str, Any], count: int) -> Tensor | Structured:
+    """Random inputs of the described shapes and types, in their ranges; masks are all ones."""
+    random = torch.Generator().manual_seed(0)
+    tensors = {name: _drawn(about, count, random) for name, about in table["tensors"].items()}
+    return Structured(tensors, form_of(table["form"])) if "form" in table else tensors["x"]
+
+
+def _drawn(about: Mapping[str, Any], count: int, random: torch.Generator) -> Tensor:
+    shape = () if about["shape"] is None else (count, *about["shape"])
+    dtype, (low, high) = getattr(torch, about["dtype"]), about["range"]
+    if dtype.is_floating_point:
+        return (low + (high - low) * torch.rand(shape, generator=random)).to(dtype)
+    if dtype == torch.bool or (low, high) == (0, 1):
+        return torch.ones(shape, dtype=dtype)
+    return torch.randint(int(low), int(high) + 1, shape, generator=random).to(dtype)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from shoal.training.folder.run_folder import RunFolder
 
 __all__ = [
     "ADOPTED",
+    "GivenData",
     "Run",
     "RunFolder",
     "is_adopted",
@@ -46,6 +47,21 @@ def is_adopted(config: Mapping[str, Any]) -> bool:
     return config.get("method") == ADOPTED
 
 
+@dataclass(frozen=True, eq=False)
+class GivenData:
+    """What `fit` was given to train on; a run in memory refers to it, and no file has it.
+
+    Attributes:
+        data: the training data, as they were given.
+        validation: validation data of the user's own; None if there are none.
+        weight: `sample_weight`, as it was given.
+    """
+
+    data: Any
+    validation: Any = None
+    weight: Any = None
+
+
 @dataclass(frozen=True, repr=False)
 class Run:
     """A trained ensemble with its settings and history.
@@ -61,6 +77,8 @@ class Run:
         results: results of `shoal.evaluate`, `shoal.landscape` and `shoal.evidence`, by name, for a
             run in memory. A run with a folder stores them in files.
         choice: what a search chose, with `method="auto"` or `strength="auto"`; None otherwise.
+        given: the data as `fit` got them, for `grow`, `compress` and analyses of a run in memory.
+            A loaded or copied run has None.
     """
 
     ensemble: Ensemble
@@ -72,6 +90,10 @@ class Run:
     folder: Path | None = None
     results: dict[str, Any] = field(default_factory=dict, compare=False)
     choice: Choice | None = None
+    given: GivenData | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "given": None}  # data of the user do not travel with a copy
 
     @property
     def warnings(self) -> tuple[str, ...]:

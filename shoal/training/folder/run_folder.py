@@ -34,6 +34,7 @@ from shoal.core.values import describe_value
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.training.folder.choice import Choice, read_choice
 from shoal.training.folder.history import HistoryFile, is_row
+from shoal.training.folder.provenance import is_input_table
 from shoal.training.mover.prepare import AXES, SHARED
 from shoal.training.options.options import stored_method
 from shoal.training.options.settings import Settings
@@ -281,6 +282,7 @@ _PROVENANCE_CHECKS: dict[str, Check] = {
     "made_by": _TABLE,
     "pixel_range": _RANGE,
     "target_shape": ("a list of sizes", lambda v: isinstance(v, list) and all(map(_is_whole, v))),
+    "inputs": ("a description of one input", is_input_table),
     "run_id": ("text", lambda value: value is None or isinstance(value, str)),
 }
 

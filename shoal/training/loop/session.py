@@ -28,7 +28,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.training.folder.choice import Choice, write_choice
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.provenance import about_data, provenance
-from shoal.training.folder.run import Run, model_config
+from shoal.training.folder.run import GivenData, Run, model_config
 from shoal.training.folder.run_folder import RunFolder, continuing
 from shoal.training.folder.trajectory import Trajectory
 from shoal.training.loop.cached_features import cached
@@ -67,6 +67,7 @@ class RunData:
         source: the data in the run's config: how to load them, or their name.
         pixel_range: smallest and largest value of a pixel; None for other data.
         classes: names of the classes in the order of the labels; None where they are not known.
+        given: the data as the user gave them; None if they can be read only once.
     """
 
     batches: Data
@@ -75,15 +76,18 @@ class RunData:
     source: Mapping[str, Any]
     pixel_range: Sequence[float] | None
     classes: Sequence[str] | None
+    given: GivenData | None = None
 
     @classmethod
-    def of(cls, data: Any, batches: Data, held: Data | None, sites: torch.Size) -> "RunData":
+    def of(cls, given: GivenData, batches: Data, held: Data | None, sites: torch.Size) -> "RunData":
         """The batches with what is known of the data as the user gave them."""
+        data = given.data
         classes = class_names(data)
-        if not isinstance(data, Dataset):
-            return cls(batches, held, sites, {"custom": OWN_DATA}, None, classes)
-        source = data.spec or {"custom": data.name}
-        return cls(batches, held, sites, source, data.pixel_range, classes)
+        if isinstance(data, Dataset):
+            source = data.spec or {"custom": data.name}
+            return cls(batches, held, sites, source, data.pixel_range, classes, given)
+        again = None if isinstance(data, Iterator) else given
+        return cls(batches, held, sites, {"custom": OWN_DATA}, None, classes, again)
 
 
 class Session:
@@ -372,6 +376,7 @@ class Session:
             self._record,
             None if self.folder is None else self.folder.path,
             choice=self.choice,
+            given=self.data.given,
         )
 
 
