@@ -18,7 +18,7 @@ from shoal.training.folder.provenance import drawn_inputs
 
 N, M = 20, 3
 X = torch.linspace(-1, 1, 2 * N).view(N, 2)
-Y = X[:, 0] + 0.1
+Y = torch.cos(5 * X[:, 0])
 TEST = X + 0.01, Y + 0.02
 
 
