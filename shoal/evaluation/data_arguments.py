@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.devices import usable_device
-from shoal.core.errors import DataError
+from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.sources import gathered, gathered_inputs
 from shoal.data.corruptions import SEVERITIES, with_corruptions
 from shoal.data.dataset import Dataset, Split

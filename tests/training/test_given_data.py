@@ -76,9 +76,11 @@ def test_an_object_of_ones_own_has_no_description() -> None:
     assert "inputs" not in run.provenance
 
 
+LAST = nn.Linear(3, 1)
 KINDS = {
     "arrays": ((X.numpy(), Y.numpy()), build),
     "Dataset": (Dataset("mine", Split(X, Y)), build),
+    "words": ((PAIR["words"], Y), lambda: nn.Sequential(nn.Embedding(7, 1), nn.Flatten(), LAST)),
     "loader": (DataLoader(TensorDataset(X, Y), 10), build),
     "dict": (({**PAIR}, Y), Pair),
     "dict with labels": ({**PAIR, "labels": Y}, Pair),
@@ -94,7 +96,7 @@ def test_every_kind_of_data_gives_example_inputs(kind: str, tmp_path) -> None:
         export._rows(each, each.ensemble, None, export._known_data(each))
         for each in (run, shoal.load(tmp_path / "run", make))
     )
-    first, second = ([here], [there]) if make is build else _parts(here, there)
+    first, second = ([here], [there]) if isinstance(here, Tensor) else _parts(here, there)
     assert [t.shape for t in first] == [t.shape for t in second]
     assert [t.dtype for t in first] == [t.dtype for t in second]
     assert run.ensemble(there).shape == (M, 64, 1)

@@ -162,7 +162,8 @@ def test_fit_resumes_a_grown_run_from_its_folder_alone(tmp_path):
     with pytest.raises(Stop):
         grow(tmp_path / "a", NEW, data=points(), out=tmp_path / "b", callbacks=[stop], **options)
     members = shoal_of(BLUEPRINT, OLD + NEW)
-    fit(members, points(), frozen=OLD, batch_size=10, out=tmp_path / "b", resume=True, **options)
+    options |= {"method": "f-kde", "batch_size": 10}
+    fit(members, points(), frozen=OLD, out=tmp_path / "b", resume=True, **options)
     assert_same_folder(tmp_path / "whole", tmp_path / "b")
 
 

@@ -213,7 +213,7 @@ def _example(source: Any, ensemble: Ensemble) -> Any:
     described = (getattr(source, "provenance", None) or {}).get("inputs")
     if described is None:
         return _drawn(source, ensemble)
-    return drawn_inputs(described, SIZES[-1]).to(ensemble.dtype)
+    return drawn_inputs(described, SIZES[-1])
 
 
 def _drawn(source: Any, ensemble: Ensemble) -> Tensor:
