@@ -146,7 +146,8 @@ def _wide():
 
 STRONG = {"strength": 30.0}
 CASES = {
-    **{name: _case(members, vectors, method=name, **STRONG) for name in METHODS},
+    "ensemble": _case(members, vectors, method="ensemble"),
+    **{n: _case(members, vectors, method=n, **STRONG) for n in METHODS if n != "ensemble"},
     "batch norm": _case(lambda: members(_norm), vectors, method="f-kde", batch_size=9),
     "batch norm, forde": _case(lambda: members(_norm), vectors, method="forde", batch_size=9),
     "dropout": _case(lambda: members(_dropout), vectors, method="svgd", **STRONG),
@@ -216,6 +217,18 @@ CASES = {
     "validation": _case(
         lambda: members([(Perceptron, 4), (_wide, 5)]), vectors, method="f-kde", frozen=2, lr=0.2,
         steps=None, epochs=6, validation=0.3, patience=2,
+    ),
+    "own batches": _case(lambda: members(_norm), vectors, batches="own", batch_size=9),
+    "own batches, svgd": _case(members, vectors, batches="own", method="svgd", **STRONG),
+    "own batches, f-kde": _case(members, vectors, batches="own", method="f-kde", **STRONG),
+    "own batches, forde": _case(members, vectors, batches="own", method="forde", **STRONG),
+    "own batches, frozen": _case(
+        members, vectors, batches="own", method="f-kde", frozen=2, engine="chunk:2", **STRONG
+    ),
+    "own batches, learned noise": _case(lambda: members(_regressor), numbers, batches="own"),
+    "own batches, augmentation": _case(
+        lambda: members(Images), images, batches="own", method="kde",
+        augment={"name": "crop-flip", "padding": 1},
     ),
     "points": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.Outputs(), points="noise")
@@ -306,7 +319,8 @@ def stop_once(event):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise", "validation")
+RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise", "validation",
+           "own batches, f-kde")  # fmt: skip
 
 
 def stopped(name, folder, mesh=None, stops=True):

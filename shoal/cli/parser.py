@@ -306,6 +306,12 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     )
     add("--optimizer", default="sgd", metavar="NAME", help="optimiser (default: sgd)")
     add(
+        "--batches",
+        choices=("common", "own"),
+        default="common",
+        help="batches that all members share, or own ones (default: common)",
+    )
+    add(
         "--seconds",
         type=float,
         metavar="S",

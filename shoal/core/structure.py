@@ -26,6 +26,8 @@ __all__ = [
     "is_structure",
     "joined",
     "parted",
+    "points_in",
+    "rows_of",
 ]
 
 
@@ -196,6 +198,23 @@ def is_structure(value: Any) -> bool:
 def parted(y: Any) -> tuple[Any, Tensor | None]:
     """Targets and their weights; None without weights."""
     return (y.y, y.weight) if isinstance(y, Weighted) else (y, None)
+
+
+def rows_of(batch: Any, rows: Any, own: bool = False) -> Any:
+    """Rows of a batch [B, ...], or of the batch of every member [M, B, ...] if `own`.
+
+    >>> rows_of(torch.arange(6).reshape(2, 3), slice(2), own=True)
+    tensor([[0, 1],
+            [3, 4]])
+    """
+    if not own:
+        return batch[rows]
+    return batch.map(lambda t: t[:, rows]) if isinstance(batch, Structured) else batch[:, rows]
+
+
+def points_in(batch: Any, own: bool = False) -> int:
+    """Data points of a batch [B, ...], or of each member's batch [M, B, ...] if `own`."""
+    return len(batch[0]) if own else len(batch)
 
 
 def joined(parts: Sequence[Any]) -> Any:

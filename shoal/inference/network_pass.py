@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.core.random import key, uniform
-from shoal.core.structure import Inputs, Structured, parted
+from shoal.core.structure import Inputs, Structured, parted, rows_of
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
 from shoal.engine.derivatives.shared_statistics import RowRule, row_rule
@@ -59,32 +59,39 @@ class TrackedInputs:
         x: inputs [M, B, ...]; tokens [B, ...] for all members.
         probes: tensors added to the embeddings of each architecture, for tokens.
         name: name of the tensor at which gradients are recorded, in a structure.
+        own: every member has its own inputs [M, B, ...].
     """
 
     x: Inputs
     probes: list[Tree] | None = None
     name: str | None = None
+    own: bool = True
 
     @classmethod
-    def of(cls, ensemble: Ensemble, x: Inputs, name: str | None = None) -> "TrackedInputs":
+    def of(
+        cls, ensemble: Ensemble, x: Inputs, name: str | None = None, own: bool = False
+    ) -> "TrackedInputs":
         """Record gradients at real inputs, or at the first embedding of tokens.
 
         Args:
             ensemble: the members.
             x: inputs [B, ...].
             name: which input of a structure; None for the only real input, or the embedding.
+            own: every member has its own inputs [M, B, ...].
         """
-        tracked = tracked_input(x, name)
+        one = x[0] if own else x
+        tracked = tracked_input(one, name)
         if tracked is not None:
-            name, tensor = tracked
-            copies = tensor.expand(ensemble.members, *tensor.shape).detach().requires_grad_()
+            name = tracked[0]
+            whole = x if own else x.expand(ensemble.members, *x.shape)  # type: ignore[union-attr]
             if isinstance(x, Tensor):
-                return cls(copies)
+                return cls(whole.detach().requires_grad_())
             assert isinstance(x, Structured)
-            return cls(x.expand(ensemble.members).replaced(name, copies), None, name)
+            copies = whole.tensors[name].detach().requires_grad_()
+            return cls(whole.replaced(name, copies), None, name)
         probes = []
         for group in ensemble.groups:
-            embedding = group.embedded(x)
+            embedding = group.embedded(one)
             if embedding is None:
                 raise DataError(
                     "integer inputs have no gradient, and the network has no nn.Embedding as its "
@@ -99,7 +106,7 @@ class TrackedInputs:
                 "the architectures have embeddings of different shapes, so their input "
                 "gradients cannot be compared; give the embeddings one size"
             )
-        return cls(x, probes)
+        return cls(x, probes, own=own)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -113,9 +120,8 @@ class TrackedInputs:
 
     def run(self, ensemble: Ensemble, context: PassContext) -> Tensor:
         """Outputs [M, B, C]."""
-        own_inputs = self.probes is None
         with twice_differentiable(context.mapping, self.x.is_cuda) as mapping:
-            return ensemble(self.x, mapping, own_inputs, context.seed, context.step, self.probes)
+            return ensemble(self.x, mapping, self.own, context.seed, context.step, self.probes)
 
     def run_in(
         self, batch: MemberInputs, rule: RowRule | None, ensemble: Ensemble, context: PassContext
@@ -217,6 +223,7 @@ def forward_with_gradients(
     live: bool,
     part: BatchRows | None = None,
     points: Inputs | None = None,
+    own: bool = False,
 ) -> PassResult:
     """Outputs of every member, and input gradients of all rows, some rows or other points.
 
@@ -231,17 +238,19 @@ def forward_with_gradients(
             targets give the scores.
         points: inputs whose gradients are computed instead; they do not enter the batch's
             statistics, nor the running ones.
+        own: every member has its own batch [M, B, ...].
     """
     x, y = batch
     name = innermost(space).gradients_of
     if part is None:
-        tracked = TrackedInputs.of(ensemble, x, name)
+        tracked = TrackedInputs.of(ensemble, x, name, own)
         shown, outputs = tracked.x, tracked.run(ensemble, context)
         scored = outputs
     elif points is not None:
         seed, step, shown = context.seed, context.step, part.batch.x
         outputs = ensemble(shown, context.mapping, part.batch.own, seed, step)
-        tracked, y = TrackedInputs.of(ensemble, points, name), parted(y)[0][part.rows]
+        tracked = TrackedInputs.of(ensemble, points, name)
+        y = rows_of(parted(y)[0], part.rows, own)
         scored = tracked.run(ensemble.without_side_effects(), context)
         if scored.shape[2:] != outputs.shape[2:]:
             raise DataError(
@@ -249,11 +258,8 @@ def forward_with_gradients(
                 f"{tuple(outputs.shape[2:])}; input gradients need points of the batch's length"
             )
     else:
-        tracked, shown, y = (
-            TrackedInputs.of(ensemble, x[part.rows], name),
-            part.batch.x,
-            y[part.rows],
-        )
+        tracked = TrackedInputs.of(ensemble, rows_of(x, part.rows, own), name, own)
+        shown, y = part.batch.x, rows_of(y, part.rows, own)
         rule = _rule(innermost(space), part)
         outputs, scored = tracked.run_in(part.batch, rule, ensemble, context)
     scores = _scores(innermost(space).target, likelihood, scored, y)

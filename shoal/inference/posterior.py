@@ -143,8 +143,10 @@ def target_weights(likelihood: Likelihood, y: Targets, shape: torch.Size) -> Ten
     weight = likelihood.weight(targets)
     if weights is None:
         return weight
-    if weights.ndim == 1 or getattr(y, "per_member", False):
-        weights = weights.reshape(*weights.shape, *(1,) * (len(shape) - 1))
+    per_member = getattr(y, "per_member", False)
+    if weights.ndim == 1 or per_member:
+        missing = len(shape) + per_member - weights.ndim
+        weights = weights.reshape(*weights.shape, *(1,) * missing)
         weights = weights.expand(*weights.shape[: weights.ndim - len(shape)], *shape)
     elif weights.shape != shape:
         raise DataError(

@@ -51,10 +51,12 @@ class Drawn(NamedTuple):
     Attributes:
         x: inputs [P, ...].
         rows: for every point, a row of the batch [P].
+        leading: the points are the first rows of the batch of every member.
     """
 
     x: Inputs
     rows: Tensor
+    leading: bool = False
 
 
 class Points(Protocol):

@@ -108,6 +108,7 @@ def fit(
         load_to_device(ensemble)
         weight = other.get("sample_weight")
         batches, held = _divided(data, options, ensemble, where, dtype, weight)
+        options, told = _with_batches(options, batches)
         ensemble.use_output(options.outputs)
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
@@ -124,6 +125,7 @@ def fit(
         check_trunk(processes, ensemble, options)
         resume, choice = resume or restarted(), None
         seen = look(ensemble, settings.likelihood, batches, data, likelihood is not None)
+        seen = (*told, *seen)
         if processes is None or processes.first:
             warn(seen, RunFolder(Path(out)).told() if out is not None and resume else ())
         if is_open(options):
@@ -176,6 +178,20 @@ def _in_type(batches: Any, likelihood: Likelihood, dtype: torch.dtype) -> Any:
         return replace(batches, y=rounded(batches.y, dtype))
     batches.rounds = True
     return batches
+
+
+def _with_batches(
+    options: Options, batches: ArrayBatches | LoaderBatches
+) -> tuple[Options, tuple[str, ...]]:
+    """The options with common batches where the data have no others, and what to say then."""
+    loader = isinstance(batches, LoaderBatches) and not batches.gives_own
+    if options.batches == "common" or not loader:
+        return options, ()
+    sentence = (
+        "A loader gives its batches to all members, so they train on common batches; for batches "
+        "of their own give arrays or a torch Dataset."
+    )
+    return replace(options, batches="common"), (sentence,)
 
 
 def _resolved(

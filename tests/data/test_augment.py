@@ -36,11 +36,11 @@ def test_a_crop_is_a_window_of_the_padded_image_or_its_mirror():
 
 def test_members_share_their_crops_unless_told_otherwise():
     x, own = images(), key(0, "a", 3)
-    assert torch.equal(augmented(CropFlip(), x, own, 4), CropFlip()(x, own))
-    apart = augmented(CropFlip(per_member=True), x, own, 4)
+    assert torch.equal(augmented(CropFlip(), x, own, range(4)), CropFlip()(x, own))
+    apart = augmented(CropFlip(per_member=True), x, own, range(4))
     assert apart.shape == (4, *x.shape)
     assert not torch.equal(apart[0], apart[1])
-    more = augmented(CropFlip(per_member=True), x, own, 6)
+    more = augmented(CropFlip(per_member=True), x, own, range(6))
     assert torch.equal(more[:4], apart), "what a member sees depends on its index alone"
 
 
@@ -77,7 +77,7 @@ def test_a_member_alone_trains_on_its_own_crops():
     shoal.fit(ensemble, (x, y), method="ensemble", prior="flat", optimizer="sgd", lr=0.1, steps=1,
               batch_size=6, augment=own, seed=7, progress=False)  # fmt: skip
     order = torch.randperm(6, generator=generator(7, "order", 0))
-    seen = augmented(own, x[order], key(7, "augment", 0), 3)[2]
+    seen = augmented(own, x[order], key(7, "augment", 0), range(3))[2]
     loss = nn.functional.cross_entropy(module(seen), y[order])
     loss.backward()
     for name, parameter in module.named_parameters():

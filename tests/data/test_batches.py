@@ -113,8 +113,8 @@ def test_the_batches_of_an_epoch_follow_its_order():
     """A captured step reads the order alone, and must see the batches that others see."""
     source = ArrayBatches(X, Y, 5, seed=2)
     seen = torch.cat([y for _, y in source.batches(4)])
-    assert torch.equal(seen, source.order(4))
-    assert not torch.equal(seen, source.order(5))
+    assert torch.equal(seen, source.orders(4))
+    assert not torch.equal(seen, source.orders(5))
 
 
 def test_orders_are_fair():

@@ -39,7 +39,8 @@ DIVIDED = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", 
            "shared trunk, svgd", "function-space prior", "diverged", "frozen", "frozen, forde",
            "mixed architectures", "fraction", "validation")  # fmt: skip
 REPEATED = ("sequence first", "own buffer", "mixed rows", "adversarial", "points", "chunks",
-            "augmentation by member", "batch norm, fraction")  # fmt: skip
+            "augmentation by member", "batch norm, fraction", "own batches",
+            "own batches, f-kde")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -329,7 +329,7 @@ def test_a_mask_counts_in_n_as_in_fit():
     stepper = shoal.Stepper(stepped, n=N, **options)
     batches = ArrayBatches(torch.arange(N), torch.arange(N), N)
     for epoch in range(3):
-        rows = batches.order(epoch)
+        rows = batches.orders(epoch)
         stepper((x[rows], x[rows].sin(), mask[rows]))
     torch.testing.assert_close(weights(stepped), weights(fitted), atol=1e-12, rtol=1e-12)
     assert stepper.state_dict()["n"] == float(mask.sum())

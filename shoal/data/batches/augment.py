@@ -26,20 +26,25 @@ def is_per_member(augment: Augmentation | None) -> bool:
 
 
 def augmented(
-    augment: Augmentation, x: Inputs, key: Tensor, members: int, first: int = 0
+    augment: Augmentation, x: Inputs, key: Tensor, members: range, own: bool = False
 ) -> Tensor:
     """Inputs [B, ...] for all members, or [M, B, ...] if each member has its own.
 
-    The inputs of a member depend on its index and not on the ensemble size. `first` is the index
-    of the first of these members.
+    The inputs of a member depend on its index and not on the ensemble size.
+
+    Args:
+        augment: changes the inputs.
+        x: inputs [B, ...], or [M, B, ...] with `own`.
+        key: of the step.
+        members: the indices of the members.
+        own: every member has its own batch.
     """
     if not isinstance(x, Tensor):
         raise DataError("augmentation needs inputs of one tensor; augment in the loader instead")
-    if not is_per_member(augment):
+    if not own and not is_per_member(augment):
         return augment(x, key)
-    return torch.stack(
-        [augment(x, hashed(key + member)) for member in range(first, first + members)]
-    )
+    batches = x if own else x.expand(len(members), *x.shape)
+    return torch.stack([augment(x, hashed(key + m)) for x, m in zip(batches, members, strict=True)])
 
 
 @registry.register("crop-flip")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import SubsetRandomSampler
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.random import derive, seeded
@@ -24,6 +24,7 @@ from shoal.data.batches.batch import (
     target_shape,
     targets_of,
 )
+from shoal.data.batches.orders import Orders, OwnSampler, member_batches
 
 __all__ = ["LoaderBatches"]
 
@@ -58,6 +59,8 @@ class LoaderBatches:
         check: refuses targets [B, ...] that do not fit the network.
         steps: total number of batches; None for whole epochs.
         whole: returns whether the network takes integers; see `as_inputs`.
+        gives_own: the loader was made for a dataset of points, of which each member may have
+            batches of its own.
 
     Attributes:
         input_range: smallest and largest value of the first batch.
@@ -74,7 +77,9 @@ class LoaderBatches:
         check: Callable[[Any], None] | None = None,
         steps: int | None = None,
         whole: Callable[[Tensor], bool] | None = None,
+        gives_own: bool = False,
     ) -> None:
+        self.gives_own = gives_own
         self.loader, self.seed, self.device = loader, seed, device
         self.dtype, self.check, self.steps, self.whole = dtype, check, steps, whole
         self.input_range: list[float] | None = None
@@ -92,6 +97,18 @@ class LoaderBatches:
         self._place = 0
         self._first: Any = None
         self._size = 0
+        self._members = 0
+
+    def for_members(self, own: range, common: int) -> "LoaderBatches":
+        """The same data with batches of their own for these members; see `gives_own`."""
+        dataset, size = self.loader.dataset, self.loader.batch_size  # pyright: ignore
+        orders = Orders(len(dataset), size, self.seed, own, common)
+        loader = DataLoader(dataset, batch_sampler=OwnSampler(orders))
+        other = LoaderBatches(
+            loader, self.seed, self.device, self.dtype, self.check, self.steps, self.whole
+        )
+        other._members, other.rounds = len(own), self.rounds
+        return other
 
     @property
     def n(self) -> int:
@@ -149,7 +166,8 @@ class LoaderBatches:
         if self._first is None:
             reading = self._open(0)
             self._first, self._reading = reading.peek(), reading
-        return self._pair(self._first, 0)
+        x, y = self._pair(self._first, 0)
+        return (x[0], y[0]) if self._members else (x, y)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch from number `start` on; earlier batches are read and dropped.
@@ -234,7 +252,8 @@ class LoaderBatches:
 
     def _pair(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
         x, y = self._checked(batch, step)
-        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        return member_batches(x, y, self._members) if self._members else (x, y)
 
     def _checked(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
         raw = raw_batch(batch, step)
@@ -349,10 +368,11 @@ def _length(what: Any) -> int | None:
 
 
 def _prepare(loader: Any, seed: int, epoch: int) -> None:
-    sampler = getattr(loader, "sampler", None)
-    for owner in (loader, sampler):
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    for owner in (loader, samplers[0]):
         random = getattr(owner, "generator", None)
         if isinstance(random, torch.Generator):
             random.manual_seed(seed)
-    if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(epoch)  # type: ignore[union-attr]
+    for sampler in samplers:
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)  # type: ignore[union-attr]

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +15,6 @@ from torch.utils.data import Dataset as TorchDataset
 
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque, is_batch_object
-from shoal.core.random import generator
 from shoal.core.structure import Inputs, Structured, is_structure, joined, parted
 from shoal.core.values import describe_value
 from shoal.data.batches.arrays import as_inputs, as_tensor, check_labels, check_range
@@ -29,6 +28,7 @@ from shoal.data.batches.batch import (
     targets_of,
 )
 from shoal.data.batches.loaders import LoaderBatches
+from shoal.data.batches.orders import Orders, member_batches
 from shoal.data.dataset import Dataset, Split
 
 __all__ = [
@@ -95,6 +95,8 @@ class ArrayBatches:
         drop_last: leave out a last batch that is not full.
         target_shape: shape of one data point's targets as they were given; a column of labels
             [N, 1] becomes y [N]. None if it is not known.
+        own: members that each have batches of their own; None for batches that all share.
+        common: number of points at the head of every batch that own batches have in common.
     """
 
     x: Tensor | Structured
@@ -103,6 +105,8 @@ class ArrayBatches:
     seed: int = 0
     drop_last: bool = False
     target_shape: tuple[int, ...] | None = None
+    own: range | None = None
+    common: int = 0
 
     def __post_init__(self) -> None:
         checked_size(self.batch_size)
@@ -123,20 +127,29 @@ class ArrayBatches:
         extra = 0 if self.drop_last else self.batch_size - 1
         return (self.n + extra) // self.batch_size
 
-    def first(self) -> tuple[Inputs, Targets]:
-        """The first batch of the first epoch."""
-        return next(self.batches(0))
+    @property
+    def orders(self) -> Orders:
+        """The orders in which the members see the data points."""
+        return Orders(self.n, self.batch_size, self.seed, self.own, self.common)
 
-    def order(self, epoch: int) -> Tensor:
-        """The data points in the order of one epoch [N], on the CPU."""
-        return torch.randperm(self.n, generator=generator(self.seed, "order", epoch))
+    def first(self) -> tuple[Inputs, Targets]:
+        """The first batch of the first epoch, as if all members shared it."""
+        return next(replace(self, own=None).batches(0))
+
+    def for_members(self, own: range, common: int) -> "ArrayBatches":
+        """The same data with batches of their own for these members."""
+        return replace(self, own=own, common=common)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch from number `start` on, in the order of the epoch."""
-        order = self.order(epoch).to(self.x.device)
+        order, width = self.orders(epoch).to(self.x.device), self.orders.width
         for step in range(start, self.steps_per_epoch):
-            rows = order[step * self.batch_size : (step + 1) * self.batch_size]
-            yield self.x[rows], self.y[rows]
+            yield self.at(order[step * width : (step + 1) * width])
+
+    def at(self, rows: Tensor) -> tuple[Inputs, Targets]:
+        """The batch of these rows; those of own batches come member by member."""
+        pair = self.x.index_select(0, rows), self.y.index_select(0, rows)
+        return pair if self.own is None else member_batches(*pair, len(self.own))
 
 
 def as_split(
@@ -200,16 +213,17 @@ def batches_of(
         whole: returns whether the network takes integers; see `as_inputs`.
         weight: weight of each data point [N], for arrays.
     """
+    points = False
     if isinstance(data, TensorDataset) and len(data.tensors) in (2, 3):
         data = data.tensors
     elif isinstance(data, TorchDataset):
-        shuffle = not isinstance(data, IterableDataset)
-        data = DataLoader(data, checked_size(batch_size), shuffle=shuffle)
+        points = not isinstance(data, IterableDataset)
+        data = DataLoader(data, checked_size(batch_size), shuffle=points)
     _refuse_points(data)
     if _is_loader(data):
         if weight is not None:
             raise DataError("a loader gives its own weights, as triples (x, y, weight)")
-        return LoaderBatches(data, seed, device, dtype, None, steps, whole)
+        return LoaderBatches(data, seed, device, dtype, None, steps, whole, points)
     split = as_split(data, dtype, whole, weight)
     if split.y is None:
         raise DataError("there are inputs but no targets; pass a pair (x, y)")

@@ -30,6 +30,21 @@ Move = Callable[[Any, Any, float | Tensor, Tensor], object]
 """One training step: (x, y, annealing, step)."""
 
 
+class Orders(Protocol):
+    """The rows of all steps of an epoch.
+
+    Attributes:
+        width: rows that one step takes, of all members.
+    """
+
+    @property
+    def width(self) -> int: ...
+
+    def __call__(self, epoch: int) -> Tensor:
+        """The rows, one step after another."""
+        ...
+
+
 class DataOnDevice(Protocol):
     """Data from which a captured step selects its batch; defines the order of each epoch.
 
@@ -58,8 +73,13 @@ class DataOnDevice(Protocol):
         """Batches in one epoch."""
         ...
 
-    def order(self, epoch: int) -> Tensor:
-        """The data points in the order of one epoch [N]."""
+    @property
+    def orders(self) -> Orders:
+        """The orders in which the members see the data points."""
+        ...
+
+    def at(self, rows: Tensor) -> tuple[Any, Any]:
+        """Inputs and targets of these rows."""
         ...
 
 
@@ -107,7 +127,7 @@ class CapturedSteps:
         self.move, self.batches, self.rate, self.annealed = move, batches, rate, annealed
         self.room = room
         self.pace = torch.tensor(pace, device=device, dtype=rate.dtype)
-        shape = batches.steps_per_epoch, batches.batch_size
+        shape = batches.steps_per_epoch, batches.orders.width
         self.order = torch.zeros(shape, dtype=torch.int64, device=device)
         # Position of the next batch in `order`, and the number of the next step.
         self.places = torch.zeros(2, dtype=torch.int64, device=device)
@@ -119,12 +139,12 @@ class CapturedSteps:
     def epoch(self, epoch: int, start: int, count: int, step: int) -> Iterator[None]:
         """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
         batches = self.batches
-        order = batches.order(epoch)[: self.order.numel()]
+        order = batches.orders(epoch)[: self.order.numel()]
         self.order.view(-1)[: len(order)].copy_(order)
         self.places.copy_(torch.tensor([start, step]))
         for number in range(start, start + count):
-            left = batches.n - number * batches.batch_size
-            self._step(min(batches.batch_size, left))
+            left = len(order) - number * batches.orders.width
+            self._step(min(batches.orders.width, left))
             yield
 
     def _step(self, size: int) -> None:
@@ -160,7 +180,7 @@ class CapturedSteps:
 
     def _body(self, size: int) -> None:
         rows, annealing, step = self._next(size)
-        x, y = self.batches.x.index_select(0, rows), self.batches.y.index_select(0, rows)
+        x, y = self.batches.at(rows)
         self.move(x, y, annealing if self.annealed else 1.0, step)
 
     def _next(self, size: int) -> tuple[Tensor, Tensor, Tensor]:

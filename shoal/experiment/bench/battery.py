@@ -94,6 +94,7 @@ class Case:
         device: device to train on.
         points: data points N.
         lr: learning rate.
+        batches: "common" or "own".
     """
 
     network: Network
@@ -104,6 +105,7 @@ class Case:
     device: torch.device
     points: int
     lr: float = 1e-3
+    batches: str = "common"
 
     @property
     def weights(self) -> int:
@@ -155,7 +157,7 @@ def trainer(
     options = dict(
         method=chosen, legacy=legacy, strength=strength, prior=prior, likelihood="categorical",
         optimizer=case.optimizer, lr=case.lr, batch_size=case.batch_size, steps=steps,
-        precision=case.precision, engine=engine,
+        precision=case.precision, engine=engine, batches=case.batches,
     )  # fmt: skip
     settings = Settings.resolve(Options.of(options))
     ensemble.train()
@@ -386,6 +388,7 @@ class Contestant:
             "legacy": self.legacy,
             "members": case.members,
             "batch_size": case.batch_size,
+            "batches": case.batches,
             "weights": case.weights,
             "precision": case.precision,
             "optimizer": case.optimizer,

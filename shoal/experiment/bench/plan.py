@@ -39,6 +39,7 @@ class BenchPlan:
         seconds: seconds per row of the table.
         quick: less data, to check that everything runs.
         predict: time predictions instead of training steps.
+        batches: "common" or "own".
     """
 
     device: str
@@ -52,6 +53,7 @@ class BenchPlan:
     seconds: float = 5.0
     quick: bool = False
     predict: bool = False
+    batches: str = "common"
 
     @classmethod
     def of(cls, options: Namespace) -> "BenchPlan":
@@ -80,6 +82,7 @@ class BenchPlan:
             options.seconds or (0.2 if options.quick else _SECONDS[kind]),
             options.quick,
             options.predict,
+            options.batches,
         )
 
     def batteries(self) -> list[list[Contestant]]:
@@ -117,6 +120,7 @@ class BenchPlan:
             optimizer=self.optimizer,
             device=torch.device(self.device),
             points=points or batches * self.batch_size,
+            batches=self.batches,
         )
 
     def whole_training(self) -> list[Case]:

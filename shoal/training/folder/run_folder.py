@@ -264,7 +264,7 @@ _CONFIG_CHECKS: dict[str, Check] = {
     **dict.fromkeys(("keep_every", "frozen", "patience"), _WHOLE),
     **dict.fromkeys(("strength", "lr", "temperature", "noise", "clip"), _NUMBER),
     **dict.fromkeys(("legacy", "calibrated"), _FLAG),
-    **dict.fromkeys(("precision", "engine", "keep"), _TEXT),
+    **dict.fromkeys(("precision", "engine", "keep", "batches"), _TEXT),
     "validation": ("a share or a table", lambda v: _is_number(v) or isinstance(v, dict)),
     "adversarial": _TABLE,
     "asked": ("a table with a method", lambda v: isinstance(v, dict) and _is_spec(v.get("method"))),

@@ -84,6 +84,10 @@ class Trainer:
         self.mover = Mover(
             ensemble, settings, repulsion, likelihood, targets, batches.n, self.steps, mesh
         )
+        if settings.options.batches == "own":
+            moving = self.mover.moving
+            own = range(moving.first, moving.first + moving.members)
+            self.batches = batches.for_members(own, settings.common_points)
         self.ensemble, self.settings, self.mesh = ensemble, settings, mesh
         self.step = 0
         self.rows: list[dict[str, Any]] = []

@@ -65,7 +65,7 @@ class InParts(Around):
         for part in parts.changed():
             places = places_of(part, ensemble)
             drive = whole.of_members(places)
-            live = drive.forward(part, x[places] if context.own_inputs else x)
+            live = drive.forward(part, _inputs_of(x, places, context))
             passed.append(live.detached())
             if context.compares_passes and result is None:
                 together = PassResult.joined([passed[0], *later])
@@ -163,9 +163,15 @@ def _later_passes(whole: Drive, ensemble: Ensemble, parts: Parts, x: Inputs) -> 
     plain, passed = whole.within(adversarial=None), []
     with torch.set_grad_enabled(whole.context.base == "gradients"):
         for part in parts.others():
-            drive = plain.of_members(places_of(part, ensemble))
-            passed.append(drive.forward(part.without_side_effects(), x, live=False).detached())
+            places = places_of(part, ensemble)
+            drive, shown = plain.of_members(places), _inputs_of(x, places, whole.context)
+            passed.append(drive.forward(part.without_side_effects(), shown, live=False).detached())
     return passed
+
+
+def _inputs_of(x: Inputs, places: slice, context: StepContext) -> Inputs:
+    """The inputs of some members."""
+    return x[places] if context.own_inputs else x
 
 
 def _concatenated(heads: list, names: Iterable[str]) -> Tree:

@@ -80,7 +80,9 @@ class WithFrozen(Around):
             return None
         # Weights [M, B] are those of the members that train.
         y = passes.y.y if isinstance(passes.y, MemberWeighted) else passes.y
-        plain = passes.within(y, adversarial=None)
+        if context.own_inputs:  # frozen members have no batch: they are seen at the first one
+            x, y = x[0], y[0]
+        plain = passes.within(y, adversarial=None, own_inputs=False, own_targets=False)
         if passes.rows is not None:  # evaluation mode: rows do not depend on the rest of the batch
             plain, x = replace(plain, rows=None, y=y[passes.rows]), x[passes.rows]
         if passes.points is not None and not context.shares_drives:  # the batch is not needed

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.random import key
-from shoal.core.structure import Inputs
+from shoal.core.structure import Inputs, points_in
 from shoal.core.types import Tree
 from shoal.data.batches.augment import augmented, is_per_member
 from shoal.data.batches.batch import Targets
@@ -112,7 +112,9 @@ class Mover:
             adversarial=settings.adversarial,
             seed=options.seed,
             stages=self._stages(),
-            own_inputs=is_per_member(settings.augment),
+            own_inputs=is_per_member(settings.augment) or options.batches == "own",
+            own_targets=options.batches == "own",
+            common=settings.common_points,
             members=members_of(self.frozen, mesh),
         )
         self.steps = self._make_steps()
@@ -130,7 +132,8 @@ class Mover:
     @property
     def trial_context(self) -> StepContext:
         """The context of steps that are tried out: by this process alone, on a common batch."""
-        return replace(self.context, own_inputs=False, members=members_of(self.frozen))
+        members = members_of(self.frozen)
+        return replace(self.context, own_inputs=False, own_targets=False, common=0, members=members)
 
     @property
     def posterior(self) -> Posterior:
@@ -167,12 +170,14 @@ class Mover:
         if settings.augment is not None:
             random = key(settings.options.seed, "augment", step, x.device)
             first = 0 if self.mesh is None else self.mesh.own.start
-            x = augmented(settings.augment, x, random, moving.members, first)
+            members = range(first, first + moving.members)
+            x = augmented(settings.augment, x, random, members, context.own_targets)
         info = self.steps.step(context.at(step, annealing, self.memory.mapping), (x, y))
         if info.statistics is not None:
             posterior = context.posterior
             share = posterior.n / self.points
-            posterior.likelihood.learn(info.statistics, len(y) * share, posterior.n)
+            count = points_in(y, context.own_targets) * share
+            posterior.likelihood.learn(info.statistics, count, posterior.n)
         moving.alive.copy_(info.alive)
         return info
 

@@ -157,7 +157,8 @@ class StepMemory:
 
     def _coordinates(self, context: StepContext, x: Inputs) -> int:
         """Bytes of input gradients, and of inputs of their own, of all members."""
-        per_member = (context.base == "gradients") + is_per_member(self.settings.augment)
+        own = self.settings.options.batches == "own" or is_per_member(self.settings.augment)
+        per_member = (context.base == "gradients") + own
         return self.moving.members * per_member * bytes_of(tensors_in(x))
 
     @property

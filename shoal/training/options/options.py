@@ -220,7 +220,13 @@ class Options:
         None, "number of passes over the data (20); `steps` replaces it.", whole, excludes="steps"
     )
     steps: int | None = option(None, "number of batches to train on.", whole, excludes="epochs")
-    batch_size: int = option(128, "data points per batch; all members share a batch.", whole)
+    batch_size: int = option(128, "data points per batch.", whole)
+    batches: str = option(
+        "common",
+        '"common": all members see the same batches; "own": every member has its own order of the '
+        "data points and its own augmentation, as in an ensemble of networks trained alone.",
+        one_of("common", "own"),
+    )
     validation: float | None = option(
         None,
         "share of the training data to hold out, such as 0.1, drawn by the seed; in Python also a "
@@ -398,6 +404,7 @@ class StepOptions(TypedDict, total=False):
 class _LoopOptions(StepOptions, total=False):
     """Options of a training loop that every call takes."""
 
+    batches: str
     keep: str | None
     annealing: Any
     adversarial: "Adversarial | float | Mapping[str, Any] | None"

@@ -1,5 +1,6 @@
 """Settings: the options of a run, and the objects that the options describe."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Real
@@ -36,6 +37,9 @@ from shoal.training.options.schedules import Schedule, schedules
 from shoal.training.options.torch_schedules import Plateau, as_schedule
 
 __all__ = ["REGISTRIES", "Settings", "spec_of"]
+
+COMMON_SHARE = 0.25
+"""Share of own batches that members have in common, if their outputs are compared there."""
 
 
 def made_by(registry: Registry, *signs: str, optional: bool = False) -> Any:
@@ -116,6 +120,8 @@ class Settings:
             )
         if augmentations.is_per_member(self.augment):
             self._check_own_inputs()
+        if self.options.batches == "own":
+            self._check_own_batches()
         if self.options.frozen:
             self._check_frozen()
 
@@ -125,6 +131,15 @@ class Settings:
         repulsion = self.method.repulsion
         compared = repulsion is not None and repulsion.space.base != "weights"
         return compared or isinstance(self.prior, FunctionalPrior)
+
+    @property
+    def common_points(self) -> int:
+        """Points that own batches have in common: where outputs are compared, if not elsewhere."""
+        repulsion = self.method.repulsion
+        if self.options.batches != "own" or repulsion is None or repulsion.space.base != "outputs":
+            return 0
+        here = isinstance(repulsion.points, points.Batch)
+        return math.ceil(COMMON_SHARE * self.options.batch_size) if here else 0
 
     def _check_own_inputs(self) -> None:
         if self.compares_outputs:
@@ -136,6 +151,19 @@ class Settings:
             raise ConfigError(
                 "adversarial training needs inputs that members share; leave per_member out"
             )
+
+    def _check_own_batches(self) -> None:
+        repulsion = self.method.repulsion
+        mixes = repulsion is not None and isinstance(repulsion.flow, Stein)
+        reasons = {
+            "a prior on functions": isinstance(self.prior, FunctionalPrior),
+            "adversarial training": self.adversarial is not None,
+            f"'{self.method.name}'": mixes and self.compares_outputs,
+            "a Stein flow beside frozen members": mixes and self.options.frozen > 0,
+        }
+        for what, needed in reasons.items():
+            if needed:
+                raise ConfigError(f"{what} needs batches that members share; type batches='common'")
 
     def _check_frozen(self) -> None:
         repulsion = self.method.repulsion

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.differentiate import pull_back
-from shoal.core.structure import Inputs, MemberWeighted, joined
+from shoal.core.structure import Inputs, MemberWeighted, joined, points_in
 from shoal.core.tree import add_scaled, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
@@ -183,6 +183,7 @@ class StepContext(PassContext):
         stages: the arithmetic stages, compiled or not.
         own_inputs: every member has its own inputs [M, B, ...].
         own_targets: every member has its own targets [M, B, ...].
+        common: number of points at the head of own batches at which outputs are compared.
         members: the members of the step, wherever they live.
     """
 
@@ -193,6 +194,7 @@ class StepContext(PassContext):
     stages: Stages = Stages()
     own_inputs: bool = False
     own_targets: bool = False
+    common: int = 0
     members: Members = OnDevice()
 
     def at(
@@ -293,7 +295,7 @@ class Drive:
         likelihood, batch = context.posterior.likelihood, (x, self.y)
         return forward_with_gradients(
             ensemble, batch, likelihood, repulsion.space, context, live=live, part=part,
-            points=points,
+            points=points, own=context.own_targets,
         )  # fmt: skip
 
     def _forward_outputs(self, ensemble: Ensemble, x: Inputs) -> PassResult:
@@ -301,8 +303,10 @@ class Drive:
         context, points = self.context, self.points
         how = context.seed, context.step
         shown, apart = self._member_inputs(ensemble, x)
-        if points is None:
-            return PassResult(shown, ensemble(shown, context.mapping, apart, *how))
+        if points is None or points.leading:
+            outputs = ensemble(shown, context.mapping, apart, *how)
+            at_points = None if points is None else outputs[:, : len(points.rows)]
+            return PassResult(shown, outputs, at_points=at_points)
         whole = None if apart or _normalises(ensemble) else joined([x, points.x])
         if isinstance(whole, type(x)):
             outputs = ensemble(whole, context.mapping, False, *how)
@@ -344,7 +348,8 @@ class Drive:
         with rough_products(ensemble.compute):
             weight, counted = point_weights(self.y), None
             if self.points is not None:
-                weight, counted = None, len(self.y) if weight is None else weight.sum()
+                count = points_in(self.y, context.own_targets)
+                weight, counted = None, count if weight is None else weight.sum()
             if weight is not None and self.rows is not None:
                 weight = weight[self.rows]
             pushed = context.stages.gradient_stage(

@@ -16,7 +16,7 @@ from torch import Tensor
 from shoal.core.differentiate import pull_back
 from shoal.core.errors import ConfigError
 from shoal.core.random import key
-from shoal.core.structure import Inputs
+from shoal.core.structure import Inputs, points_in, rows_of
 from shoal.core.tree import add_scaled, member_norms
 from shoal.core.types import Tree
 from shoal.engine.resources.plan import has_batch_norm, has_convolutions
@@ -53,8 +53,10 @@ def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Inputs) -> tuple[Out
     """The drive of the whole batch, and the push of a batch fraction."""
     context, repulsion = drive.context, drive.context.repulsion
     assert repulsion is not None, "without repulsion there is no batch fraction"
-    rows, rest = random_rows(share_of(repulsion), len(x), context.seed, context.step, x.device)
-    share = len(rows) / len(x)
+    own = context.own_inputs
+    count = points_in(x, own)
+    rows, rest = random_rows(share_of(repulsion), count, context.seed, context.step, x.device)
+    share = len(rows) / count
     counted = share if repulsion.per == "batch" else 1.0
     repulsion = replace(repulsion, strength=counted * repulsion.strength)
     drive = drive.within(repulsion=repulsion)
@@ -63,13 +65,15 @@ def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Inputs) -> tuple[Out
     if not _divisible(drive, ensemble):
         if _drops_out(ensemble) or _reads_the_batch(drive, ensemble, x):
             order = torch.cat([rows, rest])
-            first = replace(drive.within(y=drive.y[order]), rows=slice(len(rows)))
-            return first(ensemble, x[order])
+            first = replace(drive.within(y=rows_of(drive.y, order, own)), rows=slice(len(rows)))
+            return first(ensemble, rows_of(x, order, own))
         return replace(drive, rows=rows)(ensemble, x)
-    part = drive.within(y=drive.y[rows], annealing=share * context.annealing)
-    left = drive.within(y=drive.y[rest], annealing=(1 - share) * context.annealing, repulsion=None)
-    pushed, velocity = part(ensemble, x[rows])
-    result, driven = left(ensemble, x[rest])
+    part = drive.within(y=rows_of(drive.y, rows, own), annealing=share * context.annealing)
+    left = drive.within(
+        y=rows_of(drive.y, rest, own), annealing=(1 - share) * context.annealing, repulsion=None
+    )
+    pushed, velocity = part(ensemble, rows_of(x, rows, own))
+    result, driven = left(ensemble, rows_of(x, rest, own))
     loss = share * pushed.loss + (1 - share) * result.loss
     head = None if pushed.head is None else {n: t + driven[n] for n, t in pushed.head.items()}
     pushed = pushed._replace(loss=loss, alive=result.alive & pushed.alive, head=head)
@@ -180,14 +184,15 @@ def _with_neighbours(
 def _points(context: StepContext, x: Inputs) -> Drawn | None:
     """The points of this step at which members are compared; None for the batch."""
     repulsion = context.repulsion
-    if repulsion is None or isinstance(repulsion.points, SameBatch):
+    if repulsion is None or repulsion.space.base == "weights":
         return None
-    if context.own_inputs:
-        raise ConfigError(
-            "points are inputs that members share, but members have batches of their own; leave "
-            "points out, or give a common batch"
-        )
-    return repulsion.points.draw(x, key(context.seed, "points", context.step, x.device))
+    if not isinstance(repulsion.points, SameBatch):
+        seen = x[0] if context.own_inputs else x
+        return repulsion.points.draw(seen, key(context.seed, "points", context.step, x.device))
+    if not context.common or repulsion.space.base != "outputs":
+        return None
+    count = min(context.common, points_in(x, own=True))
+    return Drawn(x[0][:count], torch.arange(count, device=x.device), leading=True)
 
 
 def head_lengths(ensemble: Ensemble, drive: Tree, velocity: Tree) -> tuple[Tensor, Tensor]:

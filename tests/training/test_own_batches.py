@@ -1,0 +1,247 @@
+"""Members with batches of their own: an ensemble of networks that were trained alone."""
+
+import pytest
+import torch
+from small_runs import (
+    BATCH,
+    CLASSES,
+    Fuse,
+    assert_equal_trees,
+    assert_one_sentence,
+    assert_same_run,
+    both,
+    differ,
+    frozen,
+    normed,
+    plain,
+    points,
+    quick,
+    shoal_of,
+)
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from triton_ready import needs_gpu
+
+import shoal
+from shoal.core.errors import ConfigError, ShoalWarning
+from shoal.core.random import key
+from shoal.data.batches.augment import CropFlip, augmented
+from shoal.data.batches.orders import Orders
+from shoal.training.options import settings as settings_module
+
+MEMBERS, EPOCHS, RATE, STD = 5, 3, 0.1, 0.7
+SIZES = 3 * [BATCH] + [7]  # the last batch of 37 points is smaller
+N = sum(SIZES)
+SGD = {"optimizer": "sgd", "lr": RATE, "prior": {"name": "gaussian", "std": STD}}
+
+
+def own(build=plain, data=None, members=MEMBERS, **options):
+    """A run with batches of their own, in float64."""
+    data = points(N) if data is None else data
+    options = {"epochs": EPOCHS, "precision": "float64", "batches": "own"} | options
+    return quick(shoal_of(build, members), data, **options)
+
+
+def alone(build, x, y, loss, weight=None, change=lambda x, member, step: x):
+    """The members of `own`, each trained by itself in a loop of torch."""
+    orders = Orders(N, BATCH, own=range(MEMBERS))
+    trained = []
+    for member, network in enumerate(shoal_of(build, MEMBERS).to("cpu", torch.float64)):
+        optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
+        network.train()
+        step = 0
+        for epoch in range(EPOCHS):
+            for rows in orders(epoch).split(orders.width):
+                mine = rows.reshape(MEMBERS, -1)[member]
+                each = loss(network(change(x[mine], member, step)), y[mine])
+                each = each if weight is None else each * weight[mine]
+                total = N if weight is None else weight.sum()
+                counted = len(mine) if weight is None else weight[mine].sum()
+                squares = sum(p.square().sum() for p in network.parameters())
+                optimizer.zero_grad()
+                (each.sum() / counted + squares / (2 * STD**2 * total)).backward()
+                optimizer.step()
+                step += 1
+        trained.append(network)
+    return trained
+
+
+def assert_trained_alone(run, networks):
+    for member, network in enumerate(networks):
+        mine = run.ensemble[member].state_dict()
+        for name, tensor in network.state_dict().items():
+            torch.testing.assert_close(mine[name], tensor, rtol=0, atol=1e-10, msg=name)
+
+
+ENGINES = [{"engine": "vmap"}, {"engine": "loop"}, {"engine": "chunk:2"}, {"resident": 2}]
+
+
+@pytest.mark.parametrize("how", ENGINES, ids=str)
+@pytest.mark.parametrize("build", [plain, normed])
+def test_a_plain_ensemble_is_networks_trained_alone(build, how):
+    x, y = points(N)
+    networks = alone(build, x.double(), y, lambda f, t: F.cross_entropy(f, t, reduction="none"))
+    assert_trained_alone(own(build, method="ensemble", **SGD, **how), networks)
+
+
+def test_so_it_is_with_weights_of_points():
+    x, y = points(N)
+    weight = torch.arange(N) % 4 / 2.0
+    loss = lambda f, t: F.cross_entropy(f, t, reduction="none")  # noqa: E731
+    run = own(method="ensemble", sample_weight=weight, **SGD)
+    assert_trained_alone(run, alone(plain, x.double(), y, loss, weight.double()))
+
+
+@pytest.mark.parametrize("columns", [(), (1,), (2,)], ids=["[N]", "[N, 1]", "[N, 2]"])
+def test_so_it_is_with_numbers_as_targets(columns):
+    x, _ = points(N)
+    y = torch.sin(x[:, :2] if columns == (2,) else x[:, :1]).reshape(N, *columns)
+    outputs = 2 if columns == (2,) else 1
+    build = lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, outputs))  # noqa: E731
+
+    def loss(f, t):
+        return 0.5 * ((f - t.reshape(f.shape)) / 0.5).square().sum(1)
+
+    fixed = shoal.likelihoods.Gaussian(noise_std=0.5)
+    run = own(build, (x, y), method="ensemble", likelihood=fixed, **SGD)
+    assert_trained_alone(run, alone(build, x.double(), y.double(), loss))
+
+
+def test_every_member_has_its_own_augmentation():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 1, 4, 4, generator=generator, dtype=torch.float64)
+    y = torch.arange(N) % CLASSES
+    build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES))  # noqa: E731
+    crop = CropFlip(padding=1)
+
+    def change(x, member, step):
+        return augmented(crop, x[None], key(0, "augment", step), range(member, member + 1), True)[0]
+
+    loss = lambda f, t: F.cross_entropy(f, t, reduction="none")  # noqa: E731
+    run = own(build, (x, y), method="ensemble", augment=crop, **SGD)
+    assert_trained_alone(run, alone(build, x, y, loss, change=change))
+
+
+METHODS = ["kde", "svgd", "f-kde", "forde", {"name": "forde", "fraction": 0.5}]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_every_engine_gives_the_same_members(method):
+    build = plain if method == "svgd" else both
+    first = frozen(own(build, method=method, strength=20.0, engine="vmap").ensemble)
+    for how in ENGINES[1:]:
+        run = own(build, method=method, strength=20.0, **how)
+        torch.testing.assert_close(frozen(run.ensemble), first, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["ensemble", *METHODS], ids=str)
+def test_batches_that_are_common_to_the_last_point_are_common_batches(method, monkeypatch):
+    whole = property(lambda settings: BATCH * (settings.options.batches == "own"))
+    monkeypatch.setattr(settings_module.Settings, "common_points", whole)
+    options = SGD | ({} if method == "ensemble" else {"strength": 20.0})
+    run, common = (
+        own(normed, method=method, batches=each, **options) for each in ("own", "common")
+    )
+    torch.testing.assert_close(frozen(run.ensemble), frozen(common.ensemble), rtol=0, atol=1e-12)
+
+
+def test_a_member_sees_every_point_once_per_epoch_and_the_head_of_each_batch_is_common():
+    for common in (0, 3, BATCH):
+        orders = Orders(N, BATCH, seed=1, own=range(2, 5), common=common)
+        steps = [rows.reshape(3, -1) for rows in orders(4).split(orders.width)]
+        assert [rows.shape[1] for rows in steps] == SIZES
+        for member in torch.cat(steps, 1):
+            assert sorted(member.tolist()) == list(range(N))
+        heads = [rows[:, :common] for rows in steps]
+        assert all((head == head[0]).all() for head in heads)
+        assert common == BATCH or not any(
+            (rows[:, common:] == rows[0, common:]).all() for rows in steps
+        )
+
+
+def test_a_member_does_not_depend_on_how_many_there_are():
+    three, five = own(method="ensemble", members=3), own(method="ensemble")
+    few, many = frozen(three.ensemble), frozen(five.ensemble)
+    torch.testing.assert_close(few, {name: t[:3] for name, t in many.items()}, rtol=0, atol=1e-12)
+    assert differ(frozen(own(method="ensemble", batches="common").ensemble), many)
+
+
+@pytest.mark.parametrize("method", ["ensemble", "f-kde", "forde"])
+def test_a_resumed_run_is_the_same_to_the_last_bit(method, tmp_path):
+    options = {"method": method, "save_every": 0}
+    whole = own(both, out=tmp_path / "one", schedule=Fuse(), **options)
+    with pytest.raises(Fuse.Blown):
+        own(both, out=tmp_path / "two", schedule=Fuse(6), **options)
+    again = own(both, out=tmp_path / "two", schedule=Fuse(), resume=True, **options)
+    assert_same_run(again, whole)
+    assert shoal.load(tmp_path / "two", both).config["batches"] == "own"
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Points one by one, as a user's own dataset gives them."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], int(self.y[index])
+
+
+def test_a_dataset_gives_the_batches_of_arrays():
+    run = own(data=Pairs(*points(N)), method="f-kde")
+    assert_equal_trees(frozen(run.ensemble), frozen(own(method="f-kde").ensemble))
+
+
+def test_inputs_may_be_structures():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, CLASSES), nn.Linear(3, CLASSES)
+
+        def forward(self, a, b):
+            return self.a(a) + self.b(b).tanh()
+
+    (x, y), first = points(N), None
+    for how in ENGINES:
+        run = own(Two, ({"a": x, "b": x**2}, y), method="f-kde", **how)
+        first = first or frozen(run.ensemble)
+        torch.testing.assert_close(frozen(run.ensemble), first, rtol=0, atol=1e-10)
+
+
+def test_a_grown_run_has_batches_of_its_own():
+    run = own(method="kde", members=2)
+    grown = shoal.grow(run, 2, data=points(N), progress=False)
+    assert grown.config["batches"] == "own" and grown.ensemble.members == 4
+
+
+def test_a_loader_gives_common_batches_and_the_run_says_so():
+    loader = DataLoader(TensorDataset(*points(N)), BATCH)
+    with pytest.warns(ShoalWarning, match="arrays or a torch Dataset"):
+        run = own(data=loader, method="ensemble")
+    assert run.config["batches"] == "common"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "f-svgd"}, {"prior": "function-space"}, {"adversarial": 0.1}],
+    ids=str,
+)
+def test_what_needs_common_batches_says_so(options):
+    with pytest.raises(ConfigError, match="batches='common'") as error:
+        own(**options)
+    assert_one_sentence(error.value)
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["ensemble", "kde", "svgd", "f-kde", "forde"])
+def test_captured_steps_are_those_of_the_loop(method):
+    options = {"method": method, "device": "cuda", "epochs": 6} | SGD
+    captured = own(normed, **options)
+    torch.testing.assert_close(
+        frozen(captured.ensemble), frozen(own(normed, engine="loop", **options).ensemble),
+        rtol=0, atol=1e-9,
+    )  # fmt: skip
