@@ -50,20 +50,22 @@ class Orders:
         if self.own is None:
             return shared
         orders = torch.stack([self._of_member(epoch, member, shared) for member in self.own])
-        return torch.cat([part.flatten() for part in orders.split(self.batch_size, 1)])
+        full = self.n - self.n % self.batch_size
+        steps = orders[:, :full].unflatten(1, (-1, self.batch_size)).transpose(0, 1)
+        return torch.cat([steps.flatten(), orders[:, full:].flatten()])
 
     def _of_member(self, epoch: int, member: int, shared: Tensor) -> Tensor:
         """The order of one member [N]; the head of each batch is that of the shared order."""
-        sizes = [len(part) for part in shared.split(self.batch_size)]
-        heads = [min(self.common, size) for size in sizes]
-        rest = shared[sum(heads) :]
         random = generator(self.seed, "order", epoch, member)
-        rest = rest[torch.randperm(len(rest), generator=random)]
         if not self.common:
-            return rest
-        tails = [size - head for size, head in zip(sizes, heads, strict=True)]
-        parts = zip(shared[: sum(heads)].split(heads), rest.split(tails), strict=True)
-        return torch.cat([each for pair in parts for each in pair])
+            return torch.randperm(self.n, generator=random)
+        steps, left = divmod(self.n, self.batch_size)
+        head, tail = self.common, self.batch_size - self.common
+        heads, last = shared[: steps * head], shared[steps * head :][: min(head, left)]
+        rest = shared[len(heads) + len(last) :]
+        rest = rest[torch.randperm(len(rest), generator=random)]
+        full = [heads.reshape(steps, head), rest[: steps * tail].reshape(steps, tail)]
+        return torch.cat([torch.cat(full, 1).flatten(), last, rest[steps * tail :]])
 
 
 def member_batches(x: Any, y: Any, members: int) -> tuple[Inputs, Targets]:

@@ -12,6 +12,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -135,11 +136,20 @@ class CapturedSteps:
         self.warm: dict[int, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.side = torch.cuda.Stream(device)
+        # The order of the next epoch is drawn while the device works.
+        self.drawing = ThreadPoolExecutor(1)
+        self.ahead: tuple[int, Future[Tensor]] = -1, Future()
+
+    def _order(self, epoch: int) -> Tensor:
+        known, ahead = self.ahead
+        order = ahead.result() if known == epoch else self.batches.orders(epoch)
+        self.ahead = epoch + 1, self.drawing.submit(self.batches.orders, epoch + 1)
+        return order
 
     def epoch(self, epoch: int, start: int, count: int, step: int) -> Iterator[None]:
         """Take `count` steps of an epoch, from batch number `start`; `step` is the run's."""
         batches = self.batches
-        order = batches.orders(epoch)[: self.order.numel()]
+        order = self._order(epoch)[: self.order.numel()]
         self.order.view(-1)[: len(order)].copy_(order)
         self.places.copy_(torch.tensor([start, step]))
         for number in range(start, start + count):
