@@ -127,6 +127,18 @@ class TestCategorical:
         assert found.all() and gradient.stride() == outputs.stride()
         assert (drive is gradient) == (factor == 1.0)
 
+    @pytest.mark.parametrize("shape", [(3, 7, 10), (2, 128, 10), (2, 30, 300)])
+    def test_members_may_have_labels_of_their_own(self, shape):
+        outputs, y, alive = self.problem(*shape, True)
+        labels = torch.stack([(y + member) % shape[2] for member in range(shape[0])])
+        assert fused.likelihood_kernels.takes(outputs, labels)
+        found = fused.likelihood_kernels.categorical(outputs, labels, alive, 0.5, apart=False)
+        for member, mine in enumerate(labels):
+            one = slice(member, member + 1)
+            alone = fused.likelihood_kernels.categorical(outputs[one], mine, alive[one], 0.5, False)
+            for whole, part in zip(found, alone, strict=True):
+                assert torch.equal(whole[one], part)
+
     @pytest.mark.parametrize("value", [NAN, INF, -INF])
     def test_a_diverged_member_stays_alone(self, value):
         outputs, y, alive = self.problem(4, 9, 3, True)

@@ -59,11 +59,12 @@ def _tile(
 @triton.jit
 def _categorical_kernel(
     outputs, labels, alive, loss, alive_out, gradient, drive, lengths, factor,
-    points, classes, by_member, by_point, by_class,
+    points, classes, by_member, by_point, by_class, labels_by_member,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, POINTER: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0)
     first = member.to(tl.int64) * by_member
+    labels += member * labels_by_member
     scale = tl.load(factor).to(tl.float32) if POINTER else factor
     total = tl.zeros((ROWS,), tl.float32)
     for start in range(0, points, ROWS):
@@ -99,8 +100,10 @@ def _categorical_kernel(
 
 
 def takes(outputs: Tensor, y: Tensor) -> bool:
-    """Whether the kernel takes these outputs and labels: [M, B, C] dense, [B] whole numbers."""
-    if outputs.ndim != 3 or y.ndim != 1 or y.is_floating_point() or len(y) != outputs.shape[1]:
+    """Whether the kernel takes these outputs [M, B, C], dense, and whole labels [B] or [M, B]."""
+    if outputs.ndim != 3 or y.is_floating_point():
+        return False
+    if y.shape not in (outputs.shape[1:2], outputs.shape[:2]):
         return False
     dense = outputs.is_contiguous() or outputs.mT.is_contiguous()
     size = outputs.shape[1] * triton.next_power_of_2(outputs.shape[2])
@@ -114,7 +117,7 @@ def categorical(
 
     Args:
         outputs: [M, B, C], see `takes`.
-        y: labels [B].
+        y: labels [B], or [M, B] of members with batches of their own.
         alive: finite members [M].
         factor: of the drive.
         apart: the drive has memory of its own, also for the factor 1.
@@ -130,7 +133,7 @@ def categorical(
     launch: Any = _categorical_kernel[(members,)]
     launch(
         outputs, y.contiguous(), alive, small[0], sound, gradient, drive, small[1], factor,
-        points, classes, *outputs.stride(),
+        points, classes, *outputs.stride(), 0 if y.ndim == 1 else points,
         ROWS=rows, COLUMNS=columns, POINTER=isinstance(factor, Tensor), APART=apart, num_warps=4,
     )  # fmt: skip
     return CategoricalResult(small[0], sound, gradient, drive, small[1])
