@@ -125,7 +125,7 @@ def fit(
         check_trunk(processes, ensemble, options)
         resume, choice = resume or restarted(), None
         seen = look(ensemble, settings.likelihood, batches, data, likelihood is not None)
-        seen = (*told, *seen)
+        seen = [*told, *seen]
         if processes is None or processes.first:
             warn(seen, RunFolder(Path(out)).told() if out is not None and resume else ())
         if is_open(options):
