@@ -83,10 +83,11 @@ class TrackedInputs:
         tracked = tracked_input(one, name)
         if tracked is not None:
             name = tracked[0]
-            whole = x if own else x.expand(ensemble.members, *x.shape)  # type: ignore[union-attr]
             if isinstance(x, Tensor):
-                return cls(whole.detach().requires_grad_())
+                each = x if own else x.expand(ensemble.members, *x.shape)
+                return cls(each.detach().requires_grad_())
             assert isinstance(x, Structured)
+            whole = x if own else x.expand(ensemble.members)
             copies = whole.tensors[name].detach().requires_grad_()
             return cls(whole.replaced(name, copies), None, name)
         probes = []
