@@ -72,6 +72,13 @@ ODD: dict[str, Callable[[], Any]] = {
 }
 
 
+FUNCTIONS = {
+    "annealing", "augment", "batches", "build", "callbacks", "compute", "estimator", "flow",
+    "bandwidth", "likelihood", "log_density", "loss", "networks", "schedule", "source",
+}  # fmt: skip
+"""Arguments that may be functions of the caller's own."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A public call with usual arguments; those that `fixed` names are not replaced."""
@@ -573,7 +580,11 @@ def _late(*_: Any) -> None:
 
 
 def outcome(case: Case, parameter: str, odd: str) -> tuple[str, str]:
-    """ "accepted", "refused" or "raw", and the line of the error."""
+    """What came of a call, and the line of its error.
+
+    Besides "accepted", "refused" and "raw": a count is "too large" for memory or time, or the
+    caller's "own function" raised an error, which passes as it is.
+    """
     usual = {name: value for name, value in case.usual.items() if value is not _SAME}
     arguments = {**usual, parameter: ODD[odd]()}
     signal.signal(signal.SIGALRM, _late)
@@ -585,6 +596,10 @@ def outcome(case: Case, parameter: str, odd: str) -> tuple[str, str]:
         one = text.strip() and "\n" not in text and len(text) < 700
         return ("refused", text) if one else ("raw", f"not one sentence: {text!r}")
     except Exception as error:
+        if odd == "2**62" and isinstance(error, (Late, RuntimeError, OverflowError, MemoryError)):
+            return "too large", named_line(error)
+        if odd in ("class", "function") and parameter in FUNCTIONS:
+            return "own function", named_line(error)
         return "raw", named_line(error)
     finally:
         signal.alarm(0)

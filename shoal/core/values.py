@@ -97,7 +97,8 @@ def _phrases(annotation: Any) -> Iterator[str]:
                 yield from _phrases(option)
     elif origin in (list, tuple):
         word = _WORDS.get(typing.get_origin(inner[0]) or inner[0], "values")
-        yield f"a list of {word.removeprefix('a ')}{'s' if word.startswith('a ') else ''}"
+        count = "" if origin is list or Ellipsis in inner else f"{len(inner)} "
+        yield f"a list of {count}{word.removeprefix('a ')}{'s' if word.startswith('a ') else ''}"
     else:
         plain = dict if origin is not None and issubclass(origin, Mapping) else annotation
         yield _WORDS.get(plain) or f"a {getattr(plain, '__name__', 'value')}"

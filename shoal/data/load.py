@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import checked, list_of, one_of, text, whole
+from shoal.core.arguments import path as path_of
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.optional import require
 from shoal.core.registry import nearest
@@ -208,6 +210,7 @@ def _corrupted(data: Dataset, keys: Mapping[str, Any], seed: int) -> Dataset:
     return with_corruptions(data, keys["corruptions"], files=files, seed=seed, **options)
 
 
+@checked(path=path_of, target=one_of("class", "value"), shape=list_of(whole), classes=list_of(text))
 def load_file(
     path: str | Path,
     target: str | None = None,
@@ -232,9 +235,8 @@ def load_file(
     """
     path = Path(path)
     if path.suffix.lower() not in READERS and os.path.isdir(path):
-        return read_images(path, shape, classes)
-    if target not in (None, "class", "value"):
-        raise ConfigError(f"target must be 'class' or 'value', not {target!r}")
+        sized = None if shape is None else tuple(shape)
+        return read_images(path, sized, None if classes is None else tuple(classes))
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(f"{path} ends in '{path.suffix}'; Shoal reads {', '.join(READERS)}")

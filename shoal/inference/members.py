@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from shoal.core.arguments import items
 from shoal.core.errors import ConfigError, DataError, ShoalWarning, first_line
 from shoal.core.random import derive, generators_restored, set_generators
 from shoal.core.storage.disk import machine_memory
@@ -248,7 +249,7 @@ def checked_networks(networks: Any) -> list[nn.Module]:
         raise ConfigError("wanted a list of networks, not one network; type: [network]")
     if isinstance(networks, str | bytes) or not isinstance(networks, Iterable):
         raise ConfigError(f"wanted a list of networks, not a {type(networks).__name__}")
-    listed = list(networks)
+    listed = items("networks", networks)
     if not listed:
         raise ConfigError("an ensemble needs at least one network, not an empty list")
     for index, module in enumerate(listed):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoal.core.arguments import items
 from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.storage.checkpoints import save_checkpoint, steps
 from shoal.core.storage.disk import checked_path, sweep
@@ -20,7 +21,7 @@ from shoal.core.storage.files import layout, sha256
 from shoal.core.storage.lock import FolderLock
 from shoal.core.storage.weight_files import difference, read_weights, renamed, weight_files
 from shoal.core.structure import parted
-from shoal.core.values import check_spec
+from shoal.core.values import check_spec, describe_value
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
 from shoal.data.dataset import Dataset, class_names
 from shoal.data.load import load as load_data
@@ -133,7 +134,7 @@ def _repeated(raised: Iterable[warnings.WarningMessage]) -> list[str]:
 def _builds(build: Build | Sequence[Build] | None) -> list[Build]:
     if build is None:
         return []
-    builds: list[Any] = [build] if callable(build) else list(build)
+    builds: list[Any] = [build] if callable(build) else items("build", build)
     for each in builds:
         if not callable(each) or isinstance(each, nn.Module):
             raise ConfigError(
@@ -147,7 +148,7 @@ def _modules(networks: Any, builds: Sequence[Build]) -> tuple[list[nn.Module], l
     """The networks, and the files that they come from; no files for networks in memory."""
     sources = [networks] if isinstance(networks, _PATH) else networks
     if isinstance(sources, Iterable) and not _is_network(sources):
-        sources = list(sources)
+        sources = items("networks", sources)
     if not isinstance(sources, list) or not any(isinstance(each, _PATH) for each in sources):
         return checked_networks(sources), []
     if not all(isinstance(each, _PATH) for each in sources):
@@ -237,7 +238,9 @@ def _likelihood(
         spec = dict(likelihood) if isinstance(likelihood, Mapping) else likelihood
         likelihood = likelihoods.registry.make(spec)
     if likelihood is not None and not hasattr(likelihood, "about"):
-        raise ConfigError(f"likelihood must be a name or a table of settings, not {likelihood!r}")
+        raise ConfigError(
+            f"likelihood must be a name or a table of settings, not {describe_value(likelihood)}"
+        )
     if likelihood is None and batches is not None:
         likelihood = default_likelihood(ensemble, batches)
     elif likelihood is None:

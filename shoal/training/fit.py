@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
+from shoal.core.arguments import flag
 from shoal.core.storage.disk import checked_path
 from shoal.data.batches.batch import rounded
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
@@ -96,6 +97,7 @@ def fit(
     Returns:
         The run, with the trained ensemble and its history.
     """
+    resume = flag("resume", resume)
     other = accepted(fit, FitOptions, more)
     options = Options.of(locals() | other)
     with full_precision():

@@ -1,8 +1,14 @@
 """`forces` returns the velocity of every member: the equation, without optimiser and loop."""
 
+from types import NoneType
+from typing import Any
+
 from torch import Tensor
 
+from shoal.core.arguments import anything, checked, instance_of, not_negative
+from shoal.core.errors import DataError
 from shoal.core.types import Tree
+from shoal.core.values import describe_value
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.posterior import Posterior
@@ -17,6 +23,26 @@ from shoal.training.step.velocity import velocity_of
 __all__ = ["forces"]
 
 
+def _annealing(name: str, value: Any) -> float | Tensor:
+    return value if isinstance(value, Tensor) and value.ndim == 0 else not_negative(name, value)
+
+
+def _batch(name: str, value: Any) -> Any:
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return value
+    raise DataError(f"{name} must be a pair (x, y) of tensors, not {describe_value(value)}")
+
+
+@checked(
+    ensemble=instance_of(Ensemble, "an Ensemble"),
+    posterior=instance_of(Posterior, "a Posterior(likelihood, prior, n)"),
+    repulsion=instance_of((Repulsion, NoneType), "a Repulsion, or None for a plain ensemble"),
+    adversarial=instance_of(Adversarial, "an Adversarial(epsilon)"),
+    annealing=_annealing,
+    batch=_batch,
+    frozen=instance_of(Ensemble, "an Ensemble"),
+    step=anything,
+)
 def forces(
     ensemble: Ensemble,
     posterior: Posterior,

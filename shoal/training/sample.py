@@ -7,8 +7,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoal.core.arguments import factor_or_none
+from shoal.core.arguments import (
+    checked,
+    factor_or_none,
+    from_user,
+    function,
+    not_negative,
+    positive,
+    whole_or_zero,
+)
 from shoal.core.errors import ConfigError, DataError
+from shoal.core.values import describe_value
 from shoal.inference.ensemble import Ensemble, Group
 from shoal.inference.likelihoods import Likelihood, Task
 from shoal.inference.posterior import Posterior
@@ -20,6 +29,8 @@ from shoal.training.options.noise import add_noise, check_noise
 from shoal.training.options.optim import make_optimizer, optimizer_table
 
 __all__ = ["sample"]
+
+ANNEALING = "a function of (step, steps) that returns a factor from 0 on"
 
 
 class _Particle(nn.Module):
@@ -44,6 +55,13 @@ class _Itself(Likelihood):
         return outputs.squeeze(-1)
 
 
+@checked(
+    log_density=function("a function of one particle [D] that returns its log density"),
+    steps=whole_or_zero,
+    lr=positive,
+    annealing=function(ANNEALING),
+    noise=factor_or_none,
+)
 def sample(
     log_density: Callable[[Tensor], Tensor],
     start: Tensor,
@@ -76,12 +94,16 @@ def sample(
     >>> bool(x[0] < -0.1) and bool(x[1] > 0.1)
     True
     """
-    if start.ndim != 2 or not len(start):
-        raise DataError(
-            f"start must be a tensor [M, D] with M of at least 1, not {tuple(start.shape)}"
-        )
-    noise = None if noise is None else factor_or_none("noise", noise)
+    if not isinstance(start, Tensor) or start.ndim != 2 or not start.numel():
+        came = describe_value(start)
+        raise DataError(f"start must be a tensor [M, D] with M and D of at least 1, not {came}")
+    if not start.is_floating_point() or not bool(start.isfinite().all()):
+        raise DataError("start must be finite real numbers; type start.float() for integers")
     method = get(method) if isinstance(method, str) else method
+    if not isinstance(method, Method | Repulsion):
+        raise ConfigError(
+            f"method must be a name, a Method or a Repulsion, not {describe_value(method)}"
+        )
     repulsion = method.repulsion if isinstance(method, Method) else method
     if repulsion is not None and repulsion.space.base != "weights":
         raise ConfigError(
@@ -89,11 +111,14 @@ def sample(
         )
     ensemble = Ensemble([Group.of([_Particle(x, log_density) for x in start])])
     posterior = Posterior(_Itself(), Flat(), n=1)
-    check_noise(noise, optimizer_table(optimizer), posterior.temperature)
-    stepper = make_optimizer(optimizer, ensemble.weights, lr)
+    table = optimizer_table(optimizer)
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"optimizer must be a name or a table, not {describe_value(table)}")
+    check_noise(noise, table, posterior.temperature)
+    stepper = make_optimizer(table, ensemble.weights, lr)
     nothing = torch.zeros(1, 1, device=start.device)
     for step in range(steps):
-        factor = 1.0 if annealing is None else annealing(step, steps)
+        factor = 1.0 if annealing is None else _factor(annealing, step, steps)
         velocity, info = forces(
             ensemble, posterior, repulsion, (nothing, nothing), annealing=factor
         )
@@ -103,3 +128,7 @@ def sample(
             add_noise(ensemble, stepper, heat, seed, step, info.alive)
         stepper.step()
     return ensemble.weights["x"].detach().clone()
+
+
+def _factor(annealing: Callable[[int, int], float], step: int, steps: int) -> float:
+    return not_negative("annealing", from_user("annealing", ANNEALING, annealing, step, steps))

@@ -11,6 +11,7 @@ from shoal.core.arguments import flag, not_negative, positive
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque
 from shoal.core.structure import Inputs, MemberWeighted, Structured, parted
+from shoal.core.values import describe_value
 from shoal.data.batches.batch import (
     Targets,
     inputs_of,
@@ -179,7 +180,11 @@ class Stepper:
         members = self.ensemble.members - self._options.frozen
         weight, per_member = raw.weight, None
         shape = tuple(getattr(weight, "shape", ()))
-        if shape == (members, len(raw.y)) and shape != tuple(getattr(raw.y, "shape", ())):
+        if (
+            len(shape) == 2
+            and shape == (members, len(raw.y))
+            and shape != tuple(getattr(raw.y, "shape", ()))
+        ):
             per_member, weight = torch.as_tensor(weight).to(self._where, self._dtype), None
         y = targets_of(raw.y, None, self._dtype, weight)
         if self._mover is not None and loss is None and y.device.type == "cpu":
@@ -308,6 +313,9 @@ class Stepper:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken, with the same settings."""
+        if not isinstance(state, Mapping) or not {"step", "tensors", "optimizer"} <= state.keys():
+            came = describe_value(state)
+            raise ConfigError(f"state must be what Stepper.state_dict() returned, not {came}")
         self.step = int(state["step"])
         self.ensemble.load_state(state["tensors"]["ensemble"])
         if state["optimizer"] is None:

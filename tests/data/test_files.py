@@ -281,7 +281,7 @@ def test_what_cannot_be_opened_is_a_storage_error(tmp_path):
 
 
 def test_an_unknown_target_is_a_config_error(save):
-    with pytest.raises(ConfigError, match="target must be 'class' or 'value', not 'label'"):
+    with pytest.raises(ConfigError, match="target must be 'class' or 'value'"):
         load_file(save("a.csv", "1,2\n"), target="label")
 
 

@@ -142,7 +142,7 @@ def test_a_table_of_lists_makes_a_target():
         (lambda: Funnel(std=-1.0), "std must be positive, not -1.0"),
         (lambda: Gaussian2D(covariance=((1.0, 2.0), (2.0, 1.0))), "symmetric positive definite"),
         (lambda: Gaussian2D(covariance=((1.0, 0.1), (0.2, 1.0))), "symmetric positive definite"),
-        (lambda: Gaussian2D(mean=(1.0, 2.0, 3.0)), "a mean of 2 numbers"),
+        (lambda: Gaussian2D(mean=(1.0, 2.0, 3.0)), "mean must be a list of 2 numbers"),
         (lambda: Mixture(weights=(0.5, 0.6, 0.2)), "weights must be positive and sum to one"),
         (lambda: Mixture(weights=(0.5, 0.5)), "as many weights as means"),
     ],

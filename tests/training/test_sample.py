@@ -387,7 +387,7 @@ def test_a_density_with_choices_in_it():
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3, 1), (0, 2)])
 def test_particles_are_a_matrix(shape):
-    with pytest.raises(DataError, match=r"\[M, D\] with M of at least 1"):
+    with pytest.raises(DataError, match=r"\[M, D\] with M and D of at least 1"):
         shoal.sample(spring(), torch.zeros(shape))
 
 

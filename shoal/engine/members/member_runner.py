@@ -310,7 +310,7 @@ def _device(shown: Sequence[Unpacked]) -> torch.device:
 def _described(x: Inputs, own: bool) -> str:
     if isinstance(x, Tensor):
         return f"inputs of shape {tuple(x.shape[1 + own :])}"
-    return f"the inputs {x}"
+    return "the inputs " + " ".join(str(x).split())[:200]
 
 
 class _Kept(dict):

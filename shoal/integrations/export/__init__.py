@@ -30,13 +30,14 @@ import torch
 from torch import Tensor
 
 from shoal.analysis.evidence.compute_evidence import member_weights
+from shoal.core.arguments import checked, instance_of, list_of, one_of, positive, share, text
+from shoal.core.arguments import path as path_of
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
-from shoal.core.storage.disk import checked_path
 from shoal.core.structure import Inputs, Structured
 from shoal.data.batches.sources import as_split, input_batches
 from shoal.data.dataset import Dataset, Split
 from shoal.inference.ensemble import Ensemble
-from shoal.inference.likelihoods import Likelihood
+from shoal.inference.likelihoods import Likelihood, known_likelihood
 from shoal.inference.unrolled import UnrolledEnsemble
 from shoal.integrations.export.formats import (
     open_file,
@@ -61,6 +62,15 @@ if TYPE_CHECKING:
 __all__ = ["Exported", "export"]
 
 
+@checked(
+    path=path_of,
+    precision=one_of("float16", "int8"),
+    quantiles=list_of(share),
+    classes=list_of(text),
+    preprocessing=instance_of(Mapping, "a dict of plain values"),
+    tolerance=positive,
+    likelihood=known_likelihood,
+)
 def export(
     source: "Run | Ensemble | EnsembleEstimator | str | os.PathLike[str]",
     path: str | os.PathLike[str],
@@ -104,7 +114,7 @@ def export(
         tolerance: largest allowed difference from `predict`; None for 1e-5, for 0.01 with float16,
             for 0.1 with int8.
     """
-    place = checked_path(path, "path")
+    place = Path(path)
     _check_format(place, precision, compile)
     table = None
     if callable(getattr(source, "predictive", None)):
@@ -132,7 +142,7 @@ def export(
         return table.written(module, place, pred, facts, limit)
     if "inputs" in _of_preprocessing(source):
         line = f'shoal.export(model, "{place.name}") writes a file that takes raw columns'
-        warnings.warn(f"{_of_preprocessing(source)['inputs']}; {line}", ShoalWarning, stacklevel=2)
+        warnings.warn(f"{_of_preprocessing(source)['inputs']}; {line}", ShoalWarning, stacklevel=3)
     if place.suffix == ".onnx":
         write = partial(write_onnx, metadata=facts, precision=precision)
     else:
@@ -166,8 +176,6 @@ def _of_estimator(
 def _check_format(path: Path, precision: str | None, compiled: bool) -> None:
     if path.suffix not in (".onnx", ".pt2"):
         raise ConfigError(f"a file to export ends in .onnx or .pt2, not as {path.name!r}")
-    if precision not in TOLERANCES:
-        raise ConfigError(f"precision must be 'float16' or 'int8', not {precision!r}")
     if precision is not None and path.suffix != ".onnx":
         raise ConfigError(f"{precision} is for .onnx files; name the file {path.stem}.onnx")
     if compiled and path.suffix != ".pt2":

@@ -69,7 +69,8 @@ def destination(
         )
     if precision is not None and not (isinstance(precision, str) and precision in PRECISIONS):
         raise ConfigError(
-            f"there is no precision '{precision}'; {nearest(str(precision), PRECISIONS)}"
+            f"there is no precision '{' '.join(str(precision).split())[:40]}'; "
+            f"{nearest(str(precision), PRECISIONS)}"
         )
     dtype = ensemble.dtype if precision is None else PRECISIONS[precision]
     return ensemble.device if device is None else usable_device(device), dtype

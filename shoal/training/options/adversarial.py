@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import check_fields, flag, positive
 from shoal.core.differentiate import pull_back
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import later_field, unstored_field
@@ -49,8 +50,7 @@ class Adversarial:
             raise ConfigError(
                 "members share the adversarial neighbours that join a batch; set shared=true"
             )
-        if not self.epsilon > 0:
-            raise ConfigError(f"adversarial epsilon must be positive, not {self.epsilon}")
+        check_fields(self, epsilon=positive, shared=flag, joined=flag, relative=flag)
 
     def fitted(self, x: Any) -> "Adversarial":
         """With the ranges of the training inputs x [N, ...]; unchanged unless `relative`.

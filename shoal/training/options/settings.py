@@ -81,7 +81,8 @@ class Settings:
     def resolve(cls, options: Options) -> "Settings":
         """Settings from options; raises `ConfigError` for options that do not fit together."""
         strength = options.strength
-        if options.method == AUTO or isinstance(strength, str):
+        auto = isinstance(options.method, str) and options.method == AUTO
+        if auto or isinstance(strength, str):
             raise ConfigError(
                 "'auto' needs data to choose on, which only fit has; name a method and a strength"
             )

@@ -87,7 +87,7 @@ T = TypeVar("T")
 
 def is_open(options: Options) -> bool:
     """Whether method or strength is left to a search."""
-    return AUTO in (options.method, options.strength)
+    return any(isinstance(o, str) and o == AUTO for o in (options.method, options.strength))
 
 
 def without_auto(options: Options) -> Options:
