@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from shoal.core.errors import ConfigError, DataError, RunFailed, ShoalError, ShoalWarning
-from shoal.core.storage.disk import storage_errors
+from shoal.core.storage.disk import read_plain, storage_errors
 from shoal.core.storage.files import write_text
 from shoal.core.storage.formats import parse_toml, to_toml
 from shoal.core.storage.lock import FolderLock
@@ -304,7 +304,7 @@ def _check_same(grid: Grid) -> None:
         write_text(path, to_toml(shared))
         return
     with storage_errors("read", path):
-        known = parse_toml(path.read_text(encoding="utf-8"), str(path))
+        known = parse_toml(read_plain(path).decode(), str(path))
     # settings that are newer than the file had their default values
     known = {key: DEFAULTS[key] for key in shared if DEFAULTS[key] is not MISSING} | known
     wanted = parse_toml(to_toml(shared), str(path))

@@ -28,6 +28,7 @@ from shoal import plots
 from shoal.core.errors import ConfigError, ShoalWarning
 from shoal.core.optional import require
 from shoal.core.registry import nearest
+from shoal.core.storage.disk import open_plain, read_plain, storage_errors
 from shoal.core.storage.files import read_json, write_json, write_text
 from shoal.prediction.metrics.calibration import reliability
 from shoal.prediction.metrics.regression import pit
@@ -77,9 +78,11 @@ class CsvLogger:
 
     def open(self) -> int:
         """Read the lines of an earlier call; returns the last step."""
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             return -1
-        text = self.path.read_text(encoding="utf-8")
+        with storage_errors("read", self.path):
+            os.close(open_plain(self.path, os.O_RDWR))  # lines are appended to it: no link, no pipe
+        text = read_plain(self.path).decode()
         # A killed process may leave half a line.
         reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
         self.rows = list(reader)
@@ -97,8 +100,11 @@ class CsvLogger:
             self.columns += new
             self._rewrite()
             return
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(self._lines([row]))
+        line = self._lines([row]).encode()
+        with storage_errors("write", self.path, len(line)):
+            descriptor = open_plain(self.path, os.O_WRONLY | os.O_APPEND)
+            with open(descriptor, "ab") as file:
+                file.write(line)
 
     def close(self, finished: bool) -> None:
         """Every line is on the disk already."""

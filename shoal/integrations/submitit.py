@@ -21,6 +21,7 @@ from shoal.core.display.progress import notice
 from shoal.core.errors import ConfigError, PeerLost, ShoalError
 from shoal.core.interruption import Interruption
 from shoal.core.optional import require
+from shoal.core.storage.disk import read_plain
 from shoal.core.storage.files import write_text
 from shoal.core.storage.formats import parse_json, to_json
 from shoal.core.storage.lock import FolderLock
@@ -185,7 +186,7 @@ class Cluster:
         """The error that the job has left, or the last line of its log."""
         path = self._failure(point)
         if path.exists():
-            return error_of(parse_json(path.read_text(encoding="utf-8")))
+            return error_of(parse_json(read_plain(path).decode()))
         log = Path(job.paths.stderr)
         lines = (
             log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
@@ -215,7 +216,7 @@ class Cluster:
     def _find_again(self) -> None:
         """Jobs that an earlier command has submitted and that have not ended."""
         path = self.folder / "submitted.json"
-        known = parse_json(path.read_text(encoding="utf-8")) if path.exists() else {}
+        known = parse_json(read_plain(path).decode()) if path.exists() else {}
         make = require("submitit", extra="cluster").SlurmJob
         for point in list(self.waiting):
             job = make(self.folder, known[point.name]) if point.name in known else None

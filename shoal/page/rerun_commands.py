@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal.core.storage.disk import read_plain
 from shoal.core.storage.formats import parse_toml, to_toml
 from shoal.experiment.variants import Variant, variant_of
 from shoal.inference.priors import registry as priors
@@ -211,7 +212,7 @@ def _short(value: Any) -> Any:
 
 
 def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
-    shared = parse_toml((folder / "grid.toml").read_text(encoding="utf-8"), "grid.toml")
+    shared = parse_toml(read_plain(folder / "grid.toml").decode(), "grid.toml")
     usual = shared.get("strength", 1.0)
     methods = list(dict.fromkeys(_variant(record, usual).label for record in runs))
     sizes = sorted({record.members for record in runs})

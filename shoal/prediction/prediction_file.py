@@ -1,8 +1,9 @@
 """A prediction as one safetensors file that is written batch by batch and read as needed.
 
 The file holds the tensor "members" [M, N, ..., C]. Its metadata describe the likelihood and the
-weights of the members. Any reader of safetensors opens the file. The outputs of a batch are written
-to their places: the memory of one batch is enough, however long the data are.
+weights of the members, and have a digest of the content. Any reader of safetensors opens the file.
+The outputs of a batch are written to their places: the memory of one batch is enough, however long
+the data are.
 """
 
 import errno
@@ -27,7 +28,7 @@ from shoal.core.storage.disk import (
     sweep,
     sync,
 )
-from shoal.core.storage.files import MAX_HEADER
+from shoal.core.storage.files import MAX_HEADER, SEAL, check_content, content_sha256
 from shoal.core.storage.formats import parse_json, to_json
 from shoal.inference.likelihoods import Likelihood, known_likelihood, registry
 
@@ -125,11 +126,17 @@ class MemberFile:
                 "shape": [len(kept), self.filled, *self.shape[2:]],
                 "data_offsets": [0, end],
             }
-            header = to_json({"__metadata__": self._metadata(weights), "members": entry}).encode()
-            room = self.begin - 8
-            self._write(room.to_bytes(8, "little") + header.ljust(room), 0)
             self.file.truncate(self.begin + end)
+            metadata = self._metadata(weights)
+            self._write_header(metadata, entry)
+            metadata[SEAL] = content_sha256(Path(os.fsdecode(self.file.name)), metadata)
+            self._write_header(metadata, entry)
             flush(self.file.fileno())
+
+    def _write_header(self, metadata: Mapping[str, str], entry: Mapping[str, Any]) -> None:
+        header = to_json({"__metadata__": metadata, "members": entry}).encode()
+        room = self.begin - 8
+        self._write(room.to_bytes(8, "little") + header.ljust(room), 0)
 
     @property
     def _point(self) -> int:
@@ -143,7 +150,7 @@ class MemberFile:
         self.shape = tuple(outputs.shape)
         self.dtype = torch.float64 if outputs.dtype == torch.float64 else torch.float32
         # Weights of the members and the sizes follow when they are known.
-        text = len(to_json(self._metadata(None))) + 32 * len(outputs) + 512
+        text = len(to_json(self._metadata(None))) + 32 * len(outputs) + 640
         self.begin = -(-(8 + text) // _ALIGNMENT) * _ALIGNMENT
         if self.begin > MAX_HEADER:
             raise ConfigError("the likelihood has too many numbers for the header of a file")
@@ -218,6 +225,7 @@ def read_prediction(path: Path, likelihood: Likelihood | None = None) -> StoredP
                 facts, names = file.metadata() or {}, list(file.keys())
                 if facts.get("format") != _FORMAT or names != ["members"]:
                     raise SafetensorError("it holds other tensors")
+                check_content(path, facts)
                 members = file.get_tensor("members")
         spec, learned, weights = (parse_json(facts[name]) for name in _DESCRIBED)
         own = None if likelihood is None else known_likelihood("likelihood", likelihood)

@@ -491,3 +491,30 @@ def test_a_terminated_run_saves_and_says_so(tmp_path):
     assert process.returncode == 143, err
     assert "Traceback" not in err
     assert shoal.load(tmp_path / "cut").history
+
+
+LOSES_ITS_FOLDER = """
+import shutil, sys
+from shoal.cli.main import main
+from shoal.training.loop.session import Session
+
+def removed(self):
+    shutil.rmtree(self.folder.path, ignore_errors=True)
+
+Session._keep_snapshot = removed
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("save_every", ["0", "600"])
+def test_a_folder_that_is_removed_during_training_is_an_error(save_every, tmp_path):
+    """At the next checkpoint, or after the last step; nothing claims that the run is kept."""
+    typed = ["fit", *TINY, "epochs=3", f"save_every={save_every}", "-o", str(tmp_path / "run")]
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES_ITS_FOLDER, *typed],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert done.returncode == 74 and "Kept in" not in done.stdout
+    assert "removed or replaced during training" in done.stderr

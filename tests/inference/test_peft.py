@@ -15,7 +15,10 @@ import shoal
 from shoal.inference.adapting.layers import root_mean_square
 
 library = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:members run:shoal.core.errors.ShoalWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:members run:shoal.core.errors.ShoalWarning"),
+    pytest.mark.filterwarnings("ignore:.*no digest:shoal.core.errors.ShoalWarning"),
+]
 """The attention of the library cannot run under `vmap`."""
 
 

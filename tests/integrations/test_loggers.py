@@ -14,7 +14,7 @@ from small_runs import Fuse, points, quick
 from torch import nn
 
 from shoal.cli.main import main
-from shoal.core.errors import ConfigError, ShoalWarning
+from shoal.core.errors import ConfigError, ShoalWarning, StorageError
 from shoal.inference.ensemble import Ensemble
 from shoal.integrations import loggers as loggers_module
 from shoal.integrations.loggers import make_loggers, numbers, settings
@@ -463,3 +463,23 @@ def test_an_active_run_of_mlflow_is_used_and_stays_open(mlflow, tmp_path, monkey
         assert_logged(run, read)
     assert found.params["method"] == "f-kde" and not (tmp_path / "run" / "logs").exists()
     assert found.metrics["member_loss/1099"] == 1.0
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder link"])
+def test_the_csv_logger_follows_no_link_and_waits_for_no_pipe(kind, tmp_path):
+    """A file elsewhere stays as it is, and the run ends."""
+    out, other = tmp_path / "run", tmp_path / "elsewhere"
+    other.mkdir()
+    (other / "history.csv").write_text("step\n1\n")
+    out.mkdir()
+    if kind == "folder link":
+        (out / "logs").symlink_to(other)
+        with pytest.raises(StorageError, match="symbolic link"):
+            quick(out=out, loggers=["csv"], **OPTIONS)
+    else:
+        (out / "logs").mkdir()
+        target = out / "logs" / "history.csv"
+        target.symlink_to(other / "history.csv") if kind == "link" else os.mkfifo(target)
+        with pytest.warns(ShoalWarning, match="link|ordinary file"):
+            quick(out=out, loggers=["csv"], **OPTIONS)
+    assert (other / "history.csv").read_text() == "step\n1\n"

@@ -42,6 +42,7 @@ __all__ = [
     "flush",
     "machine_memory",
     "open_plain",
+    "read_plain",
     "replacing",
     "size_of",
     "staging",
@@ -195,6 +196,14 @@ def open_plain(path: Path, flags: int) -> int:
         return descriptor
     os.close(descriptor)
     raise StorageError(f"cannot write {path}: it is not an ordinary file with a single name")
+
+
+def read_plain(path: Path, most: int = 64 << 20) -> bytes:
+    """The bytes of an ordinary file of at most `most`; pipes and longer files are refused."""
+    if size_of(path) > most:
+        raise StorageError(f"cannot read {path}: it is larger than the limit of {most:,} bytes")
+    with storage_errors("read", path), path.open("rb") as file:
+        return file.read(most)
 
 
 def machine_memory() -> int | None:

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shoal.core.errors import CheckpointCorrupt, ConfigError
+from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalWarning
 from shoal.core.storage.disk import flush, replacing, size_of, storage_errors, sweep, sync
 from shoal.core.storage.formats import parse_json, to_json
 
 __all__ = [
+    "SEAL",
     "Layout",
     "bytes_in",
+    "check_content",
     "compare_layouts",
+    "content_sha256",
     "header_sha256",
     "layout",
     "layout_in",
@@ -167,6 +171,33 @@ def header_sha256(path: Path) -> str:
         return hashlib.sha256(
             size + file.read(min(int.from_bytes(size, "little"), MAX_HEADER))
         ).hexdigest()
+
+
+def content_sha256(path: Path, metadata: Mapping[str, str]) -> str:
+    """Digest of the tensors of a safetensors file, their places and its metadata but the digest."""
+    total = hashlib.sha256(to_json(dict(sorted(metadata.items()))).encode())
+    with storage_errors("read", path), open(path, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = parse_json(file.read(min(size, MAX_HEADER)).decode())
+        header.pop("__metadata__", None)
+        total.update(to_json(dict(sorted(header.items()))).encode())
+        while data := file.read(1 << 20):
+            total.update(data)
+    return total.hexdigest()
+
+
+def check_content(path: Path, metadata: Mapping[str, str]) -> None:
+    """Refuse a safetensors file that differs from its digest; warn of a file without one."""
+    plain = {key: value for key, value in metadata.items() if key != SEAL}
+    if SEAL not in metadata:
+        warnings.warn(
+            f"{path} has no digest, so a damaged file would not be noticed; "
+            f"save it again with Shoal",
+            ShoalWarning,
+            stacklevel=2,
+        )
+    elif metadata[SEAL] != content_sha256(path, plain):
+        raise CheckpointCorrupt(f"{path} is not what was saved: its SHA-256 differs")
 
 
 def read_json(path: Path | str, max_bytes: int = MAX_JSON) -> Any:

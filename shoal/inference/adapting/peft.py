@@ -24,7 +24,17 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from shoal.core.arguments import list_of, path
 from shoal.core.errors import CheckpointCorrupt, ConfigError, StorageError
 from shoal.core.optional import require
-from shoal.core.storage.files import read_json, read_tensors, write_json, write_tensors
+from shoal.core.storage.files import (
+    SEAL,
+    check_content,
+    content_sha256,
+    opened,
+    read_json,
+    read_tensors,
+    sha256,
+    write_json,
+    write_tensors,
+)
 from shoal.engine.members.stack import copied
 from shoal.inference.adapting.adapted import keep_statistics, perturb_
 from shoal.inference.adapting.layers import (
@@ -167,6 +177,7 @@ def shares_trained(modules: list[nn.Module]) -> bool:
 
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_CONFIG_SEAL = "config_sha256"
 PREFIX = "base_model.model."
 _MAX_CONFIG = 1 << 20
 _LOW_RANK = (LoRALinear, LoRAConv, LoRAEmbedding)
@@ -199,8 +210,11 @@ class AdapterFolder:
 def write_folder(folder: Path, member: nn.Module, trained: Iterable[str]) -> None:
     """Write one member; `trained` are the names of its private tensors."""
     config, tensors = _of_peft(member) if is_peft(member) else _of_lora(member, trained)
-    write_tensors(folder / TENSORS, tensors, {"format": "pt"})
     write_json(folder / CONFIG, config)
+    facts = {"format": "pt", _CONFIG_SEAL: sha256(folder / CONFIG)}
+    write_tensors(folder / TENSORS, tensors, facts)
+    seal = content_sha256(folder / TENSORS, facts)
+    write_tensors(folder / TENSORS, tensors, facts | {SEAL: seal})
 
 
 def _of_peft(member: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -380,6 +394,11 @@ def read_folder(folder: Path) -> AdapterFolder:
     config = read_json(folder / CONFIG, _MAX_CONFIG)
     rank, alpha = _checked_config(folder, config)
     tensors = read_tensors(folder / TENSORS)
+    with opened(folder / TENSORS) as file:
+        facts = file.metadata() or {}
+    check_content(folder / TENSORS, facts)
+    if facts.get(_CONFIG_SEAL, seal := sha256(folder / CONFIG)) != seal:
+        raise CheckpointCorrupt(f"{folder / CONFIG} is not what was saved: its SHA-256 differs")
     sides: dict[str, dict[str, Tensor]] = {}
     full: dict[str, Tensor] = {}
     for key, tensor in tensors.items():

@@ -16,7 +16,7 @@ from shoal.core.errors import CheckpointCorrupt, ConfigError, ShoalError, Storag
 from shoal.core.exchange import Exchange
 from shoal.core.registry import nearest
 from shoal.core.storage.checkpoints import Checkpoint, load_checkpoint
-from shoal.core.storage.disk import size_of, storage_errors, sync_name
+from shoal.core.storage.disk import read_plain, storage_errors, sync_name
 from shoal.core.storage.files import (
     Layout,
     read_sealed,
@@ -39,7 +39,7 @@ from shoal.training.mover.prepare import AXES, SHARED
 from shoal.training.options.options import stored_method
 from shoal.training.options.settings import Settings
 
-__all__ = ["BEST", "CHANGEABLE", "RunFolder", "checked_config", "continuing"]
+__all__ = ["BEST", "CHANGEABLE", "FolderLost", "RunFolder", "checked_config", "continuing"]
 
 BEST = "best"
 """The tensors of a checkpoint with the members of the best epoch, beside those of the last."""
@@ -49,6 +49,10 @@ CHANGEABLE = ("epochs", "steps", "patience")
 
 _CONFIG, _FIRST_CONFIG = "config.toml", "first_config.toml"
 """The settings; and, after a change of the length, the settings with which the run began."""
+
+
+class FolderLost(StorageError):
+    """The folder of a run was removed or replaced while the run trained."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class RunFolder:
 
     def refuse_links(self) -> None:
         """Refuse symbolic links before files are written or removed."""
-        for name in ("checkpoints", "trajectory"):
+        for name in ("checkpoints", "trajectory", "logs"):
             if (self.path / name).is_symlink():
                 raise StorageError(
                     f"{self.path / name} is a symbolic link, which no run is written through; "
@@ -101,12 +105,23 @@ class RunFolder:
         with storage_errors("write", path, len(text)):
             sync_name(path.parent)  # the lock made the folder, maybe with its parents
 
+    def check_present(self, run_id: str | None) -> None:
+        """Refuse to save into a folder that was removed, or holds another run by now."""
+        known = run_id
+        with suppress(CheckpointCorrupt):  # the save that follows replaces a damaged file
+            known = self.provenance().get("run_id") if self.holds_run else None
+        if not self.holds_run or known != run_id:
+            raise FolderLost(
+                f"cannot write {self.path}: it was removed or replaced during training, so the run "
+                f"is not kept; train again, with another folder"
+            )
+
     def change_length(self, config: dict[str, Any]) -> None:
         """Write a config with another length; the first config stays, and ties the checkpoints."""
         path, first = self.path / _CONFIG, self.path / _FIRST_CONFIG
         text = to_toml(config)
         if not first.exists():
-            write_bytes(first, path.read_bytes())
+            write_bytes(first, read_plain(path))
         write_text(path, text)
 
     def leave(self, made: bool) -> None:
@@ -211,10 +226,7 @@ def _members_of(checkpoint: Checkpoint) -> str:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if size_of(path) > MAX_BYTES:
-        raise StorageError(f"{path} is larger than the limit of {MAX_BYTES:,} bytes")
-    with storage_errors("read", path), path.open("rb") as file:
-        data = file.read(MAX_BYTES)
+    data = read_plain(path, MAX_BYTES)
     try:
         return checked_config(parse_toml(data.decode(), str(path)), path)
     except UnicodeDecodeError:

@@ -27,7 +27,7 @@ from shoal.core.storage.files import Layout, sealed, write_json
 from shoal.core.storage.shards import Shard
 from shoal.training.folder.mesh_shards import Shards
 from shoal.training.folder.own_data import has_own_data
-from shoal.training.folder.run_folder import CHANGEABLE, RunFolder
+from shoal.training.folder.run_folder import CHANGEABLE, FolderLost, RunFolder
 from shoal.training.loop.trainer import Trainer
 from shoal.training.options.options import DEFAULTS
 
@@ -77,6 +77,7 @@ class RunState:
 
         def begin() -> Any:
             if shard.first:
+                folder.check_present(self.provenance.get("run_id"))
                 return [folder.history.keep(self.values["history"]), folder.belongings]
 
         def end() -> None:
@@ -156,7 +157,7 @@ class Saver:
         if error is None:
             self._failed = False
             return
-        if not isinstance(error, StorageError):
+        if not isinstance(error, StorageError) or isinstance(error, FolderLost):
             raise error
         if not self._failed and (self._shard is None or self._shard.first):
             self._failed = True
