@@ -254,7 +254,9 @@ def _training() -> Iterator[Case]:
     yield Case("adapters.load_peft", a.load_peft, {"module": plain(), "folders": folders})
     yield Case(
         "adapters.save_peft",
-        lambda ensemble, folder: a.save_peft(ensemble, folder or tempfile.mkdtemp(dir=".")),
+        lambda ensemble, folder: a.save_peft(
+            ensemble, tempfile.mkdtemp(dir=".") if folder is None else folder
+        ),
         {"ensemble": low_rank, "folder": None},
     )
 

@@ -105,7 +105,7 @@ def conformal_rank(n: int, level: float) -> int:
     >>> conformal_rank(99, 0.9), conformal_rank(5, 0.9)
     (90, 6)
     """
-    return math.ceil((n + 1) * level - 1e-9)
+    return max(math.ceil((n + 1) * level - 1e-9), 1)
 
 
 def threshold_rank(n: int, level: float) -> int:
