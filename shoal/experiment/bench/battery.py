@@ -154,8 +154,9 @@ def trainer(
 ) -> Trainer:
     """A trainer of the case's data; the usual prior on the weights is standard normal."""
     chosen = parse_method(method, legacy) if isinstance(method, str) else method
+    chosen = chosen.with_strength(strength)
     options = dict(
-        method=chosen, legacy=legacy, strength=strength, prior=prior, likelihood="categorical",
+        method=chosen, legacy=legacy, prior=prior, likelihood="categorical",
         optimizer=case.optimizer, lr=case.lr, batch_size=case.batch_size, steps=steps,
         precision=case.precision, engine=engine, batches=case.batches,
     )  # fmt: skip
