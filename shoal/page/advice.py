@@ -42,7 +42,7 @@ __all__ = [
 _WIDTH = 46
 """Letters of a line in a card."""
 
-_PREPARES = re.compile(r"\b(x = .+?)(?:, and the same for later inputs)?\.?$")
+_PREPARES = re.compile(r"\b(x = .+?)(?:, and change later inputs by the same numbers)?\.?$")
 """The line of a warning about the inputs."""
 
 _NOISY = "model.dataset(X_noisy, y_test).test"

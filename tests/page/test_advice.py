@@ -270,7 +270,7 @@ def warned(run, sentence):
 def test_a_warning_comes_first_and_misleading_advice_is_left_out(undrawn):
     sentence = (
         "The inputs are far from unit scale; column 3 has mean 7; "
-        "type x = (x - x.mean(0)) / x.std(0), and the same for later inputs."
+        "type x = (x - x.mean(0)) / x.std(0), and change later inputs by the same numbers."
     )
     page = load_report_data([warned(python_run("classes"), sentence)])
     builds = (trust_section, training_section, making_section)

@@ -226,7 +226,7 @@ def far_from_unit_scale(view: View) -> str | None:
             line = "x = (x - x.mean(0)) / x.std(0)" + ("" if std.all() else ".clip(1e-6)")
         return (
             f"{what} mean {mean[worst]:.3g} and standard deviation {std[worst]:.3g}, from which "
-            f"networks learn poorly; type {line}, and the same for later inputs."
+            f"networks learn poorly; type {line}, and change later inputs by the same numbers."
         )
     return None
 
