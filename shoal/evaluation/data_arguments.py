@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.core.arguments import list_of, text
 from shoal.core.devices import usable_device
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.sources import gathered, gathered_inputs
@@ -155,8 +156,10 @@ def _with_shifts(
 ) -> Dataset:
     if shifts is None:
         return data
-    if isinstance(shifts, str) or not isinstance(shifts, Mapping):
+    if isinstance(shifts, str):
         return with_corruptions(data, shifts, severities)
+    if not isinstance(shifts, Mapping):
+        return with_corruptions(data, list_of(text)("shifts", shifts), severities)
     _check_names("shifts", shifts)
     splits = {name: read(split) for name, split in shifts.items()}
     _check_shapes("shifts", splits, data)

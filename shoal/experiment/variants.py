@@ -6,6 +6,7 @@ from typing import Any
 
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
+from shoal.core.values import describe_value
 from shoal.interaction import methods, points
 from shoal.interaction.methods import METHODS, Method, changed, known
 from shoal.interaction.spaces import InputGradients
@@ -231,7 +232,8 @@ def parse_strengths(text: str) -> tuple[float, ...]:
         strengths = ()
     if not strengths or not all(0 < strength < float("inf") for strength in strengths):
         raise ConfigError(
-            f"strengths are positive numbers, such as --strengths 1,10,100, not {text!r}"
+            f"strengths are positive numbers, such as --strengths 1,10,100, not "
+            f"{describe_value(text)}"
         )
     return strengths
 

@@ -18,7 +18,7 @@ from typing import Any, Unpack
 
 import torch
 
-from shoal.core.arguments import checked, items, whole, whole_or_zero
+from shoal.core.arguments import checked, items, one_or_more, whole, whole_or_zero
 from shoal.core.arguments import path as path_of
 from shoal.core.display.notebook import facts_html
 from shoal.core.display.progress import Ticker, printable
@@ -270,8 +270,8 @@ def _folder(out: str | os.PathLike[str] | None, config: Config) -> Path:
 def _sizes(sizes: int | Sequence[int] | None, config: Config) -> tuple[int, ...]:
     if sizes is None:
         return (config.members,)
-    listed = [sizes] if isinstance(sizes, int) else items("sizes", sizes)
-    return tuple(dict.fromkeys(whole("an entry of sizes", size) for size in listed))
+    listed = one_or_more(whole)("sizes", sizes)
+    return tuple(dict.fromkeys([listed] if isinstance(listed, int) else listed))
 
 
 def compare_grid(

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from shoal.core.arguments import anything, checked, instance_of, not_negative
 from shoal.core.errors import DataError
+from shoal.core.opaque import Opaque
+from shoal.core.structure import Structured
 from shoal.core.types import Tree
 from shoal.core.values import describe_value
 from shoal.engine.members.member_runner import MemberRunner
@@ -28,8 +30,10 @@ def _annealing(name: str, value: Any) -> float | Tensor:
 
 
 def _batch(name: str, value: Any) -> Any:
+    kinds = Tensor, Structured, Opaque
     if isinstance(value, tuple | list) and len(value) == 2:
-        return value
+        if all(isinstance(part, kinds) for part in value):
+            return value
     raise DataError(f"{name} must be a pair (x, y) of tensors, not {describe_value(value)}")
 
 

@@ -81,6 +81,9 @@ def _beta_part(a: float, b: float, x: float) -> float:
     return math.exp(logs) / (a * value)
 
 
+_MOST = 2**53
+
+
 @checked(k=whole_or_zero, n=whole, confidence=share)
 def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact interval of a probability from k successes in n trials.
@@ -93,6 +96,8 @@ def clopper_pearson(k: int, n: int, confidence: float = 0.95) -> tuple[float, fl
     """
     if k > n:
         raise ConfigError(f"k successes in n trials need k <= n, not k={k} and n={n}")
+    if n > _MOST:
+        raise ConfigError(f"n must be at most 2**53, which floats still count, not {n}")
     tail = (1 - confidence) / 2
     return beta_quantile(tail, k, n - k + 1), beta_quantile(1 - tail, k + 1, n - k)
 
