@@ -598,7 +598,8 @@ def outcome(case: Case, parameter: str, odd: str) -> tuple[str, str]:
         one = text.strip() and "\n" not in text and len(text) < 700
         return ("refused", text) if one else ("raw", f"not one sentence: {text!r}")
     except Exception as error:
-        if odd == "2**62" and isinstance(error, (Late, RuntimeError, OverflowError, MemoryError)):
+        beyond = isinstance(error, (Late, RuntimeError, OverflowError, MemoryError))
+        if odd == "2**62" and (beyond or "Overflow" in str(error)):
             return "too large", named_line(error)
         if odd in ("class", "function") and parameter in FUNCTIONS:
             return "own function", named_line(error)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.core.errors import ConfigError
+from shoal.core.values import describe_value
 
 __all__ = [
     "chance",
@@ -87,7 +88,7 @@ def _whole(number: int) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise ConfigError(f"a seed must be a whole number, not {number!r}") from None
+        raise ConfigError(f"a seed must be a whole number, not {describe_value(number)}") from None
 
 
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer

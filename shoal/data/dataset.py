@@ -6,12 +6,14 @@ from typing import Any
 
 from torch import Generator, Tensor, randperm
 
+from shoal.core.arguments import check_fields, list_of, text, whole
 from shoal.core.display.notebook import facts_html
 from shoal.core.errors import DataError
 from shoal.core.opaque import Opaque
 from shoal.core.random import generator
 from shoal.core.registry import Registry
 from shoal.core.structure import parted
+from shoal.core.values import describe_value
 
 __all__ = [
     "Dataset",
@@ -84,7 +86,7 @@ class Split:
     def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
         """Inputs and targets of `size` data points at a time; batch objects stay whole."""
         start = 0
-        for x in self.x.split(size):
+        for x in self.x.split(whole("size", size)):
             yield x, None if self.y is None else self.y[start : start + len(x)]
             start += len(x)
 
@@ -143,6 +145,20 @@ class Dataset:
     pixel_range: tuple[float, float] | None = None
     scaling: Scaling | None = None
     columns: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test", "validation"):
+            split = getattr(self, name)
+            if not isinstance(split, Split) and (name == "train" or split is not None):
+                raise DataError(f"{name} must be a Split(x, y), not {describe_value(split)}")
+        for name in ("shifts", "ood"):
+            splits = getattr(self, name)
+            if isinstance(splits, LazySplits):
+                continue
+            named = isinstance(splits, Mapping) and all(isinstance(key, str) for key in splits)
+            if not named or not all(isinstance(each, Split) for each in splits.values()):
+                raise DataError(f"{name} must be a dict of names to Splits; type {{'a': Split(x)}}")
+        check_fields(self, classes=lambda name, names: tuple(list_of(text)(name, names)))
 
     def __repr__(self) -> str:
         facts = self._facts()

@@ -7,6 +7,7 @@ tensors of member i alone. A wrapper, which changes units or
 axes, is a space around another space, never a new kernel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -147,6 +148,7 @@ class Rotated:
         leaves, basis = self.space(base), self.basis
         if isinstance(basis, str):
             return leaves if basis == "identity" else _unfitted(basis)
+        _check_axes("basis", basis, (leaves[0].shape[-1], *basis.shape[1:2]))
         return [leaf @ basis.to(leaf) for leaf in leaves]
 
 
@@ -190,9 +192,18 @@ class Scaled:
         leaves, factor = self.space(base), self.factor
         if isinstance(factor, str):
             return leaves if factor == "identity" else _unfitted(factor)
+        if isinstance(factor, Tensor) and factor.ndim:
+            _check_axes("factor", factor, leaves[0].shape[-1:])
         if isinstance(factor, Tensor):
             return [leaf * factor.to(leaf) for leaf in leaves]
         return [leaf * factor for leaf in leaves]
+
+
+def _check_axes(name: str, tensor: Tensor, wanted: Sequence[int]) -> None:
+    if tuple(tensor.shape) != tuple(wanted) or tensor.ndim != (2 if name == "basis" else 1):
+        raise ConfigError(
+            f"{name} has shape {tuple(tensor.shape)}, but the space has {wanted[0]} coordinates"
+        )
 
 
 def _unfitted(name: str) -> Leaves:

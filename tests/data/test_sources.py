@@ -103,7 +103,7 @@ def test_a_tensor_dataset_is_two_tensors():
 def test_types_and_devices_are_those_asked_for():
     (x, y), *_ = batches_of((X, X[:, 0]), dtype=torch.float64, device="cpu").batches(0)
     assert x.dtype == y.dtype == torch.float64
-    source = batches_of((X, Y), device="meta")
+    source = batches_of((X, Y), device=torch.device("meta"))
     assert isinstance(source, ArrayBatches)
     assert source.x.device.type == source.y.device.type == "meta"
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from shoal.core.arguments import checked, instance_of
+from shoal.core.arguments import whole as whole_number
 from shoal.core.errors import DataError, ShoalWarning
 from shoal.core.opaque import tensors_in
 from shoal.core.structure import Inputs, Structured
@@ -135,6 +137,7 @@ def as_targets(y: Any, n: int | None, dtype: torch.dtype = torch.float32) -> Ten
     return labels.squeeze(1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
 
 
+@checked(y=instance_of(Tensor, "a tensor of labels"), classes=whole_number)
 def check_labels(y: Tensor, classes: int) -> None:
     """Refuse targets that are not labels of `classes` classes; the error names the first one."""
     if y.is_floating_point():

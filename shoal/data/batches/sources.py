@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
+from shoal.core.arguments import checked, whole_64_bits
+from shoal.core.arguments import device as usable
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.opaque import Opaque, is_batch_object
 from shoal.core.structure import Inputs, Structured, is_structure, joined, parted
@@ -189,6 +191,11 @@ def _raw_parts(data: Any) -> RawBatch:
     return RawBatch(data)
 
 
+def _device(name: str, value: Any) -> Any:
+    return value if isinstance(value, torch.device) else usable(name, value)
+
+
+@checked(seed=whole_64_bits, device=_device)
 def batches_of(
     data: Any,
     batch_size: int = 128,
@@ -303,6 +310,7 @@ def _inputs_or_batch(batch: Any) -> RawBatch:
         return RawBatch(batch)
 
 
+@checked(device=_device)
 def input_batches(
     data: Any,
     batch_size: int = 1024,

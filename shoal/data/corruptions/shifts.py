@@ -16,9 +16,12 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
+from shoal.core.arguments import checked, instance_of, whole_or_zero
+from shoal.core.arguments import device as usable
 from shoal.core.errors import ConfigError, DataError, StorageError
 from shoal.core.registry import nearest
 from shoal.core.storage.disk import storage_errors
+from shoal.core.values import describe_value
 from shoal.data.batches.arrays import check_labels
 from shoal.data.corruptions.registry import SEVERITIES, Draws, registry
 from shoal.data.dataset import Dataset, LazySplits, Split, sizes
@@ -40,6 +43,12 @@ _AT_ONCE = 2**22
 """Pixel values per chunk: enough to keep a GPU busy, with little memory."""
 
 
+@checked(
+    images=instance_of(Tensor, "a tensor of images"),
+    severity=lambda _, value: check_severity(value),
+    first=whole_or_zero,
+    device=usable,
+)
 def corrupt(
     images: Tensor,
     name: str,
@@ -65,7 +74,7 @@ def corrupt(
         first: index of the first image.
         device: device to compute on; None keeps that of the images.
     """
-    corruption, severity = registry[name], check_severity(severity)
+    corruption = registry[name]
     check_images(images)
     done = torch.empty_like(images)
     count = max(1, _AT_ONCE // images[0].numel())
@@ -86,7 +95,8 @@ def check_severity(severity: int) -> int:
     except TypeError:
         whole = 0
     if whole not in SEVERITIES:
-        raise ConfigError(f"a severity is a whole number from 1 to 5, not {severity!r}")
+        what = describe_value(severity)
+        raise ConfigError(f"a severity is a whole number from 1 to 5, not {what}")
     return whole
 
 

@@ -1,12 +1,14 @@
 """Images as tensors, and the rotations and shifts of them."""
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from shoal.core.arguments import checked, instance_of, number
 from shoal.core.errors import ConfigError, DataError
 from shoal.core.registry import nearest
 
@@ -108,6 +110,11 @@ def fitted(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     )
 
 
+def _angle(name: str, value: Any) -> Tensor | float:
+    return value if isinstance(value, Tensor) else number(name, value)
+
+
+@checked(images=instance_of(Tensor, "a tensor of images"), degrees=_angle)
 def rotated(images: Tensor, degrees: Tensor | float) -> Tensor:
     """Images [B, C, H, W], each rotated anticlockwise about its centre by its own angle.
 
@@ -119,6 +126,8 @@ def rotated(images: Tensor, degrees: Tensor | float) -> Tensor:
     """
     if images.ndim != 4:
         raise DataError(f"only images [B, C, H, W] can be rotated, not shape {list(images.shape)}")
+    if isinstance(degrees, Tensor) and degrees.shape not in ((), (1,), (len(images),)):
+        raise DataError(f"degrees has shape {list(degrees.shape)}; wanted one angle per image")
     height, width = images.shape[-2:]
     angle = torch.as_tensor(degrees, dtype=images.dtype, device=images.device).deg2rad()
     angle = angle.expand(len(images))
