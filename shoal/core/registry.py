@@ -138,11 +138,13 @@ def _check_when_made(kind: Any) -> None:
     hints = functools.cache(lambda: typing.get_type_hints(kind))
 
     def valid(name: str, value: Any) -> Any:
-        from shoal.core.values import check_value
+        from shoal.core.values import check_value, fits
 
         if name not in known or value is known[name].default or "unstored" in known[name].metadata:
             return value
         made = inner[name].make(value) if name in inner else value
+        if getattr(made, "ndim", 0) == 1 and not fits(made, hints()[name]):
+            made = tuple(made.tolist())  # an array where a list is wanted
         check_value(name, made, hints()[name])
         return made
 

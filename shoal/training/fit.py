@@ -126,7 +126,8 @@ def fit(
         processes = Mesh.current(moving, options.mesh, TIMEOUT, where)
         check_trunk(processes, ensemble, options)
         resume, choice = resume or restarted(), None
-        seen = look(ensemble, settings.likelihood, batches, data, likelihood is not None)
+        chosen, samples = likelihood is not None, options.noise is not None
+        seen = look(ensemble, settings.likelihood, batches, data, chosen, samples)
         seen = [*told, *seen]
         if processes is None or processes.first:
             warn(seen, RunFolder(Path(out)).told() if out is not None and resume else ())

@@ -229,7 +229,9 @@ class Stepper:
         sites = likelihood.objective(outputs, targets).shape[2:]
         seen = targets if isinstance(targets, Tensor) else None
         chosen = self._options.likelihood is not None
-        warn(View(self.ensemble, likelihood, chosen, one[0], seen, int(self.n)).sentences())
+        samples = self._options.noise is not None
+        view = View(self.ensemble, likelihood, chosen, one[0], seen, int(self.n), samples=samples)
+        warn(view.sentences())
         # Weights of single members choose their points; they do not change what the data are.
         common = targets if isinstance(one[1], MemberWeighted) else one[1]
         likelihood = initialised_from(likelihood, common, sites)

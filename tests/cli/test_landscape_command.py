@@ -37,8 +37,8 @@ def test_every_analysis_is_described_in_a_sentence_then_kept(folder, capsys):
     [
         (["--analyses", "lime"], "did you mean 'line'"),
         (["--parts", ","], "choose from"),
-        (["--points", "1"], "points must be 2 or more"),
-        (["--inputs", "0"], "inputs must be 2 or more"),
+        (["--points", "1"], "points must be a whole number from 2"),
+        (["--inputs", "0"], "inputs must be a whole number from 2"),
     ],
 )
 def test_mistakes_are_answered_in_a_line(folder, capsys, options, words):

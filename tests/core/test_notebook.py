@@ -36,7 +36,7 @@ def test_a_run_is_one_output_that_ends_full(cells):
     assert 'value="400" max="400"' in text
     assert re.search(r"400/400 · [\d.]+ s · loss [\d.]+", text)
     assert "<script" not in text and len(text) < 2000
-    assert shown.data["text/plain"].startswith("f-kde 400/400")
+    assert shown.data["text/plain"].startswith("ensemble 400/400")
 
 
 @pytest.mark.slow

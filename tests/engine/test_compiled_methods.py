@@ -21,8 +21,9 @@ def mlp():
 def trained(method, engine):
     """Weights after two steps."""
     run = shoal.fit(
-        shoal.Ensemble.init(mlp, 3, seed=1), (X, Y), method=method, steps=2, batch_size=6,
-        engine=engine, seed=3, lr=0.05, strength=3.0, optimizer="sgd", progress=False,
+        shoal.Ensemble.init(mlp, 3, seed=1), (X, Y), steps=2, batch_size=6,
+        method=shoal.methods.get(method).with_strength(3.0), engine=engine, seed=3, lr=0.05,
+        optimizer="sgd", progress=False,
     )  # fmt: skip
     return run.ensemble.weights
 

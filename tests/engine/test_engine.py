@@ -46,9 +46,9 @@ def data(dtype=torch.float32):
 
 def settings(engine="auto", method="f-kde", steps=10, precision=None):
     options = Options(
-        method=method, strength=30.0, likelihood="categorical", optimizer="sgd", lr=0.05,
-        schedule="cosine", steps=steps, batch_size=12, annealing="linear", seed=3,
-        precision=precision, engine=engine,
+        method=shoal.methods.get(method).with_strength(30.0), likelihood="categorical",
+        optimizer="sgd", lr=0.05, schedule="cosine", steps=steps, batch_size=12,
+        annealing="linear", seed=3, precision=precision, engine=engine,
     )  # fmt: skip
     return Settings.resolve(options)
 

@@ -123,10 +123,11 @@ def test_every_member_has_its_own_augmentation():
     assert_trained_alone(run, alone(build, x, y, loss, change=change))
 
 
+MIXED = {"name": "f-kde", "points": "mixup"}
 METHODS = ["kde", "svgd", "f-kde", "forde", {"name": "forde", "fraction": 0.5}]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("method", [*METHODS, MIXED], ids=str)
 def test_every_engine_gives_the_same_members(method):
     build = plain if method == "svgd" else both
     first = frozen(own(build, method=method, strength=20.0, engine="vmap").ensemble)

@@ -365,9 +365,3 @@ def test_points_that_no_step_can_use_are_refused():
     for kind in ("noise", "uniform", "unlabelled", "dataset", "augmented"):
         with pytest.raises(ConfigError, match="prepared before training"):
             forces(shoal.Ensemble.init(network, 2), shoal.Repulsion(points=kind), (x, y))
-    own = x[:BATCH].expand(2, BATCH, 4)
-    with pytest.raises(ConfigError, match="inputs that members share"):
-        forces(
-            shoal.Ensemble.init(network, 2), shoal.Repulsion(points="mixup"), (own, y[:BATCH]),
-            own_inputs=True,
-        )  # fmt: skip

@@ -62,7 +62,7 @@ FULL = {
 }
 """Every setting away from its default, but for `calibrated`, which excludes `legacy`."""
 
-CALIBRATED = {"calibrated": True, "epochs": 2}
+CALIBRATED = {"calibrated": True, "epochs": 2, "batches": "own"}
 
 
 def settings_in(folder):
@@ -201,6 +201,7 @@ class TestTheConfig:
             frozen(quick(method=repulsion).ensemble), frozen(quick(method="f-kde").ensemble)
         )
 
+    @pytest.mark.filterwarnings("ignore:Training diverged:shoal.ShoalWarning")
     @pytest.mark.parametrize("key", ["lr", "temperature", "strength", "clip"])
     @pytest.mark.parametrize("kind", ["float64", "float32", "tensor", "int"])
     def test_numbers_of_any_library_are_written_as_numbers(self, key, kind, tmp_path):

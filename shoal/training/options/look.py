@@ -65,6 +65,7 @@ class View:
         targets: all targets [N, ...]; None if they are not in memory.
         names: names of the columns of a table.
         prepared: whether a data set or an estimator has prepared the inputs.
+        samples: whether members are samples of the posterior, of which more are better.
     """
 
     ensemble: Ensemble
@@ -77,6 +78,7 @@ class View:
     targets: Tensor | None = None
     names: Sequence[str] | None = None
     prepared: bool = False
+    samples: bool = False
 
     @cached_property
     def outputs(self) -> Tensor | None:
@@ -366,7 +368,7 @@ def targets_not_scaled(view: View) -> str | None:
 def fewer_points_than_members(view: View) -> str | None:
     """An ensemble with more members than there are data points."""
     members = view.ensemble.members
-    if view.points is None or view.points >= members:
+    if view.points is None or view.points >= members or view.samples:
         return None
     return (
         f"There are {members} members but only {counted(view.points, 'data point')}; give more "
@@ -393,6 +395,7 @@ def look(
     batches: ArrayBatches | LoaderBatches,
     data: Any = None,
     chosen: bool = True,
+    samples: bool = False,
 ) -> list[str]:
     """The sentences of all checks about the data and networks of a run.
 
@@ -402,6 +405,7 @@ def look(
         batches: the training data; of a loader the batch that is read already.
         data: the data as the user gave them, which may name their columns.
         chosen: whether the user named the likelihood.
+        samples: whether noise makes the members samples of the posterior.
     """
     if isinstance(batches, ArrayBatches):
         rows = torch.linspace(0, batches.n - 1, min(POINTS, batches.n)).round().long()
@@ -424,6 +428,7 @@ def look(
         targets,
         _names(data, x),
         prepared,
+        samples,
     ).sentences()
 
 

@@ -285,7 +285,13 @@ def _made(name: str, spec: Any) -> Any:
         return Adversarial(number(name, spec))
     if name == "adversarial" and isinstance(spec, Mapping):
         spec = {"name": "fgsm", **spec}
-    return _fitting(name, REGISTRIES[name].make(spec), *_MADE[name]["signs"])
+    try:
+        made = REGISTRIES[name].make(spec)
+    except ConfigError as error:
+        if isinstance(spec, Mapping) and str(error).partition(" ")[0] in spec:
+            raise ConfigError(f"{name}.{error}") from None  # a setting is named with its table
+        raise
+    return _fitting(name, made, *_MADE[name]["signs"])
 
 
 def _plain(value: Any) -> Any:

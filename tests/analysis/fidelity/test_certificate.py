@@ -197,9 +197,9 @@ def test_runs_without_a_posterior_are_refused():
     run, data = trained(classes, 3)
     with pytest.raises(ConfigError, match="test="):
         certify(run, Dataset("own", data.train))
-    with pytest.raises(ConfigError, match="draws must be 10 or more, not 3"):
+    with pytest.raises(ConfigError, match="draws must be .* 10 on, not 3"):
         shoal.fidelity(run, data, draws=3)
-    with pytest.raises(ConfigError, match="list of names"):
+    with pytest.raises(ConfigError, match="methods must be a list"):
         shoal.fidelity(run, data, methods="kde")
 
 
