@@ -65,7 +65,7 @@ class WithInterval(Predictive):
     def __getitem__(self, index):
         chosen = super().__getitem__(index)
         ends = self.ends[chosen_rows(index, len(self))]
-        return WithInterval(chosen.members, chosen.likelihood, chosen.weights, ends)
+        return WithInterval(chosen.members, chosen.likelihood, chosen.weights, ends=ends)
 
     def interval(self, level=LEVEL):
         return self.ends[:, :1], self.ends[:, 1:]
@@ -79,7 +79,7 @@ def number_points(n: int, seed: int) -> tuple[Predictive, torch.Tensor]:
     y = outputs[..., 0].mean(0) + noise * torch.randn(n, generator=random)
     pred = Predictive(outputs, HeteroscedasticGaussian())
     ends = torch.cat(pred.interval(LEVEL), -1)
-    return WithInterval(outputs, pred.likelihood, None, ends), y
+    return WithInterval(outputs, pred.likelihood, ends=ends), y
 
 
 def conformal_rows(repetitions: int) -> list[Row]:

@@ -54,8 +54,9 @@ class Registry:
                 raise ConfigError(f"there is already a {self.kind} called '{name}'")
             self._entries[name] = registered
             self._citations[name] = cite
-            if isinstance(registered, type) and dataclasses.is_dataclass(registered):
-                _check_when_made(registered)
+            kind: Any = registered
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                _check_when_made(kind)
             return registered
 
         return register

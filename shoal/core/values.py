@@ -71,7 +71,7 @@ def _elements_fit(values: list | tuple, annotation: Any) -> bool:
     return len(inner) == len(values) and all(map(fits, values, inner))
 
 
-def _is_number(value: object, kind: type) -> bool:
+def _is_number(value: Any, kind: type) -> bool:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     if kind is int:
@@ -104,7 +104,7 @@ def _phrases(annotation: Any) -> Iterator[str]:
         yield _WORDS.get(plain) or f"a {getattr(plain, '__name__', 'value')}"
 
 
-def describe_value(value: object) -> str:
+def describe_value(value: Any) -> str:
     """A value as words for a sentence.
 
     >>> describe_value("1e-3"), describe_value(True), describe_value({"a": 1}), describe_value(2.5)

@@ -480,8 +480,8 @@ class Ensemble:
             raise ConfigError(
                 f"members need a floating point type such as torch.float64, not {came}"
             )
-        if device is not None and str(device) != "meta":  # shapes without numbers are allowed here
-            device = usable_device(device)
+        if device is not None:  # shapes without numbers are allowed here
+            device = torch.device("meta") if str(device) == "meta" else usable_device(device)
         if self.offload is not None:
             self.offload.flush()
         for group in self.groups:
@@ -634,7 +634,7 @@ class Ensemble:
 
 def _pairs(build: Any) -> list[tuple[Build, int]]:
     """The pairs (build, count) of mixed architectures."""
-    pairs = list(build) if isinstance(build, list | tuple) else [None]
+    pairs: list[Any] = list(build) if isinstance(build, list | tuple) else [None]
     if not pairs:
         raise ConfigError("an ensemble needs at least one member, not an empty list")
     if all(

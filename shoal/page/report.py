@@ -139,8 +139,8 @@ def report(
 
             write_text(path, render(report_data, sections, after))
             if figures is not None:
-                write_figures(sections, figures, after)
-    return path
+                write_figures(sections, Path(figures), after)
+    return Path(path)
 
 
 def _several(runs: Any) -> list[Any]:
