@@ -75,8 +75,9 @@ def _is_number(value: Any, kind: type) -> bool:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     if kind is int:
-        return isinstance(value, numbers.Integral) and abs(value) < _WHOLE
-    return value == 0 or 1 / LARGEST <= abs(value) <= LARGEST
+        return isinstance(value, numbers.Integral) and abs(int(value)) < _WHOLE
+    size: Any = abs(value)
+    return size == 0 or 1 / LARGEST <= size <= LARGEST
 
 
 def wanted(annotation: Any) -> str:
@@ -120,8 +121,8 @@ def describe_value(value: Any) -> str:
         return "one of more than 18 digits"
     if isinstance(value, list | tuple):
         return _short(f"the list {list(value)}")
-    if getattr(value, "shape", None):
-        return f"an array of shape {tuple(value.shape)}"
+    if shape := getattr(value, "shape", None):
+        return f"an array of shape {tuple(shape)}"
     text = str(value)
     return _short(f"the object {type(value).__name__}" if text.startswith("<") else text)
 
