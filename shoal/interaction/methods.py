@@ -133,7 +133,7 @@ def _forde(space: Space) -> Repulsion:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("ensemble", "Plain deep ensemble: members trained independently.", None,
+        Method("ensemble", "Plain deep ensemble: members do not repel each other.", None,
                ("lakshminarayanan2017simple",)),
         Method("kde", "Repels weights by a kernel density estimate.",
                Repulsion(Weights(), RBF(), Median(), Wasserstein(KDE())),

@@ -287,7 +287,7 @@ def repulsion_sentence(method: str, ratio: float) -> str:
     strength = repulsion(method.split(" ")[0] == "ensemble", ratio)
     share = f"Repulsion was {percent(ratio / (1 + ratio))} of the force"
     return {
-        Repulsion.NONE: "Members were trained independently, without repulsion.",
+        Repulsion.NONE: "Members were trained without repulsion.",
         Repulsion.UNKNOWN: "The run did not record the force ratio.",
         Repulsion.NEGLIGIBLE: f"{share}: negligible, a plain ensemble in effect.",
         Repulsion.LIGHT: f"{share}: weak.",

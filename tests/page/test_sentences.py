@@ -43,8 +43,8 @@ def test_coverage_is_compared_with_its_standard_error(found, count, end):
         ("kde", 0.0002, "0.02 % of the force: negligible"),
         ("kde", NEGLIGIBLE * 1.01, "weak"),
         ("kde", 1.0, "50 % of the force"),
-        ("ensemble", 0.0, "trained independently"),
-        ("ensemble (legacy)", 0.0, "trained independently"),
+        ("ensemble", 0.0, "trained without repulsion"),
+        ("ensemble (legacy)", 0.0, "trained without repulsion"),
         ("kde", math.nan, "did not record"),
     ],
 )
