@@ -34,7 +34,6 @@ __all__ = [
     "factor_or_none",
     "flag",
     "from_user",
-    "function",
     "instance_of",
     "is_truth",
     "items",
@@ -293,17 +292,6 @@ def instance_of(kind: type | tuple[type, ...], words: str) -> Check:
     def check(name: str, value: Any) -> Any:
         """The value, if it is of the class."""
         if isinstance(value, kind):
-            return value
-        raise ConfigError(f"{name} must be {words}, not {describe_value(value)}")
-
-    return check
-
-
-def function(words: str) -> Check:
-    """The check of a function of the user's own; `words` say what it takes and returns."""
-
-    def check(name: str, value: Any) -> Any:
-        if callable(value):
             return value
         raise ConfigError(f"{name} must be {words}, not {describe_value(value)}")
 

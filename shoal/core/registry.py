@@ -74,6 +74,10 @@ class Registry:
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 
+    def has_kind(self, kind: type) -> bool:
+        """Whether a class is registered here."""
+        return kind in self._entries.values()
+
     def names(self) -> list[str]:
         """All names, in the order of registration."""
         return list(self._entries)
@@ -139,10 +143,12 @@ def _check_when_made(kind: Any) -> None:
     hints = functools.cache(lambda: typing.get_type_hints(kind))
 
     def valid(name: str, value: Any) -> Any:
-        from shoal.core.values import check_value, fits
-
         if name not in known or value is known[name].default or "unstored" in known[name].metadata:
             return value
+        if name in inner and inner[name].has_kind(type(value)):
+            return value  # it was checked when it was made; a step may replace a strength beside it
+        from shoal.core.values import check_value, fits
+
         made = inner[name].make(value) if name in inner else value
         if getattr(made, "ndim", 0) == 1 and not fits(made, hints()[name]):
             made = tuple(made.tolist())  # an array where a list is wanted

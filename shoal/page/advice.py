@@ -42,8 +42,8 @@ __all__ = [
 _WIDTH = 46
 """Letters of a line in a card."""
 
-_PREPARES = re.compile(r"\b(x = .+?)(?:, and change later inputs by the same numbers)?\.?$")
-"""The line of a warning about the inputs."""
+_PREPARES = re.compile(r"\b(x = .+?)(?:, (?:and|or) .+)?\.?$")
+"""The line of a warning about the inputs, without the words that follow it."""
 
 _NOISY = "model.dataset(X_noisy, y_test).test"
 

@@ -11,7 +11,7 @@ from shoal.core.arguments import (
     checked,
     factor_or_none,
     from_user,
-    function,
+    instance_of,
     not_negative,
     positive,
     whole_or_zero,
@@ -30,6 +30,7 @@ from shoal.training.options.optim import make_optimizer, optimizer_table
 
 __all__ = ["sample"]
 
+DENSITY = "a function of one particle [D] that returns its log density"
 ANNEALING = "a function of (step, steps) that returns a factor from 0 on"
 
 
@@ -56,10 +57,10 @@ class _Itself(Likelihood):
 
 
 @checked(
-    log_density=function("a function of one particle [D] that returns its log density"),
+    log_density=instance_of(Callable, DENSITY),
     steps=whole_or_zero,
     lr=positive,
-    annealing=function(ANNEALING),
+    annealing=instance_of(Callable, ANNEALING),
     noise=factor_or_none,
 )
 def sample(

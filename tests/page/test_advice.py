@@ -267,6 +267,12 @@ def warned(run, sentence):
     return run
 
 
+def test_the_line_of_a_warning_ends_where_its_words_go_on():
+    sentence = "Too bright; type x = x / 255, or pass x as bytes, and change later inputs too."
+    run = warned(python_run("classes"), sentence)
+    assert advice.for_ood(load_report_data([run]).entries[0]).code == "x = x / 255"
+
+
 def test_a_warning_comes_first_and_misleading_advice_is_left_out(undrawn):
     sentence = (
         "The inputs are far from unit scale; column 3 has mean 7; "
