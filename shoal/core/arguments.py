@@ -286,8 +286,13 @@ def device(name: str, value: Any) -> Any:
     return usable_device(value)
 
 
-def instance_of(kind: type | tuple[type, ...], words: str) -> Check:
-    """The check of an object of a class; `words` say what is wanted and what to type."""
+def instance_of(kind: Any, words: str) -> Check:
+    """The check of an object of a class, of one of several, or of anything that can be called.
+
+    Args:
+        kind: a class, a tuple of classes, or `Callable`.
+        words: what is wanted and what to type.
+    """
 
     def check(name: str, value: Any) -> Any:
         """The value, if it is of the class."""
