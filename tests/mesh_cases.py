@@ -233,6 +233,8 @@ CASES = {
     "points": _case(
         members, vectors, method=shoal.Repulsion(shoal.spaces.Outputs(), points="noise")
     ),
+    "placebo, kde": _case(members, vectors, method={"name": "kde", "placebo": True}, **STRONG),
+    "placebo, f-kde": _case(members, vectors, method={"name": "f-kde", "placebo": True}, **STRONG),
 }  # fmt: skip
 
 

@@ -142,7 +142,7 @@ def _method(config: Config) -> str | dict[str, Any]:
     name = config.method.get("name", "repulsion")
     if name == "repulsion" or not isinstance(name, str):
         return config.method
-    names = {field.name for field in fields(Repulsion)} - {"points"}
+    names = {field.name for field in fields(Repulsion)} - {"points", "placebo"}
     changed = {key: value for key, value in config.method.items() if key in names}
     changes = {key: v for key, v in config.method.items() if key not in names | {"name"}}
     known = methods.get(name, config.legacy, config.calibrated)

@@ -31,7 +31,7 @@ from shoal.core.arguments import checked
 from shoal.core.display.notebook import facts_html
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
-from shoal.core.values import check_settings, check_spec
+from shoal.core.values import check_settings, check_spec, check_value
 from shoal.interaction.bandwidths import Median, MemberMedian
 from shoal.interaction.estimators import KDE, SGE, SSGE
 from shoal.interaction.flows import Stein, Wasserstein
@@ -66,7 +66,8 @@ class Method:
         cite: keys of the bibliography.
         functional_prior: a prior on the outputs, from draws, replaces the weight prior.
         legacy: whether this is the published form.
-        settings: changed settings of the space by name, and `points` other than the batch.
+        settings: changed settings of the space by name, `points` other than the batch, and
+            `placebo`.
         calibrated: whether this is the calibrated form.
     """
 
@@ -178,7 +179,8 @@ def get(name: str, legacy: bool = False, calibrated: bool = False, **settings: A
         legacy: the published form.
         calibrated: the calibrated form.
         settings: settings of its space, such as fraction=0.25 or alpha=0.4 for input gradients, and
-            `points`, where members are compared.
+            `points`, where members are compared. `placebo=True` replaces the push of each member by
+            a random one of equal norm: a control, which no member's place decides.
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method called '{name}'; {nearest(str(name), METHODS)}")
@@ -203,10 +205,14 @@ def known(name: object) -> bool:
 
 
 def changed(method: Method, settings: Mapping[str, Any]) -> Method:
-    """The method with other settings of its space, and other points."""
-    space_settings = {name: value for name, value in settings.items() if name != "points"}
+    """The method with other settings of its space, other points, or as a placebo."""
+    outside = ("points", "placebo")
+    space_settings = {name: value for name, value in settings.items() if name not in outside}
     for setting, value in space_settings.items():
         method = _changed(method, setting, value)
+    if "placebo" in settings:
+        method = _with_placebo(method, settings["placebo"])
+        space_settings |= {"placebo": True} if settings["placebo"] else {}
     method = replace(method, settings=tuple(sorted(space_settings.items())))
     if "points" not in settings:
         return method
@@ -214,6 +220,13 @@ def changed(method: Method, settings: Mapping[str, Any]) -> Method:
     if isinstance(points, str) or (isinstance(points, Mapping) and "name" in points):
         check_spec("method.points", points, points_registry)
     return method.with_points(points_of(points))
+
+
+def _with_placebo(method: Method, placebo: Any) -> Method:
+    check_value("method.placebo", placebo, bool)
+    if method.repulsion is None:
+        raise ConfigError(f"method '{method.name}' has no push that a placebo could replace")
+    return replace(method, repulsion=replace(method.repulsion, placebo=placebo))
 
 
 def _changed(method: Method, setting: str, value: Any) -> Method:
@@ -226,7 +239,7 @@ def _changed(method: Method, setting: str, value: Any) -> Method:
     names = [{f.name for f in fields(layer) if f.init} - {"space"} for layer in layers]
     depth = next((i for i, known in enumerate(names) if setting in known), None)
     if depth is None:
-        known = set().union(*names) | {"points"}
+        known = set().union(*names) | {"points", "placebo"}
         raise ConfigError(
             f"method '{method.name}' has no setting '{setting}'; {nearest(setting, known)}"
         )

@@ -77,6 +77,8 @@ class Repulsion:
         calibrated: compare whitened members and rescale the push, see `calibration`.
         points: inputs at which members are compared, for outputs and input gradients: an entry of
             `shoal.points`, its name, or inputs of your own.
+        placebo: replace the push of each member by a random push of equal norm, see
+            `training.step.placebo`.
     """
 
     space: Space = nested_field(spaces.registry, Outputs)
@@ -87,6 +89,7 @@ class Repulsion:
     per: str = "data"
     calibrated: bool = False
     points: Points = nested_field(points.registry, Batch, later=True)
+    placebo: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, strength=not_negative)

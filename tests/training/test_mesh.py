@@ -40,7 +40,7 @@ DIVIDED = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", 
            "mixed architectures", "fraction", "validation")  # fmt: skip
 REPEATED = ("sequence first", "own buffer", "mixed rows", "adversarial", "points", "chunks",
             "augmentation by member", "batch norm, fraction", "own batches",
-            "own batches, f-kde")  # fmt: skip
+            "own batches, f-kde", "placebo, f-kde")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

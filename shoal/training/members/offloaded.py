@@ -37,6 +37,7 @@ from shoal.training.options.noise import add_noise, add_shared_noise
 from shoal.training.options.optim import clip_members
 from shoal.training.options.settings import Settings
 from shoal.training.step.drive import Batch, StepContext
+from shoal.training.step.placebo import with_placebo
 from shoal.training.step.results import OutputResult, StepInfo
 from shoal.training.step.shared_velocity import shared_velocity
 from shoal.training.step.stages import measured, weight_stage
@@ -109,8 +110,9 @@ class OffloadedSteps:
         drives = _Drives(context, self.moving, self._host_drives("moving", self.moving), True)
         result, gradients = both_passes(_in_parts(context, drives), self.moving, batch, shares)
         alive, norms = result.alive & drives.finite, drives.norms
-        weights = context.repulsion is not None and context.repulsion.space.isometric
-        push = self._pushed_by_columns if weights else self._pushed_on_host
+        repulsion = context.repulsion
+        by_columns = repulsion is not None and repulsion.space.isometric and not repulsion.placebo
+        push = self._pushed_by_columns if by_columns else self._pushed_on_host
         alive, measures = push(context, batch, drives.host, alive, norms)
         self._update(context, drives.host, alive)
         return StepInfo(result.loss, alive, measures, result.statistics), gradients, shares
@@ -134,7 +136,7 @@ class OffloadedSteps:
     def _pushed_on_host(
         self, context: StepContext, batch: Batch, drive: Tree, alive: Tensor, norms: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The same for spaces that are not the weights themselves, by the host's arithmetic."""
+        """The same for other spaces than the weights and for placebos, by the host's arithmetic."""
         frozen = None
         if self.frozen is not None:
             old = self._frozen_drives(context, batch)[0] if context.shares_drives else None
@@ -146,7 +148,11 @@ class OffloadedSteps:
         moved = weight_stage(
             posterior, context.repulsion, dict(drive), weights, alive.cpu(), 1.0, None, None, frozen
         )
-        for name, tensor in moved.velocity.items():
+        velocity = moved.velocity
+        if moved.pushed is not None:
+            how = context.seed, context.step
+            velocity = with_placebo(self.moving, velocity, moved.pushed, *how)
+        for name, tensor in velocity.items():
             if tensor is not drive[name]:
                 drive[name].copy_(tensor)
         assert moved.measures is not None, "the repulsion acts on weights"

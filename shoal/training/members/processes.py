@@ -72,6 +72,8 @@ class OverProcesses(Around):
             return False
         if size is not None and size < ensemble.members:
             return False
+        if context.repulsion is not None and context.repulsion.placebo:
+            return False  # the norm of a push is not the sum over rows
         plain = context.adversarial is None and passes.points is None and not context.own_inputs
         if not plain or passes.rows is not None or context.mapping.recompute:
             return False

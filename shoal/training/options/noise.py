@@ -37,7 +37,7 @@ from shoal.core.random import hashed, key, normal_stream
 from shoal.core.tree import add_into
 from shoal.inference.ensemble import Ensemble
 
-__all__ = ["add_noise", "add_shared_noise", "check_noise", "noise_std"]
+__all__ = ["add_noise", "add_normal", "add_shared_noise", "check_noise", "noise_std"]
 
 AT_ONCE = 1 << 22
 """Largest number of normal numbers drawn at a time, unless one tensor has more."""
@@ -117,7 +117,7 @@ def add_noise(
     first = 0
     for group in ensemble.groups:
         mine = slice(first, first + group.members)
-        _add(_gradients(group.weights.values()), keys[mine], std[mine])
+        add_normal(_gradients(group.weights.values()), keys[mine], std[mine])
         first += group.members
 
 
@@ -154,7 +154,7 @@ def add_shared_noise(
     std = one * noise_std(optimizer, heat) * members**-0.5
     gradients = _gradients(tensors)
     if shares is None:
-        _add([gradient.unsqueeze(0) for gradient in gradients], keys, std)
+        add_normal([gradient.unsqueeze(0) for gradient in gradients], keys, std)
         return
     place = 0
     for gradient, (total, first) in zip(gradients, shares, strict=True):
@@ -169,8 +169,8 @@ def _gradients(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.grad for tensor in tensors if tensor.grad is not None]
 
 
-def _add(gradients: Sequence[Tensor], keys: Tensor, std: Tensor) -> None:
-    """Add noise [m, ...] to each gradient: row i from the stream of keys[i], times std[i]."""
+def add_normal(gradients: Sequence[Tensor], keys: Tensor, std: Tensor) -> None:
+    """Add normal numbers to tensors [m, ...]: row i from the stream of keys[i], times std[i]."""
     for first, some in _batches(gradients, len(keys)):
         places = _places(some)
         numbers = normal_stream(keys, first, places[-1]) * std.unsqueeze(-1)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shoal.core.differentiate import pull_back
 from shoal.core.structure import Inputs, MemberWeighted, joined, points_in
-from shoal.core.tree import add_scaled, mixed, per_member
+from shoal.core.tree import add_scaled, member_norms, mixed, per_member
 from shoal.core.types import Tree
 from shoal.data.batches.batch import Targets
 from shoal.engine.members.member_runner import MemberInputs, MemberRunner
@@ -46,6 +46,7 @@ from shoal.interaction.points import Drawn
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.options.adversarial import Adversarial
 from shoal.training.step.others import Others
+from shoal.training.step.placebo import with_placebo
 from shoal.training.step.probabilities import (
     act_on_probabilities,
     at_outputs,
@@ -375,12 +376,18 @@ class Drive:
         context = self.context
         weights = ensemble.weights | ensemble.trained_shared
         values, cotangents, head = [passed.outputs], [self._weighed(result.cotangent)], None
+        pushed = None
         if passed.gradients is not None and result.push is not None:
             last = {name: weights[name] for name in ensemble.heads}
             head = pull_back(passed.outputs, result.cotangent, last, keep_graph=True)
-            values, cotangents = [*values, passed.gradients], [*cotangents, result.push]
-        if passed.at_points is not None and result.push is not None:
-            values, cotangents = [*values, passed.at_points], [*cotangents, result.push]
+        if result.push is not None:
+            compared = (passed.gradients, passed.at_points, passed.outputs)
+            at = next(tensor for tensor in compared if tensor is not None)
+            if context.repulsion is not None and context.repulsion.placebo:
+                push = pull_back(at, result.push, ensemble.weights, keep_graph=True)
+                pushed = member_norms(push, ensemble.spans)
+            else:
+                values, cotangents = [*values, at], [*cotangents, result.push]
         if context.adversarial is None:
             velocity = pull_back(values, cotangents, weights)
         else:
@@ -392,6 +399,8 @@ class Drive:
             more = self._at_neighbours(ensemble, passed, result, at_inputs)
             head = None if head is None else add_scaled(head, more, context.weight)
             velocity = add_scaled(velocity, more, context.weight)
+        if pushed is not None:
+            velocity = with_placebo(ensemble, velocity, pushed, context.seed, context.step)
         return self._unweighed(velocity, ensemble), head
 
     def _at_neighbours(

@@ -21,7 +21,8 @@ class OutputResult(NamedTuple):
         mix: matrix that mixes the drives [M, M]; None is the identity.
         measures: see `WeightResult`; None if the space is not of outputs.
         push: input of the backward pass at the input gradients, of all rows or some rows
-            [M, B, ...], or at the outputs of points other than the batch; None without either.
+            [M, B, ...], or at the outputs of points other than the batch, or of the batch if a
+            placebo replaces it; None without any.
         head: the drive at the last layers; None if drive and push are already measured.
         statistics: what the likelihood learns from; None if it learns nothing.
     """
@@ -55,11 +56,14 @@ class WeightResult(NamedTuple):
         alive: which members are finite [M].
         measures: drive, push, squared bandwidth and effective members, in the base of the space;
             None if the space is not of weights.
+        pushed: norms of the pushes [M], which the velocity lacks; None unless a placebo replaces
+            them.
     """
 
     velocity: Tree
     alive: Tensor
     measures: Tensor | None
+    pushed: Tensor | None = None
 
 
 @dataclass(frozen=True, repr=False)

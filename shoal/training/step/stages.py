@@ -78,16 +78,17 @@ def output_stage(
     if rows is not None and rows.ndim == outputs.ndim - 1:
         rows = rows.mean(0)  # members with weights of their own are compared where any counts
     here = {"outputs": drive}, {"outputs": compared}
-    velocity, alive, mix, measures = _act(
+    velocity, alive, mix, measures, apart = _act(
         posterior, repulsion, "outputs", *here, alive, others, rows
     )
     if repulsion is None:
         measures = measured(member_norms(here[0]) if lengths is None else lengths, None, alive)
     statistics = posterior.likelihood.statistics(outputs, parted(y)[0], alive, rows)
-    cotangent = velocity["outputs"]
+    cotangent, push = velocity["outputs"], None if apart is None else apart["outputs"]
     if squashed:
         gradient, cotangent = at_outputs(compared, gradient), at_outputs(compared, cotangent)
-    return OutputResult(loss, alive, gradient, cotangent, mix, measures, statistics=statistics)
+        push = None if push is None else at_outputs(compared, push)
+    return OutputResult(loss, alive, gradient, cotangent, mix, measures, push, None, statistics)
 
 
 def gradient_stage(
@@ -166,10 +167,10 @@ def weight_stage(
     multiples = posterior.prior_multiples(velocity, balance) if once else None
     if multiples is None:
         velocity = posterior.add_prior(velocity, weights, balance, spans)
-    velocity, alive, _, measures = _act(
+    velocity, alive, _, measures, apart = _act(
         posterior, repulsion, "weights", velocity, weights, alive, others, multiples=multiples
     )
-    return WeightResult(velocity, alive, measures)
+    return WeightResult(velocity, alive, measures, None if apart is None else member_norms(apart))
 
 
 def has_weight_forces(posterior: Posterior, repulsion: Repulsion | None) -> bool:
@@ -204,13 +205,14 @@ def _act(
     others: Others | None,
     weight: Tensor | None = None,
     multiples: Sequence[float] | None = None,
-) -> tuple[Tree, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tree, Tensor, Tensor | None, Tensor | None, Tree | None]:
     """Mix the drives and add the push, if the repulsion's space has this base.
 
-    `multiples` of the base belong to the drives, see `Push.added_to`.
+    `multiples` of the base belong to the drives, see `Push.added_to`. A push that a placebo
+    replaces is not added: it is the last of the results.
     """
     if repulsion is None or not _acts_on(repulsion, where):
-        return drive, alive, None, None
+        return drive, alive, None, None, None
     points = base["outputs"][0, ..., 0].numel() if where == "outputs" else 1
     points = points if weight is None else weight.sum()
     turned = others is None and weight is None and in_columns(repulsion, base)
@@ -221,10 +223,16 @@ def _act(
     alive = interaction.cloud.alive[mine]
     drive, mix = mixed_drives(interaction, drive, mine, others)
     scale = -_push_scale(posterior, repulsion, points) * repulsion.strength
-    velocity, driven, pushed = push.added_to(drive, scale, multiples)
+    apart = None
+    if repulsion.placebo:
+        apart = {name: scale * tensor for name, tensor in push.tree().items()}
+        velocity, driven, pushed = drive, member_norms(drive), member_norms(apart)
+    else:
+        velocity, driven, pushed = push.added_to(drive, scale, multiples)
     if turned:
         velocity = {name: t.mT for name, t in velocity.items()}
-    return velocity, alive, mix, measured(driven, pushed, alive, interaction.summary)
+        apart = None if apart is None else {name: t.mT for name, t in apart.items()}
+    return velocity, alive, mix, measured(driven, pushed, alive, interaction.summary), apart
 
 
 def _push_scale(

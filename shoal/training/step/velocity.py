@@ -29,6 +29,7 @@ from shoal.interaction.points import Drawn
 from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import innermost
 from shoal.training.step.drive import Batch, Drive, StepContext
+from shoal.training.step.placebo import with_placebo
 from shoal.training.step.probabilities import likelihood_gradient
 from shoal.training.step.results import OutputResult, StepInfo, WeightResult
 from shoal.training.step.shared_velocity import shared_velocity, shares_of_drives
@@ -134,6 +135,9 @@ def velocity_of(context: StepContext, ensemble: Ensemble, batch: Batch) -> tuple
             posterior, repulsion, velocity, weights, result.alive, annealing, result.mix, spans,
             others,
         )  # fmt: skip
+    if moved.pushed is not None:
+        random = with_placebo(ensemble, moved.velocity, moved.pushed, context.seed, context.step)
+        moved = moved._replace(velocity=random)
     measures = result.measures if moved.measures is None else moved.measures
     assert measures is not None, "the base of a space is outputs or weights"
     info = StepInfo(result.loss, moved.alive, measures, result.statistics)
@@ -212,6 +216,11 @@ def check_space(ensemble: Ensemble, repulsion: Repulsion | None) -> None:
         return
     if share_of(repulsion) < 1 and isinstance(repulsion.flow, Stein):
         raise ConfigError("the Stein flow mixes drives of whole batches; set fraction=1")
+    if repulsion.placebo and ensemble.trained_shared and repulsion.space.base != "weights":
+        raise ConfigError(
+            "a placebo needs the push of each member alone, and these members train tensors "
+            "together; leave placebo out"
+        )
     if len(ensemble.groups) > 1 and repulsion.space.base == "weights":
         raise ConfigError(
             "members of different architectures have no common weight space; "
