@@ -12,6 +12,8 @@ A word is a method, then changes after `+`, then the strength after `:`.
 - `adversarial`: half of each batch's likelihood from FGSM neighbours, at 1 % of the pixel range.
 - `linear`, `hyperbolic`, `cyclic`: annealing of the driving force.
 - `empcov`: the empirical covariance prior on the filters of the first layer.
+- `placebo`: a random push of equal norm takes the place of the repulsion.
+- `lr=0.002`, `prior=0.3`: another learning rate, another standard deviation of the prior.
 - `swag`: five SWAG samples around every member, from its last ten snapshots.
 
 `lit` is local independence training, which has no entry in the library. `hyper` is a hyper-deep
@@ -82,6 +84,12 @@ def settings(arm: Arm, data: shoal.Dataset, device: str) -> dict[str, Any]:
         found["adversarial"] = 0.01 * (high - low)
     if "empcov" in changes:
         found["prior"] = EmpCov.of(data.train.x[:500].to(device))
+    if "prior" in changes:
+        found["prior"] = Gaussian(float(changes["prior"]))
+    if "lr" in changes:
+        found["lr"] = float(changes["lr"])
+    if "own-batches" in changes:
+        found["batches"] = "own"
     schedule = next((name for name in changes if name in annealings), None)
     return found | {"annealing": schedule}
 
@@ -91,6 +99,8 @@ def _method(arm: Arm) -> Any:
         space = Normalised(InputGradients(), eps=1e-15)
         return Repulsion(space, SquaredCosine(), Fixed(1.0), Energy(), per="batch")
     found = methods.get(arm.method, calibrated="calibrated" in arm.changes)
+    if "placebo" in arm.changes:
+        found = methods.changed(found, {"placebo": True})
     repulsion = found.repulsion
     if repulsion is not None and "laplace" in arm.changes:
         repulsion = replace(repulsion, kernel=Laplace())

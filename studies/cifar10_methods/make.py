@@ -44,7 +44,7 @@ from shoal.prediction.predictive import Predictive
 from studies import RESULTS
 from studies.cifar10_methods import hyper, tables
 from studies.cifar10_methods.arms import SIZES, Arm, named, parsed, settings
-from studies.common import finished, fit_apart, image_arrays, image_set, test_of
+from studies.common import finished, image_arrays, image_set, test_of
 
 FOLDER = RESULTS / "cifar10/methods"
 GROUPS = (
@@ -87,6 +87,7 @@ def options() -> argparse.Namespace:
     made.add_argument("--small", action="store_true", help="the study of ../small")
     made.add_argument("--choose", action="store_true", help="choose strengths, by other seeds")
     made.add_argument("--seeds", type=int, default=3)
+    made.add_argument("--first", type=int, default=0, help="the first seed")
     made.add_argument("--epochs", type=int, default=20)
     made.add_argument("--members", type=int, default=5)
     made.add_argument("--images", type=int, default=10_000)
@@ -165,16 +166,13 @@ class Study:
         model = _model(asked)
         if "nodes" in arm.changes:
             model = {"name": "batch-ensemble", "network": model, "factors": "normal"}
-        fit = fit_apart if "own-batches" in arm.changes else shoal.fit
-        return self._fit(self._start(model, members, seed), seed, fit, **changes)
+        return self._fit(self._start(model, members, seed), seed, **changes)
 
     def _start(self, model: Any, members: int, seed: int) -> shoal.Ensemble:
         build = Blueprint(registry.make(model), self.data.input_shape, self.data.outputs)
         return shoal.Ensemble.init(build, members, seed=seed)
 
-    def _fit(
-        self, start: shoal.Ensemble, seed: int, fit: Any = shoal.fit, **changes: Any
-    ) -> shoal.Run:
+    def _fit(self, start: shoal.Ensemble, seed: int, **changes: Any) -> shoal.Run:
         asked = self.asked
         common = {
             "epochs": asked.epochs, "batch_size": asked.batch, "lr": asked.lr, "clip": 5.0,
@@ -182,7 +180,7 @@ class Study:
             "augment": None if asked.plain_images else CropFlip(4 // asked.pool),
             "precision": "bfloat16" if asked.device == "cuda" else "float32",
         }  # fmt: skip
-        return fit(
+        return shoal.fit(
             start, self.data, seed=seed, progress=False, device=asked.device, **(common | changes),
         )  # fmt: skip
 
@@ -291,7 +289,8 @@ def main() -> None:
         if asked.choose:
             train(asked, rows, [(word, tables.CHOOSING) for word in tables.CANDIDATES])
         groups = (asked.arms.split(","),) if asked.arms else GROUPS
-        order = [(word, s) for group in groups for s in range(asked.seeds) for word in group]
+        seeds = range(asked.first, asked.first + asked.seeds)
+        order = [(word, seed) for group in groups for seed in seeds for word in group]
         strengths = tables.strengths(rows)
         train(asked, rows, [(named(word, strengths), seed) for word, seed in order])
     tables.write(asked.out, rows)

@@ -67,8 +67,11 @@ class Cell(NamedTuple):
     seed: int
 
 
-def cells(seeds: int) -> list[Cell]:
+def cells(seeds: int, only: str | None) -> list[Cell]:
     """Every run, seed after seed; sizes 9 and 13 are for the figure of the first seed."""
+    if only:
+        pairs = [word.rsplit("/", 1) for word in only.split(",")]
+        return [Cell(name, int(size), seed) for seed in range(seeds) for name, size in pairs]
     made = []
     strong = [f"{name}:{strength}" for name, strength in itertools.product(SWEPT, STRENGTHS)]
     for seed in range(seeds):
@@ -90,6 +93,8 @@ def settings(name: str) -> dict[str, Any]:
     if word == "kde+laplace":  # the published kernel has the fixed length 100
         found["method"] = replace(LAPLACE, bandwidth=Fixed(h2=1e4)) if published else LAPLACE
         found["legacy"] = False  # the composition says it all
+    if word.endswith("+own"):
+        found["batches"] = "own"
     if word == "ensemble+adversarial":
         found["adversarial"] = {"epsilon": 0.001, "shared": True} if published else 0.01
     return found | ({"strength": float(strength)} if strength else {})
@@ -204,12 +209,7 @@ def train(asked: argparse.Namespace) -> None:
     path = asked.out / "raw.csv"
     rows: list[dict[str, Any]] = [*read_csv(path, missing_ok=True)]
     done = {(row["method"], int(row["members"]), int(row["seed"])) for row in rows}
-    wanted = asked.only.split(",") if asked.only else []
-    missing = [
-        cell
-        for cell in cells(asked.seeds)
-        if cell not in done and (not wanted or f"{cell.method}/{cell.members}" in wanted)
-    ][: asked.first]
+    missing = [cell for cell in cells(asked.seeds, asked.only) if cell not in done][: asked.first]
     for _, row in finished(missing, _run, asked.jobs, asked.within, _prepare, (asked,)):
         rows.append(row)
         print(row["method"], row["members"], row["seed"], row.get("seconds"), flush=True)
@@ -230,7 +230,7 @@ def main() -> None:
     made.add_argument("--epochs", type=int, default=15)
     made.add_argument("--images", type=int, default=20_000, help="training images; 0 for all")
     made.add_argument("--first", type=int, default=None, help="only so many runs")
-    made.add_argument("--only", help="runs such as kde:1000/5,ensemble/5, separated by commas")
+    made.add_argument("--only", help="methods and sizes, such as kde:1000/5,ensemble+own/5")
     made.add_argument("--device", default="cuda")
     made.add_argument("--data", help="the images of --pack; by default the data sets")
     made.add_argument("--pack", type=Path, help="write the images into a file, train nothing")
