@@ -271,6 +271,7 @@ SLOW = {
     "test_new_members_move_as_in_the_whole_ensemble",
     "test_no_cell_starts_that_would_end_too_late_by_others_of_its_kind",
     "test_no_direction_is_preferred",
+    "test_no_claim_of_the_page_breaks_the_rule_of_three_seeds",
     "test_no_false_alarm_on_a_line",
     "test_no_false_alarm_on_digits",
     "test_no_false_alarm_on_points",

@@ -1,6 +1,7 @@
 """The pages of docs/: their links, the guide, the menu, the reference and code that runs."""
 
 import importlib.util
+import random
 import re
 import sys
 from pathlib import Path
@@ -60,15 +61,18 @@ def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page):
     assert not missing
 
 
-def test_the_guide_the_table_of_results_and_the_claims_are_what_the_raw_files_give():
-    pages = make.pages()
+@pytest.fixture(scope="module")
+def pages():
+    return make.pages()
+
+
+def test_the_guide_the_table_of_results_and_the_claims_are_what_the_raw_files_give(pages):
     assert {"guide.md", "README.md", "claims.md", "trinh.md"} <= {path.name for path in pages}
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, "run python -m studies.guide.make"
 
 
-def test_every_row_of_the_guide_has_a_sentence_a_figure_and_hidden_intervals():
-    pages = make.pages()
+def test_every_row_of_the_guide_has_a_sentence_a_figure_and_hidden_intervals(pages):
     guide = pages[DOCS / "guide.md"]
     rows = guide.partition("## What to do")[2].partition("\n## ")[0].split("\n### ")[1:]
     assert len(rows) >= 12
@@ -121,7 +125,55 @@ def test_a_claim_is_confirmed_refuted_or_open():
     assert decided(claims.higher("", noise, zero, size=9.0)) == "refuted"  # not of that size
     assert decided(claims.same("", one, zero, 2.0)) == "confirmed"
     assert decided(claims.same("", one, zero, 0.1)) == "refuted"
-    assert decided(claims.higher("", {0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.0})) == "cannot be told"
+    assert decided(claims.higher("", one, zero), claims.lower("", one, zero)) == "mixed"
+    assert decided(claims.higher("", one, zero), claims.lower("", one, zero), one=True) != "mixed"
+
+
+def _breaks_the_rule(measures, adjusted, one):
+    """A verdict needs three seeds in every number that decides it, and numbers of its kind."""
+    votes = {measure.speaks(adjusted) for measure in measures if measure.seeds >= 3}
+    ways = {
+        "confirmed": 1 in votes and (one or votes == {1}),
+        "mixed": {1, -1} <= votes and not one,
+        "refuted": -1 in votes and 1 not in votes,
+        "cannot be told": True,
+    }
+    decides = [measure for measure in measures if measure.speaks(adjusted)]
+    found = claims.verdict(measures, adjusted, one)
+    whole = found != "confirmed" or one or len(decides) == len(measures)
+    return not (ways[found] and whole and all(measure.seeds >= 3 for measure in decides))
+
+
+def test_no_verdict_breaks_the_rule_of_three_seeds():
+    draw = random.Random(0)
+    seen = set()
+    for _ in range(300):
+        measures = []
+        for _ in range(draw.randint(1, 3)):
+            seeds = draw.randint(1, 5)
+            centre = draw.choice((-3, 0, 3))
+            first = {seed: draw.gauss(centre, 0.3) for seed in range(seeds)}
+            kind = draw.choice((claims.higher, claims.lower, claims.same, claims.fact))
+            if kind is claims.fact:
+                measures.append(claims.fact("one run", draw.choice((True, False))))
+            else:
+                margin = (1.0,) if kind is claims.same else ()
+                measures.append(kind("", first, dict.fromkeys(first, 0.0), *margin))
+        one, adjusted = draw.random() < 0.2, claims._adjuster(measures)
+        assert not _breaks_the_rule(measures, adjusted, one), measures
+        seen.add(claims.verdict(measures, adjusted, one))
+    assert seen == set(claims.VERDICTS)  # the draws reach every verdict
+    for few in ({0: 1.0, 1: 1.0}, {0: 1.0}):
+        for kind in (claims.higher, claims.lower, lambda *pair: claims.same(*pair, 2.0)):
+            measures = [kind("", few, dict.fromkeys(few, 0.0))]
+            assert claims.verdict(measures, claims._adjuster(measures)) == "cannot be told"
+
+
+def test_no_claim_of_the_page_breaks_the_rule_of_three_seeds():
+    evaluated = [pair for group in make.GROUPS.values() for pair in claims.evaluated(group)]
+    assert sum(bool(measures) for _, measures in evaluated) > 180
+    for claim, measures in evaluated:
+        assert not _breaks_the_rule(measures, claims._adjuster(measures), claim.one), claim.words
 
 
 def test_a_claim_without_data_is_listed_as_not_measured():

@@ -8,13 +8,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.core.display.text import markdown_table
-from shoal.prediction.statistics import holm, paired_p_value
+from shoal.prediction.statistics import (
+    FEWEST,
+    SIGNIFICANCE,
+    equivalence_p_value,
+    holm,
+    paired_p_value,
+)
 from studies.guide.evidence import corrected, difference, interval
 
-SURE = 0.05
-FEWEST = 3
-"""Fewer seeds decide nothing: two may agree by the number of test images alone."""
-
+VERDICTS = ("confirmed", "mixed", "refuted", "cannot be told")
 
 PAGES = {
     "dangelo-fortuin": ("D'Angelo & Fortuin (2021)", ("D'Angelo & Fortuin (2021)",)),
@@ -32,7 +35,8 @@ class Measure(NamedTuple):
 
     Attributes:
         words: the number, with its interval.
-        seeds: number of pairs; 0 for a number without interval.
+        seeds: number of pairs; 0 for a number without interval. Fewer than three decide nothing:
+            two may agree by the number of test images alone.
         p: p value of no difference.
         sign: 1 if the difference has the claimed sign, -1 if not; of a fact: 1, -1 or 0.
         p_size: p value of the claimed size; for equality, of a difference at the margin.
@@ -50,16 +54,16 @@ class Measure(NamedTuple):
 
     def tests(self):
         """The p values that count."""
-        return [p for p in (self.p, self.p_size) if p is not None]
+        return [p for p in (self.p, self.p_size) if p is not None and self.seeds >= FEWEST]
 
     def speaks(self, adjusted):
         """1 for the claim, -1 against it, 0 for neither; `adjusted` maps p values."""
-        if self.p is None:
-            return self.sign
-        different = adjusted(self.p) < SURE
-        sized = self.p_size is not None and adjusted(self.p_size) < SURE
+        if self.p is None or self.seeds < FEWEST:
+            return 0
+        different = adjusted(self.p) < SIGNIFICANCE
+        sized = self.p_size is not None and adjusted(self.p_size) < SIGNIFICANCE
         if self.equality:
-            return 1 if sized and not self.falls_short else -1 if different else 0
+            return 1 if sized else -1 if different else 0
         if different:
             return self.sign
         return -1 if sized and self.falls_short else 0
@@ -104,8 +108,6 @@ def _against(words, first, second, sign, size, style):
         text += f"; claimed {sign * size * style.get('scale', 1):+g}"
     right = 1 if sign * found.difference > 0 else -1
     short = size is not None and sign * found.difference < size
-    if len(a) < FEWEST:
-        return Measure(text, len(a), 1.0, right)
     return Measure(text, len(a), paired_p_value(a, b), right, p_size, short)
 
 
@@ -123,26 +125,24 @@ def same(words, first, second, margin, **style):
     """The claim says that there is no difference: two one-sided tests at the margin."""
     a, b = _paired(first, second)
     found = _against(words, first, second, 1, None, style)
-    ends = [paired_p_value(a, [x + end for x in b]) / 2 for end in (margin, -margin)]
-    mean = sum(x - y for x, y in zip(a, b, strict=True)) / len(a)
     scale, digits = style.get("scale", 1), style.get("digits", 3)
     words = f"{found.words}; margin {scale * margin:.{digits}f}"
-    outside = abs(mean) > margin
-    return Measure(words, found.seeds, found.p, 1, max(ends), outside, equality=True)
+    return Measure(words, found.seeds, found.p, 1, equivalence_p_value(a, b, margin), equality=True)
 
 
-def fact(words, holds, seeds=0):
-    """A number without interval. Holds: True, False, or None if it decides nothing."""
-    return Measure(words, seeds, None, {True: 1, False: -1, None: 0}[holds])
+def fact(words, holds=None):
+    """A number of one run. It decides nothing; `holds` says whether it agrees with the claim."""
+    return Measure(words, sign={True: 1, False: -1, None: 0}[holds])
 
 
 def verdict(measures, adjusted, one=False):
-    """Confirmed, refuted or cannot be told."""
+    """Confirmed, refuted, mixed or cannot be told."""
     votes = [measure.speaks(adjusted) for measure in measures]
-    if -1 in votes and not (one and 1 in votes):
-        return "refuted"
-    enough = any(vote == 1 for vote in votes) if one else all(vote == 1 for vote in votes)
-    return "confirmed" if enough else "cannot be told"
+    if 1 in votes and (one or all(vote == 1 for vote in votes)):
+        return "confirmed"
+    if -1 in votes:
+        return "mixed" if 1 in votes else "refuted"
+    return "cannot be told"
 
 
 def _adjuster(measures):
@@ -187,12 +187,18 @@ def lines(groups):
             counts["bold"] = counts.get("bold", 0) + bold
             link = f"[study](../{claim.link})" if claim.link else ""
             text = "<br>".join(measure.words for measure in measures)
-            once = "" if all(measure.seeds for measure in measures) else ", one run"
-            shown = f"**{words}**" if bold else words + once
+            shown = f"**{words}**" if bold else words + _one_run(measures)
             rows.append(
                 [number, claim.words, claim.source, _setting(claim, measures), text, shown, link]
             )
     return tables, missing, counts
+
+
+def _one_run(measures):
+    """What numbers without interval say, in words; they decide nothing."""
+    signs = {measure.sign for measure in measures if not measure.seeds}
+    ways = {frozenset({1}): " for it", frozenset({-1}): " against it"}
+    return f", one run{ways.get(frozenset(signs), '')}" if signs else ""
 
 
 def _setting(claim, measures):
@@ -224,18 +230,15 @@ def pages(groups, words):
         own = {topic: [row for row in rows if row[2] in sources] for topic, rows in tables.items()}
         absent = [row for row in missing if row[1] in sources]
         verdicts = [row[5].strip("*") for rows in own.values() for row in rows]
-        number = [
-            sum(verdict.startswith(word) for verdict in verdicts)
-            for word in ("confirmed", "refuted", "cannot be told")
-        ]
+        number = [sum(verdict.startswith(word) for verdict in verdicts) for word in VERDICTS]
         overview.append([f"[{title}](claims/{name}.md)", len(verdicts), *number, len(absent)])
         texts[f"claims/{name}.md"] = source_page(title, own.items(), absent)
-    titles = ["source", "claims", "confirmed", "refuted", "cannot be told", "not measured"]
+    titles = ["source", "claims", *VERDICTS, "not measured"]
     total = sum(map(len, tables.values()))
     assert total == sum(row[1] for row in overview), "a source has no page"
     texts["claims.md"] = words.format(
         sources=markdown_table(titles, overview), total=total, unmeasured=len(missing),
-        confirmed=counts.get("confirmed", 0), refuted=counts.get("refuted", 0),
-        unknown=counts.get("cannot be told", 0), bold=counts.get("bold", 0),
+        verdicts=", ".join(f"{counts.get(word, 0)} {word}" for word in VERDICTS),
+        bold=counts.get("bold", 0),
     )  # fmt: skip
     return texts
