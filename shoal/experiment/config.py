@@ -16,6 +16,7 @@ from shoal.core.registry import nearest
 from shoal.core.storage.disk import size_of, storage_errors
 from shoal.core.storage.formats import MAX_BYTES, MAX_DEPTH, parse_toml
 from shoal.core.values import check_value
+from shoal.training.options.annealing import stored_annealing
 from shoal.training.options.options import (
     DEFAULT_METHOD,
     EXCLUDES,
@@ -184,6 +185,8 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     table = parse_toml(text, str(source))
     if {"init_seed", "legacy", "calibrated", "method"} <= table.keys():  # the config of a run
         table["method"] = stored_method(table["method"])
+        if "annealing" in table:
+            table["annealing"] = stored_annealing(table["annealing"])
         table.pop("asked", None)  # method and strength are what a search chose
     for override in overrides:
         table = apply_override(table, override, DEFAULTS)

@@ -105,6 +105,12 @@ class Repulsion:
         if isinstance(self.kernel, LinearKernel) and self.calibrated:
             raise ConfigError("the linear kernel needs no calibration; leave calibrated out")
 
+    def in_step(self, **changes: Any) -> "Repulsion":
+        """A copy for one step, whose strength may be a tensor on the device: a check would wait."""
+        other = object.__new__(Repulsion)
+        other.__dict__.update(self.__dict__, **changes)
+        return other
+
     def _check_points(self) -> None:
         if self.space.base == "weights":
             raise ConfigError(

@@ -1,7 +1,7 @@
 """`sample` moves particles towards a density, with the code that trains ensembles."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from shoal.inference.priors import Flat
 from shoal.interaction.methods import Method, get
 from shoal.interaction.repulsion import Repulsion
 from shoal.training.forces import forces
+from shoal.training.options.annealing import multiplies_push
 from shoal.training.options.noise import add_noise, check_noise
 from shoal.training.options.optim import make_optimizer, optimizer_table
 
@@ -84,7 +85,8 @@ def sample(
         steps: number of steps.
         lr: step size.
         optimizer: name of a torch optimiser, or a table with its settings.
-        annealing: function of (step, steps) that returns a factor of the driving force.
+        annealing: function of (step, steps) that returns a factor of the driving force, or with
+                of="push" that of the repulsive force.
         noise: factor of the variance of Langevin noise, as in `fit`; needs the optimizer sgd.
         seed: fixes the noise.
 
@@ -110,6 +112,7 @@ def sample(
         raise ConfigError(
             "particles have coordinates but no outputs; use a weight-space method such as 'kde'"
         )
+    strength = 0.0 if repulsion is None else repulsion.strength
     ensemble = Ensemble([Group.of([_Particle(x, log_density) for x in start])])
     posterior = Posterior(_Itself(), Flat(), n=1)
     table = optimizer_table(optimizer)
@@ -120,9 +123,9 @@ def sample(
     nothing = torch.zeros(1, 1, device=start.device)
     for step in range(steps):
         factor = 1.0 if annealing is None else _factor(annealing, step, steps)
-        velocity, info = forces(
-            ensemble, posterior, repulsion, (nothing, nothing), annealing=factor
-        )
+        pushed, driven = (factor, 1.0) if multiplies_push(annealing) else (1.0, factor)
+        here = None if repulsion is None else replace(repulsion, strength=pushed * strength)
+        velocity, info = forces(ensemble, posterior, here, (nothing, nothing), annealing=driven)
         ensemble.weights["x"].grad = velocity["x"]
         if noise is not None:
             heat = noise * posterior.heat

@@ -91,7 +91,8 @@ def settings(arm: Arm, data: shoal.Dataset, device: str) -> dict[str, Any]:
     if "own-batches" in changes:
         found["batches"] = "own"
     schedule = next((name for name in changes if name in annealings), None)
-    return found | {"annealing": schedule}
+    legacy = {} if schedule in ("constant", "linear") else {"legacy": True}  # as released
+    return found | {"annealing": schedule and {"name": schedule, **legacy}}
 
 
 def _method(arm: Arm) -> Any:

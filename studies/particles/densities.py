@@ -166,6 +166,8 @@ def measured(problem: str, method: str, members: int, seed: int, steps: int) -> 
         assert isinstance(target, Hills)
         start = target.means[0] + 0.5 * start
     factor = annealing.registry.make(schedule) if schedule else None
+    if isinstance(factor, annealing.Hyperbolic | annealing.Cyclic):
+        factor = replace(factor, legacy=True)  # the study judges the released form
     return distances(target, flow(target.score, start, repulsion(label), steps, factor))
 
 

@@ -36,6 +36,7 @@ from shoal.training.folder.choice import Choice, read_choice
 from shoal.training.folder.history import HistoryFile, is_row
 from shoal.training.folder.provenance import is_input_table
 from shoal.training.mover.prepare import AXES, SHARED
+from shoal.training.options.annealing import stored_annealing
 from shoal.training.options.options import stored_method
 from shoal.training.options.settings import Settings
 
@@ -329,6 +330,8 @@ def checked_config(table: dict[str, Any], path: Path) -> dict[str, Any]:
     _check(table, _CONFIG_CHECKS, path, StorageError)
     if "method" in table:
         table["method"] = stored_method(table["method"])
+    if "annealing" in table:
+        table["annealing"] = stored_annealing(table["annealing"])
     return table
 
 

@@ -175,7 +175,7 @@ def health_warnings(trainer: Any) -> list[str]:
     sentences = []
     repels = settings.method.repulsion is not None and settings.options.temperature != 0
     if repels and trainer.ensemble.members > 1:
-        # An annealed run begins with repulsion alone, so its members spread at first.
+        # An annealed run begins with one force alone; the balance is judged at its end.
         if settings.annealing is None or trainer.done:
             sentences.append(push_sentence(rows))
         sentences.append(bandwidth_sentence(rows))

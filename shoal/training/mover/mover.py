@@ -29,6 +29,7 @@ from shoal.training.members.processes import members_of
 from shoal.training.members.shards import norms_of_whole, shares_of_noise
 from shoal.training.mover.prepare import divided, prior_as_weight_decay
 from shoal.training.mover.step_memory import StepMemory
+from shoal.training.options.annealing import multiplies_push
 from shoal.training.options.noise import add_noise, add_shared_noise
 from shoal.training.options.optim import clip_members, flat_state, load_flat_state, make_optimizer
 from shoal.training.options.settings import Settings
@@ -109,6 +110,7 @@ class Mover:
         self.context = StepContext(
             posterior=self._posterior(likelihood, n),
             repulsion=self.repulsion,
+            ramped=multiplies_push(settings.annealing),
             adversarial=settings.adversarial,
             seed=options.seed,
             stages=self._stages(),

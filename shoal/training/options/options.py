@@ -260,7 +260,11 @@ class Options:
         "0 or None adds no noise.",
         factor_or_none,
     )
-    annealing: Spec | None = option(None, 'schedule of the driving force, such as "linear".')
+    annealing: Spec | None = option(
+        None,
+        'schedule of the driving force, such as "linear"; {"name": "linear", "of": "push"} lets '
+        "the repulsion grow instead.",
+    )
     adversarial: float | dict[str, Any] | None = option(
         None, "size of adversarial perturbations, or an `Adversarial`."
     )

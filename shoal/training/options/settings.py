@@ -29,7 +29,7 @@ from shoal.interaction.repulsion import Repulsion
 from shoal.interaction.spaces import InputGradients
 from shoal.training.options import annealing as annealings
 from shoal.training.options.adversarial import Adversarial
-from shoal.training.options.annealing import Annealing
+from shoal.training.options.annealing import Annealing, multiplies_push
 from shoal.training.options.noise import check_noise
 from shoal.training.options.optim import check_optimizer, optimizer_table
 from shoal.training.options.options import AUTO, KEPT, Options
@@ -101,6 +101,8 @@ class Settings:
             made["prior"] = _functional(made["prior"], method)
         if method.legacy and method.functional_prior and made["adversarial"] is not None:
             made["adversarial"] = replace(made["adversarial"], shared=True, joined=True)
+        if method.legacy and hasattr(made["annealing"], "legacy"):
+            made["annealing"] = replace(made["annealing"], legacy=True)
         table = optimizer_table(options.optimizer)
         optimizer = dict(_fitting("optimizer", table, "items"))
         settings = cls(options=options, method=method, optimizer=optimizer, **made)
@@ -118,6 +120,11 @@ class Settings:
             raise ConfigError(
                 "a plateau schedule follows the validation NLL; give validation=0.1, which holds "
                 "out a tenth of the training data"
+            )
+        if multiplies_push(self.annealing) and self.method.repulsion is None:
+            raise ConfigError(
+                f"method '{self.method.name}' repels nothing, so annealing of the push would do "
+                f"nothing; name a method that repels, such as 'f-kde', or leave of='push' out"
             )
         if augmentations.is_per_member(self.augment):
             self._check_own_inputs()

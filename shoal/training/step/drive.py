@@ -180,6 +180,7 @@ class StepContext(PassContext):
         posterior: gives the driving force.
         repulsion: gives the repulsive force; None for a plain ensemble.
         annealing: factor of the driving force (likelihood and prior).
+        ramped: the factor of a step is that of the repulsive force instead.
         adversarial: adds adversarial neighbours of the inputs.
         stages: the arithmetic stages, compiled or not.
         own_inputs: every member has its own inputs [M, B, ...].
@@ -191,6 +192,7 @@ class StepContext(PassContext):
     posterior: Posterior
     repulsion: Repulsion | None
     annealing: float | Tensor = 1.0
+    ramped: bool = False
     adversarial: Adversarial | None = None
     stages: Stages = Stages()
     own_inputs: bool = False
@@ -201,12 +203,15 @@ class StepContext(PassContext):
     def at(
         self, step: int | Tensor, annealing: float | Tensor, mapping: MemberRunner
     ) -> "StepContext":
-        """The context of one step of training.
+        """The context of one step of training, with its factor of the drive or of the push.
 
         `dataclasses.replace` does the same but takes one percent of a small step.
         """
         other = object.__new__(StepContext)
         other.__dict__.update(self.__dict__, step=step, annealing=annealing, mapping=mapping)
+        if self.ramped and self.repulsion is not None:
+            scaled = self.repulsion.in_step(strength=annealing * self.repulsion.strength)
+            other.__dict__.update(repulsion=scaled, annealing=1.0, ramped=False)
         return other
 
     @property

@@ -46,6 +46,8 @@ def reads_weights_once(repulsion: Repulsion | None, velocity: Tree, weights: Tre
         return False
     if repulsion.placebo:  # its push is measured, not added
         return False
+    if isinstance(repulsion.strength, Tensor):  # the kernel takes a number
+        return False
     return repulsion.space.isometric and adds_multiples(
         [rows(weights[name]).unsqueeze(1) for name in velocity], list(velocity.values())
     )

@@ -8,7 +8,6 @@ they are those of other points than the batch; on input gradients in `gradient_s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -71,7 +70,7 @@ def output_stage(
         loss, alive, gradient = likelihood_gradient(posterior, compared, y, alive, squashed)
         drive, lengths = weight * gradient, None
     if squashed and repulsion is not None:
-        repulsion = replace(repulsion, space=Outputs())
+        repulsion = repulsion.in_step(space=Outputs())
     if prior is not None:
         drive, lengths = drive + prior, None
     rows = target_weights(posterior.likelihood, y, outputs.shape[1:-1])

@@ -59,7 +59,7 @@ def forces_on_fraction(drive: Drive, ensemble: Ensemble, x: Inputs) -> tuple[Out
     rows, rest = random_rows(share_of(repulsion), count, context.seed, context.step, x.device)
     share = len(rows) / count
     counted = share if repulsion.per == "batch" else 1.0
-    repulsion = replace(repulsion, strength=counted * repulsion.strength)
+    repulsion = repulsion.in_step(strength=counted * repulsion.strength)
     drive = drive.within(repulsion=repulsion)
     if len(rest) == 0:
         return drive(ensemble, x)
