@@ -232,7 +232,8 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods",
         metavar="A,B",
-        help="methods, each with optional settings and strength, such as forde+fraction=0.25:16; "
+        help="methods, each with optional settings, options of their runs and strength, such as "
+        "forde+fraction=0.25:16, kde+placebo=true:300 or ensemble+batches=own+members=11; "
         "'all' is the nine published methods (default: ensemble and the config's method, or auto)",
     )
     parser.add_argument(

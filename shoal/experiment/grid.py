@@ -21,7 +21,7 @@ from shoal.data.batches.arrays import mark_constant
 from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.evaluate import evaluate_run
 from shoal.experiment.build import check_names, train
-from shoal.experiment.config import DEFAULTS, Config, make_config
+from shoal.experiment.config import DEFAULTS, Config, apply_override, make_config
 from shoal.experiment.variants import Variant
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.members import Build
@@ -147,12 +147,13 @@ class Grid:
     def points(self) -> list[GridPoint]:
         """All grid points, seed by seed, so that a stopped grid is balanced."""
         first = self.config.seed
-        return [
-            GridPoint(variant, size, seed)
+        points = [
+            GridPoint(variant, variant.members or size, seed)
             for seed in range(first, first + self.seeds)
             for size in self.sizes
             for variant in self.variants
         ]
+        return list(dict.fromkeys(points))
 
     @property
     def queue(self) -> list[GridPoint]:
@@ -179,7 +180,10 @@ class Grid:
             changed["strength"] = AUTO  # the search chooses it, whatever the config says
         elif not point.variant.repels:
             changed["strength"] = None  # a strength of the config is one of its repulsion
-        return make_config(self.config.table | changed, self.config.name)
+        table = self.config.table | changed
+        for key, value in point.variant.options:
+            table = apply_override(table, f"{key}={value}", DEFAULTS)
+        return make_config(table, self.config.name)
 
 
 class Attempts:

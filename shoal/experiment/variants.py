@@ -1,5 +1,6 @@
-"""The methods of a grid, with optional strength and settings."""
+"""The methods of a grid, with optional strength, settings, and options of their runs."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from shoal.core.errors import ConfigError
 from shoal.core.registry import nearest
 from shoal.core.values import describe_value
+from shoal.experiment.config import KEYS
 from shoal.interaction import methods, points
 from shoal.interaction.methods import METHODS, Method, changed, known
 from shoal.interaction.spaces import InputGradients
@@ -16,6 +18,7 @@ __all__ = [
     "PUBLISHED",
     "Setting",
     "Variant",
+    "options_of",
     "parse_method",
     "parse_strengths",
     "parse_variants",
@@ -29,6 +32,9 @@ __all__ = [
 Setting = float | bool | str
 
 _TRUTHS = {"true": True, "false": False}
+
+_FREE = {*KEYS} - {"data", "method", "strength", "legacy", "calibrated", "seed", "init_seed", "out"}
+"""Keys of a config that a variant may change; all runs share the others, or a word says them."""
 
 
 def parse_method(word: str, legacy: bool = False) -> Method:
@@ -93,22 +99,24 @@ PUBLISHED = ("ensemble", "kde", "sge", "ssge", "svgd", "f-kde", "f-sge", "f-ssge
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with optional strength and settings.
+    """A method with optional strength and settings, and options of its runs.
 
     Attributes:
         method: name; "custom" for the repulsion that the config defines, "auto" for a search.
         strength: repulsion factor, or "auto"; None takes that of the config.
         settings: changed settings of its space, by name.
+        options: keys of the config that its runs change, with their values as typed.
     """
 
     method: str
     strength: float | str | None = None
     settings: tuple[tuple[str, Setting], ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
         """The word to type for the variant."""
-        word = word_of(self.method, dict(self.settings))
+        word = word_of(self.method, dict(self.settings) | dict(self.options))
         if self.strength is None or self.method == AUTO:
             return word
         return f"{word}:{_typed(self.strength)}"
@@ -117,6 +125,12 @@ class Variant:
     def spec(self) -> str | dict[str, Any]:
         """The value of `method` in a config."""
         return {"name": self.method, **dict(self.settings)} if self.settings else self.method
+
+    @property
+    def members(self) -> int | None:
+        """The ensemble size, if the variant names one."""
+        words = dict(self.options)
+        return int(words["members"]) if "members" in words else None
 
     @property
     def repels(self) -> bool:
@@ -137,6 +151,8 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     [('kde', 300.0, ()), ('forde', None, (('fraction', 0.5),))]
     >>> [(v.method, v.strength) for v in parse_variants("auto,kde:auto")]
     [('auto', None), ('kde', 'auto')]
+    >>> parse_variants("ensemble+batches=own+members=11")[0].options
+    (('batches', 'own'), ('members', '11'))
     """
     if text == "all":
         return tuple(map(Variant, PUBLISHED))
@@ -196,18 +212,20 @@ def _usual(spec: Any) -> Any:
 
 def _variant(word: str) -> Variant:
     method, colon, strength = word.partition(":")
-    name, settings = parse_word(method)
+    of_method = [word for word in method.split("+") if not _is_option(word)]
+    name, settings = parse_word("+".join(of_method))
+    options = tuple(sorted(_option(word) for word in method.split("+") if _is_option(word)))
     if name == AUTO:
         if settings or colon:
             raise ConfigError(f"'auto' takes no settings and no strength, and {word!r} came")
-        return Variant(AUTO)
+        return Variant(AUTO, options=options)
     if name not in METHODS and name != "custom":
         raise ConfigError(f"there is no method called {name!r}; {nearest(name, METHODS)}")
     if settings and name == "custom":
         raise ConfigError("'custom' takes no settings here; change them in the config")
     if settings:
         changed(METHODS[name], settings)
-    variant = Variant(name, settings=tuple(sorted(settings.items())))
+    variant = Variant(name, settings=tuple(sorted(settings.items())), options=options)
     if not colon:
         return variant
     if strength == AUTO:
@@ -218,6 +236,35 @@ def _variant(word: str) -> Variant:
         raise ConfigError(
             f"a strength is a number, such as {name}:300, or 'auto', not {strength!r}"
         ) from None
+
+
+def options_of(folder: str) -> tuple[tuple[str, str], ...]:
+    """The options in the name of a run's folder, see `GridPoint.name`.
+
+    >>> options_of("kde+batches=own+lr=0.1-x1e+05-m5-s0")
+    (('batches', 'own'), ('lr', '0.1'))
+    """
+    word = re.sub(r"(-x[\d.e+-]+|-xauto)?-m\d+-s\d+$", "", folder)
+    return tuple(_option(change) for change in word.split("+") if _is_option(change))
+
+
+def _is_option(change: str) -> bool:
+    """Whether it changes the config of a run, and not the method."""
+    key, equals, _ = change.partition("=")
+    return bool(equals) and key.partition(".")[0] in _FREE
+
+
+def _option(text: str) -> tuple[str, str]:
+    """A key of a config and its value, as typed."""
+    key, _, value = text.partition("=")
+    if not re.fullmatch(r"[\w.-]+", value):  # it becomes a part of a folder's name
+        raise ConfigError(
+            f"an option of a run is a key and a word or number, such as ensemble+epochs=20, "
+            f"not {text!r}"
+        )
+    if key == "members" and not (value.isdecimal() and int(value) > 0):
+        raise ConfigError(f"members is a whole number above 0, such as members=11, not {value!r}")
+    return key, value
 
 
 def parse_strengths(text: str) -> tuple[float, ...]:

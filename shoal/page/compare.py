@@ -168,8 +168,10 @@ def compare(
         source: a function that makes your network; or a config: a TOML file, an experiment's name
             or a table.
         data: training data for a function: a `Dataset`, a pair (x, y) or a loader.
-        methods: names, optionally with a strength, as "kde:300"; or "all". By default the plain
-            ensemble and the method of the config; if that is plain too, "auto".
+        methods: names, optionally with a strength, as "kde:300", settings, as
+            "kde+placebo=true:300", and options of their runs, as "ensemble+batches=own+members=11";
+            or "all". By default the plain ensemble and the method of the config; if that is plain
+            too, "auto".
         strengths: train each repulsive method at each of these strengths.
         sizes: ensemble sizes; by default the config's, or 5.
         seeds: number of seeds per method and ensemble size.

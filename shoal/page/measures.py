@@ -138,14 +138,22 @@ def headline(about: Task) -> list[str]:
 
 
 def baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup | None:
-    """The plain ensemble of the same ensemble size, if possible of the same form.
+    """The plain ensemble of the same ensemble size, if possible of the same form and settings.
 
-    None for a plain ensemble.
+    For a plain ensemble with other settings it is the first one with common batches; None for
+    this one itself.
     """
-    if group.first.plain:
-        return None
     plain = [g for g in groups if g.first.plain and g.members == group.members]
-    return min(plain, key=lambda other: other.first.form != group.first.form, default=None)
+    if group.first.plain:
+        plain = [g for g in plain if g.first.form == group.first.form]
+        first = min(plain, key=lambda g: g.first.config.get("batches") == "own", default=group)
+        return None if first is group else first
+
+    def unlike(other: SeedGroup) -> tuple[bool, int]:
+        mine, theirs = group.first.settings.items(), other.first.settings.items()
+        return other.first.form != group.first.form, len(mine ^ theirs)
+
+    return min(plain, key=unlike, default=None)
 
 
 def against_baseline(

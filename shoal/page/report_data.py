@@ -115,6 +115,12 @@ class RunRecord:
         """The variant of the method: "legacy", "calibrated" or None."""
         return next((form for form in _FORMS if self.config.get(form)), None)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings as text, without those that the label or the group says."""
+        words = flat(plain({k: v for k, v in self.config.items() if k != _ASKED}))
+        return {key: word for key, word in words.items() if key not in _OWN}
+
     def _labelled(self, strength: str, name: str | None = None) -> str:
         method = self.config.get("method", "custom")
         name = name or (method if isinstance(method, str) else _typed(method))
@@ -355,9 +361,7 @@ def shown_path(folder: Path) -> Path:
 
 def _groups(records: list[RunRecord]) -> list[SeedGroup]:
     """Runs with equal settings except the seed; other differences enter the label."""
-    settings = [
-        {key: word for key, word in _words(record).items() if key not in _OWN} for record in records
-    ]
+    settings = [record.settings for record in records]
     varying = _varying(records, settings)
     several = sum(record.adopted for record in records) > 1
     members_of: dict[tuple[str, int], list[RunRecord]] = {}
@@ -371,11 +375,6 @@ def _groups(records: list[RunRecord]) -> list[SeedGroup]:
     order = list(dict.fromkeys(label for label, _ in members_of))
     groups = sorted(members_of, key=lambda key: (order.index(key[0]), key[1]))
     return [SeedGroup(label, members_of[label, members]) for label, members in groups]
-
-
-def _words(record: RunRecord) -> dict[str, str]:
-    """The settings as text, without what a search was asked for, which the label says."""
-    return flat(plain({k: v for k, v in record.config.items() if k != _ASKED}))
 
 
 def _varying(records: list[RunRecord], settings: list[dict[str, str]]) -> dict[str, list[str]]:

@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.core.storage.disk import read_plain
 from shoal.core.storage.formats import parse_toml, to_toml
-from shoal.experiment.variants import Variant, variant_of
+from shoal.experiment.variants import Variant, options_of, variant_of
 from shoal.inference.priors import registry as priors
 from shoal.interaction.methods import METHODS
 from shoal.page.report_data import RunRecord, shown_path
@@ -215,7 +216,8 @@ def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
     shared = parse_toml(read_plain(folder / "grid.toml").decode(), "grid.toml")
     usual = shared.get("strength", 1.0)
     methods = list(dict.fromkeys(_variant(record, usual).label for record in runs))
-    sizes = sorted({record.members for record in runs})
+    free = [record for record in runs if "members" not in dict(options_of(record.name))]
+    sizes = sorted({record.members for record in free or runs})
     seeds = sorted({int(record.seed) for record in runs})
     count, where = 1 + seeds[-1] - seeds[0], shown_path(folder)
     again = where.with_name(f"{where.name}-again")
@@ -240,4 +242,5 @@ def _variant(record: RunRecord, usual: float) -> Variant:
         return record.asked_for
     strength = record.config.get("strength")
     changed = None if record.plain or strength in (None, usual) else float(strength)
-    return variant_of(record.config.get("method"), changed)
+    variant = variant_of(record.config.get("method"), changed)
+    return replace(variant, options=options_of(record.name))

@@ -26,6 +26,7 @@ from shoal.experiment.grid import Grid, GridPoint, run_grid
 from shoal.experiment.variants import (
     PUBLISHED,
     Variant,
+    options_of,
     parse_strengths,
     parse_variants,
     swept,
@@ -102,6 +103,49 @@ def test_settings_of_a_method_are_part_of_its_name(tmp_path):
     assert first.method == {"name": "forde", "fraction": 0.25} and first.strength == 16.0
     assert second.method == "forde"
     assert len({point.name for point in grid.points}) == 2
+
+
+def test_a_variant_may_change_options_of_its_runs(tmp_path):
+    words = "ensemble,ensemble+batches=own+members=11,kde+epochs=7+prior.std=0.5:300,auto+lr=0.1"
+    variants = parse_variants(words)
+    assert ",".join(variant.label for variant in variants) == words
+    config = load_config("digits", [])
+    grid = Grid(config, tmp_path, variants, (2, 3), 1)
+    assert [point.name for point in grid.points] == [
+        "ensemble-m2-s0",
+        "ensemble+batches=own+members=11-m11-s0",
+        "kde+epochs=7+prior.std=0.5-x300-m2-s0",
+        "auto+lr=0.1-m2-s0",
+        "ensemble-m3-s0",
+        "kde+epochs=7+prior.std=0.5-x300-m3-s0",
+        "auto+lr=0.1-m3-s0",
+    ]
+    plain, own, kde, auto = map(grid.config_of, grid.points[:4])
+    assert plain == replace(config, members=2, method="ensemble")
+    assert own == replace(plain, batches="own", members=11)
+    assert (kde.epochs, kde.prior["std"], kde.strength) == (7, 0.5, 300.0)
+    assert auto.lr == 0.1
+    assert grid.config_of(GridPoint(*_steps(parse_variants("ensemble+steps=9")))).epochs is None
+    assert [options_of(point.name) for point in grid.points[:4]] == [v.options for v in variants]
+
+
+def _steps(variants):
+    return variants[0], 2, 0
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("ensemble+members=x", "members"),
+        ("ensemble+epochs=", "epochs"),
+        ("ensemble+batches=a/b", "batches"),
+        ("ensemble+seed=3", "seed"),
+    ],
+)
+def test_odd_options_of_a_variant_are_one_sentence(word, part):
+    with pytest.raises(ConfigError, match=part) as error:
+        parse_variants(word)
+    assert_one_sentence(error.value)
 
 
 @pytest.mark.parametrize(

@@ -34,3 +34,12 @@ class TestThePlainEnsembleThatAMethodIsComparedWith:
         assert baseline(groups[2], groups) is plain
         assert baseline(groups[3], groups) is old
         assert baseline(groups[2], [old, groups[2]]) is old
+
+    def test_has_the_same_settings_where_there_are_several(self):
+        own, plain, longer = (
+            group("ensemble", batches=batches, epochs=epochs)
+            for batches, epochs in (("own", 4), ("common", 4), ("common", 9))
+        )
+        mine, theirs = group("kde", batches="common", epochs=4), group("kde", batches="own")
+        groups = [own, plain, longer, mine, theirs]
+        assert [baseline(each, groups) for each in groups] == [plain, None, plain, plain, own]

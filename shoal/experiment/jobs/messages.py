@@ -50,14 +50,14 @@ def point_order(point: GridPoint) -> str:
 def point_of(line: str) -> GridPoint:
     """The grid point of `point_order`.
 
-    >>> point = GridPoint(Variant("forde", 10.0, (("fraction", 0.25),)), 5, 0)
+    >>> point = GridPoint(Variant("forde", 10.0, (("fraction", 0.25),), (("lr", "0.1"),)), 5, 0)
     >>> point_of(point_order(point)) == point
     True
     """
     message = parse_json(line)
     variant = message.pop("variant")
-    settings = tuple((key, value) for key, value in variant.pop("settings"))
-    return GridPoint(Variant(**variant, settings=settings), **message)
+    pairs = {name: tuple(map(tuple, variant.pop(name))) for name in ("settings", "options")}
+    return GridPoint(Variant(**variant, **pairs), **message)
 
 
 def report(event: str, text: str = "", kind: str = "") -> str:
