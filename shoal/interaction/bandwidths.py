@@ -51,7 +51,9 @@ class Fixed:
 class Median:
     """The median heuristic, h² = median(d²) / (2 ln(M + 1)), over pairs of different members.
 
-    With this scale an RBF kernel between typical members is 1 / (M + 1) in every dimension. A wider
+    With this scale an RBF kernel between typical members is 1 / (M + 1) in every dimension. Papers
+    also have ln M, among them that of input gradients: ln 1 = 0 gives a single finite member no
+    width, so the sum of M and 1 stays here, and `MemberMedian` is the published form. A wider
     kernel estimates the score of a given sample better: `scale="unit"` omits the logarithm,
     h² = median(d²), as in Shi, Sun & Zhu (2018), arXiv 1806.02925.
 

@@ -14,9 +14,9 @@ Every name has three forms:
   function space the prior is the Gaussian process with the moments of the weight prior's functions.
 
 Repulsion of input gradients (`forde` and its variants) is scaled by the B points of a batch, as in
-its paper. `legacy=True` follows the authors' released code: a bandwidth per member, which includes
-the zero on the diagonal and has no fallback, and components of the data's second moments instead of
-the covariance.
+its paper. `legacy=True` follows the authors' released code: a bandwidth per member with ln M
+instead of ln(M + 1), which includes the zero on the diagonal and has no fallback, and components of
+the data's second moments instead of the covariance.
 
 The papers of the Stein estimators use a wider kernel (`Median(scale="unit")`). The wider kernel
 estimates the score of a given sample better. As a flow it lets particles form clusters that a

@@ -8,6 +8,8 @@ import torch
 
 from shoal.core.errors import ConfigError
 from shoal.interaction.bandwidths import Fixed, Median, MemberMedian, masked_median, registry
+from shoal.interaction.methods import get
+from shoal.interaction.repulsion import interact
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -108,6 +110,18 @@ def test_kernel_between_equidistant_members(members, legacy):
     k = math.exp(-3.7 / (2 * h2.item()))
     halved = legacy and members == 2
     assert math.isclose(k, 1 / 9 if halved else 1 / (members + 1), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("members, ratio", [(3, 0.951), (5, 0.998), (10, 1.011)])
+def test_the_published_width_of_input_gradients_has_ln_m(members, ratio):
+    z, pushes = torch.eye(members), []
+    for legacy, typical in ((False, 1 / (members + 1)), (True, 1 / members)):
+        repulsion = get("forde-identity", legacy=legacy).repulsion
+        apart = interact(repulsion, [z[:, None]], everyone(members))
+        off = apart.K[0, 1]
+        torch.testing.assert_close(off, torch.tensor(typical), rtol=1e-9, atol=0)
+        pushes.append((apart.B[0] @ z).norm())
+    assert (pushes[1] / pushes[0]).item() == pytest.approx(ratio, abs=1e-3)
 
 
 @pytest.mark.parametrize("count", range(1, 8))
