@@ -13,7 +13,6 @@ from shoal.prediction.statistics import (
     SIGNIFICANCE,
     equivalence_p_value,
     holm,
-    paired_p_value,
 )
 from studies.guide.evidence import corrected, difference, interval
 
@@ -38,35 +37,28 @@ class Measure(NamedTuple):
         seeds: number of pairs; 0 for a number without interval. Fewer than three decide nothing:
             two may agree by the number of test images alone.
         p: p value of no difference.
-        sign: 1 if the difference has the claimed sign, -1 if not; of a fact: 1, -1 or 0.
-        p_size: p value of the claimed size; for equality, of a difference at the margin.
-        falls_short: whether the difference is smaller than the claimed size.
-        equality: whether the claim says that there is no difference.
+        sign: what a significant difference says: 1 for the claim, -1 against it; of a fact: 1, -1
+            or 0.
+        p_equal: p value of a difference at the margin, if the claim says that there is none.
     """
 
     words: str
     seeds: int = 0
     p: float | None = None
     sign: int = 0
-    p_size: float | None = None
-    falls_short: bool = False
-    equality: bool = False
+    p_equal: float | None = None
 
     def tests(self):
         """The p values that count."""
-        return [p for p in (self.p, self.p_size) if p is not None and self.seeds >= FEWEST]
+        return [p for p in (self.p, self.p_equal) if p is not None and self.seeds >= FEWEST]
 
     def speaks(self, adjusted):
         """1 for the claim, -1 against it, 0 for neither; `adjusted` maps p values."""
         if self.p is None or self.seeds < FEWEST:
             return 0
-        different = adjusted(self.p) < SIGNIFICANCE
-        sized = self.p_size is not None and adjusted(self.p_size) < SIGNIFICANCE
-        if self.equality:
-            return 1 if sized else -1 if different else 0
-        if different:
-            return self.sign
-        return -1 if sized and self.falls_short else 0
+        if self.p_equal is not None and adjusted(self.p_equal) < SIGNIFICANCE:
+            return 1
+        return self.sign if adjusted(self.p) < SIGNIFICANCE else 0
 
 
 class Claim(NamedTuple):
@@ -99,26 +91,27 @@ def _paired(first: dict, second: Any) -> tuple[list[float], list[float]]:
     return [first[s] for s in seeds], [second[s] for s in seeds]
 
 
-def _against(words, first, second, sign, size, style):
+def _against(words, first, second, sign, published, style):
     a, b = _paired(first, second)
     found = difference(dict(enumerate(a)), dict(enumerate(b)))
     text = f"{words} {corrected([interval(found, **style)])[0]}"
-    p_size = None if size is None else paired_p_value(a, [x + sign * size for x in b])
-    if size is not None:
-        text += f"; claimed {sign * size * style.get('scale', 1):+g}"
+    if published is not None:
+        text += f"; published {sign * published * style.get('scale', 1):+g}"
     right = 1 if sign * found.difference > 0 else -1
-    short = size is not None and sign * found.difference < size
-    return Measure(text, len(a), paired_p_value(a, b), right, p_size, short)
+    return Measure(text, len(a), found.p, right)
 
 
-def higher(words, first, second, size=None, **style):
-    """The claim says that the first is higher, by `size` if it says how much."""
-    return _against(words, first, second, 1, size, style)
+def higher(words, first, second, published=None, **style):
+    """The claim says that the first is higher.
+
+    A published size is shown and decides nothing: it is that of other data or a longer training.
+    """
+    return _against(words, first, second, 1, published, style)
 
 
-def lower(words, first, second, size=None, **style):
-    """The claim says that the first is lower, by `size` if it says how much."""
-    return _against(words, first, second, -1, size, style)
+def lower(words, first, second, published=None, **style):
+    """The claim says that the first is lower; see `higher`."""
+    return _against(words, first, second, -1, published, style)
 
 
 def same(words, first, second, margin, **style):
@@ -126,8 +119,11 @@ def same(words, first, second, margin, **style):
     a, b = _paired(first, second)
     found = _against(words, first, second, 1, None, style)
     scale, digits = style.get("scale", 1), style.get("digits", 3)
-    words = f"{found.words}; margin {scale * margin:.{digits}f}"
-    return Measure(words, found.seeds, found.p, 1, equivalence_p_value(a, b, margin), equality=True)
+    return found._replace(
+        words=f"{found.words}; margin {scale * margin:.{digits}f}",
+        sign=-1,
+        p_equal=equivalence_p_value(a, b, margin),
+    )
 
 
 def fact(words, holds=None):

@@ -35,7 +35,7 @@ class Study(NamedTuple):
         strengths: those strengths; None if validation images chose them.
         repelled: arms whose gradients, maps and bandwidths were recorded, and their reference.
         maps: sizes of the class-activation maps.
-        sizes: whether published sizes of an effect are tested; that needs the published network.
+        sizes: whether published sizes of an effect are shown; that needs the published network.
     """
 
     name: str
