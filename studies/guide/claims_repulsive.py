@@ -178,10 +178,11 @@ MNIST_METHODS = [
         STUDY,
         "MNIST, 18,000 images, 17 perceptrons, strength 1",
         lambda: [
-            higher(
-                f"decimal orders of drive / push beyond four, {name}",
+            same(
+                f"decimal orders of drive / push minus six, {name}",
                 _orders(strength("ratio", name)),
-                4.0,
+                6.0,
+                0.5,
                 digits=1,
             )
             for name in ("kde", "sge", "ssge")
