@@ -196,7 +196,7 @@ MNIST_METHODS = [
                 0.5,
                 digits=1,
             )
-            for name in ("kde", "sge", "ssge")
+            for name in ("kde", "sge", "ssge", "published/kde")
         ],
         "mnist/strength/README.md",
     ),
