@@ -124,8 +124,8 @@ def test_a_claim_is_confirmed_refuted_or_open():
     assert decided(claims.higher("", one, zero), claims.higher("", noise, zero)) != "confirmed"
     sized = claims.higher("", noise, zero, published=9.0)  # of a longer training
     assert decided(sized) == "cannot be told" and sized.words.endswith("published +9")
-    assert decided(claims.same("", one, zero, 2.0)) == "confirmed"
-    assert decided(claims.same("", one, zero, 0.1)) == "refuted"
+    assert decided(claims.same("", one, zero, claims.Margin(2.0, ""))) == "confirmed"
+    assert decided(claims.same("", one, zero, claims.Margin(0.1, ""))) == "refuted"
     assert decided(claims.higher("", one, zero), claims.lower("", one, zero)) == "mixed"
     assert decided(claims.higher("", one, zero), claims.lower("", one, zero), one=True) != "mixed"
 
@@ -158,14 +158,18 @@ def test_no_verdict_breaks_the_rule_of_three_seeds():
             if kind is claims.fact:
                 measures.append(claims.fact("one run", draw.choice((True, False))))
             else:
-                margin = (1.0,) if kind is claims.same else ()
+                margin = (claims.Margin(1.0, ""),) if kind is claims.same else ()
                 measures.append(kind("", first, dict.fromkeys(first, 0.0), *margin))
         one, adjusted = draw.random() < 0.2, claims._adjuster(measures)
         assert not _breaks_the_rule(measures, adjusted, one), measures
         seen.add(claims.verdict(measures, adjusted, one))
     assert seen == set(claims.VERDICTS)  # the draws reach every verdict
     for few in ({0: 1.0, 1: 1.0}, {0: 1.0}):
-        for kind in (claims.higher, claims.lower, lambda *pair: claims.same(*pair, 2.0)):
+        for kind in (
+            claims.higher,
+            claims.lower,
+            lambda *pair: claims.same(*pair, claims.Margin(2.0, "")),
+        ):
             measures = [kind("", few, dict.fromkeys(few, 0.0))]
             assert claims.verdict(measures, claims._adjuster(measures)) == "cannot be told"
 

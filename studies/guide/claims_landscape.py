@@ -3,7 +3,7 @@
 import json
 from functools import partial
 
-from studies.guide.claims import Claim, fact, higher, lower, same
+from studies.guide.claims import Claim, Margin, fact, higher, lower, same
 from studies.guide.evidence import PERCENT, RESULTS, by_seed, rows
 from studies.guide.findings import PRETRAINED
 
@@ -319,7 +319,7 @@ EMPIRICAL = [
                 f"total variation of the two predictions, {name}",
                 known("weights/posterior/total variation", name),
                 0.0,
-                0.001,
+                Margin(0.001, "a thousandth of the probability"),
                 digits=4,
             )
             for name in KNOWN

@@ -1,7 +1,7 @@
 """Claims about particles on small problems: kernels, annealing, architectures, the Jacobian."""
 
 from studies.guide.claims import Claim, higher, lower, same
-from studies.guide.claims_repulsive import PAPER, STUDY
+from studies.guide.claims_repulsive import HALF, PAPER, STUDY
 from studies.guide.evidence import PERCENT, by_seed
 
 PARTICLES, JACOBIAN = "particles/raw.csv", "jacobian/raw.csv"
@@ -117,7 +117,7 @@ SMALL = [
                 f"NLL, {name}",
                 small("grow", "digits", f"{name}/one by one", "nll"),
                 small("grow", "digits", f"{name}/at once", "nll"),
-                0.01,
+                HALF,
             )
             for name in ("kde:300", "f-kde:100")
         ],

@@ -2,7 +2,7 @@
 
 from math import log10
 
-from studies.guide.claims import Claim, higher, lower, same
+from studies.guide.claims import Claim, Margin, higher, lower, same
 from studies.guide.evidence import PERCENT, by_seed, rows
 from studies.guide.findings import LETTERS, MNIST, WASSERSTEIN
 
@@ -44,6 +44,10 @@ def _orders(ratio):
 
 
 PERCEPTRON = "MNIST, perceptrons"
+IMAGES = Margin(0.001, "ten of 10,000 test images")
+GAIN = Margin(0.001, "a sixteenth of the gain from one to five members")
+ECE = Margin(0.001, "a fifth of the gain from one to five members")
+HALF = Margin(0.005, "half of what kde at strength 300 gains in the demo")
 
 SIZES = [
     Claim(
@@ -80,21 +84,21 @@ SIZES = [
         "There is no clear trend of accuracy from 5 to 17 models.",
         STUDY,
         PERCEPTRON,
-        lambda: [same("accuracy", mnist(ACCURACY), mnist(ACCURACY, members=5), 0.001, **PERCENT)],
+        lambda: [same("accuracy", mnist(ACCURACY), mnist(ACCURACY, members=5), IMAGES, **PERCENT)],
         "mnist/README.md",
     ),
     Claim(
         "There is no clear trend of NLL from 5 to 17 models.",
         STUDY,
         PERCEPTRON,
-        lambda: [same("NLL", mnist(NLL), mnist(NLL, members=5), 0.001, **FOUR)],
+        lambda: [same("NLL", mnist(NLL), mnist(NLL, members=5), GAIN, **FOUR)],
         "mnist/README.md",
     ),
     Claim(
         "There is no clear trend of ECE from 5 to 17 models.",
         STUDY,
         PERCEPTRON,
-        lambda: [same("ECE", mnist("test.ece_30"), mnist("test.ece_30", members=5), 0.001, **FOUR)],
+        lambda: [same("ECE", mnist("test.ece_30"), mnist("test.ece_30", members=5), ECE, **FOUR)],
         "mnist/README.md",
     ),
     Claim(
@@ -106,7 +110,7 @@ SIZES = [
                 "ratio",
                 mnist("ood.notmnist.entropy_ratio"),
                 mnist("ood.notmnist.entropy_ratio", members=5),
-                1.0,
+                Margin(1.0, "a seventh of the gain from one to five members"),
                 digits=2,
             )
         ],
@@ -117,7 +121,7 @@ SIZES = [
         STUDY,
         PERCEPTRON,
         lambda: [
-            same(f"{name} NLL", mnist(NLL, name), mnist(NLL, name, 5), 0.001, **FOUR)
+            same(f"{name} NLL", mnist(NLL, name), mnist(NLL, name, 5), GAIN, **FOUR)
             for name in ("f-kde", "f-sge", "f-ssge")
         ],
         "mnist/README.md",
@@ -126,7 +130,7 @@ SIZES = [
         "Plain ensembles saturate with additional members.",
         PAPER,
         f"{PERCEPTRON}, 13 to 17",
-        lambda: [same("NLL", mnist(NLL), mnist(NLL, members=13), 0.001, **FOUR)],
+        lambda: [same("NLL", mnist(NLL), mnist(NLL, members=13), GAIN, **FOUR)],
         "mnist/README.md",
     ),
     Claim(
@@ -156,14 +160,14 @@ MNIST_METHODS = [
                 "accuracy minus 97.84 %",
                 by_seed(PUBLISHED, ACCURACY, method="ensemble"),
                 0.9784,
-                0.002,
+                Margin(0.002, "1.4 standard errors of 10,000 test images"),
                 **PERCENT,
             ),
             same(
                 "NLL minus 0.0694",
                 by_seed(PUBLISHED, NLL, method="ensemble"),
                 0.0694,
-                0.005,
+                Margin(0.005, "the published methods of five members differ by 0.0046"),
                 **FOUR,
             ),
         ],
@@ -193,7 +197,7 @@ MNIST_METHODS = [
                 f"decimal orders of drive / push minus six, {name}",
                 _orders(strength("ratio", name)),
                 6.0,
-                0.5,
+                Margin(0.5, "rounds to six"),
                 digits=1,
             )
             for name in ("kde", "sge", "ssge", "published/kde")
@@ -241,7 +245,7 @@ MNIST_METHODS = [
                 f"AUROC of {word}",
                 strength(f"auroc_entropy_{word}", "published/ensemble+adversarial"),
                 strength(f"auroc_entropy_{word}", "published/ensemble"),
-                0.01,
+                Margin(0.01, "published gains are 0.010 to 0.013"),
             )
             for word in ("letters", "clothes", "characters")
         ],
