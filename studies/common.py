@@ -1,4 +1,4 @@
-"""What the studies share: CSV files, images, figures, cells in several processes, own batches."""
+"""What the studies share: CSV files, images, figures, cells in several processes."""
 
 import csv
 import io
@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ __all__ = [
     "Column",
     "append_rows",
     "finished",
-    "fit_apart",
     "image_arrays",
     "image_set",
     "read_csv",
@@ -84,19 +82,6 @@ def finished(
                     traceback.print_exc()
                     continue
                 yield cell, result
-
-
-def fit_apart(start: shoal.Ensemble, data: Any, seed: int, **options: Any) -> shoal.Run:
-    """Train each member in a run of its own, so that its batches have an order of their own.
-
-    The run has all members, and the history of the first.
-    """
-    runs = [
-        shoal.fit(start.slice_members(i, i + 1), data, seed=1000 * (seed + 1) + i, **options)
-        for i in range(start.members)
-    ]
-    networks = [run.ensemble.member(0) for run in runs]
-    return replace(runs[0], ensemble=shoal.Ensemble.of(networks))
 
 
 def read_csv(path: Path, missing_ok: bool = False) -> list[dict[str, str]]:

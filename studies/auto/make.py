@@ -4,7 +4,9 @@
     python -m studies.auto.make --sets notmnist,kin8nm         other sets
     python -m studies.auto.make --controller                   targets of a controller
     python -m studies.auto.make --target                       one target, on the other sets
-    python -m studies.auto.make --own-batches                  plain members, batches apart
+    python -m studies.auto.make --own-batches                  plain members, own batches
+    python -m studies.auto.make --own-grid                     all candidates, own batches
+    python -m studies.auto.make --trunk                        candidates that differ late
     python -m studies.auto.rules                               rules, tables and the figure
 
 For each set and seed, every arm (a method at a strength) is trained three times: for an eighth and
@@ -33,13 +35,16 @@ from shoal.core.random import generator
 from shoal.prediction.metrics.detection import auroc
 from studies import RESULTS
 from studies.auto.controller import TARGETS, Controlled, Controller, train
-from studies.auto.problems import CHEAP, DESIGN, UNSEEN, Problem, problem
-from studies.common import finished, fit_apart, read_csv
+from studies.auto.problems import ALL, CHEAP, DESIGN, SCIKIT_LEARN, Problem, problem
+from studies.common import finished, read_csv
 
 FOLDER = RESULTS / "auto"
 
 MEMBERS, HELD = 10, 0.2
-RUNGS = (1 / 8, 1 / 3)
+STAGES = {"0.125": 1 / 8, "0.333": 1 / 3, "1": 1.0}
+"""Lengths of training, as shares of the steps; only the last one has all training data."""
+TRUNKS = ("0.5@0.6", "1@0.8")
+"""Length of a training on the data that are not held out, and the share after which arms differ."""
 ARMS = (
     "ensemble",
     *(f"kde:{s}" for s in ("1", "100", "1e3", "1e4", "1e5")),
@@ -51,7 +56,9 @@ CONTROLLED = ("ensemble", *(f"{m}@{t}" for m in ("kde", "f-kde") for t in TARGET
 """A method at a force ratio that a controller keeps."""
 TARGET = ("ensemble", "kde@0.03")
 """The target that was best on `CHEAP`, without a search."""
-OWN_BATCHES = ("ensemble", "ensemble+own-batches")
+CANDIDATES = ("ensemble", "kde:1e3", "forde:4", "forde:16")
+"""The candidates of `method="auto"`."""
+OWN = "+own-batches"
 TESTED = ("nll", "accuracy", "rmse", "ece", "shifted_nll", "shifted_accuracy", "shifted_rmse",
           "auroc", "auroc_mi")  # fmt: skip
 CHOSEN_BY = ("held_nll", "held_shifted", "clean_diff", "clean_se", "shift_diff", "shift_se")
@@ -80,6 +87,18 @@ def spread_of(x: Tensor) -> Tensor:
     return x.std(axes, keepdim=True)
 
 
+@dataclass(frozen=True)
+class Late:
+    """No repulsion before a share of the steps."""
+
+    after: float
+    of: str = "push"
+
+    def __call__(self, step: int, steps: int) -> float:
+        """Factor of the push."""
+        return float(step >= round(self.after * steps))
+
+
 @dataclass
 class Cell:
     """One set and seed: its data, and how an arm is trained and scored."""
@@ -89,7 +108,7 @@ class Cell:
     of: Problem
     device: str
     arms: tuple[str, ...] = ARMS
-    rungs: tuple[float, ...] = RUNGS
+    stages: tuple[str, ...] = tuple(STAGES)
 
     def __post_init__(self) -> None:
         n = len(self.of.x)
@@ -99,14 +118,15 @@ class Cell:
         copies = shifted_copies(self.of.x[held], spread_of(self.part[0]), self.seed)
         self.held = [self.of.x[held], *copies], self.of.y[held]
 
-    def fit(self, arm: str, share: float) -> shoal.Run | Controlled:
+    def fit(self, arm: str, stage: str) -> shoal.Run | Controlled:
         """Train an arm for a share of the steps."""
-        method, _, word = arm.removesuffix("+own-batches").partition(":")
+        method, _, word = arm.removesuffix(OWN).partition(":")
         method, _, target = method.partition("@")
         calibrated = word == "calibrated"
         options = dict(self.of.options)
-        whole = share == 1
-        x, y = (self.of.x, self.of.y) if whole else self.part
+        length, _, trunk = stage.partition("@")
+        share = STAGES.get(length) or float(length)
+        x, y = (self.of.x, self.of.y) if stage == "1" else self.part
         batches = math.ceil(len(self.of.x) / options["batch_size"])
         steps = max(1, round(share * options.pop("epochs") * batches))
         ensemble = shoal.Ensemble.init(self.of.build, MEMBERS, seed=self.seed)
@@ -114,8 +134,11 @@ class Cell:
             controller = Controller(float(target))
             options |= {"steps": steps, "seed": self.seed}
             return train(ensemble, (x, y), method, controller, **options)
-        fit = fit_apart if arm.endswith("+own-batches") else shoal.fit
-        return fit(
+        if arm.endswith(OWN):
+            options["batches"] = "own"
+        if trunk and method != "ensemble":
+            options["annealing"] = Late(float(trunk))
+        return shoal.fit(
             ensemble, (x, y), method=method, calibrated=calibrated,
             strength=float(word) if word and not calibrated else None, steps=steps,
             seed=self.seed, device=self.device, progress=False, **options,
@@ -130,18 +153,18 @@ class Cell:
     def rows(self) -> list[dict[str, Any]]:
         """One row for each arm and stage."""
         found = []
-        for share in (*self.rungs, 1.0):
+        for stage in self.stages:
             plain: tuple[Tensor, Tensor] | None = None
             for arm in self.arms:
                 row: dict[str, Any] = dict.fromkeys(FIELDS, math.nan)
-                row |= {"set": self.name, "seed": self.seed, "arm": arm, "stage": f"{share:.3g}"}
+                row |= {"set": self.name, "seed": self.seed, "arm": arm, "stage": stage}
                 started = time.monotonic()
                 try:
-                    run = self.fit(arm, share)
+                    run = self.fit(arm, stage)
                     row |= {"seconds": time.monotonic() - started}
                     row["ratio"] = run.history[-1].get("ratio") or 0.0
                     row["strength"] = run.history[-1].get("strength")
-                    if share == 1:
+                    if stage == "1":
                         row |= self.tested(run)
                     else:
                         scores = self.held_scores(run)
@@ -185,7 +208,7 @@ def work(name: str, seed: int, asked: argparse.Namespace) -> list[dict[str, Any]
     torch.set_num_threads(1)
     images = np.load(asked.data) if asked.data else None
     of = problem(name, seed, images)
-    return Cell(name, seed, of, asked.device, asked.arms, asked.rungs).rows()
+    return Cell(name, seed, of, asked.device, asked.arms, asked.stages).rows()
 
 
 def options() -> argparse.Namespace:
@@ -195,7 +218,9 @@ def options() -> argparse.Namespace:
     made.add_argument("--arms", help="the plain ensemble comes first")
     made.add_argument("--controller", action="store_true", help="targets of a controller")
     made.add_argument("--target", action="store_true", help="one target, without a search")
-    made.add_argument("--own-batches", action="store_true", help="plain members, batches apart")
+    made.add_argument("--own-batches", action="store_true", help="plain members, own batches")
+    made.add_argument("--own-grid", action="store_true", help="all candidates, own batches")
+    made.add_argument("--trunk", action="store_true", help="candidates that differ late")
     made.add_argument("--seeds", type=int, default=5)
     made.add_argument("--jobs", type=int, default=1)
     made.add_argument("--device", default="cpu")
@@ -205,17 +230,22 @@ def options() -> argparse.Namespace:
     )
     made.add_argument("--out", type=Path)
     asked = made.parse_args()
-    name, sets, arms = "raw.csv", DESIGN, ARMS
+    name, sets, arms, stages = "raw.csv", DESIGN, ARMS, tuple(STAGES)
     if asked.controller:
         name, sets, arms = "controller.csv", CHEAP, CONTROLLED
     elif asked.target:
-        name, sets, arms = "target.csv", [n for n in (*DESIGN, *UNSEEN) if n not in CHEAP], TARGET
+        sets = [n for n in ALL if n not in CHEAP]
+        name, arms, stages = "target.csv", TARGET, ("1",)
     elif asked.own_batches:
-        name, sets, arms = "own-batches.csv", CHEAP, OWN_BATCHES
+        name, sets, arms, stages = "own-batches.csv", ALL, (CANDIDATES[0] + OWN,), ("1",)
+    elif asked.own_grid:
+        name, sets, arms = "own-grid.csv", ALL, tuple(arm + OWN for arm in CANDIDATES)
+    elif asked.trunk:
+        name, sets, arms, stages = "trunk.csv", (*CHEAP, *SCIKIT_LEARN), CANDIDATES, TRUNKS
     asked.out = asked.out or FOLDER / name
     asked.sets = asked.sets.split(",") if asked.sets else sets
     asked.arms = tuple(asked.arms.split(",")) if asked.arms else arms
-    asked.rungs = () if asked.target else RUNGS
+    asked.stages = stages
     return asked
 
 
