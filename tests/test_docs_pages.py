@@ -116,7 +116,7 @@ def test_a_claim_is_confirmed_refuted_or_open():
     noise = {0: 1.0, 1: -1.0, 2: 0.5, 3: -0.6}
 
     def decided(*measures, one=False):
-        return claims.verdict(measures, claims._adjuster(measures), one)
+        return claims.verdict(measures, claims.adjusted(measures), one)
 
     assert decided(claims.higher("", one, zero)) == "confirmed"
     assert decided(claims.lower("", one, zero)) == "refuted"
@@ -130,17 +130,38 @@ def test_a_claim_is_confirmed_refuted_or_open():
     assert decided(claims.higher("", one, zero), claims.lower("", one, zero), one=True) != "mixed"
 
 
-def _breaks_the_rule(measures, adjusted, one):
+def test_an_undecided_claim_says_what_is_equal_or_how_many_seeds_would_decide():
+    zero = dict.fromkeys(range(5), 0.0)
+    near = {0: 0.001, 1: -0.001, 2: 0.0005, 3: -0.0004, 4: 0.0001}
+    wide = {0: 0.05, 1: -0.02, 2: 0.03, 3: -0.01, 4: 0.02}
+
+    def shown(*measures):
+        claim = claims.Claim("", "", "", lambda: measures)
+        return claims.lines({"topic": [claim]})[0]["topic"][0][5]
+
+    assert shown(claims.lower("NLL", near, zero)) == "cannot be told; equal within 0.01"
+    assert shown(claims.higher("", near, zero, **evidence.PERCENT)).endswith("within 0.5 points")
+    assert re.fullmatch(
+        r"cannot be told; \d+ seeds would decide", shown(claims.lower("NLL", wide, zero))
+    )
+    told = shown(claims.lower("NLL", near, zero), claims.lower("NLL", wide, zero))
+    assert "equal" not in told and "seeds would decide" in told
+    assert shown(claims.lower("NLL", {0: 1.0, 1: 1.1}, zero)) == "cannot be told"  # two seeds
+    assert shown(claims.fact("", holds=True)) == "cannot be told, one run for it"
+
+
+def _breaks_the_rule(measures, decided, one):
     """A verdict needs three seeds in every number that decides it, and numbers of its kind."""
-    votes = {measure.speaks(adjusted) for measure in measures if measure.seeds >= 3}
+    spoken = list(zip(measures, claims.votes(measures, decided), strict=True))
+    votes = {vote for measure, vote in spoken if measure.seeds >= 3}
     ways = {
         "confirmed": 1 in votes and (one or votes == {1}),
         "mixed": {1, -1} <= votes and not one,
         "refuted": -1 in votes and 1 not in votes,
         "cannot be told": True,
     }
-    decides = [measure for measure in measures if measure.speaks(adjusted)]
-    found = claims.verdict(measures, adjusted, one)
+    decides = [measure for measure, vote in spoken if vote]
+    found = claims.verdict(measures, decided, one)
     whole = found != "confirmed" or one or len(decides) == len(measures)
     return not (ways[found] and whole and all(measure.seeds >= 3 for measure in decides))
 
@@ -160,9 +181,9 @@ def test_no_verdict_breaks_the_rule_of_three_seeds():
             else:
                 margin = (claims.Margin(1.0, ""),) if kind is claims.same else ()
                 measures.append(kind("", first, dict.fromkeys(first, 0.0), *margin))
-        one, adjusted = draw.random() < 0.2, claims._adjuster(measures)
-        assert not _breaks_the_rule(measures, adjusted, one), measures
-        seen.add(claims.verdict(measures, adjusted, one))
+        one, decided = draw.random() < 0.2, claims.adjusted(measures)
+        assert not _breaks_the_rule(measures, decided, one), measures
+        seen.add(claims.verdict(measures, decided, one))
     assert seen == set(claims.VERDICTS)  # the draws reach every verdict
     for few in ({0: 1.0, 1: 1.0}, {0: 1.0}):
         for kind in (
@@ -171,14 +192,14 @@ def test_no_verdict_breaks_the_rule_of_three_seeds():
             lambda *pair: claims.same(*pair, claims.Margin(2.0, "")),
         ):
             measures = [kind("", few, dict.fromkeys(few, 0.0))]
-            assert claims.verdict(measures, claims._adjuster(measures)) == "cannot be told"
+            assert claims.verdict(measures, claims.adjusted(measures)) == "cannot be told"
 
 
 def test_no_claim_of_the_page_breaks_the_rule_of_three_seeds():
     evaluated = [pair for group in make.GROUPS.values() for pair in claims.evaluated(group)]
     assert sum(bool(measures) for _, measures in evaluated) > 180
     for claim, measures in evaluated:
-        assert not _breaks_the_rule(measures, claims._adjuster(measures), claim.one), claim.words
+        assert not _breaks_the_rule(measures, claims.adjusted(measures), claim.one), claim.words
 
 
 def test_a_claim_without_data_is_listed_as_not_measured():

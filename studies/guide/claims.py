@@ -4,6 +4,7 @@ To add a line, append a `Claim` to a list in one of the modules claims_*.py besi
 measures are computed from raw files; a missing file makes it "not measured".
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +12,12 @@ from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import (
     FEWEST,
     SIGNIFICANCE,
+    Pairs,
+    decide,
     equivalence_p_value,
     holm,
+    paired_difference,
+    paired_p_value,
 )
 from studies.guide.evidence import corrected, difference, interval
 
@@ -29,38 +34,6 @@ PAGES = {
 """A page per source: its title, and the sources of its claims."""
 
 
-class Measure(NamedTuple):
-    """What speaks for or against a claim.
-
-    Attributes:
-        words: the number, with its interval.
-        seeds: number of pairs; 0 for a number without interval. Fewer than three decide nothing:
-            two may agree by the number of test images alone.
-        p: p value of no difference.
-        sign: what a significant difference says: 1 for the claim, -1 against it; of a fact: 1, -1
-            or 0.
-        p_equal: p value of a difference at the margin, if the claim says that there is none.
-    """
-
-    words: str
-    seeds: int = 0
-    p: float | None = None
-    sign: int = 0
-    p_equal: float | None = None
-
-    def tests(self):
-        """The p values that count."""
-        return [p for p in (self.p, self.p_equal) if p is not None and self.seeds >= FEWEST]
-
-    def speaks(self, adjusted):
-        """1 for the claim, -1 against it, 0 for neither; `adjusted` maps p values."""
-        if self.p is None or self.seeds < FEWEST:
-            return 0
-        if self.p_equal is not None and adjusted(self.p_equal) < SIGNIFICANCE:
-            return 1
-        return self.sign if adjusted(self.p) < SIGNIFICANCE else 0
-
-
 class Margin(NamedTuple):
     """The largest difference that does not matter, and why."""
 
@@ -69,6 +42,60 @@ class Margin(NamedTuple):
 
 
 FIFTH = Margin(0.005, "a fifth of the published gain under corruption, 2.4 points")
+HUNDREDTH = Margin(0.01, "published gains in AUROC are 0.010 to 0.013")
+ON_MNIST = Margin(0.0033, "a fifth of the gain from one to five members")
+"""Margins of equality where a claim names none: points, NLL, ECE and AUROC, and NLL on MNIST."""
+
+
+class Measure(NamedTuple):
+    """What speaks for or against a claim.
+
+    Attributes:
+        words: the number, with its interval.
+        pairs: values by seed, with the claimed sign as `better` and "neither" for a claim of no
+            difference; None for a number of one run.
+        within: the margin of `pairs` in words.
+        sign: of one run: 1 if it agrees with the claim, -1 if not, 0 if neither.
+    """
+
+    words: str
+    pairs: Pairs | None = None
+    within: str = ""
+    sign: int = 0
+
+    @property
+    def seeds(self):
+        """The number of pairs; 0 for one run."""
+        return len(self.pairs.values) if self.pairs else 0
+
+    def tests(self):
+        """P values of no difference and, if the claim says so, of one beyond the margin."""
+        if self.pairs is None or self.seeds < FEWEST:
+            return []
+        a, b, better, margin = self.pairs
+        equal = [equivalence_p_value(a, b, margin)] if margin and better == "neither" else []
+        return [paired_p_value(a, b), *equal]
+
+    def speaks(self, adjusted):
+        """1 for the claim, -1 against it, 0 for neither, by the adjusted p values of `tests`."""
+        significant = [p < SIGNIFICANCE for p in adjusted]
+        if self.pairs is None or not any(significant):
+            return 0
+        if self.pairs.better == "neither":
+            return 1 if significant[1] else -1
+        higher = paired_difference(*self.pairs[:2]).difference > 0
+        return 1 if higher == (self.pairs.better == "higher") else -1
+
+
+def adjusted(measures: Sequence[Measure]) -> list[list[float]]:
+    """The p values of each measure with Holm's correction over all; none with too few seeds.
+
+    A difference of zero and one beyond the margin exclude each other (see `holm`).
+    """
+    tests = [measure.tests() for measure in measures]
+    groups = [i for i, each in enumerate(tests) for _ in each]
+    found = iter(holm([p for each in tests for p in each], groups))
+    return [[next(found) for _ in each] for each in tests]
 
 
 class Claim(NamedTuple):
@@ -101,39 +128,48 @@ def _paired(first: dict, second: Any) -> tuple[list[float], list[float]]:
     return [first[s] for s in seeds], [second[s] for s in seeds]
 
 
-def _against(words, first, second, sign, published, style):
+def _against(words, first, second, better, margin, style):
     a, b = _paired(first, second)
-    found = difference(dict(enumerate(a)), dict(enumerate(b)))
-    text = f"{words} {corrected([interval(found, **style)])[0]}"
-    if published is not None:
-        text += f"; published {sign * published * style.get('scale', 1):+g}"
-    right = 1 if sign * found.difference > 0 else -1
-    return Measure(text, len(a), found.p, right)
+    text = f"{words} {corrected([interval(difference(*map(_numbered, (a, b))), **style)])[0]}"
+    scale, unit = style.get("scale", 1), style.get("unit", "")
+    within = f"{scale * margin.size:g}{unit}" if margin else ""
+    return Measure(text, Pairs(a, b, better, margin and margin.size), within)
 
 
-def higher(words, first, second, published=None, **style):
+def _numbered(values):
+    return dict(enumerate(values))
+
+
+def _margin(words, style):
+    """The margin of equality of a number, by its unit; None where there is none."""
+    if style.get("unit") == " points":
+        return FIFTH
+    if not any(name in words for name in ("NLL", "AUROC", "ECE")):
+        return None
+    return ON_MNIST if style.get("digits") == 4 else HUNDREDTH
+
+
+def higher(words, first, second, published=None, better="higher", margin=None, **style):
     """The claim says that the first is higher.
 
     A published size is shown and decides nothing: it is that of other data or a longer training.
     """
-    return _against(words, first, second, 1, published, style)
+    found = _against(words, first, second, better, margin or _margin(words, style), style)
+    if published is None:
+        return found
+    size = (1 if better == "higher" else -1) * published * style.get("scale", 1)
+    return found._replace(words=f"{found.words}; published {size:+g}")
 
 
 def lower(words, first, second, published=None, **style):
     """The claim says that the first is lower; see `higher`."""
-    return _against(words, first, second, -1, published, style)
+    return higher(words, first, second, published, better="lower", **style)
 
 
 def same(words, first, second, margin, **style):
     """The claim says that there is no difference: two one-sided tests at the `Margin`."""
-    a, b = _paired(first, second)
-    found = _against(words, first, second, 1, None, style)
-    scale, digits = style.get("scale", 1), style.get("digits", 3)
-    return found._replace(
-        words=f"{found.words}; margin {scale * margin.size:.{digits}f}: {margin.why}",
-        sign=-1,
-        p_equal=equivalence_p_value(a, b, margin.size),
-    )
+    found = _against(words, first, second, "neither", margin, style)
+    return found._replace(words=f"{found.words}; margin {found.within}: {margin.why}")
 
 
 def fact(words, holds=None):
@@ -141,20 +177,32 @@ def fact(words, holds=None):
     return Measure(words, sign={True: 1, False: -1, None: 0}[holds])
 
 
-def verdict(measures, adjusted, one=False):
-    """Confirmed, refuted, mixed or cannot be told."""
-    votes = [measure.speaks(adjusted) for measure in measures]
-    if 1 in votes and (one or all(vote == 1 for vote in votes)):
+def votes(measures, tests):
+    """What each measure says, by its adjusted p values."""
+    return [measure.speaks(each) for measure, each in zip(measures, tests, strict=True)]
+
+
+def verdict(measures, tests, one=False):
+    """Confirmed, refuted, mixed or cannot be told, by the adjusted p values of the measures."""
+    said = votes(measures, tests)
+    if 1 in said and (one or all(vote == 1 for vote in said)):
         return "confirmed"
-    if -1 in votes:
-        return "mixed" if 1 in votes else "refuted"
+    if -1 in said:
+        return "mixed" if 1 in said else "refuted"
     return "cannot be told"
 
 
-def _adjuster(measures):
-    """Holm's correction over all tests of these measures."""
-    tests = [p for measure in measures for p in measure.tests()]
-    return dict(zip(tests, holm(tests), strict=True)).__getitem__
+def _open(measures, said):
+    """What is known where nothing is told: equality, or the number of seeds that would decide."""
+    unsaid = [i for i, vote in enumerate(said) if not vote]
+    if any(measures[i].seeds < FEWEST for i in unsaid):
+        return ""
+    decided = decide("the numbers of a claim", {i: m.pairs for i, m in enumerate(measures)})
+    apart = [decided[i].needed for i in unsaid if not decided[i].within]
+    if not apart:
+        margins = " and ".join(dict.fromkeys(measures[i].within for i in unsaid))
+        return f"; {'' if len(unsaid) == len(said) else 'the rest '}equal within {margins}"
+    return "" if None in apart else f"; {max(apart):,} seeds would decide"
 
 
 def evaluated(claims):
@@ -175,9 +223,8 @@ def lines(groups):
     from numbers without interval is never bold.
     """
     found = {title: evaluated(claims) for title, claims in groups.items()}
-    everything = [measure for group in found.values() for _, ms in group for measure in ms]
-    page, number, missing, counts = _adjuster(everything), 0, [], {}
-    tables = {}
+    page = iter(adjusted([m for group in found.values() for _, ms in group for m in ms]))
+    number, missing, counts, tables = 0, [], Counter(), {}
     for title, group in found.items():
         rows = tables.setdefault(title, [])
         for claim, measures in group:
@@ -186,14 +233,15 @@ def lines(groups):
                 missing.append([claim.words, claim.source, absent])
                 continue
             number += 1
-            words = verdict(measures, _adjuster(measures), claim.one)
-            sure = verdict(measures, page, claim.one) == words and all(m.seeds for m in measures)
-            counts[words] = counts.get(words, 0) + 1
-            bold = sure and words != "cannot be told"
-            counts["bold"] = counts.get("bold", 0) + bold
+            tests, strictly = adjusted(measures), [next(page) for _ in measures]
+            words = verdict(measures, tests, claim.one)
+            bold = verdict(measures, strictly, claim.one) == words != "cannot be told"
+            shown = f"**{words}**" if bold else words + _one_run(measures)
+            if words == "cannot be told":
+                shown += _open(measures, votes(measures, tests))
+            counts.update({words: 1, "bold": bold, "equal": "equal within" in shown})
             link = f"[study](../{claim.link})" if claim.link else ""
             text = "<br>".join(measure.words for measure in measures)
-            shown = f"**{words}**" if bold else words + _one_run(measures)
             rows.append(
                 [number, claim.words, claim.source, _setting(claim, measures), text, shown, link]
             )
@@ -244,7 +292,7 @@ def pages(groups, words):
     assert total == sum(row[1] for row in overview), "a source has no page"
     texts["claims.md"] = words.format(
         sources=markdown_table(titles, overview), total=total, unmeasured=len(missing),
-        verdicts=", ".join(f"{counts.get(word, 0)} {word}" for word in VERDICTS),
-        bold=counts.get("bold", 0),
+        verdicts=", ".join(f"{counts[word]} {word}" for word in VERDICTS),
+        bold=counts["bold"], equal=counts["equal"],
     )  # fmt: skip
     return texts

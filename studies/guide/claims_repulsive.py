@@ -142,6 +142,7 @@ SIZES = [
                 f"gain of {name} minus gain of the plain ensemble, NLL",
                 less(mnist(NLL, name), mnist(NLL, name, 5)),
                 less(mnist(NLL), mnist(NLL, members=5)),
+                margin=GAIN,
                 **FOUR,
             )
             for name in ("kde", "f-kde")
