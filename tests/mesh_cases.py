@@ -67,6 +67,12 @@ def numbers():
     return x, x[:, :1].sin() + 0.1 * x[:, 1:2]
 
 
+def loaders():
+    """Loaders of five members."""
+    data = torch.utils.data.TensorDataset(*numbers())
+    return [torch.utils.data.DataLoader(data, 8, shuffle=True) for _ in range(5)]
+
+
 def members(build=Perceptron, count=7, **options):
     pairs = build if isinstance(build, list) else [(build, count)]
     return shoal.Ensemble.init(pairs, seed=3, **options).to(torch.float64)
@@ -224,6 +230,9 @@ CASES = {
     "own batches, forde": _case(members, vectors, batches="own", method="forde", **STRONG),
     "own batches, frozen": _case(
         members, vectors, batches="own", method="f-kde", frozen=2, engine="chunk:2", **STRONG
+    ),
+    "own loaders, frozen, learned noise": _case(
+        lambda: members(_regressor), loaders, batches="own", frozen=2
     ),
     "own batches, learned noise": _case(lambda: members(_regressor), numbers, batches="own"),
     "own batches, augmentation": _case(

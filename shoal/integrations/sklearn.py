@@ -131,6 +131,7 @@ class EnsembleEstimator(BaseEstimator):
     strength: float | str | None
     epochs: int
     batch_size: int | str
+    batches: str
     learning_rate: float
     prior_std: float
     early_stopping: bool | str
@@ -316,6 +317,7 @@ class EnsembleEstimator(BaseEstimator):
             "strength": self.strength,
             "epochs": self.epochs,
             "batch_size": batch,
+            "batches": self.batches,
             "lr": self.learning_rate,
             "prior": Gaussian(self.prior_std),
             "sample_weight": points.weight,
@@ -385,6 +387,8 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             choose it on held-out data.
         epochs: number of passes over the data.
         batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
+        batches: "common" for batches that all members share; "own" for networks that are trained as
+            if alone, each on its own order of the data points.
         learning_rate: learning rate of Adam.
         prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
             smoother functions.
@@ -421,6 +425,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         strength: float | str | None = None,
         epochs: int = 100,
         batch_size: int | str = "auto",
+        batches: str = "common",
         learning_rate: float = 0.01,
         prior_std: float = 0.5,
         early_stopping: bool | str = "auto",
@@ -441,6 +446,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         self.strength = strength
         self.epochs = epochs
         self.batch_size = batch_size
+        self.batches = batches
         self.learning_rate = learning_rate
         self.prior_std = prior_std
         self.early_stopping = early_stopping
@@ -563,6 +569,8 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             choose it on held-out data.
         epochs: number of passes over the data.
         batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
+        batches: "common" for batches that all members share; "own" for networks that are trained as
+            if alone, each on its own order of the data points.
         learning_rate: learning rate of Adam.
         prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
             smoother functions.
@@ -600,6 +608,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         likelihood: Any = None,
         epochs: int = 100,
         batch_size: int | str = "auto",
+        batches: str = "common",
         learning_rate: float = 0.01,
         prior_std: float = 0.5,
         early_stopping: bool | str = "auto",
@@ -620,6 +629,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         self.likelihood = likelihood
         self.epochs = epochs
         self.batch_size = batch_size
+        self.batches = batches
         self.learning_rate = learning_rate
         self.prior_std = prior_std
         self.early_stopping = early_stopping

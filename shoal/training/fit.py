@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import torch
 
 from shoal.core.arguments import flag
+from shoal.core.errors import ConfigError, DataError
 from shoal.core.storage.disk import checked_path
 from shoal.data.batches.batch import rounded
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches, batches_of
@@ -81,7 +82,8 @@ def fit(
             any iterable of batches (x, y). With `steps` the iterable may be endless. Inputs may be
             dicts, tuples or batch objects, as the network takes them; a batch may be a dict with
             its targets under "labels", or (x, y, weight). Byte inputs (uint8) are divided by 255.
-            Integer inputs stay integers only for an embedding.
+            Integer inputs stay integers only for an embedding. With batches="own" also a list of
+            loaders, one per member.
         out: the folder that stores the run.
         resume: continue the run in `out`, if there is one.
         callbacks: functions called with an `EpochEnd` after every epoch, or `Callback` objects,
@@ -110,7 +112,7 @@ def fit(
         load_to_device(ensemble)
         weight = other.get("sample_weight")
         batches, held = _divided(data, options, ensemble, where, dtype, weight)
-        options, told = _with_batches(options, batches)
+        options, told = _with_batches(options, batches, ensemble.members)
         ensemble.use_output(options.outputs)
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
@@ -169,6 +171,7 @@ def _divided(
         steps=options.steps,
         whole=ensemble.takes_whole,
         weight=weight,
+        own=options.batches == "own",
     )
     return validation_batches(options, batches, ensemble, device, dtype)
 
@@ -184,15 +187,24 @@ def _in_type(batches: Any, likelihood: Likelihood, dtype: torch.dtype) -> Any:
 
 
 def _with_batches(
-    options: Options, batches: ArrayBatches | LoaderBatches
+    options: Options, batches: ArrayBatches | LoaderBatches, members: int
 ) -> tuple[Options, tuple[str, ...]]:
     """The options with common batches where the data have no others, and what to say then."""
-    loader = isinstance(batches, LoaderBatches) and not batches.gives_own
-    if options.batches == "common" or not loader:
+    if options.batches == "common" or isinstance(batches, ArrayBatches):
+        return options, ()
+    if batches.loaders is not None:
+        trained = range(options.frozen, members)
+        if len(batches.loaders) != len(trained):
+            raise DataError(
+                f"{len(batches.loaders)} loaders came for {len(trained)} members; "
+                f"give one loader to each"
+            )
+        batches.loaders = dict(zip(trained, batches.loaders.values(), strict=True))
+    if batches.gives_own:
         return options, ()
     sentence = (
         "A loader gives its batches to all members, so they train on common batches; for batches "
-        "of their own give arrays or a torch Dataset."
+        "of their own give arrays, a torch Dataset, or a list with one loader per member."
     )
     return replace(options, batches="common"), (sentence,)
 
@@ -202,5 +214,14 @@ def _resolved(
 ) -> Settings:
     """The settings, with inputs for the points of the method."""
     settings = Settings.resolve(options)
+    if (
+        settings.common_points
+        and isinstance(batches, LoaderBatches)
+        and batches.loaders is not None
+    ):
+        raise ConfigError(
+            f"'{settings.method.name}' compares outputs at inputs that members share, and their "
+            f"loaders share none; name points, as method={{'name': 'f-kde', 'points': 'mixup'}}"
+        )
     method = resolved(settings.method, ensemble, lambda: batches.first()[0], data)
     return replace(settings, method=method)

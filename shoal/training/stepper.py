@@ -136,7 +136,7 @@ class Stepper:
                 Steps with a strength of their own are not captured.
             loss: a loss in place of the likelihood for this step, as in `likelihoods.Custom`.
             own: every member has its own batch: inputs and targets are [M, B, ...]. Members are
-                then compared by their weights.
+                then compared by weights, by input gradients, or at `points` of the method.
 
         Returns:
             Measures of the step, on the device: `loss` [M], `drive`, `push`, `ratio`, ...
@@ -274,10 +274,13 @@ class Stepper:
         return prepared(method, source, None, self._dtype)[0]
 
     def _check_own(self, mover: Mover) -> None:
-        if mover.settings.compares_outputs:
+        if (what := mover.settings.needs_common_batches) is not None:
+            raise ConfigError(f"{what} needs batches that members share; leave own=True out")
+        if mover.settings.compares_outputs_here:
             raise ConfigError(
-                "members with batches of their own are not compared by their outputs; give a "
-                "common batch with weights [M, B], or choose a method such as 'kde'"
+                "members with batches of their own share no inputs to compare outputs at; name "
+                "points, as method={'name': 'f-kde', 'points': 'mixup'}, or give a common batch "
+                "with weights [M, B]"
             )
 
     def _move(

@@ -216,6 +216,22 @@ def test_balanced_classes_count_alike():
         EnsembleClassifier(**FEW, class_weight="balance").fit(X, y)
 
 
+@pytest.mark.parametrize("kind", [EnsembleClassifier, EnsembleRegressor])
+def test_members_may_have_batches_of_their_own(kind):
+    X = np.random.default_rng(0).normal(size=(50, 2))
+    y = (X[:, 0] > 0).astype(int) if kind is EnsembleClassifier else X[:, 0]
+    few = FEW | {"epochs": 2, "batch_size": 8}
+    own = kind(**few, batches="own").fit(X, y)
+    assert own.run_.config["batches"] == "own"
+    predict = "predict_proba" if kind is EnsembleClassifier else "predict"
+    by_option, common = (
+        getattr(kind(**few, options=options).fit(X, y), predict)(X)
+        for options in ({"batches": "own"}, None)
+    )
+    np.testing.assert_array_equal(getattr(own, predict)(X), by_option)
+    assert not np.allclose(by_option, common)
+
+
 def noisy(n=150):
     random = np.random.default_rng(0)
     X = random.normal(size=(n, 5))

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from triton_ready import needs_gpu
 
 import shoal
-from shoal.core.errors import ConfigError, ShoalWarning
-from shoal.core.random import key
+from shoal.core.errors import ConfigError, DataError, ShoalWarning
+from shoal.core.random import derive, key
 from shoal.data.batches.augment import CropFlip, augmented
 from shoal.data.batches.orders import Orders
 from shoal.training.options import settings as settings_module
@@ -219,9 +219,195 @@ def test_a_grown_run_has_batches_of_its_own():
     assert grown.config["batches"] == "own" and grown.ensemble.members == 4
 
 
+class InOrder(torch.utils.data.Sampler):
+    """The rows of one member, as `Orders` has them."""
+
+    def __init__(self, member):
+        self.member, self.epoch = member, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return len(SIZES)
+
+    def __iter__(self):
+        orders = Orders(N, BATCH, own=range(MEMBERS))
+        steps = orders(self.epoch).split(orders.width)
+        return (rows.reshape(MEMBERS, -1)[self.member].tolist() for rows in steps)
+
+
+def loaders(*more, members=MEMBERS, data=None, **options):
+    """One shuffling loader per member, or loaders with these samplers."""
+    data = TensorDataset(*points(N)) if data is None else data
+    if more:
+        return [DataLoader(data, batch_sampler=each, **options) for each in more]
+    return [DataLoader(data, BATCH, shuffle=True, **options) for _ in range(members)]
+
+
+@pytest.mark.parametrize("how", [*ENGINES, {"epochs": None, "steps": EPOCHS * len(SIZES)}], ids=str)
+def test_one_loader_per_member_trains_networks_alone(how):
+    x, y = points(N)
+    networks = alone(plain, x.double(), y, lambda f, t: F.cross_entropy(f, t, reduction="none"))
+    run = own(data=loaders(*map(InOrder, range(MEMBERS))), method="ensemble", **SGD, **how)
+    assert_trained_alone(run, networks)
+
+
+@pytest.mark.parametrize("kind", ["map", "stream"])
+def test_a_loader_shuffles_for_its_member_as_if_alone(kind):
+    how = {"steps": 9, "epochs": None, "batches": "common"} | SGD
+
+    def data():
+        return Stream() if kind == "stream" else TensorDataset(*points(N))
+
+    def loader():
+        return DataLoader(data(), BATCH, shuffle=None if kind == "stream" else True)
+
+    many = [loader() for _ in range(3)]
+    together = own(members=3, data=many, method="ensemble", **how | {"batches": "own"})
+    singles = [
+        quick(
+            shoal.Ensemble.of([shoal_of(plain, 3)[member]]), loader(),
+            method="ensemble", precision="float64", seed=derive(0, "member", member), **how,
+        )
+        for member in range(3)
+    ]  # fmt: skip
+    assert_trained_alone(together, [run.ensemble[0] for run in singles])
+    assert differ(frozen(singles[0].ensemble), frozen(singles[1].ensemble))
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Points without a length, in a random order."""
+
+    def __iter__(self):
+        x, y = points(N)
+        return ((x[i], y[i]) for i in torch.randperm(N).tolist())
+
+
+def test_a_resumed_run_reads_each_loader_on(tmp_path):
+    options = {"method": "forde", "save_every": 0}
+    whole = own(data=loaders(), out=tmp_path / "one", schedule=Fuse(), **options)
+    with pytest.raises(Fuse.Blown):
+        own(data=loaders(), out=tmp_path / "two", schedule=Fuse(6), **options)
+    again = own(data=loaders(), out=tmp_path / "two", schedule=Fuse(), resume=True, **options)
+    assert_same_run(again, whole)
+
+
+def test_a_loader_may_be_a_list_of_batches_with_weights():
+    x, y = points(N)
+    weight = torch.ones(N)
+
+    def batches(member):
+        rows = torch.arange(N).roll(member).split(BATCH)
+        return [(x[r], y[r], weight[r]) for r in rows]
+
+    given = tuple(batches(member) for member in range(MEMBERS))
+    run = own(data=given, method={"name": "f-kde", "points": "mixup"})
+    light = [[(a, b) for a, b, _ in each] for each in given]
+    other = own(data=light, method={"name": "f-kde", "points": "mixup"})
+    torch.testing.assert_close(
+        frozen(run.ensemble), frozen(other.ensemble), rtol=0, atol=1e-10
+    )  # fmt: skip
+
+
+def test_targets_have_the_unit_of_the_first_batch():
+    x, _ = points(N)
+    y = 5 * x[:, 0] + 100
+    build = lambda: nn.Linear(3, 1)  # noqa: E731
+    whole = TensorDataset(x, y)
+    for data in (torch.utils.data.Subset(whole, range(N)), loaders(data=whole, members=2)):
+        run = own(
+            build,
+            data,
+            members=2,
+            epochs=60,
+            lr=0.05,
+            method="ensemble",
+            likelihood="homoscedastic",
+        )
+        assert (shoal.predict(run, x).mean.flatten() - y).abs().mean() < 3
+
+
+def test_grown_members_have_loaders_of_their_own():
+    run = own(method="kde", members=2)
+    grown = shoal.grow(run, 3, data=loaders(members=3), progress=False)
+    assert grown.ensemble.members == 5 and grown.config["batches"] == "own"
+
+
+def uneven(*sizes):
+    return [DataLoader(TensorDataset(*points(size)), BATCH) for size in sizes]
+
+
+BATCHES = [points(BATCH), points(BATCH)]
+WRONG = {
+    "2 loaders came for 3 members": lambda: loaders(members=2),
+    "3 or 4 batches": lambda: uneven(37, 37, 30),
+    "35 or 37 data points": lambda: uneven(37, 35, 37),
+    "member 1, there are no data": lambda: [*uneven(10), DataLoader([]), *uneven(10)],
+    "0 or 2 batches": lambda: [BATCHES, [], list(BATCHES)],
+    "read only once": lambda: [iter(BATCHES), *uneven(20, 20)],
+    "loader of another member": lambda: 3 * uneven(37),
+    "member 1 ended after 2 batches": lambda: some(40, 20, 40),
+    "member 1, the loader gave no batches": lambda: some(40, 0, 40),
+    "7 data points for one member and 10": lambda: some(40, 37, 40),
+    "cannot be stacked": lambda: [[points(5)], [points(5)], [(points(5)[0][:, :2], points(5)[1])]],
+}  # fmt: skip
+
+
+def some(*sizes):
+    return [DataLoader(Some(size), BATCH) for size in sizes]
+
+
+class Some(torch.utils.data.IterableDataset):
+    """So many points, without a length."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        return zip(*points(self.n), strict=True) if self.n else iter(())
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_loaders_that_do_not_fit_are_named_in_one_sentence(words):
+    ensemble = shoal_of(plain, 3)
+    before = frozen(ensemble)
+    with pytest.raises(DataError, match=words) as error:
+        quick(ensemble, WRONG[words](), steps=50, batches="own", method="ensemble")
+    assert_one_sentence(error.value)
+    begins = "ended" in words or "7 data points for" in words
+    assert differ(frozen(ensemble), before) == begins
+
+
+def test_loaders_of_members_need_own_batches_and_points_for_outputs():
+    with pytest.raises(DataError, match="batches='own'") as error:
+        own(data=loaders(), batches="common")
+    assert_one_sentence(error.value)
+    with pytest.raises(ConfigError, match="name points") as error:
+        own(data=loaders(), method="f-kde")
+    assert_one_sentence(error.value)
+
+
+@pytest.mark.parametrize("method", ["kde", "forde", MIXED], ids=str)
+def test_the_stepper_takes_the_steps_of_fit(method):
+    x, y = (each.double() if each.is_floating_point() else each for each in points(N))
+    run = own(method=method, strength=20.0)
+    stepper = shoal.Stepper(
+        shoal_of(plain, MEMBERS), n=N, method=method, strength=20.0, precision="float64", inputs=x
+    )
+    orders = Orders(N, BATCH, own=range(MEMBERS))
+    for epoch in range(EPOCHS):
+        for rows in orders(epoch).split(orders.width):
+            mine = rows.reshape(MEMBERS, -1)
+            stepper((x[mine], y[mine]), own=True)
+    torch.testing.assert_close(
+        frozen(stepper.ensemble), frozen(run.ensemble), rtol=0, atol=1e-10
+    )  # fmt: skip
+
+
 def test_a_loader_gives_common_batches_and_the_run_says_so():
     loader = DataLoader(TensorDataset(*points(N)), BATCH)
-    with pytest.warns(ShoalWarning, match="arrays or a torch Dataset"):
+    with pytest.warns(ShoalWarning, match="give arrays, a torch Dataset, or a list"):
         run = own(data=loader, method="ensemble")
     assert run.config["batches"] == "common"
 

@@ -2,9 +2,10 @@
 
 import signal
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from copy import copy
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from shoal.core.errors import DataError, ShoalWarning
+from shoal.core.opaque import Opaque
 from shoal.core.random import derive, seeded
-from shoal.core.structure import Inputs, parted
+from shoal.core.structure import Inputs, joined, parted
 from shoal.data.batches.arrays import value_range
 from shoal.data.batches.batch import (
     Targets,
@@ -26,7 +28,7 @@ from shoal.data.batches.batch import (
 )
 from shoal.data.batches.orders import Orders, OwnSampler, member_batches
 
-__all__ = ["LoaderBatches"]
+__all__ = ["LoaderBatches", "checked_loaders"]
 
 _SPANS = 20
 """Number of history rows of a run on a stream, which has no epochs."""
@@ -61,6 +63,7 @@ class LoaderBatches:
         whole: returns whether the network takes integers; see `as_inputs`.
         gives_own: the loader was made for a dataset of points, of which each member may have
             batches of its own.
+        loaders: the loader of each member, if members have their own; `loader` is the first.
 
     Attributes:
         input_range: smallest and largest value of the first batch.
@@ -78,8 +81,9 @@ class LoaderBatches:
         steps: int | None = None,
         whole: Callable[[Tensor], bool] | None = None,
         gives_own: bool = False,
+        loaders: Mapping[int, Iterable[Any]] | None = None,
     ) -> None:
-        self.gives_own = gives_own
+        self.gives_own, self.loaders = gives_own or loaders is not None, loaders
         self.loader, self.seed, self.device = loader, seed, device
         self.dtype, self.check, self.steps, self.whole = dtype, check, steps, whole
         self.input_range: list[float] | None = None
@@ -101,13 +105,17 @@ class LoaderBatches:
 
     def for_members(self, own: range, common: int) -> "LoaderBatches":
         """The same data with batches of their own for these members; see `gives_own`."""
-        dataset, size = self.loader.dataset, self.loader.batch_size  # pyright: ignore
-        orders = Orders(len(dataset), size, self.seed, own, common)
-        loader = DataLoader(dataset, batch_sampler=OwnSampler(orders))
-        other = LoaderBatches(
-            loader, self.seed, self.device, self.dtype, self.check, self.steps, self.whole
-        )
-        other._members, other.rounds = len(own), self.rounds
+        self.first()
+        self._reading = None  # ends its workers
+        other = copy(self)
+        if self.loaders is None:
+            dataset, size = self.loader.dataset, self.loader.batch_size  # pyright: ignore
+            orders = Orders(len(dataset), size, self.seed, own, common)
+            other.loader = DataLoader(dataset, batch_sampler=OwnSampler(orders))
+        else:
+            loaders = {member: self.loaders[member] for member in own}
+            other.loader = _LoadersTogether(loaders, self.seed)
+        other._members = len(own)
         return other
 
     @property
@@ -162,12 +170,14 @@ class LoaderBatches:
             self._points, self._length = known["points"], known["batches"]
 
     def first(self) -> tuple[Inputs, Targets]:
-        """The first batch of the first epoch; its pass stays open for further reading."""
+        """The first batch of the first epoch, as if all members shared it.
+
+        Its pass stays open for further reading.
+        """
         if self._first is None:
             reading = self._open(0)
             self._first, self._reading = reading.peek(), reading
-        x, y = self._pair(self._first, 0)
-        return (x[0], y[0]) if self._members else (x, y)
+        return self._placed(*self._checked(self._first, 0))
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch from number `start` on; earlier batches are read and dropped.
@@ -251,9 +261,30 @@ class LoaderBatches:
         return self._length or self.steps or 0, self._size
 
     def _pair(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
-        x, y = self._checked(batch, step)
-        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        together = isinstance(batch, _BatchesTogether)
+        x, y = self._together(batch, step) if together else self._checked(batch, step)
+        x, y = self._placed(x, y)
         return member_batches(x, y, self._members) if self._members else (x, y)
+
+    def _placed(self, x: Inputs, y: Targets) -> tuple[Inputs, Targets]:
+        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+    def _together(self, batches: "_BatchesTogether", step: int) -> tuple[Inputs, Targets]:
+        """The batches of all members as one, member by member."""
+        pairs = [self._checked(batch, step) for batch in batches]
+        sizes = [len(y) for _, y in pairs]
+        if len(set(sizes)) > 1:
+            raise DataError(
+                f"batch {step} has {min(sizes)} data points for one member and {max(sizes)} for "
+                f"another; give the loaders of all members the same batch size"
+            )
+        x, y = (joined(parts) for parts in zip(*pairs, strict=True))
+        if isinstance(x, Opaque) or isinstance(y, Opaque):
+            raise DataError(
+                f"batch {step} of the members cannot be stacked; wanted tensors of one shape for "
+                f"all members, such as texts padded to one length"
+            )
+        return x, y
 
     def _checked(self, batch: Any, step: int) -> tuple[Inputs, Targets]:
         raw = raw_batch(batch, step)
@@ -309,7 +340,7 @@ class _Reading:
                 raise _no_batches(self.number)
             raise StopIteration
         self.place += 1
-        self.points += points_of(batch)
+        self.points += points_of(batch[0] if isinstance(batch, _BatchesTogether) else batch)
         return batch
 
     def peek(self) -> Any:
@@ -322,6 +353,80 @@ class _Reading:
     def _fetch(self) -> Any:
         with seeded(derive(self._seed, "loader", self.number, self.place)):
             return next(self._iterator, _END)
+
+
+class _BatchesTogether(list[Any]):
+    """The batches of all members for one step."""
+
+
+class _LoadersTogether:
+    """The loaders of the members, read together; each has its own randomness, as if alone.
+
+    Args:
+        loaders: the loader of each member, by the member's number.
+        seed: with member and epoch, fixes the randomness of a loader.
+    """
+
+    def __init__(self, loaders: Mapping[int, Iterable[Any]], seed: int) -> None:
+        self.loaders, self.seed, self.epoch = loaders, seed, 0
+        self.batch_sampler = self  # a reading tells it the epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next pass."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[_BatchesTogether]:
+        seeds = {member: derive(self.seed, "member", member) for member in self.loaders}
+        return self._batches(
+            {m: _Reading(loader, seeds[m], self.epoch) for m, loader in self.loaders.items()}
+        )
+
+    def _batches(self, readings: "Mapping[int, _Reading]") -> Iterator[_BatchesTogether]:
+        for step in count():
+            batches = _BatchesTogether(map(self._next, readings, readings.values()))
+            ended = [m for m, batch in zip(readings, batches, strict=True) if batch is _END]
+            if len(ended) == len(batches):
+                return
+            if ended:
+                raise DataError(
+                    f"the loader of member {ended[0]} ended after {step} batches and others did "
+                    f"not; give every member as many batches"
+                )
+            yield batches
+
+    def _next(self, member: int, reading: "_Reading") -> Any:
+        try:
+            return next(reading, _END)
+        except DataError as error:
+            raise DataError(f"of member {member}, {error}") from None
+
+
+def checked_loaders(loaders: Sequence[Any]) -> Mapping[int, Any]:
+    """One loader for each member, if they can be read together."""
+    sizes = list[tuple[int | None, int | None]]()
+    for member, loader in enumerate(loaders):
+        if isinstance(loader, Iterator):
+            raise DataError(
+                f"the {type(loader).__name__} of member {member} can be read only once; pass a "
+                f"list of batches or a DataLoader for each member"
+            )
+        if any(loader is other for other in loaders[:member]):
+            raise DataError(
+                f"member {member} has the loader of another member; make a loader for each, such "
+                f"as [DataLoader(data, 32, shuffle=True) for _ in range({len(loaders)})]"
+            )
+        try:
+            sizes.append(_known_sizes(loader))
+        except DataError as error:
+            raise DataError(f"of member {member}, {error}") from None
+    for what, known in zip(("batches", "data points"), zip(*sizes, strict=True), strict=True):
+        counts = {each for each in known if each is not None}
+        if len(counts) > 1 or counts == {0}:
+            raise DataError(
+                f"the loaders of the members have {' or '.join(map(str, sorted(counts)))} {what}; "
+                f"give every member as many, at least one"
+            )
+    return dict(enumerate(loaders))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from shoal.data.batches.batch import (
     target_shape,
     targets_of,
 )
-from shoal.data.batches.loaders import LoaderBatches
+from shoal.data.batches.loaders import LoaderBatches, checked_loaders
 from shoal.data.batches.orders import Orders, member_batches
 from shoal.data.dataset import Dataset, Split
 
@@ -205,13 +205,14 @@ def batches_of(
     steps: int | None = None,
     whole: Callable[[Tensor], bool] | None = None,
     weight: Any = None,
+    own: bool = False,
 ) -> ArrayBatches | LoaderBatches:
     """Batches of any training data, on `device`.
 
     Args:
         data: a Dataset, a Split, a pair (x, y) of arrays, a torch Dataset of points (x, y),
             indexed or iterable, a torch DataLoader, or any iterable of batches (x, y) that can be
-            read repeatedly, such as a list.
+            read repeatedly, such as a list; with `own` also a list of loaders, one per member.
         batch_size: data points per batch; a loader has its own.
         seed: with the epoch, fixes the order of the points.
         device: device of the batches; None keeps that of the data.
@@ -219,8 +220,16 @@ def batches_of(
         steps: number of batches; with it, data of unknown length are not counted.
         whole: returns whether the network takes integers; see `as_inputs`.
         weight: weight of each data point [N], for arrays.
+        own: members may have batches of their own.
     """
-    points = False
+    points, loaders = False, None
+    if _is_member_loaders(data, own):
+        loaders = checked_loaders(data)
+        if not own:
+            raise DataError(
+                f"{len(data)} loaders came, one per member; type batches='own', or pass one loader"
+            )
+        data = data[0]
     if isinstance(data, TensorDataset) and len(data.tensors) in (2, 3):
         data = data.tensors
     elif isinstance(data, TorchDataset):
@@ -230,7 +239,7 @@ def batches_of(
     if _is_loader(data):
         if weight is not None:
             raise DataError("a loader gives its own weights, as triples (x, y, weight)")
-        return LoaderBatches(data, seed, device, dtype, None, steps, whole, points)
+        return LoaderBatches(data, seed, device, dtype, None, steps, whole, points, loaders)
     split = as_split(data, dtype, whole, weight)
     if split.y is None:
         raise DataError("there are inputs but no targets; pass a pair (x, y)")
@@ -488,6 +497,17 @@ def _is_loader(data: Any) -> bool:
             return any(hasattr(d, "__array__") or is_structure(d) for d in first)
         return is_structure(first)
     return hasattr(data, "__iter__") and not is_structure(data)
+
+
+def _is_member_loaders(data: Any, own: bool) -> bool:
+    """Whether data are a list or tuple of loaders; lists of batches count only if `own`."""
+
+    def is_loader(each: Any) -> bool:
+        if isinstance(each, list):  # [(a, b), (c, d)] may also be a batch of structures
+            return own and all(isinstance(batch, (tuple, Mapping)) for batch in each)
+        return _is_loader(each) and not isinstance(each, TorchDataset)
+
+    return isinstance(data, (list, tuple)) and len(data) > 0 and all(map(is_loader, data))
 
 
 def _refuse_points(data: Any) -> None:

@@ -67,7 +67,8 @@ class RunData:
         source: the data in the run's config: how to load them, or their name.
         pixel_range: smallest and largest value of a pixel; None for other data.
         classes: names of the classes in the order of the labels; None where they are not known.
-        given: the data as the user gave them; None if they can be read only once.
+        given: the data as the user gave them; None if they can be read only once, or members have
+            different ones.
     """
 
     batches: Data
@@ -86,7 +87,8 @@ class RunData:
         if isinstance(data, Dataset):
             source = data.spec or {"custom": data.name}
             return cls(batches, held, sites, source, data.pixel_range, classes, given)
-        again = None if isinstance(data, Iterator) else given
+        several = isinstance(batches, LoaderBatches) and batches.loaders is not None
+        again = None if several or isinstance(data, Iterator) else given
         return cls(batches, held, sites, {"custom": OWN_DATA}, None, classes, again)
 
 

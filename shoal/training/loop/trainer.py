@@ -76,9 +76,9 @@ class Trainer:
     ) -> None:
         self.batches, self.sites, self._counted = batches, sites, (0, 0.0)
         self.steps = settings.total_steps(batches.steps_per_epoch)
-        likelihood = settings.likelihood
-        if isinstance(batches, ArrayBatches):
-            likelihood = initialised_from(likelihood, batches.y.to(ensemble.device), sites)
+        # A loader's targets are unknown before its end: the first batch sets their unit.
+        y = batches.y if isinstance(batches, ArrayBatches) else batches.first()[1]
+        likelihood = initialised_from(settings.likelihood, y.to(ensemble.device), sites)
         targets = self._targets(likelihood)
         settings = _fitted(settings, batches)
         self.mover = Mover(
@@ -142,10 +142,6 @@ class Trainer:
             yield from self.captured.epoch(self.epoch, start, count, self.step)
             return
         for x, y in islice(self.waiting(self.batches.batches(self.epoch, start)), count):
-            if self.step == 0 and not isinstance(self.batches, ArrayBatches):
-                # A loader's targets are unknown before its end: the first batch sets their unit.
-                likelihood = initialised_from(self.settings.likelihood, y, self.sites)
-                self.mover.learn_with(likelihood)
             if self.batches.n != self._counted[0]:  # by the first pass over a stream
                 self._recount()
             set_learning_rate(self.mover.optimizer, self._rate(self.step))

@@ -128,8 +128,8 @@ class Settings:
             )
         if augmentations.is_per_member(self.augment):
             self._check_own_inputs()
-        if self.options.batches == "own":
-            self._check_own_batches()
+        if self.options.batches == "own" and (what := self.needs_common_batches) is not None:
+            raise ConfigError(f"{what} needs batches that members share; type batches='common'")
         if self.options.frozen:
             self._check_frozen()
 
@@ -141,13 +141,32 @@ class Settings:
         return compared or isinstance(self.prior, FunctionalPrior)
 
     @property
+    def needs_common_batches(self) -> str | None:
+        """What cannot be with own batches, not even at points of the method; None if all can."""
+        repulsion = self.method.repulsion
+        mixes = repulsion is not None and isinstance(repulsion.flow, Stein)
+        reasons = {
+            "a prior on functions": isinstance(self.prior, FunctionalPrior),
+            "adversarial training": self.adversarial is not None,
+            f"'{self.method.name}'": mixes and self.compares_outputs,
+            "a Stein flow beside frozen members": mixes and self.options.frozen > 0,
+        }
+        return next((what for what, needed in reasons.items() if needed), None)
+
+    @property
     def common_points(self) -> int:
         """Points that own batches have in common: where outputs are compared, if not elsewhere."""
-        repulsion = self.method.repulsion
-        if self.options.batches != "own" or repulsion is None or repulsion.space.base != "outputs":
+        if self.options.batches != "own" or not self.compares_outputs_here:
             return 0
-        here = isinstance(repulsion.points, points.Batch)
-        return math.ceil(COMMON_SHARE * self.options.batch_size) if here else 0
+        return math.ceil(COMMON_SHARE * self.options.batch_size)
+
+    @property
+    def compares_outputs_here(self) -> bool:
+        """Whether outputs repel each other at the batch, and not at points of the method."""
+        repulsion = self.method.repulsion
+        if repulsion is None or repulsion.space.base != "outputs":
+            return False
+        return isinstance(repulsion.points, points.Batch)
 
     def _check_own_inputs(self) -> None:
         if self.compares_outputs:
@@ -159,19 +178,6 @@ class Settings:
             raise ConfigError(
                 "adversarial training needs inputs that members share; leave per_member out"
             )
-
-    def _check_own_batches(self) -> None:
-        repulsion = self.method.repulsion
-        mixes = repulsion is not None and isinstance(repulsion.flow, Stein)
-        reasons = {
-            "a prior on functions": isinstance(self.prior, FunctionalPrior),
-            "adversarial training": self.adversarial is not None,
-            f"'{self.method.name}'": mixes and self.compares_outputs,
-            "a Stein flow beside frozen members": mixes and self.options.frozen > 0,
-        }
-        for what, needed in reasons.items():
-            if needed:
-                raise ConfigError(f"{what} needs batches that members share; type batches='common'")
 
     def _check_frozen(self) -> None:
         repulsion = self.method.repulsion

@@ -377,7 +377,9 @@ def _from_beginning(batches: Data, steps: int) -> Data:
         return batches
     b = batches
     limit = None if b.steps is None else steps
-    return LoaderBatches(b.loader, b.seed, b.device, b.dtype, b.check, limit, b.whole)
+    return LoaderBatches(
+        b.loader, b.seed, b.device, b.dtype, b.check, limit, b.whole, b.gives_own, b.loaders
+    )
 
 
 def decide(search: Search, out: str | Path | None, resume: bool) -> Choice:
