@@ -339,7 +339,6 @@ SLOW = {
     "test_the_config_repeats_the_points",
     "test_the_core_needs_torch_numpy_and_safetensors_alone",
     "test_the_demo_reports_on_a_plain_ensemble_and_then_compares",
-    "test_the_discrepancy_of_exact_draws_falls_as_the_root_of_their_number",
     "test_the_example_of_the_page_has_the_covariance_of_the_posterior",
     "test_the_example_of_the_page_runs_in_chunks",
     "test_the_first_process_prints_or_writes_the_outputs_of_all",

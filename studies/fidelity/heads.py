@@ -28,7 +28,7 @@ from studies.common import finished, read_csv
 FOLDER = RESULTS / "fidelity"
 
 MEMBERS = 20
-SHOWN = ("frechet/on", "frechet/off", "tv/on", "tv/off", "weights/sliced", "weights/mmd", "ksd2")
+SHOWN = ("frechet/on", "frechet/off", "tv/on", "tv/off", "weights/sliced", "weights/mmd")
 
 
 def certificate(seed: int, quick: bool) -> list[list[Any]]:

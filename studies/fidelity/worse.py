@@ -8,11 +8,11 @@ from shoal.core.display.text import markdown_table
 from shoal.prediction.statistics import paired_difference
 from studies import RESULTS
 from studies.common import read_csv
+from studies.fidelity.stein import FILE as STEIN
 
 FILE = RESULTS / "fidelity/results.csv"
 CASES = (
-    *(("ksd", problem) for problem in ("regression", "classification", "digits")),
-    *(("ksd2", problem) for problem in ("regression", "classification", "digits")),
+    *(("stein", problem) for problem in ("linear", "regression", "classification", "digits")),
     ("weights/sliced", "linear"),
     ("weights/mmd", "linear"),
 )
@@ -23,7 +23,7 @@ BESIDE = ("ensemble", "kde:legacy", "svgd:legacy", "kde:calibrated")
 def main() -> None:
     """Print the table."""
     found: dict[tuple[str, str, str], list[float]] = {}
-    for row in read_csv(FILE):
+    for row in [*read_csv(FILE), *read_csv(STEIN)]:
         key = row["distance"], row["problem"], row["method"]
         found.setdefault(key, []).append(float(row["value"]))
     rows = []

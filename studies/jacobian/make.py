@@ -148,7 +148,6 @@ def write_tables(out: Path) -> None:
     for name, title in (
         ("frechet", "Fréchet distance of predictions"),
         ("tv", "Total variation of predictive distributions"),
-        ("ksd", "Kernel Stein discrepancy of the weights"),
         ("rest_weights", "Rest |J^T v| / (|J^T drive| + |J^T push|)"),
         ("rest_outputs", "Rest |v| / (|drive| + |push|) at the outputs"),
         ("seconds", "Seconds of training"),

@@ -21,7 +21,7 @@ NAMES = (
     "std/on",
     "mean/off",
     "std/off",
-    "ksd2",
+    "stein",
     "tv",
 )
 

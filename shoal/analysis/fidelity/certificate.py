@@ -213,7 +213,7 @@ def _of_weights(problem: Problem, reference: Reference, flat: Tensor) -> dict[st
     distances["weights/sliced"] = sliced_wasserstein(flat, reference.draws)
     distances["weights/mmd"] = mmd(flat, reference.draws)
     if len(flat) > 1:
-        distances["ksd2"] = discrepancy(problem, flat[:100], unbiased=True)
+        distances["stein"] = discrepancy(problem, reference, flat[:100])
     return distances
 
 

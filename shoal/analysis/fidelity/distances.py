@@ -20,12 +20,13 @@ from shoal.training.step.drive import Batch
 __all__ = [
     "covariance_error",
     "function_distances",
-    "ksd",
-    "ksd_of_ensemble",
+    "ksd2",
+    "ksd2_of_ensemble",
     "mean_error",
     "mmd",
     "output_distances",
     "sliced_wasserstein",
+    "squared_width",
     "stein_kernel",
     "total_variation_of_mixtures",
 ]
@@ -177,14 +178,24 @@ def stein_kernel(x: Tensor, scores: Tensor, h2: float) -> Tensor:
     return scores @ scores.mT * u.rsqrt() + along * u.pow(-1.5) / h2 + trace
 
 
-def ksd(x: Tensor, scores: Tensor, h2: float | None = None, unbiased: bool = False) -> float:
-    """Kernel Stein discrepancy; unbiased: its square without the diagonal, mean 0 for exact draws.
+def squared_width(x: Tensor) -> float:
+    """The median of the squared distances between points [M, D]: a squared width of a kernel."""
+    return float(torch.nn.functional.pdist(x.double()).square().median().clamp(min=1e-300))
+
+
+def ksd2(x: Tensor, scores: Tensor, h2: float | None = None) -> float:
+    r"""The squared kernel Stein discrepancy, unbiased: its mean is 0 for exact draws.
+
+    $$ \frac{1}{M (M - 1)} \sum_{i \neq j} u(x_i, x_j) $$
+
+    The value can be negative. With the diagonal, the mean over all pairs would rank exact draws
+    behind members at modes, where scores are small (Liu, Lee & Jordan, 2016, arXiv 1602.03253).
 
     Args:
         x: particles [M, D].
         scores: gradients of the log density at the particles [M, D].
-        h2: squared width of the kernel; by default the median of the squared distances.
-        unbiased: the U-statistic of KSD², which can be negative.
+        h2: squared width of the kernel, the same for all clouds that are compared; by default the
+            `squared_width` of these particles.
     """
     if len(x) < 2 or x.shape != scores.shape:
         raise DataError(
@@ -192,18 +203,15 @@ def ksd(x: Tensor, scores: Tensor, h2: float | None = None, unbiased: bool = Fal
             f"{tuple(x.shape)} and {tuple(scores.shape)}"
         )
     x, scores = x.double(), scores.double()
-    if h2 is None:
-        h2 = float(torch.nn.functional.pdist(x).square().median().clamp(min=1e-300))
-    u = stein_kernel(x, scores, h2)
-    if unbiased:
-        members = len(x)
-        return float((u.sum() - u.trace()) / (members * (members - 1)))
-    return float(u.mean().clamp(min=0).sqrt())
+    u = stein_kernel(x, scores, squared_width(x) if h2 is None else h2)
+    return float((u.sum() - u.trace()) / (len(x) * (len(x) - 1)))
 
 
-def ksd_of_ensemble(ensemble: Ensemble, posterior: Posterior, batch: Batch) -> float:
-    """Kernel Stein discrepancy of a trained ensemble, with all data in one batch."""
+def ksd2_of_ensemble(
+    ensemble: Ensemble, posterior: Posterior, batch: Batch, h2: float | None = None
+) -> float:
+    """`ksd2` of a trained ensemble, with all data in one batch."""
     velocity, _ = forces(ensemble, posterior, None, batch)
     weights = [rows(tensor.detach()) for tensor in ensemble.weights.values()]
     scores = [posterior.n * rows(velocity[name]) for name in ensemble.weights]
-    return ksd(torch.cat(weights, 1), torch.cat(scores, 1))
+    return ksd2(torch.cat(weights, 1), torch.cat(scores, 1), h2)

@@ -4,7 +4,6 @@
 batch; only the repulsion differs.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +17,11 @@ from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity.distances import (
     covariance_error,
     function_distances,
-    ksd,
+    ksd2,
     mean_error,
     mmd,
     sliced_wasserstein,
+    squared_width,
 )
 from shoal.analysis.fidelity.problems import Problem
 from shoal.analysis.fidelity.reference import Reference
@@ -121,6 +121,9 @@ def train(problem: Problem, label: str, budget: Budget, seed: int) -> Tensor:
     return torch.cat([rows(tensor.detach()) for tensor in ensemble.weights.values()], 1)
 
 
+WIDTH_DRAWS = 1000
+"""Draws of the posterior whose distances give the kernel of the Stein discrepancy its width."""
+
 ALWAYS = "posterior draws"
 """The baseline: M exact draws from the posterior, new draws for each seed."""
 
@@ -194,10 +197,7 @@ def distances_of(problem: Problem, reference: Reference, flat: Tensor) -> dict[s
     distances = function_distances(problem, reference, flat)
     for name in ("frechet", "tv"):
         distances[name] = (distances[f"{name}/on"] + distances[f"{name}/off"]) / 2
-    distances["ksd"], distances["ksd2"] = (
-        discrepancy(problem, flat),
-        discrepancy(problem, flat, True),
-    )
+    distances["stein"] = discrepancy(problem, reference, flat)
     distances |= _quality(problem, flat)
     if not problem.network.hidden:
         mean, covariance = references.moments(problem)
@@ -210,16 +210,16 @@ def distances_of(problem: Problem, reference: Reference, flat: Tensor) -> dict[s
     return distances
 
 
-def discrepancy(problem: Problem, flat: Tensor, unbiased: bool = False) -> float:
-    """Kernel Stein discrepancy of members from the problem's posterior, per dimension.
+def discrepancy(problem: Problem, reference: Reference, flat: Tensor) -> float:
+    """Unbiased squared Stein discrepancy of members from the problem's posterior, per dimension.
 
-    The biased form is small wherever scores are small, also at modes. The unbiased square is about
-    0 only for exact draws, and large for members that have collapsed to modes.
+    The kernel has the width of the posterior's draws for every method. A width from the members
+    themselves would measure members that are close to each other by another kernel.
     """
     live = flat.double().requires_grad_()
     (scores,) = torch.autograd.grad(problem.log_density(live).sum(), live)
-    value = ksd(live.detach(), scores, unbiased=unbiased)
-    return value / flat.shape[1] if unbiased else value / math.sqrt(flat.shape[1])
+    width = squared_width(reference.draws[:WIDTH_DRAWS])
+    return ksd2(live.detach(), scores, width) / flat.shape[1]
 
 
 def _quality(problem: Problem, flat: Tensor) -> dict[str, float]:

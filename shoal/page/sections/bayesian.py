@@ -146,7 +146,7 @@ _COLUMNS = (
     "std/on",
     "mean/off",
     "std/off",
-    "ksd2",
+    "stein",
 )
 
 

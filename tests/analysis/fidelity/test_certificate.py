@@ -136,7 +136,7 @@ def test_heads_on_one_trunk_are_compared_in_weights_and_predictions(pretended):
     assert found.shared_trunk and found.converged
     assert (found.features, found.outputs, found.members, found.off) == (6, 3, 5, "far")
     own = found.distances[RUN]
-    assert {"frechet/on", "frechet/off", "tv/on", "weights/sliced", "ksd2"} <= own.keys()
+    assert {"frechet/on", "frechet/off", "tv/on", "weights/sliced", "stein"} <= own.keys()
     assert found.distances[ALWAYS]["frechet/on"] < own["frechet/on"]
     assert found.distances["last-layer Laplace"]["frechet/on"] < 0.3
     assert set(found.distances) == {RUN, ALWAYS, "last-layer Laplace", "kde:calibrated"}

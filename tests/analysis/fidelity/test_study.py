@@ -1,9 +1,24 @@
 """The contestants, the study's bookkeeping, and the law of the score."""
 
-import pytest
+import math
 
+import pytest
+import torch
+
+from shoal.analysis.fidelity import problems
+from shoal.analysis.fidelity import reference as references
 from shoal.analysis.fidelity import score_shrinkage as law
-from shoal.analysis.fidelity.study import ALWAYS, EVERY, QUICK, Budget, Study, contestant, summarise
+from shoal.analysis.fidelity.distances import ksd2, squared_width
+from shoal.analysis.fidelity.study import (
+    ALWAYS,
+    EVERY,
+    QUICK,
+    Budget,
+    Study,
+    contestant,
+    discrepancy,
+    summarise,
+)
 from shoal.core.errors import ConfigError
 from shoal.interaction.spaces import LastLayer
 
@@ -53,3 +68,17 @@ def test_the_law_of_the_score():
     """Within 4 % from d = 1000 on, as published and calibrated."""
     for point in law.measure(members=20, dimensions=(1000, 3000)):
         assert point.share == pytest.approx(point.predicted, rel=0.04)
+
+
+def test_one_width_compares_all_methods():
+    problem = problems.make("linear")
+    reference = references.load(problem)
+    flat = reference.draws[:20]
+    for spread in (1.0, 0.1):
+        own = spread * flat.double()
+        found = discrepancy(problem, reference, own)
+        (scores,) = torch.autograd.grad(problem.log_density(own.requires_grad_()).sum(), own)
+        wide = squared_width(reference.draws[:1000])
+        target = ksd2(own.detach(), scores, wide) / flat.shape[1]
+        assert math.isclose(found, target, rel_tol=1e-9)
+        assert not math.isclose(found, ksd2(own.detach(), scores) / flat.shape[1], rel_tol=1e-3)
