@@ -1,7 +1,9 @@
 """The study of method="auto": its controller of the strength, and its data sets."""
 
 import math
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from small_runs import assert_equal_trees
@@ -17,7 +19,7 @@ from shoal.training.search.candidates import (
     method_candidates,
     too_costly,
 )
-from studies.auto import make, problems, rules
+from studies.auto import late, make, problems, rules
 from studies.auto.controller import Controller, train
 
 
@@ -132,7 +134,85 @@ def test_the_rule_of_the_study_is_that_of_the_library():
     ]
     assert candidates == [(name, strength) for name, strength in METHOD_CANDIDATES]
     assert (shipped.keep, shipped.errors) == (ROUNDS[1].keep, RULE.errors)
-    assert tuple(each.share for each in ROUNDS) == make.RUNGS
+    assert [*(each.share for each in ROUNDS), 1.0] == list(make.STAGES.values())
+    assert tuple(make.STAGES) == (*rules.ROUNDS, "1")
+    assert make.CANDIDATES == (rules.PLAIN, *shipped.arms)
+
+
+def short_trials(*differences):
+    """The rows of one round: candidates a and b less the plain ensemble, clean and shifted."""
+    values = [(0.0, 0.0), *differences]
+    made = pd.DataFrame(values, [rules.PLAIN, "a", "b"], ["clean_diff", "shift_diff"])
+    return made.assign(held_shifted=1.0, clean_se=0.01)
+
+
+def test_a_rule_can_foretell_a_late_gain():
+    first = short_trials((0.20, 0.20), (-0.01, 0.01))
+    second = short_trials((0.05, 0.05), (0.00, 0.02))
+    rule = rules.Rule(("a", "b"), keep=2)
+    assert rule.choose(first, second) == rules.PLAIN
+    assert replace(rule, slope=1.0).choose(first, second) == "a"  # 0.05 - 1.12 * 0.15
+    assert replace(rule, keep=1, slope=1.0).choose(first, second) == rules.PLAIN
+
+
+def test_the_guard_and_the_weight_of_the_shifted_nll_decide():
+    trials = short_trials((0.015, -0.02), (0.00, -0.01))
+    rule = rules.Rule(("a", "b"), keep=2)
+    assert rule.choose(trials, trials) == "b"
+    assert replace(rule, errors=2.0).choose(trials, trials) == "b"
+    assert replace(rule, errors=2.0, weight=1.0).choose(trials, trials) == "a"
+
+
+def test_the_price_of_a_trunk_counts_it_once():
+    rule = rules.Rule(rules.SHIPPED.arms, trunk="0.5@0.6")
+    assert rules.price(rule) == pytest.approx(0.5 * (0.6 + 0.4 * (1 + 1.1 + 2 * 2.2)))
+
+
+def test_repulsion_is_absent_from_a_trunk():
+    assert [make.Late(0.6)(step, 10) for step in range(10)] == [0.0] * 6 + [1.0] * 4
+    x = torch.randn(40, 3, generator=generator(0, "data"))
+    how = {"steps": 10, "batch_size": 8, "progress": False}
+    runs = [
+        shoal.fit(
+            shoal.Ensemble.init(lambda: nn.Linear(3, 2), members=3), (x, (x[:, 0] > 0).long()),
+            method="kde", strength=1e3, annealing=annealing, **how
+        )
+        for annealing in (make.Late(1.0), make.Late(0.5), None)
+    ]  # fmt: skip
+    plain = shoal.Ensemble.init(lambda: nn.Linear(3, 2), members=3)
+    shoal.fit(plain, (x, (x[:, 0] > 0).long()), method="ensemble", **how)
+    wanted, *others = (next(iter(e.weights.values())) for e in (plain, *(r.ensemble for r in runs)))
+    torch.testing.assert_close(others[0], wanted)
+    assert not torch.allclose(others[1], wanted) and not torch.allclose(others[1], others[2])
+
+
+def test_regret_is_what_the_best_of_the_other_seeds_gains_beyond_the_chosen_candidate():
+    nll = {"ensemble": (1.0, 1.0, 1.0), "kde:1e3": (0.7, 0.9, 1.2), "forde:4": (1.1, 0.8, 0.8),
+           "forde:16": (2.0, 2.0, 2.0)}  # fmt: skip
+    rows = pd.DataFrame(
+        [
+            {"set": "one", "seed": seed, "arm": arm, "stage": "1", "nll": value}
+            for arm, values in nll.items()
+            for seed, value in enumerate(values)
+        ]
+    ).assign(shifted_nll=1.0, auroc=0.5)
+    chosen = pd.DataFrame({"set": "one", "seed": range(3), "arm": rules.PLAIN})
+    found = late.regret(rows, chosen)
+    found = found[found.score == "nll"]
+    assert found.seen.tolist() == pytest.approx([0.3, 0.2, 0.2])
+    assert found.best.tolist() == ["forde:4", "kde:1e3", "kde:1e3"]
+    assert found.others.tolist() == pytest.approx([-0.1, 0.1, -0.2])
+
+
+def test_the_score_of_a_rule_is_its_gain_in_margins_and_no_set_counts_more_than_ten():
+    limits = pd.DataFrame({"nll": [0.01, 0.02], "shifted_nll": [0.01, 0.02]}, ["a", "b"])
+    found = pd.DataFrame({"set": ["a", "b"], "nll": [-0.02, -5.0], "shifted_nll": [0.0, 0.02]})
+    assert late.score(found, limits).to_dict() == pytest.approx({"a": 1.0, "b": 4.5})
+
+
+def test_the_halves_of_the_sets_are_disjoint_and_equal():
+    assert len(late.CHOOSING) == len(set(late.CHOOSING)) == len(problems.ALL) / 2
+    assert set(late.CHOOSING) < set(problems.ALL)
 
 
 @pytest.mark.parametrize("name", ["diabetes", "wine-cultivars", "breast-cancer"])

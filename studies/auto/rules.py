@@ -4,14 +4,16 @@
 
 A rule has arms, rounds and a criterion. All arms train for an eighth of the steps. The best
 `keep` of them, and the plain ensemble, train for a third. Of these the rule takes the arm with the
-lowest mean of clean and shifted NLL among those that pass the guard. An arm passes if its clean NLL
-is higher than that of the plain ensemble by at most `errors` paired standard errors.
+lowest weighted mean of clean and shifted NLL among those that pass the guard. An arm passes if its
+clean NLL is higher than that of the plain ensemble by at most `errors` paired standard errors.
+A rule with a trunk has one round instead, in which arms differ late (trunk.csv).
 """
 
 # pandas' types say Series | DataFrame of nearly every expression
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +27,7 @@ from studies.auto.problems import UNSEEN, UNSEEN_AFTER, UNSEEN_BEFORE
 
 FOLDER = RESULTS / "auto"
 PLAIN = "ensemble"
+ROUNDS = ("0.125", "0.333")
 WIDE = ("features",)
 """Sets whose axes of input gradients cost more than `search.candidates.MOST_AXES_PRICE`."""
 
@@ -37,13 +40,18 @@ class Rule:
         arms: the arms, without the plain ensemble.
         keep: number of arms in the second round; 0 decides after the first.
         errors: standard errors by which the clean NLL may be higher; infinite for no guard.
-        by: "mixed" (clean and shifted NLL), "clean" or "shifted".
+        weight: that of the shifted NLL; the clean NLL has the rest.
+        slope: share of the change between the rounds, per logarithm of the steps, that is added
+            to the differences of the second round to foretell those of the whole training.
+        trunk: stage of the only round; "" for the two rounds.
     """
 
     arms: tuple[str, ...]
     keep: int = 1
     errors: float = 1.0
-    by: str = "mixed"
+    weight: float = 0.5
+    slope: float = 0.0
+    trunk: str = ""
 
     def on(self, name: str) -> "Rule":
         """The rule on a set: `method="auto"` leaves out arms whose axes cost too much."""
@@ -51,18 +59,26 @@ class Rule:
         return replace(self, arms=others) if others and name in WIDE else self
 
     def order(self, round_: pd.DataFrame) -> pd.Series:
-        """The criterion of every arm."""
-        clean, shifted = round_.held_nll, round_.held_shifted
-        return {"mixed": clean + shifted, "clean": clean, "shifted": shifted}[self.by]
+        """The criterion of every arm: 0 for the plain ensemble, lower is better."""
+        return (1 - self.weight) * round_.clean_diff + self.weight * round_.shift_diff
+
+    def last(self, first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+        """The round that decides."""
+        if not self.keep:
+            return first
+        far = self.slope * math.log(3) / math.log(8 / 3)
+        foretold = {
+            key: second[key] + far * (second[key] - first[key])
+            for key in ("clean_diff", "shift_diff")
+        }
+        return second.assign(**foretold)
 
     def choose(self, first: pd.DataFrame, second: pd.DataFrame) -> str:
         """The arm that is chosen, from the rows of both rounds by arm."""
         arms = [arm for arm in self.arms if np.isfinite(first.held_shifted[arm])]
-        last = first
         if self.keep:
             arms = list(self.order(first.loc[arms]).sort_values().index[: self.keep])
-            last = second
-        taking = last.loc[[PLAIN, *arms]]
+        taking = self.last(first, second).loc[[PLAIN, *arms]]
         passes = (taking.clean_diff <= self.errors * taking.clean_se) | (taking.index == PLAIN)
         return str(self.order(taking[passes]).idxmin())
 
@@ -92,7 +108,7 @@ ALONE = (
 
 def read(name: str = "raw.csv") -> pd.DataFrame:
     """All rows of a file."""
-    return pd.read_csv(FOLDER / name).assign(stage=lambda d: d.stage.round(3))
+    return pd.read_csv(FOLDER / name, dtype={"stage": str})
 
 
 SCORES = {"nll": -1, "shifted_nll": -1, "auroc": 1, "auroc_mi": 1}
@@ -101,7 +117,7 @@ TITLES = ("NLL", "NLL under shift", "AUROC", "AUROC by disagreement")
 OTHERS = {
     "three arms, second round for one (shipped)": SHIPPED,
     "the same, no guard": Rule(SHIPPED.arms, errors=np.inf),
-    "the same, by clean NLL": Rule(SHIPPED.arms, by="clean"),
+    "the same, by clean NLL": Rule(SHIPPED.arms, weight=0),
     "the same, decided after the first round": Rule(SHIPPED.arms, keep=0),
     "the same, second round for two": Rule(SHIPPED.arms, keep=2),
     "also kde:1e4": Rule(("kde:1e3", "kde:1e4", "forde:4", "forde:16")),
@@ -121,9 +137,10 @@ def outcomes(rows: pd.DataFrame, every: Rule) -> pd.DataFrame:
     for (name, seed), cell in rows.groupby(["set", "seed"], sort=False):
         rule = every.on(str(name))
         stages = {stage: part.set_index("arm") for stage, part in cell.groupby("stage")}
-        first, second, full = (stages[stage] for stage in (0.125, 0.333, 1.0))
-        if not {PLAIN, *rule.arms} <= set(full.index):
+        taking = (rule.trunk, rule.trunk) if rule.trunk else ROUNDS
+        if not {*taking, "1"} <= set(stages) or not {PLAIN, *rule.arms} <= set(stages["1"].index):
             continue
+        first, second, full = (stages[stage] for stage in (*taking, "1"))
         arm = rule.choose(first, second)
         arms = [PLAIN, *rule.arms]
         taken = [PLAIN, *list(rule.order(first.loc[list(rule.arms)]).sort_values().index)]
@@ -138,13 +155,16 @@ def outcomes(rows: pd.DataFrame, every: Rule) -> pd.DataFrame:
 def price(rule: Rule) -> float:
     """Largest price of a search by a rule, in trainings of the plain ensemble."""
     each = [PRICES[arm.split(":")[0].split("@")[0]] for arm in rule.arms]
+    if rule.trunk:
+        length, after = map(float, rule.trunk.split("@"))
+        return length * (after + (1 - after) * (1 + sum(each)))
     second = (1 + sum(sorted(each, reverse=True)[: rule.keep])) / 3 if rule.keep else 0
     return (PRICES[PLAIN] + sum(each)) / 8 + second
 
 
 def judged(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     """Scores on the test data of the plain ensemble and of the chosen arm."""
-    full = rows[rows.stage == 1].set_index(["set", "seed", "arm"])
+    full = rows[rows.stage == "1"].set_index(["set", "seed", "arm"])
     lines = []
     for name, seed, arm in found[["set", "seed", "arm"]].itertuples(index=False):
         for method, taken in (("ensemble", PLAIN), ("auto", arm)):
@@ -215,7 +235,7 @@ def comparison(rows: pd.DataFrame) -> str:
 
 def against_plain(rows: pd.DataFrame, arm: str) -> pd.DataFrame:
     """An arm less the plain ensemble on the test data, without a choice, by set and seed."""
-    full = rows[rows.stage == 1].set_index(["set", "seed"])
+    full = rows[rows.stage == "1"].set_index(["set", "seed"])
     mine, plain = full[full.arm == arm], full[full.arm == PLAIN]
     change = mine[list(SCORES)] - plain[list(SCORES)]
     times = mine.seconds / plain.seconds
@@ -260,7 +280,7 @@ def _targets(controlled: pd.DataFrame) -> str:
     lines = []
     for arm in CONTROLLERS["targets of kde and f-kde"].arms:
         found = against_plain(controlled, arm)
-        mine = controlled[(controlled.stage == 1) & (controlled.arm == arm)].set_index("set")
+        mine = controlled[(controlled.stage == "1") & (controlled.arm == arm)].set_index("set")
         ends = np.exp(np.log(mine.strength).groupby("set").mean())
         ratios = mine.ratio.groupby("set").mean()
         spread = f"{ends.min():,.0f} to {ends.max():,.0f}"
