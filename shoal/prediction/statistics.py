@@ -53,8 +53,12 @@ _NORMAL = NormalDist()
 K = TypeVar("K", bound=Hashable)
 
 
-def standard_error(values: Sequence[float] | np.ndarray) -> float:
+def standard_error(values: Sequence[float] | np.ndarray, overlap: float = 0.0) -> float:
     r"""Standard error of the mean, $s / \sqrt n$ with s of n - 1 degrees; NaN for one value.
+
+    Random splits of one data set have overlapping training sets, so their results are correlated.
+    `overlap`, test points / training points of a split, gives $s \sqrt{1/n + overlap}$ (Nadeau &
+    Bengio, 2003, Inference for the generalization error).
 
     >>> standard_error([1.0, 3.0])
     1.0
@@ -62,7 +66,8 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     numbers = _numbers(values)
     if len(numbers) < 2:
         return math.nan
-    return float(numbers.std(ddof=1) / math.sqrt(len(numbers)))
+    error = numbers.std(ddof=1) / math.sqrt(len(numbers))
+    return float(error * math.sqrt(1 + len(numbers) * overlap))
 
 
 def mean_and_error(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
@@ -83,11 +88,14 @@ class Difference(NamedTuple):
 
 
 def paired_difference(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, level: float = 0.95
+    a: Sequence[float] | np.ndarray,
+    b: Sequence[float] | np.ndarray,
+    level: float = 0.95,
+    overlap: float = 0.0,
 ) -> Difference:
     """Mean of a - b with Student's interval; a[i] and b[i] differ only in the method.
 
-    A single pair has an infinite interval.
+    A single pair has an infinite interval. `overlap` is that of `standard_error`.
 
     >>> paired_difference([2.0, 4.0], [1.0, 1.0], level=0.5)
     Difference(difference=2.0, low=1.0, high=3.0)
@@ -100,20 +108,24 @@ def paired_difference(
             f"pairs need equal numbers of values, not {len(first)} and {len(second)}; "
             f"compare the same seeds"
         )
-    mean, error = mean_and_error(first - second)
+    mean, error = float((first - second).mean()), standard_error(first - second, overlap)
     if math.isnan(error):
         return Difference(mean, -math.inf, math.inf)
     reach = t_quantile(0.5 + level / 2, len(first) - 1) * error
     return Difference(mean, mean - reach, mean + reach)
 
 
-def paired_p_value(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float:
+def paired_p_value(
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, overlap: float = 0.0
+) -> float:
     """Two-sided p value of the paired t test of a and b; 1 for a single pair.
+
+    `overlap` is that of `standard_error`.
 
     >>> round(paired_p_value([2.0, 4.0], [1.0, 1.0]), 4)
     0.2952
     """
-    mean, error, degrees = _student(a, b)
+    mean, error, degrees = _student(a, b, overlap)
     if mean == 0 or math.isnan(error):
         return 1.0
     return min(1.0, 2 * _upper_tail(_ratio(abs(mean), error), degrees))
@@ -478,11 +490,11 @@ def t_quantile(p: float, degrees: int) -> float:
 
 
 def _student(
-    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray
+    a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, overlap: float = 0.0
 ) -> tuple[float, float, int]:
     """Mean of a - b, its standard error, and the degrees of freedom."""
     mean = paired_difference(a, b).difference
-    return mean, standard_error(_numbers(a) - _numbers(b)), len(a) - 1
+    return mean, standard_error(_numbers(a) - _numbers(b), overlap), len(a) - 1
 
 
 def _above(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray, bound: float) -> float:

@@ -50,11 +50,15 @@ class Compared(NamedTuple):
     seeds: int
 
 
-def difference(first, second):
-    """Mean difference of two methods with its 95 % interval, over the seeds that both have."""
+def difference(first, second, overlap=0.0):
+    """Mean difference of two methods with its 95 % interval, over the seeds that both have.
+
+    `overlap` is that of splits of one data set (see `shoal.prediction.statistics.standard_error`).
+    """
     seeds = sorted(first.keys() & second.keys())
     a, b = [first[s] for s in seeds], [second[s] for s in seeds]
-    return Compared(*paired_difference(a, b), paired_p_value(a, b), len(seeds))
+    found = paired_difference(a, b, overlap=overlap)
+    return Compared(*found, paired_p_value(a, b, overlap), len(seeds))
 
 
 def interval(found, scale=1.0, digits=3, unit=""):

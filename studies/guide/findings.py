@@ -37,15 +37,16 @@ CORRUPTED = "corrupted.all.accuracy"
 
 
 class Setting(NamedTuple):
-    """What a finding rests on; `study` is a row of studies.csv."""
+    """What a finding rests on; `study` is a row of studies.csv. Seeds may be words with a noun."""
 
     data: str
     methods: str
-    seeds: int
+    seeds: int | str
     study: str
 
     def __str__(self):
-        return f"{self.data}, {self.methods}, {self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        noun = "" if isinstance(self.seeds, str) else " seed" if self.seeds == 1 else " seeds"
+        return f"{self.data}, {self.methods}, {self.seeds}{noun}"
 
 
 class Finding(NamedTuple):

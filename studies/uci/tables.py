@@ -12,6 +12,8 @@ from studies.common import read_csv
 
 __all__ = ["PUBLISHED", "strengths", "write"]
 
+OVERLAP = 1 / 9
+"""Test points / training points of a published split; see `standard_error`."""
 PUBLISHED = {
     "boston": (3.28, 1.00, 2.41, 0.25),
     "concrete": (6.03, 0.58, 3.06, 0.18),
@@ -133,7 +135,7 @@ def differences(found: Scores, metric: str) -> str:
                 [unit * other[s] for s in common],
             )
     adjusted = dict(
-        zip(pairs, holm([paired_p_value(*pair) for pair in pairs.values()]), strict=True)
+        zip(pairs, holm([paired_p_value(*pair, OVERLAP) for pair in pairs.values()]), strict=True)
     )
     lines = []
     for problem in PUBLISHED:
@@ -143,7 +145,7 @@ def differences(found: Scores, metric: str) -> str:
             if pair is None:
                 cells.append("")
                 continue
-            mean, low, high = paired_difference(*pair)
+            mean, low, high = paired_difference(*pair, overlap=OVERLAP)
             text = f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
             cells.append(f"**{text}**" if adjusted[problem, column] < 0.05 else text)
         lines.append([problem, *cells])
@@ -181,7 +183,8 @@ def page(folder: Path) -> str:
             table(found, metric),
         ]
         parts += [
-            f"### `uci` minus other columns, {title}\n\n95 % intervals.",
+            f"### `uci` minus other columns, {title}\n\n95 % intervals, corrected for "
+            "overlapping splits (Nadeau & Bengio, 2003). Bold: significant by Holm over the table.",
             differences(found, metric),
         ]
     parts += ["## Reproduction\n\nMean ± standard deviation over splits.", reproduction(found)]
@@ -211,7 +214,7 @@ def draw(found: Scores, path: Path) -> None:
             common = sorted(ours.keys() & other.keys())
             if len(common) > 1:
                 mean, low, high = paired_difference(
-                    [other[s] for s in common], [ours[s] for s in common]
+                    [other[s] for s in common], [ours[s] for s in common], overlap=OVERLAP
                 )
                 axes.errorbar(
                     mean,

@@ -314,3 +314,18 @@ def test_families_seldom_decide_wrongly():
         found = decide("four", family)
         wrong += any(found[k].p < 0.05 for k in (0, 1)) or any(found[k].within for k in (2, 3))
     assert wrong / 400 < 0.08
+
+
+def test_overlapping_training_sets_widen_the_interval_of_splits():
+    """Of correlated splits the plain interval misses zero too often, the corrected one does not."""
+    draw, splits, overlap = np.random.default_rng(0), 20, 1 / 9
+    rho = overlap / (1 + overlap)  # the correlation that Nadeau & Bengio assume: test / all points
+    shared = draw.normal(size=(800, 1)) * rho**0.5
+    values = shared + draw.normal(size=(800, splits)) * (1 - rho) ** 0.5
+    zero = np.zeros(splits)
+    plain = [paired_p_value(row, zero) < 0.05 for row in values]
+    mended = [paired_p_value(row, zero, overlap) < 0.05 for row in values]
+    assert np.mean(plain) > 0.2 and 0.02 < np.mean(mended) < 0.07
+    low, high = paired_difference(values[0], zero, overlap=overlap)[1:]
+    error = values[0].std(ddof=1) * (1 / splits + overlap) ** 0.5
+    assert high - low == pytest.approx(2 * t_quantile(0.975, splits - 1) * error)
