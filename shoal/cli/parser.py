@@ -308,9 +308,10 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     add("--optimizer", default="sgd", metavar="NAME", help="optimiser (default: sgd)")
     add(
         "--batches",
-        choices=("common", "own"),
+        choices=("common", "own", "common,own"),
         default="common",
-        help="batches that all members share, or own ones (default: common)",
+        metavar="A,B",
+        help="common (all members share them), own, or common,own (default: common)",
     )
     add(
         "--seconds",

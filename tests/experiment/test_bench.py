@@ -305,6 +305,13 @@ def test_a_gpu_takes_one_engine_of_a_convolutional_network_at_a_time():
     assert engines == [{"auto", "loop"}, {"auto"}, {"loop"}]
 
 
+def test_common_and_own_batches_are_timed_in_turns():
+    asked = ["bench", "--device", "cpu", "--models", "mlp", "--batches", "common,own"]
+    (battery,) = BenchPlan.of(parse([*asked, "--methods", "kde", "--engines", "auto"])).batteries()
+    labels = [entry.label for entry in battery if entry.what == "shoal"]
+    assert labels == ["mlp, kde, auto, float32", "mlp, kde, auto, own batches, float32"]
+
+
 def test_an_unknown_network_is_refused_before_anything_runs():
     with pytest.raises(ConfigError, match="resnet18"):
         BenchPlan("cpu", ("resnet", "mlp"), (), ()).batteries()

@@ -103,7 +103,8 @@ def _heading(row: Row) -> str:
 
 
 def _label(row: Row) -> str:
-    return row["what"] if row["method"] is None else f"{row['method']}, {row['engine']}"
+    own = ", own batches" if row.get("batches") == "own" else ""
+    return row["what"] if row["method"] is None else f"{row['method']}, {row['engine']}{own}"
 
 
 def _cells(row: Row) -> list[str]:

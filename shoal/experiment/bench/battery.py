@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from typing import Any, Protocol
 
@@ -365,7 +365,8 @@ class Contestant:
     def label(self) -> str:
         """A label for tables."""
         name = f"{self.method} as published" if self.legacy else self.method
-        who = self.what if self.method is None else f"{name}, {self.engine}"
+        own = ", own batches" if self.case.batches == "own" else ""
+        who = self.what if self.method is None else f"{name}, {self.engine}{own}"
         return f"{self.case.network.name}, {who}, {self.case.precision}"
 
     def build(self, stack: ExitStack) -> Work:
@@ -397,10 +398,17 @@ class Contestant:
         }
 
 
-def contestants(case: Case, methods: Sequence[str], engines: Sequence[str]) -> list[Contestant]:
+def contestants(
+    case: Case, methods: Sequence[str], engines: Sequence[str], batches: Sequence[str] = ("common",)
+) -> list[Contestant]:
     """The module loop, the bare products if there are any, and every method with every engine."""
     products = [Contestant(case, PRODUCTS)] if case.network.layers else []
-    ours = [Contestant(case, "shoal", method, e) for e in engines for method in methods]
+    ours = [
+        Contestant(replace(case, batches=kind), "shoal", method, engine)
+        for engine in engines
+        for method in methods
+        for kind in batches
+    ]
     return [Contestant(case, LOOP), *products, *ours]
 
 

@@ -39,7 +39,7 @@ class BenchPlan:
         seconds: seconds per row of the table.
         quick: less data, to check that everything runs.
         predict: time predictions instead of training steps.
-        batches: "common" or "own".
+        batches: "common", "own" or both.
     """
 
     device: str
@@ -53,7 +53,7 @@ class BenchPlan:
     seconds: float = 5.0
     quick: bool = False
     predict: bool = False
-    batches: str = "common"
+    batches: tuple[str, ...] = ("common",)
 
     @classmethod
     def of(cls, options: Namespace) -> "BenchPlan":
@@ -82,7 +82,7 @@ class BenchPlan:
             options.seconds or (0.2 if options.quick else _SECONDS[kind]),
             options.quick,
             options.predict,
-            options.batches,
+            _names(options.batches),
         )
 
     def batteries(self) -> list[list[Contestant]]:
@@ -97,7 +97,9 @@ class BenchPlan:
             engines = [(engine,) for engine in self.engines] if separate else [self.engines]
             for precision in self.precisions or (model.precision,):
                 case = self.case(model, precision)
-                batteries += [contestants(case, self.methods, some) for some in engines]
+                batteries += [
+                    contestants(case, self.methods, some, self.batches) for some in engines
+                ]
         return batteries
 
     def predictions(self) -> list[Case]:
@@ -120,7 +122,7 @@ class BenchPlan:
             optimizer=self.optimizer,
             device=torch.device(self.device),
             points=points or batches * self.batch_size,
-            batches=self.batches,
+            batches=self.batches[0],
         )
 
     def whole_training(self) -> list[Case]:
