@@ -5,7 +5,13 @@ import json
 import re
 from typing import NamedTuple
 
-from shoal.prediction.statistics import holm, mean_and_error, paired_difference, paired_p_value
+from shoal.prediction.statistics import (
+    SIGNIFICANCE,
+    holm,
+    mean_and_error,
+    paired_difference,
+    paired_p_value,
+)
 from studies import DOCS, RESULTS
 from studies.common import read_csv
 
@@ -88,9 +94,10 @@ def corrected(texts, family=None):
 
     def words(match):
         p = float(match[1])
-        if adjusted[p] < 0.05:
+        if adjusted[p] < SIGNIFICANCE:
             return ""
-        return ", not significant after correction" if p < 0.05 else ", not significant"
+        wide = ", not significant after correction over all findings"
+        return wide if p < SIGNIFICANCE else ", not significant"
 
     return [MARK.sub(words, text) for text in texts]
 
