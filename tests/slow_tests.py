@@ -184,6 +184,8 @@ SLOW = {
     "test_engines_agree",
     "test_engines_decide_how_members_run_and_not_what_they_do",
     "test_engines_train_alike",
+    "test_equal_cost_of_your_own_network",
+    "test_equal_cost_on_digits",
     "test_evaluate_and_report_take_the_test_set_of_a_data_set_in_memory",
     "test_evaluate_gives_the_numbers_computed_by_hand",
     "test_every_architecture_can_be_stacked",

@@ -247,6 +247,14 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         "-o", "--out", type=_path, metavar="FOLDER", help="folder of all runs (default: runs/NAME)"
     )
     parser.add_argument("--report", metavar="FILE", help="also write a report, such as report.html")
+    parser.add_argument(
+        "--equal-cost",
+        nargs="?",
+        const="all",
+        metavar="A,B",
+        help="add plain ensembles with the seconds of the dearest method, and placebos: some of "
+        "members,longer,own,tuned,placebo (default: all)",
+    )
     _workers(parser)
     _machine(parser)
     _cluster(parser)
@@ -648,6 +656,7 @@ COMMANDS = {
         "shoal compare digits --methods ensemble,kde,f-kde --sizes 1,5 --seeds 5\n"
         "shoal compare digits --methods ensemble,kde,kde:300 epochs=20 --report report.html\n"
         "shoal compare digits --methods ensemble,kde,f-kde --strengths 1,10,100 --jobs 2\n"
+        "shoal compare digits --methods kde:300,f-kde:100 --seeds 5 --equal-cost\n"
         "shoal compare mnist --methods all --sizes 1,5,9,13,17 --seeds 5 --device cuda --jobs 6\n"
         "shoal compare mnist --methods all --device cuda --submit slurm --partition gpu --time 90",
         _compare,

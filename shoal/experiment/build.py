@@ -24,6 +24,7 @@ from shoal.models import Blueprint
 from shoal.models import registry as models
 from shoal.training.fit import fit
 from shoal.training.folder.run import Run, RunFolder
+from shoal.training.loop.callbacks import Callback
 from shoal.training.options.options import AUTO, NAMES
 from shoal.training.options.settings import REGISTRIES
 
@@ -40,6 +41,7 @@ def train(
     loggers: Sequence[str] = (),
     prepare: Callable[[Ensemble], None] = lambda ensemble: None,
     build: Build | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train the run that a config describes.
 
@@ -52,6 +54,7 @@ def train(
         loggers: names of loggers, as in `fit`.
         prepare: called with the ensemble before training.
         build: builds one network, for a custom network that a config cannot name.
+        callbacks: as in `fit`.
     """
     check_names(config)
     check_device(config.device)
@@ -64,7 +67,7 @@ def train(
     prepare(ensemble)
     options: dict[str, Any] = {name: getattr(config, name) for name in NAMES}
     options["method"] = _method(config)
-    how = {"resume": resume, "loggers": loggers, "progress": progress}
+    how = {"resume": resume, "loggers": loggers, "progress": progress, "callbacks": callbacks}
     return fit(ensemble, data, **options, out=out, **how)
 
 

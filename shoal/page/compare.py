@@ -11,8 +11,9 @@ import io
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -23,7 +24,7 @@ from shoal.core.arguments import path as path_of
 from shoal.core.display.notebook import facts_html
 from shoal.core.display.progress import Ticker, printable
 from shoal.core.display.text import counted, number, plus_minus, table
-from shoal.core.errors import ConfigError, ShoalError
+from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.optional import require
 from shoal.core.registry import Registry
 from shoal.core.storage.files import write_text
@@ -33,6 +34,7 @@ from shoal.data.dataset import Dataset
 from shoal.evaluation.data_arguments import Inputs, Labelled, Shifts, splits_of
 from shoal.experiment.build import check_device, make_data
 from shoal.experiment.config import Config, load_config, make_config
+from shoal.experiment.equal_cost import CostPlan, parse_arms, planned
 from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid
 from shoal.experiment.jobs import run_jobs
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, usual_methods
@@ -40,6 +42,7 @@ from shoal.inference import likelihoods, priors
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.members import Build
 from shoal.interaction import repulsion as repulsions
+from shoal.page.equal_cost import EqualCost
 from shoal.page.measures import CORRUPTED, Measure, against_baseline, headline
 from shoal.page.report import report as write_report
 from shoal.page.report_data import SeedGroup, flat, load_report_data
@@ -91,12 +94,14 @@ class Comparison:
         groups: completed runs, grouped by method and ensemble size.
         failed: failed runs, with their errors; the table lacks them.
         written: written files: "results", "summary" and, if requested, "page".
+        equal_cost: what arms of equal cost decide; None unless they were asked for.
     """
 
     folder: Path
     groups: list[SeedGroup]
     failed: dict[GridPoint, ShoalError] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
+    equal_cost: EqualCost | None = None
 
     @property
     def scores(self) -> list[dict[str, Any]]:
@@ -123,6 +128,7 @@ class Comparison:
 
     def __str__(self) -> str:
         blocks = [comparison_text(self.groups), self.missing, *self.answers]
+        blocks += [] if self.equal_cost is None else [str(self.equal_cost)]
         return "\n\n".join(filter(None, blocks))
 
     def __repr__(self) -> str:
@@ -149,6 +155,7 @@ def compare(
     shifts: Shifts | None = None,
     out: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
+    equal_cost: bool | str = False,
     jobs: int = 1,
     threads: int | None = None,
     retries: int = 1,
@@ -180,6 +187,8 @@ def compare(
         shifts: changed test data by name, or names of corruptions, as `shoal.evaluate` takes them.
         out: folder of all runs; by default runs/NAME.
         report: path of a report to write.
+        equal_cost: add plain ensembles that get the seconds of the dearest method, and placebos;
+            True for all, or some of "members,longer,own,tuned,placebo" (docs/equal-cost.md).
         jobs: processes that share the runs; more than 1 needs a config.
         threads: CPU threads of each process.
         retries: further attempts at a failed run; an error of data or settings is final.
@@ -195,6 +204,10 @@ def compare(
         if data is None:
             raise ConfigError(
                 "your own network needs data; type: shoal.compare(build, (x, y), ...)"
+            )
+        if equal_cost and not isinstance(data, Dataset) and not hasattr(data, "__len__"):
+            raise DataError(
+                "equal cost needs data of a known length; give arrays, a Dataset or a DataLoader"
             )
         known = splits_of(data, test, ood, shifts)
         config, build = _own_config(source, known, changes), source
@@ -213,6 +226,7 @@ def compare(
         grid,
         known,
         page=report,
+        equal_cost=parse_arms(equal_cost) if equal_cost else (),
         jobs=jobs,
         threads=threads,
         retries=retries,
@@ -281,6 +295,7 @@ def compare_grid(
     data: Dataset | None = None,
     *,
     page: str | os.PathLike[str] | None = None,
+    equal_cost: Sequence[str] = (),
     jobs: int = 1,
     threads: int | None = None,
     progress: bool = True,
@@ -295,6 +310,7 @@ def compare_grid(
         grid: the grid to run.
         data: training and test data; by default the config's.
         page: path of the page.
+        equal_cost: kinds of arms that get the seconds of the dearest method.
         jobs: processes that share the runs.
         threads: CPU threads of each process.
         progress: report progress on standard error.
@@ -309,6 +325,11 @@ def compare_grid(
         require(library, extra="report")  # before anything is trained
     data = make_data(grid.config) if data is None else data
     check_grid(grid, data)
+    plan = None
+    if equal_cost:
+        check_device(grid.config.device)
+        data = data if jobs > 1 else resident(data, grid.config.device)
+        grid, plan = _with_arms(grid, data, equal_cost, prepare, progress)
     done = len(grid.points) - len(grid.queue)
     if progress:
         print(printable(_announcement(grid, done)), file=sys.stderr)
@@ -329,7 +350,36 @@ def compare_grid(
     if not groups:
         first = next(iter(failed.values()))
         raise type(first)(f"every run failed: {first}") from first
-    return Comparison(grid.folder, groups, failed, _written(grid, groups, page, progress))
+    written = _written(grid, groups, page, progress)
+    judged = None if plan is None else _judged(plan, groups)
+    return Comparison(grid.folder, groups, failed, written, judged)
+
+
+def _with_arms(
+    grid: Grid,
+    data: Dataset,
+    kinds: Sequence[str],
+    prepare: Callable[[Ensemble], None],
+    progress: bool,
+) -> tuple[Grid, CostPlan]:
+    """The grid with the arms of equal cost, measured before anything is trained."""
+
+    def say(text: str) -> None:
+        if progress:
+            print(printable(text), file=sys.stderr)
+
+    plan = planned(grid, data, kinds, prepare, say)
+    say(plan.announcement(grid.seeds))
+    variants = parse_variants(",".join(arm.label for arm in plan.arms))
+    return replace(grid, variants=variants), plan
+
+
+def _judged(plan: CostPlan, groups: list[SeedGroup]) -> EqualCost:
+    """What the arms decide; seconds that differ from the plan are warned of."""
+    judged = EqualCost.of(plan, (record for group in groups for record in group.entries))
+    for sentence in judged.far:
+        warnings.warn(sentence, ShoalWarning, stacklevel=3)
+    return judged
 
 
 def _written(

@@ -9,6 +9,7 @@ from shoal.core.display.text import counted
 from shoal.core.errors import ConfigError
 from shoal.engine.resources.autotune import set_threads
 from shoal.experiment.config import Config
+from shoal.experiment.equal_cost import parse_arms
 from shoal.experiment.grid import Grid
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, usual_methods
 from shoal.inference.ensemble import Ensemble
@@ -55,8 +56,19 @@ def compare(
 
     how = {name: getattr(options, name) for name in ("threads", "debug", "retries")}
     how |= {"jobs": options.jobs or 1, "prepare": prepare, "runner": runner}
+    how["equal_cost"] = _arms(options, runner)
     comparison = compare_grid(grid, page=page, progress=not options.quiet, **how)
     return _outcome(comparison)
+
+
+def _arms(options: Namespace, runner: Runner | None) -> tuple[str, ...]:
+    """Kinds of arms of equal cost; none if they are not asked for."""
+    asked = getattr(options, "equal_cost", None)
+    if asked is None:
+        return ()
+    if runner is not None:
+        raise ConfigError("--equal-cost measures on this machine; leave --submit out")
+    return parse_arms(asked)
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
@@ -73,6 +85,8 @@ def _outcome(comparison: Comparison) -> Outcome:
     text = [comparison_text(groups)]
     if answers:
         text.append("\n".join(answers))
+    if comparison.equal_cost is not None:
+        text.append(str(comparison.equal_cost))
     if notes:
         text.append("\n".join(f"{label}: {note}" for label, note in notes.items()))
     if failed:
@@ -81,6 +95,7 @@ def _outcome(comparison: Comparison) -> Outcome:
     value = {
         "groups": comparison.scores,
         "answers": answers,
+        "equal_cost": None if comparison.equal_cost is None else comparison.equal_cost.value,
         "notes": notes,
         "failed": {point.name: str(why) for point, why in failed.items()},
         **written,

@@ -1,0 +1,263 @@
+"""Comparisons at equal cost: each method against every plain arm with the same seconds."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from shoal.core.display.text import counted, joined, number, plus_minus, seconds, table
+from shoal.experiment.equal_cost import Arm, CostPlan
+from shoal.page.measures import Measure
+from shoal.page.report_data import RunRecord, SeedGroup
+from shoal.prediction.statistics import FEWEST, Decision, Pairs, Verdict, decide
+
+__all__ = ["FAR", "EqualCost", "name_of"]
+
+FAR = 0.1
+"""Seconds that differ more, relatively, from the planned ones are said."""
+
+MARGIN = 0.01
+"""Difference in NLL that does not matter, in nats."""
+
+
+def name_of(arm: Arm) -> str:
+    """An arm in words.
+
+    >>> name_of(Arm("ensemble+batches=own+members=7", "members", 7, 600, 60.0, 3.0))
+    'more members, own batches'
+    """
+    words = dict(pair.split("=") for pair in arm.label.partition(":")[0].split("+")[1:])
+    own = ", own batches" if words.get("batches") == "own" else ""
+    if arm.kind == "tuned":
+        chosen = [f"{key} {words[key]}" for key in ("lr", "prior.std") if key in words]
+        more = ", more members" if "members" in words else ", longer training"
+        return f"tuned{more}{own}{''.join(f', {word}' for word in chosen)}"
+    known = {
+        "reference": "plain ensemble, less time",
+        "members": f"more members{own}",
+        "longer": f"longer training{own}",
+        "placebo": f"placebo of {_short(arm.of)}",
+    }
+    return known.get(arm.kind, _short(arm.label))
+
+
+def _short(label: str) -> str:
+    """A method without its length."""
+    word, colon, strength = label.partition(":")
+    kept = [part for part in word.split("+") if not part.startswith(("epochs=", "steps="))]
+    return "+".join(kept) + colon + strength
+
+
+@dataclass(frozen=True, eq=False)
+class EqualCost:
+    """The arms of a plan and what their runs decide.
+
+    Attributes:
+        plan: the plan.
+        runs: completed runs by arm.
+        measure: what is compared.
+        margin: difference that does not matter.
+    """
+
+    plan: CostPlan
+    runs: Mapping[Arm, SeedGroup]
+    measure: Measure = Measure("nll")
+    margin: float = MARGIN
+
+    @classmethod
+    def of(
+        cls, plan: CostPlan, records: Iterable[RunRecord], margin: float = MARGIN
+    ) -> "EqualCost":
+        """The completed runs of a plan."""
+        known = list(records)
+        runs = {arm: [r for r in known if arm.matches(r.name)] for arm in plan.arms}
+        groups = {arm: SeedGroup(arm.label, entries) for arm, entries in runs.items() if entries}
+        return cls(plan, groups, margin=margin)
+
+    def kind(self, *kinds: str) -> list[Arm]:
+        """The arms of some kinds that have runs."""
+        return [arm for arm in self.runs if arm.kind in kinds]
+
+    @property
+    def methods(self) -> list[Arm]:
+        """The repulsive methods."""
+        return self.kind("method")
+
+    @property
+    def plains(self) -> list[Arm]:
+        """The plain arms of equal cost."""
+        return [arm for arm in self.runs if arm.plain]
+
+    @cached_property
+    def decisions(self) -> dict[tuple[Arm, Arm], Decision]:
+        """Every method against every plain arm of equal cost, decided as one family."""
+        pairs = {(m, p): self._pairs(m, p) for m in self.methods for p in self.plains}
+        found = {key: pair for key, pair in pairs.items() if pair is not None}
+        methods, plains = counted(len(self.methods), "method"), counted(len(self.plains), "arm")
+        return decide(f"{methods} × {plains} of equal cost", found)
+
+    @cached_property
+    def placebos(self) -> dict[Arm, Decision]:
+        """Every method against its placebo, decided as one family."""
+        of = {arm.of: arm for arm in self.kind("placebo")}
+        pairs = {m: self._pairs(m, of[m.label]) for m in self.methods if m.label in of}
+        found = {key: pair for key, pair in pairs.items() if pair is not None}
+        return decide(counted(len(found), "placebo"), found)
+
+    def _pairs(self, one: Arm, other: Arm) -> Pairs | None:
+        mine, theirs = (self.runs[arm].values(self.measure) for arm in (one, other))
+        seeds = [seed for seed in mine if seed in theirs]
+        if not seeds:
+            return None
+        values = [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
+        return Pairs(*values, self.measure.better, self.margin)
+
+    def seconds(self, arm: Arm) -> float:
+        """Mean seconds of the trainings of an arm."""
+        spent = [record.provenance.get("seconds", math.nan) for record in self.runs[arm].entries]
+        return sum(spent) / len(spent)
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer about each method, about placebos, and about seconds that differ."""
+        return [*map(self.answer, self.methods), *map(self._placebo, self.placebos), *self.far]
+
+    def answer(self, method: Arm) -> str:
+        """Better than every plain arm of equal cost, equal, worse than some, or not decided."""
+        found = {plain: d for (m, plain), d in self.decisions.items() if m is method}
+        name, about = name_of(method), f"in {self.measure.title} at equal cost"
+        if not found:
+            return f"{name} has no plain arm of equal cost to be compared with."
+        pairs = max(decision.pairs for decision in found.values())
+        if pairs < FEWEST:
+            return f"{name} is not decided {about}: {counted(pairs, 'seed')} cannot decide."
+        by: dict[Verdict, list[Arm]] = {word: [] for word in Verdict}
+        for plain, decision in found.items():
+            by[decision.verdict].append(plain)
+        if len(by[Verdict.BETTER]) == len(found):
+            near = [f"'{name_of(arm)}'" for arm, decision in found.items() if decision.within]
+            less = f"; the lead over {joined(near)} is within the margin" if near else ""
+            return f"{name} is better than every plain arm {about} ({pairs} seeds{less})."
+        if by[Verdict.WORSE]:
+            words = [self._by(arm, found[arm]) for arm in by[Verdict.WORSE]]
+            if len(words) == len(found):
+                strongest = max(found, key=lambda arm: found[arm].difference.difference)
+                words = [f"every plain arm, most than {self._by(strongest, found[strongest])},"]
+            return f"{name} is worse than {joined(words)} {about} ({pairs} seeds)."
+        if by[Verdict.UNDECIDED]:
+            needed = [found[arm].needed for arm in by[Verdict.UNDECIDED]]
+            known = [count for count in needed if count is not None]
+            more = f"; about {max(known):,} seeds would decide" if len(known) == len(needed) else ""
+            words = [f"'{name_of(arm)}'" for arm in by[Verdict.UNDECIDED]]
+            return f"{name} is not decided against {joined(words)} {about} ({pairs} seeds{more})."
+        words = [f"'{name_of(arm)}'" for arm in by[Verdict.EQUAL]]
+        return (
+            f"{name} is equal to {joined(words)} within the margin of {self.margin:g} "
+            f"{self.measure.unit} {about} ({pairs} seeds)."
+        )
+
+    def _by(self, arm: Arm, decision: Decision) -> str:
+        difference, low, high = decision.difference
+        size = number(abs(difference), (high - low) / 4)
+        return f"'{name_of(arm)}' by {size} {self.measure.unit}".rstrip()
+
+    def _placebo(self, method: Arm) -> str:
+        decision, name = self.placebos[method], name_of(method)
+        if decision.pairs < FEWEST:
+            return f"{name} against its placebo is not decided: {FEWEST} seeds may decide."
+        words = {
+            Verdict.BETTER: "is better than its placebo: the direction of the push counts",
+            Verdict.WORSE: "is worse than its placebo, a random push of equal norm",
+            Verdict.EQUAL: "equals its placebo within the margin: a random push does the same",
+        }
+        needed = decision.needed
+        more = "" if needed is None else f"; about {needed:,} seeds would decide"
+        undecided = f"is not decided against its placebo{more}"
+        return f"{name} {words.get(decision.verdict, undecided)} ({decision.pairs} seeds)."
+
+    @property
+    def far(self) -> list[str]:
+        """A sentence where measured seconds differ from the plan by more than a tenth."""
+        arms = [arm for arm in self.runs if arm.seconds > 0]
+        off = [arm for arm in arms if abs(self.seconds(arm) / arm.seconds - 1) > FAR]
+        if not off:
+            return []
+        words = [
+            f"'{name_of(arm)}' ({seconds(self.seconds(arm))} instead of {seconds(arm.seconds)})"
+            for arm in off
+        ]
+        return [f"Seconds differ from the plan by more than {100 * FAR:g} %: {joined(words)}."]
+
+    @property
+    def header(self) -> list[str]:
+        """Columns of the table."""
+        differences = [f"{name_of(method)} minus it" for method in self.methods]
+        return ["arm", "members", "epochs", "planned", "seconds", self.measure.title, *differences]
+
+    @property
+    def rows(self) -> list[list[tuple[str, Any, Verdict | None]]]:
+        """The table: text, sort key and verdict of each cell, one row per arm."""
+        return [self._row(arm) for arm in self.runs]
+
+    def _row(self, arm: Arm) -> list[tuple[str, Any, Verdict | None]]:
+        mean, error = self.measure.summary(self.runs[arm])
+        texts = [
+            (name_of(arm), name_of(arm)),
+            (str(arm.members), arm.members),
+            (f"{arm.epochs:.3g}" if arm.epochs < 100 else f"{arm.epochs:.0f}", arm.epochs),
+            (seconds(arm.seconds), arm.seconds),
+            (seconds(self.seconds(arm)), self.seconds(arm)),
+            (plus_minus(mean, error), mean),
+        ]
+        cells: list[tuple[str, Any, Verdict | None]] = [(*cell, None) for cell in texts]
+        return cells + [self._difference(method, arm) for method in self.methods]
+
+    def _difference(self, method: Arm, arm: Arm) -> tuple[str, Any, Verdict | None]:
+        decision = self.decisions.get((method, arm))
+        if arm.of == method.label:
+            decision = self.placebos.get(method)
+        if decision is None or not all(map(math.isfinite, decision.difference)):
+            return "–", "", None
+        middle, low, high = decision.difference
+        width = (high - low) / 4
+        text = f"{number(middle, width)} [{number(low, width)}, {number(high, width)}]"
+        return f"{text} {decision.verdict}", middle, decision.verdict
+
+    def __str__(self) -> str:
+        rows = [[text for text, _, _ in row] for row in self.rows]
+        family = next((decision.family for decision in self.decisions.values()), "")
+        reading = (
+            f"Differences with 95 % intervals; verdicts by Holm's correction over {family}, "
+            f"margin {self.margin:g} {self.measure.unit}"
+        )
+        return "\n\n".join([*self.sentences, table(rows, self.header), reading])
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """For programs."""
+        arms = [
+            {
+                "arm": name_of(arm),
+                "label": arm.label,
+                "kind": arm.kind,
+                "members": arm.members,
+                "epochs": arm.epochs,
+                "planned_seconds": arm.seconds,
+                "seconds": self.seconds(arm),
+                "mean": self.measure.summary(group)[0],
+                "error": self.measure.summary(group)[1],
+            }
+            for arm, group in self.runs.items()
+        ]
+        differences = [
+            {"method": m.label, "arm": p.label, **d.difference._asdict(),
+             "verdict": str(d.verdict), "needed": d.needed}
+            for (m, p), d in self.decisions.items()
+        ]  # fmt: skip
+        return {
+            "sentences": self.sentences,
+            "dearest": self.plan.dearest,
+            "arms": arms,
+            "differences": differences,
+        }
