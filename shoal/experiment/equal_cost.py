@@ -5,6 +5,7 @@ The dearest method has $T = a + b S$ seconds for the S steps of the config. Ever
 many steps as fit into T: $S' = (T - a') / b'$. The same call resumes the stored plan.
 """
 
+import gc
 import itertools
 import math
 import statistics
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from shoal.core.display.text import counted, joined
+from shoal.core.display.text import counted
 from shoal.core.display.text import seconds as shown
 from shoal.core.errors import ConfigError, DataError, ShoalError, ShoalWarning
 from shoal.core.registry import nearest
@@ -36,7 +37,7 @@ from shoal.training.loop.callbacks import Callback, RunBegin, StepEnd
 from shoal.training.options.options import AUTO, DEFAULT_METHOD
 from shoal.training.search.candidates import HELD_OUT, MOST_HELD_OUT
 
-__all__ = ["ARMS", "PLAN", "Arm", "CostPlan", "load_plan", "parse_arms", "planned"]
+__all__ = ["ARMS", "PLAN", "Arm", "CostPlan", "check_arms", "load_plan", "parse_arms", "planned"]
 
 ARMS = ("members", "longer", "own", "tuned", "placebo")
 """What `--equal-cost` adds: more members, longer training, own batches, tuning, placebos."""
@@ -103,7 +104,7 @@ class CostPlan:
     """The arms, and how their lengths were found.
 
     Attributes:
-        asked: the methods and the kinds of arms that were asked for.
+        asked: the methods, the kinds of arms and the ensemble size that were asked for.
         dearest: the method whose seconds every arm gets.
         seconds: these seconds.
         arms: all arms; the reference is the plain ensemble of the config, which costs less.
@@ -174,17 +175,10 @@ def planned(
         prepare: called with each ensemble before it is trained.
         say: takes sentences about the progress.
     """
-    methods = [variant for variant in grid.variants if variant.repels]
-    _check(grid, methods, kinds)
-    asked = {"methods": [variant.label for variant in methods], "arms": list(kinds)}
+    methods, asked = _methods(grid), _asked(grid, kinds)
     known = load_plan(grid.folder)
-    if known is not None and known.asked == asked:
-        return known
     if known is not None:
-        raise ConfigError(
-            f"{grid.folder} holds the plan of {joined(known.asked['methods'])} with "
-            f"{joined(known.asked['arms'])}; choose another folder with -o (in Python out=...)"
-        )
+        return known
     with FolderLock(grid.folder):
         plan = _Planner(grid, data, methods, kinds, prepare, say).plan(asked)
         write_text(grid.folder / PLAN, to_json(asdict(plan), indent=1))
@@ -201,7 +195,23 @@ def load_plan(folder: Path) -> CostPlan | None:
     return CostPlan(**table | {"arms": tuple(Arm(**arm) for arm in table["arms"])})
 
 
-def _check(grid: Grid, methods: Sequence[Variant], kinds: Sequence[str]) -> None:
+def _has_size(grid: Grid) -> bool:
+    """Whether one number is the ensemble size; several networks have one each."""
+    return not (isinstance(grid.config.model, list) and len(grid.config.model) > 1)
+
+
+def _methods(grid: Grid) -> list[Variant]:
+    return [variant for variant in grid.variants if variant.repels]
+
+
+def _asked(grid: Grid, kinds: Sequence[str]) -> dict[str, list[str]]:
+    methods = [variant.label for variant in _methods(grid)]
+    return {"methods": methods, "arms": list(kinds), "members": [str(grid.sizes[0])]}
+
+
+def check_arms(grid: Grid, kinds: Sequence[str]) -> None:
+    """Refuse what cannot be planned, and a folder with another plan, before any work."""
+    methods = _methods(grid)
     if not methods:
         raise ConfigError(
             "--equal-cost compares methods that repel with plain ensembles, and none was named; "
@@ -220,9 +230,17 @@ def _check(grid: Grid, methods: Sequence[Variant], kinds: Sequence[str]) -> None
         raise ConfigError(f"--equal-cost takes one ensemble size, not {len(grid.sizes)}")
     if grid.config.patience is not None:
         raise ConfigError("patience ends runs early, so their seconds differ; leave patience out")
-    if isinstance(grid.config.model, list) and len(grid.config.model) > 1 and "members" in kinds:
+    if "members" in kinds and not _has_size(grid):
         raise ConfigError(
-            "several networks have no common size to enlarge; type --equal-cost longer,own,tuned"
+            "several networks have no common size to enlarge; type --equal-cost "
+            "longer,own,tuned,placebo"
+        )
+    known = load_plan(grid.folder)
+    if known is not None and known.asked != _asked(grid, kinds):
+        words = "; ".join(f"{what} {', '.join(each)}" for what, each in known.asked.items())
+        raise ConfigError(
+            f"{grid.folder} holds another plan of equal cost ({words}); choose another folder with "
+            f"-o (in Python out=...)"
         )
 
 
@@ -288,7 +306,9 @@ class _Planner:
         self.budget = costs[self.dearest]
         arms = [self.arm("reference", self.reference)]
         arms += [self.arm("method", self.filled(method)) for method in self.methods]
-        self.larger = self.enlarged(plains) if {"members", "tuned"} & {*self.kinds} else self.size
+        self.larger = self.size
+        if "members" in self.kinds or ("tuned" in self.kinds and _has_size(self.grid)):
+            self.larger = self.enlarged(plains)
         arms += self.plain_arms(plains if "own" in self.kinds else plains[:1])
         if "tuned" in self.kinds:
             arms.append(self.tuned())
@@ -338,6 +358,8 @@ class _Planner:
 
     def train(self, variant: Variant, data: Dataset, *callbacks: Callback) -> Any:
         config = self.grid.config_of(self.point(variant))
+        if self.device.type == "cuda":
+            gc.collect()  # frees the captured steps of the last training
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ShoalWarning)
             return train(
@@ -420,8 +442,8 @@ class _Planner:
             widths = [_with(best, **{"prior.std": _word(std * factor)}) for factor in FACTORS]
             best = lowest([best, *widths], short)
         best = lowest([best, _with(best, batches="own")], short)
-        best = lowest([self.filled(best), self.filled(_with(best, members=str(self.larger)))])
-        return self.arm("tuned", best)
+        best = [best, _with(best, members=str(self.larger))][: 1 + (self.larger > self.size)]
+        return self.arm("tuned", lowest([*map(self.filled, best)]))
 
     def tried(self, variant: Variant, data: Dataset) -> float:
         """Held-out NLL of a trial; infinite if it fails."""

@@ -34,7 +34,7 @@ from shoal.data.dataset import Dataset
 from shoal.evaluation.data_arguments import Inputs, Labelled, Shifts, splits_of
 from shoal.experiment.build import check_device, make_data
 from shoal.experiment.config import Config, load_config, make_config
-from shoal.experiment.equal_cost import CostPlan, parse_arms, planned
+from shoal.experiment.equal_cost import CostPlan, check_arms, parse_arms, planned
 from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid
 from shoal.experiment.jobs import run_jobs
 from shoal.experiment.variants import parse_strengths, parse_variants, swept, usual_methods
@@ -323,6 +323,8 @@ def compare_grid(
         raise ConfigError(f"a grid needs at least one seed, not {grid.seeds}")
     for library in ("jinja2", "matplotlib") if page is not None else ():
         require(library, extra="report")  # before anything is trained
+    if equal_cost:
+        check_arms(grid, equal_cost)
     data = make_data(grid.config) if data is None else data
     check_grid(grid, data)
     plan = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from shoal.core.storage.disk import read_plain
 from shoal.core.storage.formats import parse_toml, to_toml
+from shoal.experiment.equal_cost import load_plan
 from shoal.experiment.variants import Variant, options_of, variant_of
 from shoal.inference.priors import registry as priors
 from shoal.interaction.methods import METHODS
@@ -214,16 +215,19 @@ def _short(value: Any) -> Any:
 
 def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
     shared = parse_toml(read_plain(folder / "grid.toml").decode(), "grid.toml")
-    usual = shared.get("strength", 1.0)
+    usual, plan = shared.get("strength", 1.0), load_plan(folder)
     methods = list(dict.fromkeys(_variant(record, usual).label for record in runs))
     free = [record for record in runs if "members" not in dict(options_of(record.name))]
     sizes = sorted({record.members for record in free or runs})
+    arms = "" if plan is None else ",".join(plan.asked["arms"])
+    methods = methods if plan is None else plan.asked["methods"]
     seeds = sorted({int(record.seed) for record in runs})
     count, where = 1 + seeds[-1] - seeds[0], shown_path(folder)
     again = where.with_name(f"{where.name}-again")
     if has_own_network(shared) or has_own_data(shared):
         first = [f"seed={seeds[0]}"] if seeds[0] else []
         grid = [f"methods={methods}", f"sizes={sizes}", f"seeds={count}", *first]
+        grid += [f"equal_cost={arms!r}"] if arms else []
         arguments = ["build", "(x, y)", "test=(x_test, y_test)", *grid, *settings_arguments(shared)]
         return "\n".join(
             [*_network(shared)[0], call("shoal.compare", [*arguments, f"out={str(again)!r}"])]
@@ -233,6 +237,7 @@ def _compare(folder: Path, runs: Sequence[RunRecord]) -> str:
     parts = [" ".join([f"shoal compare {file}", *first]), f"--methods {','.join(methods)}"]
     listed = ",".join(map(str, sizes))
     parts.append(f"--sizes {listed} --seeds {count} -o {shlex.quote(str(again))}")
+    parts += [f"--equal-cost {arms}"] if arms else []
     return " \\\n  ".join(parts)
 
 

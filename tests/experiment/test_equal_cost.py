@@ -12,9 +12,18 @@ from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.experiment import equal_cost
 from shoal.experiment.build import make_data
 from shoal.experiment.config import load_config
-from shoal.experiment.equal_cost import ARMS, Arm, CostPlan, load_plan, parse_arms, planned
+from shoal.experiment.equal_cost import (
+    ARMS,
+    Arm,
+    CostPlan,
+    check_arms,
+    load_plan,
+    parse_arms,
+    planned,
+)
 from shoal.experiment.grid import Grid
 from shoal.experiment.variants import parse_variants
+from shoal.page.compare import compare_grid
 from shoal.page.equal_cost import EqualCost, name_of
 from shoal.page.report_data import RunRecord
 
@@ -94,7 +103,7 @@ def test_a_subset_of_arms_and_the_stored_plan(exact, digits, tmp_path):
     finally:
         STEPS.update(STEPS_then)
     with pytest.raises(ConfigError) as error:
-        planned(grid_of(tmp_path, "kde:200"), digits, ("longer",))
+        check_arms(grid_of(tmp_path, "kde:200"), ("longer",))
     assert_one_sentence(error.value, "kde:300", "-o")
 
 
@@ -108,11 +117,11 @@ def test_a_subset_of_arms_and_the_stored_plan(exact, digits, tmp_path):
         ("kde:300", ["patience=3", "validation=0.2"], ["patience"]),
     ],
 )
-def test_what_cannot_be_planned_is_said(methods, changes, words, digits, tmp_path):
+def test_what_cannot_be_planned_is_said_before_any_work(methods, changes, words, tmp_path):
     with pytest.raises(ConfigError) as error:
-        planned(grid_of(tmp_path, methods, *changes), digits, ARMS)
+        compare_grid(grid_of(tmp_path / "new", methods, *changes), equal_cost=ARMS)
     assert_one_sentence(error.value, *words)
-    assert not (tmp_path / "plan.json").exists()
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("text", ["tuning", "", "epochs=3"])
@@ -257,4 +266,6 @@ def test_equal_cost_of_your_own_network(monkeypatch, tmp_path):
         "reference", "method", "longer", "placebo"
     }  # fmt: skip
     assert "cannot decide" in str(found)
-    assert "worth its price" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "worth its price" in page
+    assert "equal_cost=&#39;longer,placebo&#39;" in page and "methods=[&#39;f-kde:50&#39;]" in page
