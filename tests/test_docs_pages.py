@@ -3,6 +3,7 @@
 import importlib.util
 import random
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 import shoal
 from studies import gallery
-from studies.guide import claims, evidence, make
+from studies.guide import claims, evidence, findings, make
 
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"
@@ -84,6 +85,33 @@ def test_every_row_of_the_guide_has_a_sentence_a_figure_and_hidden_intervals(pag
     assert {path.name for path in (DOCS / "guide").iterdir()} == {
         path.name for path in pages if path.suffix == ".svg"
     }
+
+
+def test_the_figure_of_the_readme_tells_its_training_and_its_price():
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    caption = " ".join(text.partition("*CIFAR-10 under")[2].partition(".*\n")[0].split())
+    path, arms = findings.CIFAR, ("ensemble", "forde:16")
+
+    def means(metric, scale=1):
+        values = [evidence.by_seed(path, metric, method=arm).values() for arm in arms]
+        return [scale * statistics.mean(each) for each in values]
+
+    plain, repelled = means(findings.CORRUPTED, 100)
+    assert f"from {plain:.2f} to {repelled:.2f} %" in caption
+    assert "from {:.3f} to {:.3f}".format(*means("corrupted.all.ece")) in caption
+    share = evidence.noise_share(path, arms[1])[0]
+    assert f"bring {share:.0%}".replace("%", " %") in caption
+    nll = evidence.compared(path, "test.nll", arms[1]).difference
+    assert f"NLL rises by {nll:.3f}" in caption
+    for shift in ("fog", "contrast"):
+        names = [f"shifts.{shift}-{level}.accuracy" for level in range(1, 6)]
+        loss = [evidence.compared(path, name, arms[1]).difference for name in names]
+        assert -2.5 < 100 * statistics.mean(loss) < -1.5, "fog and contrast lose two points"
+    assert all(
+        word in caption for word in ("25,000 images", "36 epochs", "four seeds", "equal cost")
+    )
+    step = evidence.times_plain("h200-forde.json", "forde", "resnet18")
+    assert f"{step:.2f} times" in caption
 
 
 def test_the_list_of_pages_is_the_menu_of_the_site():
