@@ -34,6 +34,7 @@ from shoal.experiment.variants import parse_variants
 from shoal.page.compare import comparison_value, groups_of, results_csv, summary_csv
 from shoal.page.measures import Measure, against_baseline
 from shoal.page.report_data import RunRecord, SeedGroup
+from shoal.page.verdicts import decide_groups
 from shoal.plots import MetricCurve, png, severity
 from studies import RESULTS
 from studies.common import read_csv
@@ -115,10 +116,11 @@ def write(grid: Grid, out: Path, found: dict[str, Any]) -> None:
     groups = groups_of(grid)
     if not groups:
         return
+    family = decide_groups(groups)
     write_text(out / "results.csv", results_csv(groups))
-    write_text(out / "summary.csv", summary_csv(groups))
+    write_text(out / "summary.csv", summary_csv(family))
     costs = {group.label: cost(group) for group in groups}
-    value = found | {"results": comparison_value(groups), "cost": costs}
+    value = found | {"results": comparison_value(family), "cost": costs}
     write_json(out / "study.json", value)
     write_text(out / "tables.md", tables(groups, costs, _published(grid)))
     for metric, share in (("accuracy", True), ("ece", False)):

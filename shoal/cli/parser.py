@@ -226,6 +226,15 @@ def _fit(parser: argparse.ArgumentParser) -> None:
     _machine(parser)
 
 
+def _margin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--margin",
+        metavar="A=X,B=Y",
+        help="differences that do not matter, such as nll=0.01,accuracy=0.005 (these are the "
+        "defaults, with ece=0.005, auroc=0.01, and 2%% of the plain value for others)",
+    )
+
+
 def _compare(parser: argparse.ArgumentParser) -> None:
     """Arguments of `shoal compare`."""
     _config(parser)
@@ -255,6 +264,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         help="add plain ensembles with the seconds of the dearest method, and placebos: some of "
         "members,longer,own,tuned,placebo (default: all)",
     )
+    _margin(parser)
     _workers(parser)
     _machine(parser)
     _cluster(parser)
@@ -433,6 +443,7 @@ def _report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="SPEC", help="evaluate the runs on this data set first: a name or a table"
     )
+    _margin(parser)
     _network(parser)
 
 

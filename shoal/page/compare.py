@@ -37,17 +37,27 @@ from shoal.experiment.config import Config, load_config, make_config
 from shoal.experiment.equal_cost import CostPlan, check_arms, parse_arms, planned
 from shoal.experiment.grid import Grid, GridPoint, check_grid, resident, run_grid
 from shoal.experiment.jobs import run_jobs
-from shoal.experiment.variants import parse_strengths, parse_variants, swept, usual_methods
+from shoal.experiment.variants import Variant, parse_strengths, parse_variants, swept, usual_methods
 from shoal.inference import likelihoods, priors
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.members import Build
 from shoal.interaction import repulsion as repulsions
 from shoal.page.equal_cost import EqualCost
-from shoal.page.measures import CORRUPTED, Measure, against_baseline, headline
+from shoal.page.measures import Measure, headlines
 from shoal.page.report import report as write_report
 from shoal.page.report_data import SeedGroup, flat, load_report_data
-from shoal.page.sentences import Verdict, verdict
 from shoal.page.sweep import growth_sentence, strength_sentence, sweeps
+from shoal.page.verdicts import (
+    MARGINS,
+    Family,
+    Power,
+    decide_groups,
+    family_sentences,
+    method_sentences,
+    parse_margins,
+    planned_power,
+)
+from shoal.prediction.statistics import Decision, Verdict
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.options import annealing as annealings
 from shoal.training.options.adversarial import Adversarial
@@ -65,7 +75,6 @@ __all__ = [
     "comparison_value",
     "every_measure",
     "groups_of",
-    "headlines",
     "results_csv",
     "summary_csv",
 ]
@@ -82,8 +91,6 @@ _NAMED: dict[str, Registry] = {
     "method": repulsions.registry,
 }
 
-_SETS = 2
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
@@ -95,28 +102,42 @@ class Comparison:
         failed: failed runs, with their errors; the table lacks them.
         written: written files: "results", "summary" and, if requested, "page".
         equal_cost: what arms of equal cost decide; None unless they were asked for.
+        margins: margins of equality that the user gave, by metric.
+        power: what the planned seeds find, computed before the runs; None without a plain ensemble.
     """
 
     folder: Path
     groups: list[SeedGroup]
     failed: dict[GridPoint, ShoalError] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
+    margins: Mapping[str, float] = field(default_factory=dict)
+    power: Power | None = None
     equal_cost: EqualCost | None = None
+
+    @functools.cached_property
+    def family(self) -> Family:
+        """All comparisons with the plain ensemble, decided together."""
+        return decide_groups(self.groups, self.margins)
 
     @property
     def scores(self) -> list[dict[str, Any]]:
         """Means, standard errors and differences to the plain ensemble, per method and size."""
-        return comparison_value(self.groups)
+        return comparison_value(self.family)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """One sentence per method and ensemble size: better, equal, worse or not decided."""
+        return method_sentences(self.family)
 
     @property
     def answers(self) -> list[str]:
-        """Sentences about strengths and ensemble sizes, where there are several."""
+        """A sentence per method, then sentences about strengths and ensemble sizes."""
         every, measure = sweeps(self.groups), Measure("nll")
         size = max((sweep.members for sweep in every), default=0)
         largest = [sweep for sweep in every if sweep.members == size]
-        strengths = [strength_sentence(largest, self.groups, measure)] if largest else []
-        growth = growth_sentence(self.groups, measure)
-        return strengths + ([growth] if growth else [])
+        strengths = [strength_sentence(largest, self.family, measure)] if largest else []
+        growth = growth_sentence(self.family, measure)
+        return [*self.verdicts, *strengths, *([growth] if growth else [])]
 
     @property
     def missing(self) -> str:
@@ -127,7 +148,7 @@ class Comparison:
         return "\n".join([f"Missing from the table: {counted(len(lines), 'run')}", *lines])
 
     def __str__(self) -> str:
-        blocks = [comparison_text(self.groups), self.missing, *self.answers]
+        blocks = [comparison_text(self.family), "\n".join(self.answers), self.missing]
         blocks += [] if self.equal_cost is None else [str(self.equal_cost)]
         return "\n\n".join(filter(None, blocks))
 
@@ -156,6 +177,7 @@ def compare(
     out: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     equal_cost: bool | str = False,
+    margin: str | Mapping[str, float] | None = None,
     jobs: int = 1,
     threads: int | None = None,
     retries: int = 1,
@@ -189,6 +211,9 @@ def compare(
         report: path of a report to write.
         equal_cost: add plain ensembles that get the seconds of the dearest method, and placebos;
             True for all, or some of "members,longer,own,tuned,placebo" (docs/equal-cost.md).
+        margin: differences that do not matter, by metric, such as {"nll": 0.01, "accuracy": 0.005}.
+            These are the defaults, with ECE 0.005, AUROC 0.01, and 2 % of the plain ensemble's
+            value for every other metric.
         jobs: processes that share the runs; more than 1 needs a config.
         threads: CPU threads of each process.
         retries: further attempts at a failed run; an error of data or settings is final.
@@ -198,7 +223,7 @@ def compare(
     the config's, or that of `shoal.fit`. `method` is your own repulsion, called "custom" in
     `methods`.
     """
-    changes = accepted(compare, RunOptions, settings)
+    changes, margins = accepted(compare, RunOptions, settings), parse_margins(margin)
     changes = {key: _plain(key, value) for key, value in changes.items()}
     if callable(source):
         if data is None:
@@ -227,6 +252,7 @@ def compare(
         known,
         page=report,
         equal_cost=parse_arms(equal_cost) if equal_cost else (),
+        margins=margins,
         jobs=jobs,
         threads=threads,
         retries=retries,
@@ -296,6 +322,7 @@ def compare_grid(
     *,
     page: str | os.PathLike[str] | None = None,
     equal_cost: Sequence[str] = (),
+    margins: Mapping[str, float] | None = None,
     jobs: int = 1,
     threads: int | None = None,
     progress: bool = True,
@@ -311,6 +338,7 @@ def compare_grid(
         data: training and test data; by default the config's.
         page: path of the page.
         equal_cost: kinds of arms that get the seconds of the dearest method.
+        margins: differences that do not matter, by metric.
         jobs: processes that share the runs.
         threads: CPU threads of each process.
         progress: report progress on standard error.
@@ -332,9 +360,10 @@ def compare_grid(
         check_device(grid.config.device)
         data = data if jobs > 1 else resident(data, grid.config.device)
         grid, plan = _with_arms(grid, data, equal_cost, prepare, progress)
-    done = len(grid.points) - len(grid.queue)
+    done, power = len(grid.points) - len(grid.queue), _power(grid)
     if progress:
-        print(printable(_announcement(grid, done)), file=sys.stderr)
+        lines = [_announcement(grid, done), *([str(power)] if power else [])]
+        print(printable("\n".join(lines)), file=sys.stderr)
     with Ticker(len(grid.points), done, progress) as ticker:
 
         def after(point: GridPoint) -> None:
@@ -352,9 +381,9 @@ def compare_grid(
     if not groups:
         first = next(iter(failed.values()))
         raise type(first)(f"every run failed: {first}") from first
-    written = _written(grid, groups, page, progress)
-    judged = None if plan is None else _judged(plan, groups)
-    return Comparison(grid.folder, groups, failed, written, judged)
+    judged = None if plan is None else _judged(plan, groups, margins or {})
+    found = Comparison(grid.folder, groups, failed, {}, margins or {}, power, judged)
+    return replace(found, written=_written(grid, found, page, progress))
 
 
 def _with_arms(
@@ -376,25 +405,38 @@ def _with_arms(
     return replace(grid, variants=variants), plan
 
 
-def _judged(plan: CostPlan, groups: list[SeedGroup]) -> EqualCost:
+def _judged(plan: CostPlan, groups: list[SeedGroup], margins: Mapping[str, float]) -> EqualCost:
     """What the arms decide; seconds that differ from the plan are warned of."""
-    judged = EqualCost.of(plan, (record for group in groups for record in group.entries))
+    records = (record for group in groups for record in group.entries)
+    judged = EqualCost.of(plan, records, margins.get("nll", MARGINS["nll"]))
     for sentence in judged.far:
         warnings.warn(sentence, ShoalWarning, stacklevel=3)
     return judged
 
 
+def _power(grid: Grid) -> Power | None:
+    """What the seeds of the grid will find, by the runs that are finished."""
+    sizes: dict[int, set[Variant]] = {}
+    for point in grid.points:
+        sizes.setdefault(point.members, set()).add(point.variant)
+    with_plain = [variants for variants in sizes.values() if not all(v.repels for v in variants)]
+    compared = sum(len(variants) - 1 for variants in with_plain)
+    return planned_power(grid.seeds, compared, decide_groups(groups_of(grid)))
+
+
 def _written(
-    grid: Grid, groups: list[SeedGroup], page: str | os.PathLike[str] | None, progress: bool
+    grid: Grid, found: Comparison, page: str | os.PathLike[str] | None, progress: bool
 ) -> dict[str, str]:
-    written = {}
-    for name, text in (("results", results_csv(groups)), ("summary", summary_csv(groups))):
+    written, family = {}, found.family
+    for name, text in (("results", results_csv(found.groups)), ("summary", summary_csv(family))):
         path = grid.folder / f"{name}.csv"
         write_text(path, text)
         written[name] = str(path)
     if page is not None:
         places = [grid.place(point) for point in grid.points if grid.is_done(point)]
-        written["page"] = str(write_report(places, Path(page), progress=progress))
+        written["page"] = str(
+            write_report(places, Path(page), margin=found.margins, progress=progress)
+        )
     return written
 
 
@@ -429,19 +471,9 @@ def groups_of(grid: Grid) -> list[SeedGroup]:
     ]
 
 
-def headlines(groups: list[SeedGroup]) -> list[Measure]:
-    """The few metrics that fit in a terminal."""
-    assessment = groups[0].first.assessment
-    if assessment is None:
-        return []
-    detection = f"auroc_{assessment.about.uncertainty}"
-    wanted = [*(Measure(key) for key in headline(assessment.about)), *CORRUPTED]
-    wanted += [Measure(detection, f"ood:{name}") for name in list(assessment.ood)[:_SETS]]
-    return [m for m in wanted if any(group.values(m) for group in groups)]
-
-
-def comparison_text(groups: list[SeedGroup]) -> str:
+def comparison_text(family: Family) -> str:
     """A table of means, and one of differences to the plain ensemble where there is one."""
+    groups = family.groups
     measures = headlines(groups)
     header = ["", "members", *(f"{m.title}, %" if m.share else m.title for m in measures)]
     rows = [
@@ -453,15 +485,12 @@ def comparison_text(groups: list[SeedGroup]) -> str:
     )
     blocks = [f"{heading}\n\n{table(rows, header)}"]
     differing = [
-        [group.label, str(group.members), *cells]
-        for group in groups
-        if any(cells := [_difference(m, group, groups) for m in measures])
+        [group.label, str(group.members), *(_difference(m, group, family) for m in measures)]
+        for group in family.compared
     ]
     if differing and seeds > 1:
-        words = (
-            "Difference to the plain ensemble of the same ensemble size and seeds (95 % intervals)"
-        )
-        blocks.append(f"{words}\n\n{table(differing, header)}")
+        words = "Difference to the plain ensemble of the same ensemble size and seeds"
+        blocks.append(f"{words}\n\n{table(differing, header)}\n\n{family_sentences(family)}")
     return "\n\n".join(blocks)
 
 
@@ -469,32 +498,46 @@ def _mean(measure: Measure, group: SeedGroup) -> str:
     return plus_minus(*measure.summary(group), scale=measure.scale)
 
 
-def _difference(measure: Measure, group: SeedGroup, groups: list[SeedGroup]) -> str:
-    pair = against_baseline(measure, group, groups)
-    if pair is None:
+def _difference(measure: Measure, group: SeedGroup, family: Family) -> str:
+    decision = family(group, measure)
+    if decision is None:
         return ""
-    difference, low, high = (measure.scale * value for value in pair[0])
-    word = verdict(pair[0], measure.better)
-    if word is Verdict.EQUAL:
-        return "not significant"
+    difference, low, high = (measure.scale * value for value in decision.difference)
     text = number(difference, (high - low) / 4)
+    beside = decision.within and decision.verdict is not Verdict.EQUAL
+    word = f"{decision.verdict}, within margin" if beside else decision.verdict
     return f"{word} {text if text.startswith('−') else f'+{text}'}"
 
 
-def comparison_value(groups: list[SeedGroup]) -> list[dict[str, Any]]:
+def comparison_value(family: Family) -> list[dict[str, Any]]:
     """The numbers of `comparison_text`, for programs."""
     rows = []
-    for group in groups:
+    for group in family.groups:
         scores: dict[str, Any] = {}
-        for measure in headlines(groups):
+        for measure in headlines(family.groups):
             mean, error = measure.summary(group)
             scores[_key(measure)] = {"mean": mean, "error": error}
-            pair = against_baseline(measure, group, groups)
-            if pair is not None:
-                scores[_key(measure)]["to_ensemble"] = pair[0]._asdict()
+            decision = family(group, measure)
+            if decision is not None:
+                scores[_key(measure)]["to_ensemble"] = decision.difference._asdict()
+                scores[_key(measure)]["decision"] = _decided(decision)
         head = {"method": group.label, "members": group.members, "seeds": len(group.entries)}
         rows.append(head | {"scores": scores})
     return rows
+
+
+def _decided(decision: Decision) -> dict[str, Any]:
+    """The decision for programs, and for the columns of summary.csv."""
+    return {
+        "verdict": str(decision.verdict),
+        "margin": decision.margin,
+        "within": decision.within,
+        "p": decision.p,
+        "p_equal": decision.p_equal,
+        "p_worse": decision.p_worse,
+        "comparisons": decision.comparisons,
+        "needed": decision.needed,
+    }
 
 
 def _key(measure: Measure) -> str:
@@ -524,22 +567,25 @@ def _flat(scores: dict[str, Any]) -> dict[str, str]:
 
 COLUMNS: tuple[str, ...] = (
     "method", "size", "metric", "part", "mean", "stderr", "n", "difference", "low", "high",
-    "verdict",
+    "verdict", "margin", "within", "p", "p_equal", "p_worse", "comparisons", "needed",
 )  # fmt: skip
 """`difference` is the mean over the seeds of this method minus the plain ensemble. Both have the
 same ensemble size, seed and initial weights. `low` and `high` are the ends of the 95 % interval by
-Student's t. `verdict` is "equal" where the interval contains 0, else "better" or "worse"."""
+Student's t. `verdict` is "better", "worse", "equal", "different" or "not decided", as `Verdict`
+has them. The p values are adjusted over `comparisons` tests: those of the family for a headline
+metric, 1 for every other. `needed` is the number of seeds that would decide."""
 
 _KINDS = {"shifts": "shift", "corrupted": "corrupted", "ood": "ood"}
 
 
-def summary_csv(groups: Sequence[SeedGroup]) -> str:
+def summary_csv(family: Family) -> str:
     """A row per method, ensemble size, metric and split; all digits, empty where not known."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    for measure in every_measure(groups):
-        writer.writerows(_row(measure, group, groups) for group in groups if group.values(measure))
+    for measure in every_measure(family.groups):
+        known = [group for group in family.groups if group.values(measure)]
+        writer.writerows(_row(measure, group, family) for group in known)
     return text.getvalue()
 
 
@@ -561,7 +607,7 @@ def _measures(scores: dict[str, Any]) -> Iterator[Measure]:
             yield from (Measure(key, f"{start}:{name}") for key in metrics)
 
 
-def _row(measure: Measure, group: SeedGroup, groups: Sequence[SeedGroup]) -> dict[str, Any]:
+def _row(measure: Measure, group: SeedGroup, family: Family) -> dict[str, Any]:
     mean, error = measure.summary(group)
     row: dict[str, Any] = {
         "method": group.label,
@@ -572,12 +618,14 @@ def _row(measure: Measure, group: SeedGroup, groups: Sequence[SeedGroup]) -> dic
         "stderr": _number(error),
         "n": len(group.values(measure)),
     }
-    pair = against_baseline(measure, group, groups)
-    if pair is None:
+    decision = family(group, measure)
+    if decision is None:
         return row
-    difference, pairs = pair
-    row |= {name: _number(value) for name, value in difference._asdict().items()}
-    return row | {"verdict": verdict(difference, measure.better) if pairs > 1 else ""}
+    row |= {name: _number(value) for name, value in decision.difference._asdict().items()}
+    return row | {
+        name: _number(value) if isinstance(value, float) else value
+        for name, value in _decided(decision).items()
+    }
 
 
 def _number(value: float) -> str:

@@ -10,15 +10,13 @@ from shoal.core.display.text import counted, joined, number, plus_minus, seconds
 from shoal.experiment.equal_cost import Arm, CostPlan
 from shoal.page.measures import Measure
 from shoal.page.report_data import RunRecord, SeedGroup
+from shoal.page.verdicts import MARGINS
 from shoal.prediction.statistics import FEWEST, Decision, Pairs, Verdict, decide
 
 __all__ = ["FAR", "EqualCost", "name_of"]
 
 FAR = 0.1
 """Seconds that differ more, relatively, from the planned ones are said."""
-
-MARGIN = 0.01
-"""Difference in NLL that does not matter, in nats."""
 
 
 def name_of(arm: Arm) -> str:
@@ -63,11 +61,11 @@ class EqualCost:
     plan: CostPlan
     runs: Mapping[Arm, SeedGroup]
     measure: Measure = Measure("nll")
-    margin: float = MARGIN
+    margin: float = MARGINS["nll"]
 
     @classmethod
     def of(
-        cls, plan: CostPlan, records: Iterable[RunRecord], margin: float = MARGIN
+        cls, plan: CostPlan, records: Iterable[RunRecord], margin: float = MARGINS["nll"]
     ) -> "EqualCost":
         """The completed runs of a plan."""
         known = list(records)

@@ -20,12 +20,17 @@ __all__ = [
     "diverged",
     "diverged_sentence",
     "headline",
+    "headlines",
+    "is_metric",
     "measures",
+    "paired_values",
 ]
 
 _FEW = ("accuracy", "nll", "ece", "rmse", "crps", "coverage_90")
 
 _SETS = 3
+
+_HEADLINE_SETS = 2
 
 _NAMES = {
     "accuracy": "accuracy",
@@ -137,6 +142,22 @@ def headline(about: Task) -> list[str]:
     return [*_FEW, *(key for key in of_task if key not in (*_FEW, "brier"))]
 
 
+def is_metric(name: str) -> bool:
+    """Whether a metric has this name; "auroc" stands for every AUROC."""
+    return name == "auroc" or name in _NAMES or name in registry
+
+
+def headlines(groups: Sequence[SeedGroup]) -> list[Measure]:
+    """The metrics that runs are compared by: headlines on the test set, corruptions, and OOD."""
+    assessment = groups[0].first.assessment if groups else None
+    if assessment is None:
+        return []
+    key = f"auroc_{assessment.about.uncertainty}"
+    detection = [Measure(key, f"ood:{name}") for name in list(assessment.ood)[:_HEADLINE_SETS]]
+    wanted = [*map(Measure, headline(assessment.about)), *CORRUPTED, *detection]
+    return [m for m in wanted if any(group.values(m) for group in groups)]
+
+
 def baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup | None:
     """The plain ensemble of the same ensemble size, if possible of the same form and settings.
 
@@ -156,19 +177,22 @@ def baseline(group: SeedGroup, groups: Sequence[SeedGroup]) -> SeedGroup | None:
     return min(plain, key=unlike, default=None)
 
 
+def paired_values(
+    measure: Callable[[RunRecord], float], group: SeedGroup, other: SeedGroup
+) -> tuple[list[float], list[float]] | None:
+    """Values of two groups over their shared seeds; None where they share none."""
+    mine, theirs = group.values(measure), other.values(measure)
+    seeds = [seed for seed in mine if seed in theirs]
+    return ([mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]) if seeds else None
+
+
 def against_baseline(
     measure: Callable[[RunRecord], float], group: SeedGroup, groups: Sequence[SeedGroup]
 ) -> tuple[Difference, int] | None:
     """Mean difference to the plain ensemble over the shared seeds, and the number of pairs."""
     plain = baseline(group, groups)
-    if plain is None:
-        return None
-    mine, theirs = group.values(measure), plain.values(measure)
-    seeds = [seed for seed in mine if seed in theirs]
-    if not seeds:
-        return None
-    pairs = [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
-    return paired_difference(*pairs), len(seeds)
+    pairs = None if plain is None else paired_values(measure, group, plain)
+    return None if pairs is None else (paired_difference(*pairs), len(pairs[0]))
 
 
 SIGNS = (

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -30,6 +31,7 @@ from shoal.evaluation.evaluate import (
 from shoal.page.blocks import Block, Figure, Fold, Listing, Section
 from shoal.page.report_data import ReportData, load_report_data
 from shoal.page.sections import builders
+from shoal.page.verdicts import parse_margins
 from shoal.plots.figure import PAPER, png, svg
 from shoal.training.folder.own_data import OWN_DATA
 from shoal.training.folder.run import Run
@@ -97,6 +99,7 @@ def report(
     shifts: Shifts | None = None,
     classes: Sequence[str] | None = None,
     title: str | None = None,
+    margin: str | Mapping[str, float] | None = None,
     figures: str | Path | None = None,
     progress: bool = False,
 ) -> Path:
@@ -117,16 +120,18 @@ def report(
         classes: names of the classes in the order of the labels. By default those of the data
             set, such as `Dataset(..., classes=...)`, or of the estimator that made the run.
         title: heading of the page.
+        margin: differences that do not matter, by metric, as `shoal.compare` takes them.
         figures: folder that gets every figure as a PNG and an SVG file.
         progress: report on standard error how many figures are drawn.
     """
+    margins = parse_margins(margin)
     entries, asked = _several(runs), not data is ood is shifts is None
     entries = [
         _evaluated(run, data, ood, shifts, progress) if asked or _can_evaluate(run) else run
         for run in entries
     ]
     names = class_names(data) if classes is None and isinstance(data, Dataset) else classes
-    report_data = load_report_data(entries, title, names)
+    report_data = replace(load_report_data(entries, title, names), margins=margins)
     with _collecting_later():
         sections = _built_sections(report_data)
         counts = {id(s): len(list(section_figures(s.blocks))) for s in sections.values()}

@@ -200,11 +200,13 @@ class ReportData:
         entries: all runs, in the given order.
         groups: the evaluated runs, grouped by settings.
         title: title of the page, or None.
+        margins: margins of equality that the user gave, by metric.
     """
 
     entries: list[RunRecord]
     groups: list[SeedGroup] = field(default_factory=list)
     title: str | None = None
+    margins: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def lead(self) -> SeedGroup:

@@ -1,7 +1,6 @@
 """From numbers to verdicts, and from verdicts to sentences.
 
-Code decides on verdicts, which are values. A difference whose interval contains 0 is not
-significant.
+Code decides on verdicts, which are values. Those of comparisons are in `verdicts`.
 """
 
 import math
@@ -9,8 +8,7 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
-from shoal.core.display.text import joined, number, percent
-from shoal.prediction.statistics import Difference
+from shoal.core.display.text import joined, percent
 from shoal.training.folder.history import NEGLIGIBLE
 
 __all__ = [
@@ -18,11 +16,9 @@ __all__ = [
     "Calibration",
     "Coverage",
     "Repulsion",
-    "Verdict",
     "accuracy_sentence",
     "calibration",
     "calibration_sentence",
-    "comparison_sentence",
     "coverage",
     "coverage_sentence",
     "entropy_sentence",
@@ -34,41 +30,11 @@ __all__ = [
     "repulsion",
     "repulsion_sentence",
     "shift_sentence",
-    "verdict",
 ]
 
 
 _LIGHT = 0.05
 _SIGMAS = 2.0
-
-
-class Verdict(StrEnum):
-    """How a method compares with the baseline, by paired differences."""
-
-    BETTER = "better"
-    WORSE = "worse"
-    EQUAL = "equal"
-    """The difference is not significant: its 95 % interval contains 0."""
-    DIFFERENT = "different"
-    """The difference is significant, and neither direction is better."""
-    UNKNOWN = "unknown"
-    """There is no interval: one pair or none."""
-
-
-def verdict(difference: Difference, better: str) -> Verdict:
-    """The verdict on a paired difference, where `better` is "lower", "higher" or "neither".
-
-    >>> verdict(Difference(0.1, -0.1, 0.3), "lower"), verdict(Difference(0.1, 0.05, 0.15), "lower")
-    (<Verdict.EQUAL: 'equal'>, <Verdict.WORSE: 'worse'>)
-    """
-    if not all(map(math.isfinite, difference)):
-        return Verdict.UNKNOWN
-    if difference.low <= 0 <= difference.high:
-        return Verdict.EQUAL
-    if better not in ("lower", "higher"):
-        return Verdict.DIFFERENT
-    rises = difference.difference > 0
-    return Verdict.BETTER if rises == (better == "higher") else Verdict.WORSE
 
 
 class Calibration(StrEnum):
@@ -293,52 +259,6 @@ def repulsion_sentence(method: str, ratio: float) -> str:
         Repulsion.LIGHT: f"{share}: weak.",
         Repulsion.ACTIVE: f"{share}.",
     }[strength]
-
-
-def comparison_sentence(
-    metric: str,
-    better: str,
-    differences: Mapping[str, Difference],
-    baseline: str,
-    seeds: int,
-    unit: str = "",
-) -> str:
-    """Which methods differ significantly from the baseline.
-
-    >>> equal, lower = Difference(0.0, -0.1, 0.1), Difference(-0.012, -0.016, -0.008)
-    >>> differences = {"kde": equal, "f-kde": lower}
-    >>> comparison_sentence("NLL", "lower", differences, "the plain ensemble", 3, "nats")
-    'Against the plain ensemble, f-kde lowers NLL by 0.012 nats; kde: not significant (3 seeds).'
-    """
-    verdicts = {label: verdict(difference, better) for label, difference in differences.items()}
-    equal = [label for label, word in verdicts.items() if word is Verdict.EQUAL]
-    parts = [
-        f"{label} {change(metric, differences[label], unit)}"
-        for wanted in (Verdict.BETTER, Verdict.WORSE, Verdict.DIFFERENT)
-        for label, word in verdicts.items()
-        if word is wanted
-    ]
-    if not parts and not equal:
-        return f"One seed cannot show whether methods differ in {metric}."
-    if not parts:
-        noun, verb = ("difference", "is") if len(equal) == 1 else ("differences", "are")
-        return (
-            f"The {metric} {noun} of {joined(equal)} from {baseline} {verb} not significant "
-            f"({seeds} seeds)."
-        )
-    rest = f"; {joined(equal)}: not significant" if equal else ""
-    return f"Against {baseline}, {joined(parts)}{rest} ({seeds} seeds)."
-
-
-def change(metric: str, difference: Difference, unit: str = "") -> str:
-    """A significant difference in words.
-
-    >>> change("NLL", Difference(-0.012, -0.016, -0.008), "nats")
-    'lowers NLL by 0.012 nats'
-    """
-    size = number(abs(difference.difference), (difference.high - difference.low) / 4)
-    verb = "lowers" if difference.difference < 0 else "raises"
-    return f"{verb} {metric} by {size} {unit}".rstrip()
 
 
 def shift_sentence(name: str, accuracy: float, confidence: float, noise: float) -> str:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shoal.core.display.text import flat, joined, plain
-from shoal.page.measures import Measure, against_baseline, diverged, diverged_sentence
+from shoal.page.measures import Measure, diverged, diverged_sentence
 from shoal.page.report_data import SeedGroup
-from shoal.page.sentences import Verdict, verdict
-from shoal.prediction.statistics import Difference, paired_difference
+from shoal.page.verdicts import Family
+from shoal.prediction.statistics import Pairs, Verdict, decide
 from shoal.training.folder.history import NEGLIGIBLE
 
 __all__ = ["Sweep", "growth_sentence", "negligible", "strength_sentence", "sweeps"]
@@ -44,12 +44,12 @@ class Sweep:
     members: int
     groups: Mapping[float, SeedGroup]
 
-    def falls(self, groups: Sequence[SeedGroup]) -> float | None:
+    def falls(self, family: Family) -> float | None:
         """The first strength whose accuracy is significantly below the plain ensemble's."""
         for strength, group in self.groups.items():
             for measure in (Measure("accuracy"), Measure("rmse")):
-                compared = against_baseline(measure, group, groups)
-                if compared is not None and verdict(compared[0], measure.better) is Verdict.WORSE:
+                decision = family(group, measure)
+                if decision is not None and decision.verdict is Verdict.WORSE:
                     return strength
         return None
 
@@ -77,17 +77,17 @@ def negligible(group: SeedGroup) -> bool:
     return not ratios or ratios[len(ratios) // 2] < NEGLIGIBLE
 
 
-def strength_sentence(swept: Sequence[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> str:
+def strength_sentence(swept: Sequence[Sweep], family: Family, measure: Measure) -> str:
     """Whether some strength improves a measure without accuracy loss."""
     if all(len(group.entries) < 2 for sweep in swept for group in sweep.groups.values()):
         return "One seed per strength gives no interval. Type `--seeds 5`."
     gains: dict[_Gain, list[str]] = {kind: [] for kind in _Gain}
     falling = []
     for sweep in swept:
-        limit = sweep.falls(groups)
+        limit = sweep.falls(family)
         falling += [] if limit is None else [f"{sweep.method} from strength {limit:g} on"]
         active = {s: g for s, g in sweep.groups.items() if not negligible(g)}
-        gain = _best_gain(active, groups, measure, limit)
+        gain = _best_gain(active, family, measure, limit)
         if gain is not None:
             gains[_Gain.BETTER].append(_gain_words(sweep.method, *gain, measure))
         else:
@@ -126,43 +126,47 @@ def _falls(falling: Sequence[str]) -> str:
 
 def _best_gain(
     active: Mapping[float, SeedGroup],
-    groups: Sequence[SeedGroup],
+    family: Family,
     measure: Measure,
     limit: float | None,
 ) -> tuple[float, float] | None:
     """Strength and difference of the largest significant gain over the plain ensemble."""
     gains = {}
     for strength, group in active.items():
-        compared = against_baseline(measure, group, groups)
-        if compared is None or (limit is not None and strength >= limit):
+        decision = family(group, measure)
+        if decision is None or (limit is not None and strength >= limit):
             continue
-        if verdict(compared[0], measure.better) is Verdict.BETTER:
-            gains[strength] = compared[0].difference
+        if decision.verdict is Verdict.BETTER:
+            gains[strength] = decision.difference.difference
     best = max(gains, key=lambda strength: abs(gains[strength]), default=None)
     return None if best is None else (best, gains[best])
 
 
 _GROWTH = {
     Verdict.BETTER: "improves",
-    Verdict.EQUAL: "does not change significantly",
+    Verdict.EQUAL: "stays equal within the margin",
     Verdict.WORSE: "worsens",
+    Verdict.UNDECIDED: "is not decided",
 }
 
 
-def growth_sentence(groups: Sequence[SeedGroup], measure: Measure) -> str:
+def growth_sentence(family: Family, measure: Measure) -> str:
     """Whether methods with active repulsion improve from few members to many, paired by seed.
 
     Empty where no such method has two ensemble sizes of more than one member.
     """
-    verdicts: dict[Verdict, list[str]] = {}
+    pairs: dict[str, Pairs] = {}
     spans: dict[str, str] = {}
-    for label in dict.fromkeys(group.label for group in groups):
-        same = [g for g in groups if g.label == label and g.members > 1 and not negligible(g)]
-        same.sort(key=lambda group: group.members)
-        if len(same) > 1:
-            word = verdict(_change(same[0], same[-1], measure), measure.better)
-            verdicts.setdefault(word, []).append(label)
+    for label in dict.fromkeys(group.label for group in family.groups):
+        same = [g for g in family.groups if g.label == label and g.members > 1]
+        same = sorted((g for g in same if not negligible(g)), key=lambda group: group.members)
+        found = family.paired(same[-1], same[0], measure) if len(same) > 1 else None
+        if found is not None:
+            pairs[label] = found
             spans[label] = f"{same[0].members} to {same[-1].members} members"
+    verdicts: dict[Verdict, list[str]] = {}
+    for label, decision in decide("few members to many", pairs).items():
+        verdicts.setdefault(decision.verdict, []).append(label)
     parts = [
         f"{verb} for {joined(verdicts[word])}" for word, verb in _GROWTH.items() if word in verdicts
     ]
@@ -171,11 +175,3 @@ def growth_sentence(groups: Sequence[SeedGroup], measure: Measure) -> str:
     reach = joined(list(dict.fromkeys(spans.values())))
     change = joined(parts)
     return f"From {reach}, with force ratio ≥ {NEGLIGIBLE:g}, {measure.title} {change}."
-
-
-def _change(few: SeedGroup, many: SeedGroup, measure: Measure) -> Difference:
-    before, after = few.values(measure), many.values(measure)
-    seeds = [seed for seed in after if seed in before]
-    if not seeds:
-        return Difference(math.nan, math.nan, math.nan)
-    return paired_difference([after[s] for s in seeds], [before[s] for s in seeds])

@@ -27,8 +27,8 @@ from shoal.evaluation.evaluate import (
 )
 from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Categorical
-from shoal.page.compare import headlines, results_csv
-from shoal.page.measures import Measure
+from shoal.page.compare import results_csv
+from shoal.page.measures import Measure, headlines
 from shoal.page.report import render
 from shoal.page.report_data import load_report_data
 from shoal.page.sections.calibration import corruption_blocks, grid_of

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from shoal.experiment.variants import (
 from shoal.interaction import methods
 from shoal.page import compare as compare_page
 from shoal.page.compare import comparison_text, comparison_value, groups_of, results_csv
+from shoal.page.verdicts import decide_groups
 from shoal.prediction.statistics import mean_and_error, paired_difference
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -287,7 +289,7 @@ def test_every_run_has_its_row(done):
 
 def test_means_and_paired_differences_are_those_of_the_runs(done):
     plain = column(done, "ensemble", "test.nll")
-    for group in comparison_value(groups_of(done)):
+    for group in comparison_value(decide_groups(groups_of(done))):
         values = column(done, group["method"], "test.nll")
         found = group["scores"]["test/nll"]
         assert (found["mean"], found["error"]) == pytest.approx(mean_and_error(values))
@@ -306,7 +308,7 @@ def test_repulsion_changes_the_strong_variant_and_leaves_the_weak_one_apart(done
 
 
 def test_the_table_shows_every_group(done):
-    text = comparison_text(groups_of(done))
+    text = comparison_text(decide_groups(groups_of(done)))
     for label in ("ensemble", "kde", "kde:100000"):
         assert any(line.startswith(f"{label} ") for line in text.splitlines())
     assert "Mean ± standard error over 3 seeds" in text
@@ -315,8 +317,9 @@ def test_the_table_shows_every_group(done):
 
 def test_one_seed_has_no_error_bars(done):
     single = replace(done, seeds=1)
-    assert comparison_text(groups_of(single)).startswith("One seed, no error bars")
-    assert math.isnan(comparison_value(groups_of(single))[0]["scores"]["test/nll"]["error"])
+    family = decide_groups(groups_of(single))
+    assert comparison_text(family).startswith("One seed, no error bars")
+    assert math.isnan(comparison_value(family)[0]["scores"]["test/nll"]["error"])
 
 
 # From the command line
@@ -379,8 +382,28 @@ def test_compare_with_a_page_and_as_json(tmp_path, monkeypatch, capsys):
         ("f-kde", 2),
     ]
     assert err == ""
-    assert (tmp_path / value["page"]).read_text().startswith("<!")
+    page = (tmp_path / value["page"]).read_text()
+    assert page.startswith("<!") and "The family of tests" in page
+    assert value["power"]["seeds"] == 2 and "cannot decide" in value["power"]["sentence"]
+    assert any("not decided" in answer for answer in value["answers"])
     assert (tmp_path / value["results"]).exists()
+
+
+def test_power_and_margin_are_said(done, tmp_path, capsys):
+    """Finished runs give power its unit, and a wide margin makes methods equal."""
+    grid = replace(done, folder=shutil.copytree(done.folder, tmp_path / "grid"))
+    wide = compare_page.compare_grid(grid, margins={"nll": 100.0})
+    assert "3 seeds find a difference in NLL of " in capsys.readouterr().err
+    decided = wide.scores[1]["scores"]["test/nll"]["decision"]
+    assert (decided["within"], decided["margin"]) == (True, 100.0)
+    assert "NLL 100 nats" in str(wide) and wide.power.value["differences"]["test/nll"]["family"] > 0
+
+
+def test_a_margin_is_checked_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", "toy-classification", "--margin", "nll"]) == 2
+    assert "such as nll=0.01" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")

@@ -6,8 +6,6 @@ import pytest
 
 from shoal.core.display import text as words
 from shoal.page import sentences
-from shoal.page.sentences import Verdict, verdict
-from shoal.prediction.statistics import Difference
 from shoal.training.folder.history import NEGLIGIBLE
 
 
@@ -63,45 +61,6 @@ def test_repulsion_is_a_share_of_the_force(method, ratio, words):
 )
 def test_members_are_counted_as_functions(members, effective, ood, text):
     assert text in sentences.members_sentence(members, effective, ood)
-
-
-@pytest.mark.parametrize(
-    ("difference", "better", "word"),
-    [
-        ((0.1, -0.1, 0.3), "lower", "equal"),
-        ((0.0, 0.0, 0.0), "lower", "equal"),
-        ((0.1, 0.05, 0.15), "lower", "worse"),
-        ((0.1, 0.05, 0.15), "higher", "better"),
-        ((-0.1, -0.15, -0.05), "lower", "better"),
-        ((0.1, 0.05, 0.15), "neither", "different"),
-        ((0.1, -math.inf, math.inf), "lower", "unknown"),
-    ],
-)
-def test_verdict(difference, better, word):
-    assert verdict(Difference(*difference), better) is Verdict(word)
-
-
-def test_comparison_names_significant_changes_first():
-    text = sentences.comparison_sentence(
-        "NLL",
-        "lower",
-        {
-            "kde": Difference(0.0, -0.1, 0.1),
-            "f-kde": Difference(-0.012, -0.016, -0.008),
-            "svgd": Difference(0.2, 0.1, 0.3),
-        },
-        "the plain ensemble",
-        5,
-        "nats",
-    )
-    changes = ["f-kde lowers NLL by 0.012 nats", "svgd raises NLL by 0.20 nats"]
-    places = [text.find(words) for words in (*changes, "kde: not significant", "5 seeds")]
-    assert -1 not in places and places == sorted(places)
-
-
-def test_one_seed_compares_nothing():
-    one = {"kde": Difference(0.3, -math.inf, math.inf)}
-    assert "One seed" in sentences.comparison_sentence("NLL", "lower", one, "the ensemble", 1)
 
 
 @pytest.mark.parametrize(

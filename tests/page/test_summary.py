@@ -10,6 +10,8 @@ import pytest
 from shoal.evaluation.evaluate import Evaluation
 from shoal.page.compare import COLUMNS, every_measure, summary_csv
 from shoal.page.report_data import RunRecord, SeedGroup
+from shoal.page.verdicts import decide_groups
+from shoal.prediction.statistics import equivalence_p_value
 
 T_975_TWO_DEGREES = (2 * 0.975 - 1) * math.sqrt(2 / (4 * 0.975 * (1 - 0.975)))
 """Student's t for three pairs has a closed form: t = (2p - 1) sqrt(2 / (4p(1 - p)))."""
@@ -36,7 +38,7 @@ def groups():
 
 
 def rows(groups):
-    return list(csv.DictReader(io.StringIO(summary_csv(groups))))
+    return list(csv.DictReader(io.StringIO(summary_csv(decide_groups(groups)))))
 
 
 def row(groups, method, metric, part="test"):
@@ -63,18 +65,38 @@ def test_differences_are_paired_by_seed(groups, method):
     assert float(found["high"]) == pytest.approx(pairs.mean() + reach, abs=1e-12)
 
 
-def test_what_noise_could_have_made_is_called_equal(groups):
-    assert row(groups, "kde", "nll")["verdict"] == "better"
-    assert row(groups, "f-kde", "nll")["verdict"] == "equal"
+def test_what_noise_could_have_made_is_not_called_equal(groups):
+    assert row(groups, "f-kde", "nll")["verdict"] == "not decided"
     assert row(groups, "ensemble", "nll")["verdict"] == ""
     assert row(groups, "ensemble", "nll")["difference"] == ""
+    assert int(row(groups, "f-kde", "nll")["needed"]) > 3
 
 
-def test_one_pair_has_no_interval(groups):
+def test_equal_means_within_the_margin(groups):
+    """Accuracy is 0.9 in every run; NLL of f-kde is equal within a margin that is wide enough."""
+    assert row(groups, "kde", "accuracy")["verdict"] == "equal"
+    values = NLL["f-kde"], NLL["ensemble"]
+    (found,) = [
+        found
+        for found in csv.DictReader(io.StringIO(summary_csv(decide_groups(groups, {"nll": 1.0}))))
+        if (found["method"], found["metric"]) == ("f-kde", "nll")
+    ]
+    assert (found["verdict"], found["within"], found["margin"]) == ("equal", "True", "1.0")
+    assert float(found["p_equal"]) == pytest.approx(5 * equivalence_p_value(*values, 1.0))
+
+
+def test_headline_metrics_are_one_family_and_every_other_metric_stands_alone(groups):
+    assert row(groups, "kde", "nll")["comparisons"] == "5"  # two of NLL and accuracy, one AUROC
+    shifted = row(groups, "kde", "accuracy", "shift:fog-2")
+    assert (shifted["comparisons"], shifted["verdict"]) == ("1", "not decided")
+
+
+def test_one_pair_has_no_interval_and_decides_nothing(groups):
     single = [SeedGroup(group.label, group.entries[:1]) for group in groups]
     found = row(single, "kde", "nll")
     assert float(found["difference"]) == pytest.approx(-0.1)
-    assert (found["stderr"], found["low"], found["high"], found["verdict"]) == ("", "", "", "")
+    assert (found["stderr"], found["low"], found["high"]) == ("", "", "")
+    assert (found["verdict"], found["needed"]) == ("not decided", "")
 
 
 def test_every_shift_has_rows_of_its_own(groups):

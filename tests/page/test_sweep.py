@@ -8,6 +8,7 @@ from shoal.page.measures import Measure
 from shoal.page.report_data import ReportData, RunRecord, SeedGroup
 from shoal.page.sections.methods import strength_blocks
 from shoal.page.sweep import growth_sentence, negligible, strength_sentence, sweeps
+from shoal.page.verdicts import decide_groups
 
 NLL, NOISE = Measure("nll"), (-0.001, 0.0, 0.002)
 STRONG, WEAK = 0.1, 1e-5
@@ -55,8 +56,8 @@ def test_sizes_and_other_settings_are_never_mixed(groups):
 
 
 def test_accuracy_falls_where_the_interval_leaves_zero_out(groups):
-    assert [sweep.falls(groups) for sweep in sweeps(groups)] == [100.0, 10.0, None]
-    assert sweeps(groups[1:])[0].falls(groups[1:]) is None
+    assert [sweep.falls(decide_groups(groups)) for sweep in sweeps(groups)] == [100.0, 10.0, None]
+    assert sweeps(groups[1:])[0].falls(decide_groups(groups[1:])) is None
 
 
 def test_negligible_is_said_of_the_typical_run():
@@ -66,7 +67,9 @@ def test_negligible_is_said_of_the_typical_run():
 
 
 def test_the_sentence_names_gains_before_the_fall_alone(groups):
-    better, equal, weak, falls = strength_sentence(sweeps(groups), groups, NLL).split(". ")
+    better, equal, weak, falls = strength_sentence(
+        sweeps(groups), decide_groups(groups), NLL
+    ).split(". ")
     assert better.startswith("kde at strength 10 lowers NLL by 0.05 nats")
     assert "no strength of f-kde improves NLL" in equal
     assert "sge is negligible" in weak
@@ -75,14 +78,16 @@ def test_the_sentence_names_gains_before_the_fall_alone(groups):
 
 def test_the_sentence_says_that_accuracy_does_not_fall():
     groups = [group("ensemble"), group("kde", 1.0), group("kde", 2.0)]
-    assert strength_sentence(sweeps(groups), groups, NLL).endswith(
+    assert strength_sentence(sweeps(groups), decide_groups(groups), NLL).endswith(
         "No strength lowers accuracy significantly."
     )
 
 
 def test_one_seed_gives_no_interval():
     groups = [group("ensemble", seeds=1), group("kde", 1.0, seeds=1), group("kde", 2.0, seeds=1)]
-    assert strength_sentence(sweeps(groups), groups, NLL).startswith("One seed per strength")
+    assert strength_sentence(sweeps(groups), decide_groups(groups), NLL).startswith(
+        "One seed per strength"
+    )
 
 
 def test_growth_needs_active_repulsion_and_more_than_one_member():
@@ -97,10 +102,19 @@ def test_growth_needs_active_repulsion_and_more_than_one_member():
         group("ensemble", members=5, ratio=0.0),
         group("ensemble", members=17, ratio=0.0),
     ]
-    found = growth_sentence(groups, NLL)
+    found = growth_sentence(decide_groups(groups), NLL)
     assert found.startswith("From 5 to 17 members")
     assert found.endswith("NLL improves for kde:10 and worsens for f-kde:10.")
-    assert growth_sentence(groups[3:5], NLL) == ""
+    assert growth_sentence(decide_groups(groups[3:5]), NLL) == ""
+
+
+def test_growth_is_equal_only_within_the_margin():
+    same = [group("kde", 10.0, members=5), group("kde", 10.0, members=17)]
+    assert growth_sentence(decide_groups(same), NLL).endswith(
+        "stays equal within the margin for kde:10."
+    )
+    same[1].entries[0].assessment.scores["test"]["nll"] += 0.1
+    assert growth_sentence(decide_groups(same), NLL).endswith("NLL is not decided for kde:10.")
 
 
 def test_the_page_has_a_figure_for_each_measure(groups):
@@ -122,14 +136,15 @@ def diverged(found, strength):
 def test_runs_that_diverged_are_not_called_negligible():
     weak = group("f-svgd", 1.0, ratio=WEAK)
     divergent = diverged(group("f-svgd", 100.0, ratio=WEAK), 100.0)
-    found = strength_sentence(sweeps([group("ensemble"), weak, divergent]), [weak, divergent], NLL)
+    groups = [group("ensemble"), weak, divergent]
+    found = strength_sentence(sweeps(groups), decide_groups(groups), NLL)
     assert "f-svgd is negligible at every strength that did not diverge" in found
     assert "Training diverged in 3 of 3 runs of f-svgd at strength 100:" in found
 
 
 def test_where_every_strength_diverged_nothing_is_said_about_repulsion():
     divergent = [diverged(group("f-svgd", s, ratio=WEAK), s) for s in (1.0, 10.0)]
-    found = strength_sentence(sweeps(divergent), divergent, NLL)
+    found = strength_sentence(sweeps(divergent), decide_groups(divergent), NLL)
     assert "negligible" not in found
     assert "Training of f-svgd diverged at every strength" in found
     assert "6 of 6 runs of f-svgd at strengths 1 and 10" in found

@@ -16,6 +16,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.integrations.submitit import Request, parse_request, run_submitted
 from shoal.page.compare import Comparison, Runner, compare_grid, comparison_text
 from shoal.page.report_data import SeedGroup
+from shoal.page.verdicts import parse_margins
 
 __all__ = ["compare", "run"]
 
@@ -57,6 +58,7 @@ def compare(
     how = {name: getattr(options, name) for name in ("threads", "debug", "retries")}
     how |= {"jobs": options.jobs or 1, "prepare": prepare, "runner": runner}
     how["equal_cost"] = _arms(options, runner)
+    how["margins"] = parse_margins(getattr(options, "margin", None))
     comparison = compare_grid(grid, page=page, progress=not options.quiet, **how)
     return _outcome(comparison)
 
@@ -82,7 +84,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 def _outcome(comparison: Comparison) -> Outcome:
     groups, failed, written = comparison.groups, comparison.failed, comparison.written
     notes, answers = _notes(groups), comparison.answers
-    text = [comparison_text(groups)]
+    text = [comparison_text(comparison.family)]
     if answers:
         text.append("\n".join(answers))
     if comparison.equal_cost is not None:
@@ -96,6 +98,7 @@ def _outcome(comparison: Comparison) -> Outcome:
         "groups": comparison.scores,
         "answers": answers,
         "equal_cost": None if comparison.equal_cost is None else comparison.equal_cost.value,
+        "power": None if comparison.power is None else comparison.power.value,
         "notes": notes,
         "failed": {point.name: str(why) for point, why in failed.items()},
         **written,

@@ -24,6 +24,7 @@ def run(options: Namespace) -> Outcome:
     folders = [folder for name in options.runs for folder in _runs_in(Path(name))]
     out = options.out or "report.html"
     how = {"title": options.title, "figures": options.figures, "progress": not options.quiet}
+    how["margin"] = options.margin
     how["classes"] = None if options.classes is None else options.classes.split(",")
     if options.data is None and options.model is None:
         page = report(folders, out, **how)

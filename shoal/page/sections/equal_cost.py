@@ -5,6 +5,7 @@ from shoal.experiment.equal_cost import load_plan
 from shoal.page.blocks import Block, Fold, Remark, Section, Table, TableCell, section
 from shoal.page.equal_cost import EqualCost
 from shoal.page.report_data import ReportData
+from shoal.page.verdicts import MARGINS
 from shoal.prediction.statistics import Verdict
 
 __all__ = ["equal_cost_section"]
@@ -19,7 +20,9 @@ def equal_cost_section(report_data: ReportData) -> Section | None:
     plans = [plan for folder in folders if (plan := load_plan(folder)) is not None]
     if len(plans) != 1:
         return None
-    found = EqualCost.of(plans[0], report_data.entries)
+    found = EqualCost.of(
+        plans[0], report_data.entries, report_data.margins.get("nll", MARGINS["nll"])
+    )
     if not found.methods or not found.plains:
         return None
     rows = [

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 
 from shoal import plots
 from shoal.core.display.text import number, plus_minus
-from shoal.page import sentences
 from shoal.page.blocks import (
     Block,
     Figure,
@@ -17,13 +16,19 @@ from shoal.page.blocks import (
     TableCell,
     section,
 )
-from shoal.page.measures import Measure, against_baseline, baseline, measures
+from shoal.page.measures import Measure, baseline, measures
 from shoal.page.report_data import ReportData, SeedGroup
 from shoal.page.rerun_commands import is_from_estimator
-from shoal.page.sentences import Verdict, verdict
 from shoal.page.sweep import Sweep, growth_sentence, strength_sentence, sweeps
+from shoal.page.verdicts import (
+    Family,
+    comparison_sentence,
+    decide_groups,
+    family_sentences,
+    method_sentences,
+)
 from shoal.plots.comparison import outliers
-from shoal.prediction.statistics import Difference
+from shoal.prediction.statistics import Verdict
 from shoal.training.folder.own_data import has_own_data, has_own_network
 
 __all__ = ["methods_section", "strength_blocks"]
@@ -34,13 +39,14 @@ def strength_blocks(report_data: ReportData, ranked: Sequence[Measure]) -> list[
     swept = _one_size(sweeps(report_data.groups), report_data.lead.members)
     if not swept:
         return []
+    family = decide_groups(report_data.groups, report_data.margins)
     blocks: list[Block] = [
         Heading(f"Strength of repulsion ({swept[0].members} members)"),
-        Remark(strength_sentence(swept, report_data.groups, Measure("nll"))),
+        Remark(strength_sentence(swept, family, Measure("nll"))),
     ]
-    growth = growth_sentence(report_data.groups, Measure("nll"))
+    growth = growth_sentence(family, Measure("nll"))
     blocks += [Remark(growth)] if growth else []
-    return blocks + [_figure(swept, report_data.groups, measure) for measure in ranked]
+    return blocks + [_figure(swept, family, measure) for measure in ranked]
 
 
 def _one_size(swept: list[Sweep], wanted: int) -> list[Sweep]:
@@ -50,13 +56,13 @@ def _one_size(swept: list[Sweep], wanted: int) -> list[Sweep]:
     return [sweep for sweep in swept if sweep.members == size]
 
 
-def _figure(swept: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) -> Figure:
+def _figure(swept: list[Sweep], family: Family, measure: Measure) -> Figure:
     curves = {}
     for sweep in swept:
         means, errors = zip(*map(measure.summary, sweep.groups.values()), strict=True)
         curves[sweep.method] = plots.MetricCurve(list(sweep.groups), list(means), list(errors))
-    falls = {s.method: limit for s in swept if (limit := s.falls(groups)) is not None}
-    plain = baseline(next(iter(swept[0].groups.values())), groups)
+    falls = {s.method: limit for s in swept if (limit := s.falls(family)) is not None}
+    plain = baseline(next(iter(swept[0].groups.values())), family.groups)
     figure = plots.strength(
         curves,
         measure.title,
@@ -72,6 +78,8 @@ def _figure(swept: list[Sweep], groups: Sequence[SeedGroup], measure: Measure) -
     )
 
 
+_FEW = 8
+
 _DRAWN = {"accuracy", "rmse", "nll", "crps", "ece", "auroc_entropy", "auroc_variance"}
 
 
@@ -86,14 +94,16 @@ def methods_section(report_data: ReportData) -> Section:
             line = f"This page has one adopted ensemble. Type `{typed}` to compare methods."
         table = _upright(report_data.lead, columns)
         return Section("Which method, how many members?", line, [table])
-    blocks: list[Block] = [_table(report_data, columns), *_differences(report_data, columns)]
+    family = decide_groups(report_data.groups, report_data.margins)
+    blocks: list[Block] = [*_verdicts(family), _table(report_data, columns)]
+    blocks += _differences(report_data, columns, family)
     ranked = [m for m in columns if m.better in ("lower", "higher")]
     drawn = [m for m in ranked if m.key in _DRAWN]
     blocks += [*_figures(report_data, drawn), *strength_blocks(report_data, drawn)]
     rest = _figures(report_data, [m for m in ranked if m.key not in _DRAWN])
     if rest:
         blocks.append(Fold("Figures of the other metrics", rest))
-    return Section("Which method, how many members?", answer(report_data), blocks)
+    return Section("Which method, how many members?", answer(report_data, family), blocks)
 
 
 def _figures(report_data: ReportData, ranked: list[Measure]) -> list[Block]:
@@ -110,21 +120,28 @@ def _figures(report_data: ReportData, ranked: list[Measure]) -> list[Block]:
     return blocks
 
 
-def answer(report_data: ReportData) -> str:
-    """Whether the methods differ from the plain ensemble in NLL."""
-    measure = Measure("nll")
-    differences: dict[str, Difference] = {}
-    seeds = 0
-    for label, group in report_data.peers().items():
-        result = against_baseline(measure, group, report_data.groups)
-        if result is not None:
-            differences[label], count = result
-            seeds = max(seeds, count)
-    if not differences:
+def answer(report_data: ReportData, family: Family) -> str:
+    """Whether the methods differ from the plain ensemble in NLL, or are equal to it."""
+    measure = family.primary
+    decisions = {
+        label: family.decisions[group, measure]
+        for label, group in report_data.peers().items()
+        if measure is not None and (group, measure) in family.decisions
+    }
+    if measure is None or not decisions:
         return "This page has no plain ensemble of the same ensemble size to compare with."
-    return sentences.comparison_sentence(
-        measure.title, measure.better, differences, "the plain ensemble", seeds, measure.unit
-    )
+    return comparison_sentence(measure, decisions, "the plain ensemble")
+
+
+def _verdicts(family: Family) -> Iterator[Block]:
+    """A sentence per method and ensemble size, then what the words mean."""
+    remarks = [Remark(sentence) for sentence in method_sentences(family)]
+    if len(remarks) > _FEW:
+        yield Fold(f"Verdicts on {len(remarks)} methods and sizes", remarks)
+    else:
+        yield from remarks
+    if remarks:
+        yield Remark(family_sentences(family))
 
 
 def _heading(measure: Measure) -> str:
@@ -189,10 +206,12 @@ def _forms(report_data: ReportData) -> str:
     return "".join(f" {part[:1].upper()}{part[1:]}" for part in parts)
 
 
-def _differences(report_data: ReportData, columns: list[Measure]) -> Iterator[Block]:
+def _differences(
+    report_data: ReportData, columns: list[Measure], family: Family
+) -> Iterator[Block]:
     ranked = [m for m in columns if m.better in ("lower", "higher")]
     cells_by_group = {
-        group: [_difference(measure, group, report_data) for measure in ranked]
+        group: [_difference(measure, group, family) for measure in ranked]
         for group in report_data.groups
         if baseline(group, report_data.groups) is not None
     }
@@ -208,8 +227,8 @@ def _differences(report_data: ReportData, columns: list[Measure]) -> Iterator[Bl
         "Difference to the plain ensemble of the same ensemble size and seed",
         [*_naming(report_data), *map(_heading, ranked)],
         [[*_named(group, report_data), *cells] for group, cells in cells_by_group.items()],
-        "Mean difference over the seeds, with its 95 % interval. "
-        "= marks a difference that is not significant: the interval contains 0.",
+        "Mean difference over the seeds, with its 95 % interval. Coloured: better or worse. "
+        "= marks equality within the margin, ? what is not decided.",
     )
 
 
@@ -223,17 +242,18 @@ def _compare(report_data: ReportData, in_python: str, typed: str) -> str:
     return f"shoal compare CONFIG{typed}"
 
 
-def _difference(measure: Measure, group: SeedGroup, report_data: ReportData) -> TableCell:
-    compared = against_baseline(measure, group, report_data.groups)
-    if compared is None or not all(map(math.isfinite, compared[0])):
+def _difference(measure: Measure, group: SeedGroup, family: Family) -> TableCell:
+    decision = family(group, measure)
+    if decision is None or not all(map(math.isfinite, decision.difference)):
         return TableCell("–")
-    scaled = Difference(*(measure.scale * end for end in compared[0]))
-    width = (scaled.high - scaled.low) / 4
-    word = verdict(scaled, measure.better)
-    middle, low, high = (number(value, width) for value in scaled)
-    sign = "= " if word is Verdict.EQUAL else ""
-    tone = {Verdict.BETTER: "good", Verdict.WORSE: "mind"}.get(word, "")
-    return TableCell(f"{sign}{middle} [{low}, {high}]", scaled.difference, tone)
+    scaled = [measure.scale * end for end in decision.difference]
+    middle, low, high = (number(value, (scaled[2] - scaled[1]) / 4) for value in scaled)
+    text = f"{middle} [{low}, {high}]"
+    if measure not in family.measures:
+        return TableCell(text, scaled[0])
+    sign = {Verdict.EQUAL: "= ", Verdict.UNDECIDED: "? "}.get(decision.verdict, "")
+    tone = {Verdict.BETTER: "good", Verdict.WORSE: "mind"}.get(decision.verdict, "")
+    return TableCell(f"{sign}{text}", scaled[0], tone)
 
 
 def _compared(report_data: ReportData, measure: Measure) -> Figure:
@@ -245,8 +265,8 @@ def _compared(report_data: ReportData, measure: Measure) -> Figure:
         figure,
         measure.capital_title,
         (
-            "Dots are means, bars one standard error over the seeds. The table of differences "
-            "shows which differences are significant."
+            "Dots are means, bars one standard error over the seeds. Bars may overlap where paired "
+            "differences are decided."
             if noisy
             else "One seed per method cannot show whether methods differ."
         )
