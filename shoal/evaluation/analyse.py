@@ -134,7 +134,7 @@ def evidence(
         raise ConfigError("a custom loss is not a likelihood, so the run has no evidence")
     advice = f"type: {what_to_type('evidence', run.config)}"
     known = training_data(run, data, test, advice, run.ensemble.dtype)
-    with Ticker(7 if priors else 3, show=progress) as ticker:
+    with Ticker(8 if priors else 3, show=progress) as ticker:
         how = {"points": points, "flow_steps": flow_steps}
         result = compute_evidence(run, known, priors=priors, tell=ticker.tick, **how)
     keep_evidence(run, result)

@@ -162,13 +162,13 @@ def _trained(cell: Cell, out: Path, quick: bool) -> dict[str, float]:
 
 def _few_points(run: Any, data: Any, points: int) -> list[Any]:
     """Gaussians on the last layer, with the curvature of few training points."""
-    train = Split(data.train.x.double(), _double(data.train.y))
+    train = Split(data.train.x.double(), double(data.train.y))
     modules = modules_of(run.ensemble, range(run.ensemble.members))
     found = log_likelihoods(run, data.train)
     return PriorComparison(modules, run.likelihood, train, None, found, points).last_layer()
 
 
-def _double(y: Tensor) -> Tensor:
+def double(y: Tensor) -> Tensor:
     return y.double() if y.is_floating_point() else y
 
 
@@ -204,7 +204,7 @@ def _scores(run: Any, data: Any) -> dict[str, float]:
     outputs = member_outputs(run.ensemble, data.test).double()
     outputs, y = as_points(run.likelihood, outputs, data.test.y)
     pred = shoal.Predictive(outputs, run.likelihood)
-    each = run.likelihood.log_prob(outputs, _double(y))
+    each = run.likelihood.log_prob(outputs, double(y))
     S = affinity(pred)
 
     def nll(chosen: list[int]) -> float:

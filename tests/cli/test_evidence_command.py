@@ -93,7 +93,7 @@ def test_evidence_is_kept_in_the_folder(work, capsys):
     assert err.splitlines()[-1].startswith("3/3") and value["learned_priors"] == []
     assert main(["evidence", str(work), "--flow-steps", "2"]) == 0
     out, err = capsys.readouterr()
-    assert "7/7" in err and "point masses" in out and "log evidence" in out
+    assert "8/8" in err and "point masses" in out and "log evidence" in out
     kept = load_evidence(work)
     assert kept is not None and len(kept.learned_priors) >= 5
     assert kept.log_likelihoods == value["log_likelihoods"]

@@ -28,7 +28,14 @@ from shoal.engine.members.network_call import call_network, member_call, selecte
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points
 
-__all__ = ["Expansion", "diagonal", "features_of", "last_layer", "last_linear"]
+__all__ = [
+    "Expansion",
+    "counted_sites",
+    "diagonal",
+    "features_of",
+    "last_layer",
+    "last_linear",
+]
 
 
 def last_linear(module: nn.Module, x: Inputs) -> tuple[str, nn.Linear]:
@@ -182,12 +189,12 @@ def last_layer(
     phi, f = features_of(module, data.x)
     if layer.bias is not None:
         phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
-    (inner,), (outputs,), y = _counted(likelihood, phi, f, data.y)
+    (inner,), (outputs,), y = counted_sites(likelihood, phi, f, data.y)
     gradient = _output_gradient(likelihood, outputs, y).mT @ inner
     factor = 1.0
     if rows is not None:
         factor = len(data) / len(rows)
-        (inner,), (outputs,), y = _counted(likelihood, phi[rows], f[rows], data.y[rows])
+        (inner,), (outputs,), y = counted_sites(likelihood, phi[rows], f[rows], data.y[rows])
     C, F = outputs.shape[1], inner.shape[1]
     H, size = inner.new_zeros(C, F, C, F), max(_NUMBERS // (C * C * F), 1)
     for a, b, c in zip(*(each.split(size) for each in (inner, outputs, y)), strict=True):
@@ -208,7 +215,7 @@ def last_layer(
     )
 
 
-def _counted(
+def counted_sites(
     likelihood: Likelihood, phi: Tensor, f: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features [1, P, F], outputs [1, P, C] and targets [P] of every site that counts."""

@@ -1,21 +1,32 @@
 """Prior comparison: log evidence and NLL of learned priors, from point masses to Gaussians at zero.
 
-Point masses at the maximum of the likelihood have the largest evidence of all priors. Members are
-only near this maximum, so other priors can have more evidence than point masses at the members. The
-other priors are Gaussians at the members, whose best width shows whether point masses are too
-narrow; a flow on the last layer; and Gaussians at zero, the usual prior. The evidence chooses one
-scale per layer. Laplace's method extrapolates a quadratic: far from the maximum it is no bound.
+Point masses at the maximum of the likelihood have the largest evidence of all priors, since
+log ∫ L dπ ≤ max log L. Members are only near this maximum, so other priors can have more evidence
+than point masses at the members. The comparison therefore has point masses at the members, and at
+members whose last layers are moved to the maximum: no prior on the last layer has more evidence
+than these. The other priors are Gaussians at the members, whose best width shows whether point
+masses are too narrow; a flow on the last layer; and Gaussians at zero, the usual prior. The
+evidence chooses one scale per layer. Laplace's method extrapolates a quadratic: far from the
+maximum it is no bound, and a number above the maximum is not evidence.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from shoal.analysis.evidence.curvature import Expansion, diagonal, last_layer, last_linear
+from shoal.analysis.evidence.curvature import (
+    Expansion,
+    counted_sites,
+    diagonal,
+    features_of,
+    last_layer,
+    last_linear,
+)
 from shoal.analysis.evidence.flow import LastLayerLikelihood, fit_flow
 from shoal.analysis.evidence.laplace import Centre, fit_laplace
 from shoal.analysis.evidence.pointmass import log_evidence
@@ -29,7 +40,16 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import as_points
 from shoal.prediction.predictive import Predictive
 
-__all__ = ["FEW_POINTS", "PriorComparison", "PriorResult", "compare_priors"]
+__all__ = [
+    "FEW_POINTS",
+    "MAXIMUM",
+    "PriorComparison",
+    "PriorResult",
+    "at_maximum",
+    "compare_priors",
+]
+
+MAXIMUM = "point masses at the maximum, last layer"
 
 FEW_POINTS = 500
 """Data points for the curvature of all layers."""
@@ -89,6 +109,13 @@ class PriorComparison:
         outputs = None if x is None else _stacked(self.modules, x)
         return [self._result("point masses", self.log_likelihoods, outputs)]
 
+    def maximum(self) -> list[PriorResult]:
+        """Point masses at members whose last layers maximise the likelihood."""
+        self._check_points()
+        pairs = [at_maximum(module, self.likelihood, self.train) for module in self.modules]
+        outputs = None if self.test is None else _stacked([m for m, _ in pairs], self.test.x)
+        return [self._result(MAXIMUM, torch.tensor([value for _, value in pairs]), outputs)]
+
     def last_layer(self) -> list[PriorResult]:
         """Gaussians on the last layer with full covariance, at the members and at zero."""
         return self._gaussians("last layer", self._last)
@@ -132,12 +159,15 @@ class PriorComparison:
             return None
         return torch.randperm(len(self.train), generator=generator(self.seed, "curvature"))[:size]
 
-    def _expanded(self, build: Callable[..., Expansion]) -> list[Expansion]:
+    def _check_points(self) -> None:
         if isinstance(self.train.x, Opaque):
             raise ConfigError(
                 "learned priors need single data points, but these inputs are batch objects; "
                 "compare priors on inputs in tensors"
             )
+
+    def _expanded(self, build: Callable[..., Expansion]) -> list[Expansion]:
+        self._check_points()
         rows = self._rows(build)
         expansions = [
             build(module, self.likelihood, self.train, float(value), rows)
@@ -185,6 +215,49 @@ class PriorComparison:
         return -float(Predictive(outputs, self.likelihood, weights).log_prob(y).mean())
 
 
+def at_maximum(
+    module: nn.Module, likelihood: Likelihood, data: Split, steps: int = 500
+) -> tuple[nn.Module, float]:
+    r"""The member with the last layer that maximises the likelihood given its trunk, and log L.
+
+    No prior π on the last layer has more evidence: $\log \int L \, dπ \le \max \log L$. L-BFGS
+    finds the maximum from the member, until a step gains less than 1e-4 nats. It is global where
+    -log L is convex in the outputs, as for classes and for normal noise of known width. Classes
+    that the features separate have their largest likelihood, 1, at infinity.
+    """
+    module = deepcopy(module)
+    _, layer = last_linear(module, data.x[:1])
+    assert data.y is not None, "there is no likelihood of data without targets"
+    phi, f = features_of(module, data.x)
+    if layer.bias is not None:
+        phi = torch.cat([phi, torch.ones_like(phi[..., :1])], -1)
+    (inner,), (outputs,), y = counted_sites(likelihood, phi, f, data.y)
+    # Orthonormal features make the problem well conditioned: f + Q c for the change Q c.
+    Q, scales, axes = torch.linalg.svd(inner, full_matrices=False)
+    kept = scales > 1e-9 * scales.max()
+    root = math.sqrt(len(inner))
+    Q, back = root * Q[:, kept], root * axes[kept] / scales[kept, None]
+    c = Q.new_zeros(Q.shape[1], outputs.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [c], max_iter=steps, max_eval=2 * steps, tolerance_grad=1e-9, tolerance_change=1e-4,
+        history_size=20, line_search_fn="strong_wolfe",
+    )  # fmt: skip
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = -likelihood.log_prob((outputs + Q @ c)[None], y).sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    with torch.no_grad():
+        change = (back.mT @ c).mT
+        layer.weight += change[:, : layer.in_features]
+        if layer.bias is not None:
+            layer.bias += change[:, -1]
+    return module, -float(loss().detach())
+
+
 def compare_priors(
     comparison: PriorComparison, tell: Callable[[str], None]
 ) -> tuple[list[PriorResult], dict[str, str]]:
@@ -192,6 +265,7 @@ def compare_priors(
     learned_priors, missing = [], {}
     steps: dict[str, Callable[[], list[PriorResult]]] = {
         "point masses": comparison.point_masses,
+        "point masses at the maximum": comparison.maximum,
         "Gaussians on the last layer": comparison.last_layer,
         "Gaussians on all layers": comparison.diagonal,
         "a flow on the last layer": comparison.flow,

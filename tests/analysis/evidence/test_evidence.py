@@ -14,6 +14,7 @@ import shoal
 from shoal.analysis.evidence import evidence, load_evidence, member_weights, save_evidence
 from shoal.analysis.evidence.compute_evidence import degeneracy, gradient_norms, merged
 from shoal.analysis.evidence.members import log_likelihoods, parts_of
+from shoal.analysis.evidence.prior_comparison import MAXIMUM
 from shoal.core.errors import CheckpointCorrupt, ConfigError, DataError
 from shoal.core.storage.files import sealed, write_json
 from shoal.data.dataset import Dataset, Split
@@ -113,7 +114,10 @@ def test_the_evidence_obeys_its_bounds_and_is_the_mean_likelihood(run, told):
 
 
 def test_no_prior_has_more_evidence_than_its_likelihood_allows(told):
-    """log p(D) <= log L* for any prior, and classes have log L <= 0."""
+    """log p(D) <= log L* for any prior on the last layer, and classes have log L <= 0."""
+    most = next(prior for prior in told.learned_priors if prior.name == MAXIMUM).log_evidence
+    assert most <= 0 and told.learned_priors[0].name == MAXIMUM
+    assert all(prior.log_evidence <= most for prior in told.learned_priors)
     names = {result.name for result in told.learned_priors}
     assert {"point masses", "Gaussians at zero, last layer"} <= names
     for result in told.learned_priors:
@@ -197,7 +201,11 @@ def test_a_network_that_does_not_end_linearly_leaves_out_what_needs_it():
         return nn.Sequential(nn.Linear(3, CLASSES), nn.Softplus())
 
     told = evidence(quick(build), dataset(), flow_steps=0)
-    assert told.missing.keys() == {"Gaussians on the last layer", "a flow on the last layer"}
+    assert told.missing.keys() == {
+        "point masses at the maximum",
+        "Gaussians on the last layer",
+        "a flow on the last layer",
+    }
     assert any("diagonal" in result.name for result in told.learned_priors)
 
 
@@ -321,7 +329,7 @@ def test_regression_runs_have_evidence_too():
     data = Dataset("line", Split(x, y), test=Split(x[:10], y[:10]))
     told = evidence(run, data, flow_steps=2)
     assert isinstance(run.likelihood, HomoscedasticGaussian)
-    assert len(told.learned_priors) == 6 and told.missing == {}
+    assert len(told.learned_priors) == 7 and told.missing == {}
     assert 0 <= told.weightings["posterior"].total_variation <= 1
     torch.manual_seed(1)
     assert evidence(run, data, flow_steps=2).learned_priors == told.learned_priors

@@ -10,7 +10,7 @@ from torch.distributions import MultivariateNormal
 
 from shoal.analysis.evidence.curvature import diagonal, features_of, last_layer, last_linear
 from shoal.analysis.evidence.laplace import Laplace, fit_laplace, log_evidences
-from shoal.analysis.evidence.prior_comparison import PriorComparison
+from shoal.analysis.evidence.prior_comparison import MAXIMUM, PriorComparison, at_maximum
 from shoal.core.errors import ConfigError
 from shoal.data.dataset import Split
 from shoal.inference.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
@@ -66,7 +66,7 @@ def test_evidence_of_a_linear_model_is_its_marginal_likelihood(outputs, bias):
     assert float(found) == pytest.approx(expected, abs=1e-9)
 
 
-def at_maximum(points, inputs, seed):
+def regression_at_maximum(points, inputs, seed):
     """A linear regression with the member at the maximum of its likelihood."""
     module, data = line(points, inputs, bias=False, seed=seed)
     truth = torch.randn(inputs, 1)
@@ -85,7 +85,7 @@ def test_the_evidence_with_the_curvature_of_a_subset_is_nearly_that_of_all_point
     moments of a Wishart matrix.
     """
     N, n, d = 1000, 200, 8
-    module, data = at_maximum(N, d, seed)
+    module, data = regression_at_maximum(N, d, seed)
     likelihood, scales = Gaussian(NOISE), torch.tensor([math.log(SCALE)])
     rows = torch.randperm(N)[:n]
     own = float(likelihood.log_prob(module(data.x).detach(), data.y).sum())
@@ -105,7 +105,7 @@ def test_by_default_the_curvature_of_the_last_layer_is_that_of_all_points():
 
     Off the maximum, the gain of the Newton step has the relative error of a subset's curvature.
     """
-    module, data = at_maximum(700, 80, 0)
+    module, data = regression_at_maximum(700, 80, 0)
     with torch.no_grad():
         module.weight += 0.1 * torch.randn(1, 80)
     own = Gaussian(NOISE).log_prob(module(data.x).detach(), data.y).sum().reshape(1)
@@ -259,3 +259,51 @@ def test_the_last_layer_is_found_by_what_it_makes():
 def test_a_network_without_a_linear_end_is_refused():
     with pytest.raises(ConfigError, match="ends with a linear layer"):
         last_linear(nn.Sequential(nn.Linear(2, 2), nn.Tanh()), torch.randn(1, 2))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_maximum_of_a_linear_model_is_least_squares(bias):
+    module, data = line(points=30, outputs=2, bias=bias)
+    data.x[:, 2] = data.x[:, 1]  # features may depend on each other
+    before = module.weight.detach().clone()
+    polished, value = at_maximum(module, Gaussian(NOISE), data)
+    Φ = torch.cat([data.x, torch.ones(30, 1)], 1) if bias else data.x
+    best = Φ @ torch.linalg.lstsq(Φ, data.y, driver="gelsd").solution
+    torch.testing.assert_close(polished(data.x).detach(), best, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(module.weight.detach(), before)  # the member stays
+    assert value == pytest.approx(float(Gaussian(NOISE).log_prob(best, data.y).sum()), abs=1e-6)
+
+
+def test_the_maximum_of_classes_has_no_gradient_and_separable_ones_approach_1():
+    module, data = line(points=60, outputs=3)
+    labels = data.y.argmax(-1)
+    polished, value = at_maximum(module, Categorical(), Split(data.x, labels))
+    loss = nn.functional.cross_entropy(polished(data.x), labels, reduction="sum")
+    assert value == pytest.approx(-loss.item(), rel=1e-9)
+    assert torch.autograd.grad(loss, polished.weight)[0].abs().max() < 0.05
+    apart = (data.x[:, 0] > 0).long()
+    assert -0.01 < at_maximum(module, Categorical(), Split(data.x, apart))[1] <= 0
+
+
+@pytest.mark.parametrize("width", [0.01, 0.3, 1.0, 10.0])
+@pytest.mark.parametrize("centre", ["zero", "member", "maximum"])
+def test_no_gaussian_prior_has_more_evidence_than_the_maximum(width, centre):
+    """log ∫ L dπ ≤ max log L, by the closed form of a linear model with normal noise."""
+    module, data = line(points=20)
+    polished, most = at_maximum(module, Gaussian(NOISE), data)
+    there = {"member": module, "maximum": polished}.get(centre)
+    mean = None if there is None else torch.cat([there.weight, there.bias[:, None]], 1).mT.detach()
+    assert marginal(data, width, NOISE, mean) < most
+    narrow = torch.cat([polished.weight, polished.bias[:, None]], 1).mT.detach()
+    assert marginal(data, 1e-6, NOISE, narrow) == pytest.approx(most, abs=1e-6)
+
+
+def test_a_comparison_has_point_masses_at_the_maximum_first():
+    data = line(points=40, outputs=3)[1]
+    data = Split(data.x, data.y.argmax(-1))
+    modules = [line(outputs=3, seed=seed)[0] for seed in range(3)]
+    each = torch.stack([Categorical().log_prob(m(data.x), data.y).sum().detach() for m in modules])
+    found = PriorComparison(modules, Categorical(), data, data, each)
+    (polished,), (trained,) = found.maximum(), found.point_masses()
+    assert polished.name == MAXIMUM and polished.nll < trained.nll
+    assert all(r.log_evidence < polished.log_evidence for r in (trained, *found.last_layer()))
