@@ -343,18 +343,28 @@ class _Planner:
             yield from (self.arm("longer", self.filled(each)) for each in kept)
 
     def measure(self, variants: Sequence[Variant]) -> None:
-        """Time every variant in turn, in several rounds; medians count."""
-        rounds: dict[str, list[tuple[float, float]]] = {_key(each): [] for each in variants}
-        for number, variant in itertools.product(range(ROUNDS), variants):
-            self.say(f"pilot {number + 1} of {ROUNDS}: {variant.label}")
+        """Time every variant in turn, in several rounds, beside the plain ensemble.
+
+        A busy machine slows all arms of a round, so the median of ratios within a round counts.
+        """
+        plain = _key(self.reference)
+        timed = list({_key(each): each for each in (self.reference, *variants)}.values())
+        rounds: dict[str, list[tuple[float, float]]] = {_key(each): [] for each in timed}
+        for number, variant in itertools.product(range(ROUNDS), timed):
+            if variant is not self.reference or plain not in self.timings:
+                self.say(f"pilot {number + 1} of {ROUNDS}: {variant.label}")
             clock, config = _Clock(self.device), self.grid.config_of(self.point(variant))
             self.train(variant, self.data, clock)
             rounds[_key(variant)].append(clock.timing)
             whole = math.ceil(len(self.data.train) / config.batch_size)
             self.epochs[_key(variant)] = clock.total / config.epochs if config.epochs else whole
-        for key, timings in rounds.items():
-            starts, steps = zip(*timings, strict=True)
-            self.timings[key] = statistics.median(starts), statistics.median(steps)
+        if plain not in self.timings:
+            self.timings[plain] = _medians(rounds[plain])
+        unit = self.timings[plain][1]
+        for key in rounds.keys() - {plain}:
+            pairs = zip(rounds[key], rounds[plain], strict=True)
+            ratios = [(start, unit * mine / step) for (start, mine), (_, step) in pairs]
+            self.timings[key] = _medians(ratios)
 
     def train(self, variant: Variant, data: Dataset, *callbacks: Callback) -> Any:
         config = self.grid.config_of(self.point(variant))
@@ -409,7 +419,8 @@ class _Planner:
                 break
             size = better
         sized = [_with(plain, members=str(size)) for plain in plains]
-        self.measure([each for each in sized if _key(each) not in self.timings])
+        if missing := [each for each in sized if _key(each) not in self.timings]:
+            self.measure(missing)
         return size
 
     def arm(self, kind: str, variant: Variant, of: str = "") -> Arm:
@@ -458,6 +469,11 @@ class _Planner:
         row = {"label": variant.label, "nll": nll, "seconds": seconds}
         self.trials.append(row | ({"failed": failed} if failed else {}))
         return math.inf if math.isnan(nll) else nll
+
+
+def _medians(timings: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    starts, steps = zip(*timings, strict=True)
+    return statistics.median(starts), statistics.median(steps)
 
 
 def _with(variant: Variant, **options: str) -> Variant:

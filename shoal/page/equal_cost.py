@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.core.display.text import counted, joined, number, plus_minus, seconds, table
 from shoal.experiment.equal_cost import Arm, CostPlan
@@ -27,14 +27,11 @@ def name_of(arm: Arm) -> str:
     """
     words = dict(pair.split("=") for pair in arm.label.partition(":")[0].split("+")[1:])
     own = ", own batches" if words.get("batches") == "own" else ""
-    if arm.kind == "tuned":
-        chosen = [f"{key} {words[key]}" for key in ("lr", "prior.std") if key in words]
-        more = ", more members" if "members" in words else ", longer training"
-        return f"tuned{more}{own}{''.join(f', {word}' for word in chosen)}"
     known = {
         "reference": "plain ensemble, less time",
         "members": f"more members{own}",
         "longer": f"longer training{own}",
+        "tuned": "tuned",
         "placebo": f"placebo of {_short(arm.of)}",
     }
     return known.get(arm.kind, _short(arm.label))
@@ -45,6 +42,14 @@ def _short(label: str) -> str:
     word, colon, strength = label.partition(":")
     kept = [part for part in word.split("+") if not part.startswith(("epochs=", "steps="))]
     return "+".join(kept) + colon + strength
+
+
+class Cell(NamedTuple):
+    """Text of a cell, its sort key, and the verdict that it shows."""
+
+    text: str
+    value: Any
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,41 +129,40 @@ class EqualCost:
     def answer(self, method: Arm) -> str:
         """Better than every plain arm of equal cost, equal, worse than some, or not decided."""
         found = {plain: d for (m, plain), d in self.decisions.items() if m is method}
-        name, about = name_of(method), f"in {self.measure.title} at equal cost"
+        name, metric = name_of(method), self.measure.title
         if not found:
             return f"{name} has no plain arm of equal cost to be compared with."
         pairs = max(decision.pairs for decision in found.values())
         if pairs < FEWEST:
-            return f"{name} is not decided {about}: {counted(pairs, 'seed')} cannot decide."
-        by: dict[Verdict, list[Arm]] = {word: [] for word in Verdict}
+            return f"{name} is not decided at equal cost: {counted(pairs, 'seed')} cannot decide."
+        by: dict[Verdict, list[str]] = {word: [] for word in Verdict}
         for plain, decision in found.items():
-            by[decision.verdict].append(plain)
+            by[decision.verdict].append(f"'{name_of(plain)}'")
         if len(by[Verdict.BETTER]) == len(found):
             near = [f"'{name_of(arm)}'" for arm, decision in found.items() if decision.within]
             less = f"; the lead over {joined(near)} is within the margin" if near else ""
-            return f"{name} is better than every plain arm {about} ({pairs} seeds{less})."
-        if by[Verdict.WORSE]:
-            words = [self._by(arm, found[arm]) for arm in by[Verdict.WORSE]]
-            if len(words) == len(found):
-                strongest = max(found, key=lambda arm: found[arm].difference.difference)
-                words = [f"every plain arm, most than {self._by(strongest, found[strongest])},"]
-            return f"{name} is worse than {joined(words)} {about} ({pairs} seeds)."
-        if by[Verdict.UNDECIDED]:
-            needed = [found[arm].needed for arm in by[Verdict.UNDECIDED]]
+            arms = "every plain arm of equal cost"
+            return f"{name} is better in {metric} than {arms} ({pairs} seeds{less})."
+        if worse := by[Verdict.WORSE]:
+            strongest = max(found, key=lambda arm: found[arm].difference.difference)
+            arms = "every plain arm" if len(worse) == len(found) else joined(worse)
+            most = f", by {self._by(found[strongest])}"
+            most += f" for '{name_of(strongest)}'" if len(worse) > 1 else ""
+            return f"{name} is worse in {metric} than {arms} at equal cost{most} ({pairs} seeds)."
+        if undecided := by[Verdict.UNDECIDED]:
+            needed = [d.needed for d in found.values() if d.verdict is Verdict.UNDECIDED]
             known = [count for count in needed if count is not None]
-            more = f"; about {max(known):,} seeds would decide" if len(known) == len(needed) else ""
-            words = [f"'{name_of(arm)}'" for arm in by[Verdict.UNDECIDED]]
-            return f"{name} is not decided against {joined(words)} {about} ({pairs} seeds{more})."
-        words = [f"'{name_of(arm)}'" for arm in by[Verdict.EQUAL]]
+            more = f"; about {max(known):,} would decide" if len(known) == len(needed) else ""
+            against = f"against {joined(undecided)} at equal cost"
+            return f"{name} is not decided in {metric} {against} ({pairs} seeds{more})."
         return (
-            f"{name} is equal to {joined(words)} within the margin of {self.margin:g} "
-            f"{self.measure.unit} {about} ({pairs} seeds)."
+            f"{name} is equal in {metric} to {joined(by[Verdict.EQUAL])} at equal cost, within the "
+            f"margin of {self.margin:g} {self.measure.unit} ({pairs} seeds)."
         )
 
-    def _by(self, arm: Arm, decision: Decision) -> str:
+    def _by(self, decision: Decision) -> str:
         difference, low, high = decision.difference
-        size = number(abs(difference), (high - low) / 4)
-        return f"'{name_of(arm)}' by {size} {self.measure.unit}".rstrip()
+        return f"{number(abs(difference), (high - low) / 4)} {self.measure.unit}".rstrip()
 
     def _placebo(self, method: Arm) -> str:
         decision, name = self.placebos[method], name_of(method)
@@ -181,55 +185,76 @@ class EqualCost:
         off = [arm for arm in arms if abs(self.seconds(arm) / arm.seconds - 1) > FAR]
         if not off:
             return []
-        words = [
-            f"'{name_of(arm)}' ({seconds(self.seconds(arm))} instead of {seconds(arm.seconds)})"
-            for arm in off
+        most = max(off, key=lambda arm: abs(math.log(self.seconds(arm) / arm.seconds)))
+        times = f"{seconds(self.seconds(most))} instead of {seconds(most.seconds)}"
+        return [
+            f"Measured seconds of {counted(len(off), 'arm')} differ from the plan by more than "
+            f"{100 * FAR:g} %, most those of '{name_of(most)}' ({times})."
         ]
-        return [f"Seconds differ from the plan by more than {100 * FAR:g} %: {joined(words)}."]
 
     @property
-    def header(self) -> list[str]:
-        """Columns of the table."""
-        differences = [f"{name_of(method)} minus it" for method in self.methods]
-        return ["arm", "members", "epochs", "planned", "seconds", self.measure.title, *differences]
+    def tuned(self) -> list[str]:
+        """What was chosen for the tuned arm."""
+        arms = [arm for arm in self.runs if arm.kind == "tuned"]
+        return [
+            f"The tuned arm is `{arm.label}`, chosen on held-out training data by "
+            f"{counted(len(self.plan.tuning), 'trial')}."
+            for arm in arms
+        ]
 
     @property
-    def rows(self) -> list[list[tuple[str, Any, Verdict | None]]]:
-        """The table: text, sort key and verdict of each cell, one row per arm."""
-        return [self._row(arm) for arm in self.runs]
+    def arms(self) -> tuple[list[str], list[list[Cell]]]:
+        """Header and rows of all arms."""
+        header = ["arm", "members", "epochs", "seconds (planned)", self.measure.title]
+        return header, [self._row(arm) for arm in self.runs]
 
-    def _row(self, arm: Arm) -> list[tuple[str, Any, Verdict | None]]:
+    def _row(self, arm: Arm) -> list[Cell]:
         mean, error = self.measure.summary(self.runs[arm])
-        texts = [
-            (name_of(arm), name_of(arm)),
-            (str(arm.members), arm.members),
-            (f"{arm.epochs:.3g}" if arm.epochs < 100 else f"{arm.epochs:.0f}", arm.epochs),
-            (seconds(arm.seconds), arm.seconds),
-            (seconds(self.seconds(arm)), self.seconds(arm)),
-            (plus_minus(mean, error), mean),
+        spent = self.seconds(arm)
+        return [
+            Cell(name_of(arm), name_of(arm)),
+            Cell(str(arm.members), arm.members),
+            Cell(f"{arm.epochs:.3g}" if arm.epochs < 100 else f"{arm.epochs:.0f}", arm.epochs),
+            Cell(f"{seconds(spent)} ({seconds(arm.seconds)})", spent),
+            Cell(plus_minus(mean, error), mean),
         ]
-        cells: list[tuple[str, Any, Verdict | None]] = [(*cell, None) for cell in texts]
-        return cells + [self._difference(method, arm) for method in self.methods]
 
-    def _difference(self, method: Arm, arm: Arm) -> tuple[str, Any, Verdict | None]:
+    @property
+    def differences(self) -> tuple[list[str], list[list[Cell]]]:
+        """Header and rows of the differences of every method to plain arms and its placebo."""
+        header = [f"{self.measure.title} of the method minus that of", *map(name_of, self.methods)]
+        others = [*self.plains, *self.kind("placebo")]
+        return header, [
+            [Cell(name_of(arm), name_of(arm)), *(self._difference(m, arm) for m in self.methods)]
+            for arm in others
+        ]
+
+    def _difference(self, method: Arm, arm: Arm) -> Cell:
         decision = self.decisions.get((method, arm))
         if arm.of == method.label:
             decision = self.placebos.get(method)
         if decision is None or not all(map(math.isfinite, decision.difference)):
-            return "–", "", None
+            return Cell("–", "")
         middle, low, high = decision.difference
         width = (high - low) / 4
         text = f"{number(middle, width)} [{number(low, width)}, {number(high, width)}]"
-        return f"{text} {decision.verdict}", middle, decision.verdict
+        return Cell(f"{text} {decision.verdict}", middle, decision.verdict)
+
+    @property
+    def reading(self) -> str:
+        """How to read the differences."""
+        family = next((decision.family for decision in self.decisions.values()), "")
+        return (
+            f"Differences are paired by seed, with 95 % intervals. Verdicts have Holm's correction "
+            f"over a family: {family}. The margin is {self.margin:g} {self.measure.unit}."
+        )
 
     def __str__(self) -> str:
-        rows = [[text for text, _, _ in row] for row in self.rows]
-        family = next((decision.family for decision in self.decisions.values()), "")
-        reading = (
-            f"Differences with 95 % intervals; verdicts by Holm's correction over {family}, "
-            f"margin {self.margin:g} {self.measure.unit}"
-        )
-        return "\n\n".join([*self.sentences, table(rows, self.header), reading])
+        tables = [
+            table([[cell.text for cell in row] for row in rows], header)
+            for header, rows in (self.arms, self.differences)
+        ]
+        return "\n\n".join(["\n".join([*self.sentences, *self.tuned]), *tables, self.reading])
 
     @property
     def value(self) -> dict[str, Any]:

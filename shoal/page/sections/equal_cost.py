@@ -3,14 +3,14 @@
 from shoal.core.display.text import counted, seconds
 from shoal.experiment.equal_cost import load_plan
 from shoal.page.blocks import Block, Fold, Remark, Section, Table, TableCell, section
-from shoal.page.equal_cost import EqualCost
+from shoal.page.equal_cost import Cell, EqualCost
 from shoal.page.report_data import ReportData
 from shoal.page.verdicts import MARGINS
 from shoal.prediction.statistics import Verdict
 
 __all__ = ["equal_cost_section"]
 
-_TONES = {Verdict.BETTER: "good", Verdict.WORSE: "mind"}
+_TONES: dict[Verdict | None, str] = {Verdict.BETTER: "good", Verdict.WORSE: "mind"}
 
 
 @section("equal-cost", order=18)
@@ -25,24 +25,29 @@ def equal_cost_section(report_data: ReportData) -> Section | None:
     )
     if not found.methods or not found.plains:
         return None
-    rows = [
-        [TableCell(text, value, _TONES.get(verdict, "") if verdict else "") for text, value, verdict
-         in row]
-        for row in found.rows
-    ]  # fmt: skip
-    family = next((decision.family for decision in found.decisions.values()), "")
-    table = Table(
-        "Arms of equal cost",
-        found.header,
-        rows,
-        f"Every arm gets the {seconds(found.plan.seconds)} of {found.plan.dearest}, measured "
-        f"before the runs. A placebo has the length of its method. Differences are paired by seed, "
-        f"with 95 % intervals. Verdicts are corrected over a family: {family}. The margin is "
-        f"{found.margin:g} {found.measure.unit}.",
+    count, plan = len(found.methods), found.plan
+    lengths = (
+        f"Every arm gets the {seconds(plan.seconds)} of {plan.dearest}, measured before the runs. "
+        f"The plain ensemble of the config takes less, and a placebo is as long as its method."
     )
-    blocks: list[Block] = [*map(Remark, found.sentences[len(found.methods) :]), table]
-    answers = " ".join(found.sentences[: len(found.methods)])
-    return Section("Is repulsion worth its price?", answers, [*blocks, *_tuning(found)])
+    blocks: list[Block] = [
+        _table("Differences at equal cost", *found.differences, found.reading),
+        *(Remark(text) for text in found.sentences[count : len(found.sentences) - len(found.far)]),
+        _table("Arms", *found.arms, lengths),
+        *(Remark(text, "mind") for text in found.far),
+        *map(Remark, found.tuned),
+        *_tuning(found),
+    ]
+    answers = " ".join(found.sentences[:count])
+    return Section("Is repulsion worth its price?", answers, blocks)
+
+
+def _table(title: str, header: list[str], rows: list[list[Cell]], reading: str) -> Table:
+    cells = [
+        [TableCell(cell.text, cell.value, _TONES.get(cell.verdict, "")) for cell in row]
+        for row in rows
+    ]
+    return Table(title, header, cells, reading)
 
 
 def _tuning(found: EqualCost) -> list[Block]:
