@@ -6,8 +6,9 @@ The runs of the first table come from the command line, for each experiment and 
     shoal compare digits batches=own --methods ensemble --seeds 10 --device cuda -o runs/digits-own
 
 `python -m studies.own_batches --train` trains the runs of the second table, where outputs repel
-each other, and adds each to compared.csv. Rows that are already there are not trained again. Both
-commands write the tables into the page.
+each other, and adds each to compared.csv. Rows that are already there are not trained again. With
+`--bench` it times steps on one thread of a CPU, and adds them to steps.csv. All commands write the
+tables into the page.
 """
 
 import re
@@ -15,14 +16,18 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from itertools import product
+from itertools import compress, product
 from pathlib import Path
 
 import torch
 
 import shoal
+from shoal.experiment.bench import networks
+from shoal.experiment.bench.battery import Case, contestants, measure
+from shoal.experiment.bench.networks import Network
 from shoal.experiment.build import make_data, train
 from shoal.experiment.config import load_config
+from shoal.models import MLP, SmallCNN, ViT
 from shoal.prediction.statistics import holm, paired_difference, paired_p_value
 from studies import RESULTS
 from studies.common import Column, append_rows, read_csv, test_of
@@ -49,6 +54,15 @@ PLANS = {"digits": (36, tuple(ARMS)), "digits-cnn": (6, tuple(ARMS)[:3])}
 """Epochs and arms of each experiment."""
 TESTED = ("own, common quarter", "own, training inputs")
 """The planned tests compare these two arms."""
+STEPS = FOLDER / "steps.csv"
+NETWORKS = {
+    "perceptron of `digits`": (Network("digits", MLP((100, 100)), (64,)), 128),
+    "perceptron 784-100-100-100-10": (networks.network("mlp"), 128),
+    "small CNN of `digits-cnn`": (Network("cnn", SmallCNN((16, 32, 32)), (1, 8, 8)), 128),
+    "small vision transformer": (Network("vit", ViT(width=64, depth=2, heads=4), (3, 32, 32)), 8),
+}
+"""Networks with their batch sizes; five members each, in float32."""
+TIMED = ("ensemble", "f-kde")
 SCORES = (
     Column("nll", "NLL", 1.0, 4),
     Column("accuracy", "accuracy, %", 100.0, 2),
@@ -128,7 +142,12 @@ def compared_table() -> str:
         rows[row["experiment"], row["strength"], row["arm"]].append(row)
     cases = list(product(PLANS, map(str, STRENGTHS)))
     tests = [[values(SCORES[0], rows[*case, arm]) for arm in TESTED] for case in cases]
-    p_values = dict(zip(cases, holm([paired_p_value(*pair) for pair in tests]), strict=True))
+    done = [len(pair[0]) == len(pair[1]) == SEEDS for pair in tests]
+    found = [
+        paired_p_value(a, b) if whole else 1.0 for (a, b), whole in zip(tests, done, strict=True)
+    ]
+    p_values = dict(zip(cases, holm(found), strict=True))
+    cases = list(compress(cases, done))
     titles = " | ".join(column.title for column in SCORES)
     lines = [f"| outputs repelled | arm | {titles} | p of NLL |", "| --- " * 8 + "|"]
     for case in cases:
@@ -143,16 +162,45 @@ def compared_table() -> str:
     return "\n".join(lines)
 
 
+def time_steps(repetitions: int = 5, seconds: float = 0.5) -> None:
+    """Time steps with common and own batches in turns, several times."""
+    for repetition, (name, (network, size)) in product(range(repetitions), NETWORKS.items()):
+        case = Case(network, 5, size, "float32", "sgd", torch.device("cpu"), 20 * size)
+        entries = contestants(case, TIMED, ["auto"], ["common", "own"])
+        rows = measure([entry for entry in entries if entry.method], seconds)
+        header = ["repetition", "network", "method", "batches", "ms"]
+        told = [(repetition, name, row["method"], row["batches"], row["ms"]) for row in rows]
+        append_rows(STEPS, header, told)
+
+
+def steps_table() -> str:
+    """Median times over the repetitions, and their median ratio with its range."""
+    times = defaultdict[tuple[str, ...], list[float]](list)
+    for row in read_csv(STEPS):
+        times[row["network"], row["method"], row["batches"]].append(float(row["ms"]))
+    lines = ["| on one thread | method | common, ms | own, ms | own / common |", "| --- " * 5 + "|"]
+    for case in product(NETWORKS, TIMED):
+        common, own = (times[*case, kind] for kind in ("common", "own"))
+        ratios = [b / a for a, b in zip(common, own, strict=True)]
+        medians = " | ".join(f"{statistics.median(each):.3g}" for each in (common, own))
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        lines.append(f"| {case[0]} | `{case[1]}` | {medians} | {ratio} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Train what is asked for, and write the tables into the page."""
-    if "--train" in sys.argv:
-        torch.set_num_threads(1)
-        train_missing()
+    torch.set_num_threads(1)
+    for word, act in (("--train", train_missing), ("--bench", time_steps)):
+        if word in sys.argv:
+            act()
     page: Path = FOLDER / "README.md"
     text = page.read_text(encoding="utf-8")
     tables = {"experiment": table}
     if COMPARED.exists():
         tables["outputs repelled"] = compared_table
+    if STEPS.exists():
+        tables["on one thread"] = steps_table
     for title, made in tables.items():
         text = re.sub(rf"\| {title} .*?\n\n", lambda _: made() + "\n\n", text, flags=re.DOTALL)  # noqa: B023
     page.write_text(text, encoding="utf-8")

@@ -3,7 +3,7 @@
 from itertools import chain, repeat
 from types import SimpleNamespace
 
-from studies import common
+from studies import common, own_batches
 
 
 def inverse(number):
@@ -33,3 +33,9 @@ def test_no_cell_starts_that_would_end_too_late_by_others_of_its_kind(monkeypatc
 
 def test_without_time_nothing_starts():
     assert not list(common.finished([(1,)], inverse, jobs=1, within=-1.0))
+
+
+def test_the_page_of_own_batches_has_the_tables_of_its_raw_files():
+    page = (own_batches.FOLDER / "README.md").read_text(encoding="utf-8")
+    tables = own_batches.table, own_batches.compared_table, own_batches.steps_table
+    assert all(table() in page for table in tables)
