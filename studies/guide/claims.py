@@ -149,7 +149,9 @@ def _margin(words, style):
     return ON_MNIST if style.get("digits") == 4 else HUNDREDTH
 
 
-def higher(words, first, second, published=None, better="higher", margin=None, **style):
+def higher(
+    words, first, second, published=None, *, better: Any = "higher", margin: Any = None, **style
+):
     """The claim says that the first is higher.
 
     A published size is shown and decides nothing: it is that of other data or a longer training.
@@ -202,7 +204,8 @@ def _open(measures, said):
     if not apart:
         margins = " and ".join(dict.fromkeys(measures[i].within for i in unsaid))
         return f"; {'' if len(unsaid) == len(said) else 'the rest '}equal within {margins}"
-    return "" if None in apart else f"; {max(apart):,} seeds would decide"
+    known = [seeds for seeds in apart if seeds is not None]
+    return f"; {max(known):,} seeds would decide" if len(known) == len(apart) else ""
 
 
 def evaluated(claims):

@@ -56,7 +56,7 @@ class Compared(NamedTuple):
     seeds: int
 
 
-def difference(first, second, overlap=0.0):
+def difference(first, second, *, overlap=0.0):
     """Mean difference of two methods with its 95 % interval, over the seeds that both have.
 
     `overlap` is that of splits of one data set (see `shoal.prediction.statistics.standard_error`).
