@@ -85,6 +85,32 @@ def test_every_arm_gets_the_seconds_of_the_dearest(exact, digits, tmp_path):
     assert load_plan(tmp_path) == plan
 
 
+def test_a_machine_that_slows_down_slows_all_arms_of_a_round(monkeypatch, digits, tmp_path):
+    calls = []
+
+    class Slower:
+        """Steps of 1 s of the plain ensemble and 3 s of others, on a machine ever slower."""
+
+        total = 200
+
+        def __init__(self, device):
+            pass
+
+        @property
+        def timing(self):
+            slower = 1 + (len(calls) - 1) // 2
+            return 0.5, slower * (1.0 if calls[-1].label == "ensemble" else 3.0)
+
+    monkeypatch.setattr(equal_cost, "_Clock", Slower)
+    monkeypatch.setattr(equal_cost._Planner, "train", lambda self, each, *_: calls.append(each))
+    plan = planned(grid_of(tmp_path, "kde:300"), digits, ("longer",))
+    first = plan.timings["ensemble"]["step_ms"]
+    assert plan.timings["kde:300"]["step_ms"] == pytest.approx(3 * first)
+    assert plan.arms[-1].kind == "longer"
+    assert [each.label for each in calls[:2]] == ["ensemble", "kde:300"]
+    assert len(calls) == 2 * equal_cost.ROUNDS
+
+
 def test_tuning_sees_training_data_alone(exact, digits, tmp_path):
     planned(grid_of(tmp_path), digits, ("tuned",))
     held = round(0.2 * len(digits.train))
