@@ -6,8 +6,10 @@ import pytest
 
 from shoal.core.errors import ConfigError
 from shoal.evaluation.evaluate import Evaluation
+from shoal.page.blocks import Remark, Table
 from shoal.page.measures import Measure
-from shoal.page.report_data import RunRecord, SeedGroup
+from shoal.page.report_data import ReportData, RunRecord, SeedGroup
+from shoal.page.sections.methods import methods_section
 from shoal.page.verdicts import (
     comparison_sentence,
     decide_groups,
@@ -161,3 +163,20 @@ def test_power_is_said_in_the_units_of_finished_runs():
 def test_power_of_too_few_seeds():
     assert "2 seeds cannot decide" in str(planned_power(2, 1, None))
     assert planned_power(1, 1, None).value["standard_deviations"] is None
+
+
+def test_the_page_marks_equality_and_what_is_open_and_colours_the_rest(monkeypatch):
+    monkeypatch.setattr("shoal.page.sections.methods._figures", lambda *_: [])
+    found = {"kde": (-0.1, 0.02), "f-kde": (0.0, 0.005), "svgd": (0.0, 0.5), "sge": (0.1, 0.02)}
+    groups = [group("ensemble"), *(group(name, nll=nll) for name, nll in found.items())]
+    entries = [entry for of in groups for entry in of.entries]
+    section = methods_section(ReportData(entries, groups, margins={"nll": 0.02}))
+    table = [block for block in section.blocks if isinstance(block, Table)][1]
+    column = next(i for i, name in enumerate(table.columns) if name.startswith("NLL"))
+    cells = {row[0].text: row[column] for row in table.rows}
+    assert [cells[name].tone for name in found] == ["good", "", "", "mind"]
+    assert [cells[name].text[0] for name in found] == ["−", "=", "?", "0"]
+    remarks = [block.text for block in section.blocks if isinstance(block, Remark)]
+    assert [text.split(" is ")[0] for text in remarks[:4]] == list(found)
+    assert "NLL 0.02 nats" in remarks[4] and "kde lowers NLL by 0.1" in section.answer
+    assert "f-kde is equal within the margin; svgd is not decided" in section.answer
