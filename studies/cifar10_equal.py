@@ -1,7 +1,7 @@
 """The headline at equal cost: plain ResNet18 with batches of their own, as many as `forde` costs.
 
     python -m studies.cifar10_equal --device cuda --runs FOLDER    trains; the same command resumes
-    python -m studies.cifar10_equal --tables                       table.md from the CSV files
+    python -m studies.decided                                      the tables, from the CSV files
 
 The training is that of `studies.cifar10`. A pilot times one epoch of five plain members and of
 five members of `forde:16`, in the same process. The plain ensemble then gets so many members that
@@ -18,27 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import shoal
-from shoal.core.display.text import markdown_table
-from shoal.core.storage.files import write_json, write_text
+from shoal.core.storage.files import write_json
 from shoal.evaluation.evaluate import corrupted_means
 from shoal.experiment.build import make_data, train
 from shoal.experiment.config import load_config
 from shoal.experiment.grid import resident
 from shoal.prediction.predictive import Predictive
-from shoal.prediction.statistics import paired_difference
 from studies import RESULTS
-from studies.common import Column, append_rows, read_csv, test_of
+from studies.common import append_rows, read_csv, test_of
 
-STORED = RESULTS / "cifar10"
-FOLDER = STORED / "equal-cost"
+FOLDER = RESULTS / "cifar10" / "equal-cost"
 SCORES = ("accuracy", "nll", "ece")
-COLUMNS = (
-    Column("test.accuracy", "clean accuracy, %", 100, 2),
-    Column("test.nll", "clean NLL", 1, 4),
-    Column("corrupted.all.accuracy", "corrupted accuracy, %", 100, 2),
-    Column("corrupted.all.nll", "corrupted NLL", 1, 3),
-    Column("corrupted.all.ece", "corrupted ECE", 1, 4),
-)
 
 
 def options() -> argparse.Namespace:
@@ -52,7 +42,6 @@ def options() -> argparse.Namespace:
     made.add_argument("--out", type=Path, default=FOLDER)
     made.add_argument("--within", type=float, default=math.inf, help="start no run after seconds")
     made.add_argument("--quick", action="store_true", help="digits: a short test")
-    made.add_argument("--tables", action="store_true", help="only the table")
     return made.parse_args()
 
 
@@ -102,48 +91,20 @@ HEADER = ["method", "members", "seed", "seconds", *(f"test.{key}" for key in SCO
           *(f"corrupted.all.{key}" for key in SCORES), "noise.accuracy"]  # fmt: skip
 
 
-def compared() -> str:
-    """`forde` minus each plain arm, paired by seed."""
-    stored, own = read_csv(STORED / "results.csv"), read_csv(FOLDER / "results.csv")
-    arms = {(r["method"], int(r["members"])): {} for r in [*stored, *own]}
-    for r in [*stored, *own]:
-        arms[r["method"], int(r["members"])][int(r["seed"])] = r
-    repelled = next(rows for (name, _), rows in arms.items() if name.startswith("forde"))
-    lines = []
-    for (name, members), rows in arms.items():
-        label, seeds = f"{members} `{name}`", sorted(rows.keys() & repelled.keys())
-        cells = []
-        for column in COLUMNS:
-            values = [column.scale * float(rows[s][column.metric]) for s in seeds]
-            cell = f"{sum(values) / len(values):.{column.digits}f}"
-            if rows is not repelled and len(seeds) > 1:
-                ours = [column.scale * float(repelled[s][column.metric]) for s in seeds]
-                ends = (f"{end:+.{column.digits}f}" for end in paired_difference(ours, values))
-                cell += "; `forde` {} ({} to {})".format(*ends)
-            cells.append(cell)
-        lines.append([label, str(len(seeds)), *cells])
-    return markdown_table(["arm", "seeds", *(column.title for column in COLUMNS)], lines) + "\n"
-
-
 def main() -> None:
-    """Train what is missing, then write the table."""
+    """Train what is missing; a row per arm and seed."""
     asked, begun = options(), time.monotonic()
     asked.out.mkdir(parents=True, exist_ok=True)
-    if not asked.tables:
-        data = resident(make_data(configured(asked, 0)), asked.device)
-        timed = asked.out / "pilot.json"
-        if not timed.exists():
-            write_json(timed, pilot(asked, data))
-        members = json.loads(timed.read_text())["members"]
-        path = asked.out / "results.csv"
-        for seed in map(int, asked.seeds.split(",")):
-            done = {int(r["seed"]) for r in read_csv(path, missing_ok=True)}
-            if seed in done or time.monotonic() - begun > asked.within:
-                continue
+    data = resident(make_data(configured(asked, 0)), asked.device)
+    timed, path = asked.out / "pilot.json", asked.out / "results.csv"
+    if not timed.exists():
+        write_json(timed, pilot(asked, data))
+    members = json.loads(timed.read_text())["members"]
+    done = {int(r["seed"]) for r in read_csv(path, missing_ok=True)}
+    for seed in map(int, asked.seeds.split(",")):
+        if seed not in done and time.monotonic() - begun <= asked.within:
             append_rows(path, HEADER, row(asked, seed, members, data))
             print(f"{time.monotonic() - begun:.0f} s: seed {seed}", flush=True)
-    if not asked.quick and (FOLDER / "results.csv").exists():
-        write_text(FOLDER / "table.md", compared())
 
 
 if __name__ == "__main__":
