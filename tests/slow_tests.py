@@ -114,6 +114,7 @@ SLOW = {
     "test_a_run_that_ended_early_goes_on_with_more_patience",
     "test_a_run_with_another_seed_has_other_bits",
     "test_a_search_leaves_the_members_as_they_were_and_depends_on_the_seed_alone",
+    "test_candidates_train_on_the_batches_that_were_asked_for",
     "test_a_setting_that_cannot_be",
     "test_a_share_of_the_device",
     "test_a_signal_stops_every_worker_and_loses_nothing",

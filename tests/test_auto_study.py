@@ -204,6 +204,30 @@ def test_regret_is_what_the_best_of_the_other_seeds_gains_beyond_the_chosen_cand
     assert found.others.tolist() == pytest.approx([-0.1, 0.1, -0.2])
 
 
+def test_what_short_trainings_foretell_is_counted_by_signs():
+    short, whole = (-0.1, 0.1, 0.1, -0.1), (-0.1, -0.1, 0.1, 0.1)
+    rows = pd.DataFrame(
+        [
+            {"set": "one", "seed": seed, "arm": arm, "stage": stage, "clean_diff": change,
+             "shift_diff": 0.0, "nll": 1.0 + change, "shifted_nll": 1.0}
+            for arm in make.CANDIDATES
+            for stage, changes in (("0.125", short), ("1", whole))
+            for seed, change in enumerate(changes if arm != rules.PLAIN else (0.0,) * 4)
+        ]
+    )  # fmt: skip
+    (line,) = late.foretold(rows, ("0.125",)).splitlines()[2:]
+    assert line.count("50 % / 50 % / 50 %") == 3
+
+
+def test_the_margin_is_a_hundredth_of_a_nat_or_of_the_plain_score():
+    rows = pd.DataFrame({"set": ["a", "b"], "arm": rules.PLAIN, "stage": "1", "nll": [0.1, -3.0],
+                         "shifted_nll": [20.0, 0.5], "auroc": 0.9, "auroc_mi": 0.9})  # fmt: skip
+    found = late.margins(rows)
+    assert found.nll.tolist() == pytest.approx([0.01, 0.03])
+    assert found.shifted_nll.tolist() == pytest.approx([0.2, 0.01])
+    assert found.auroc.tolist() == [0.01, 0.01]
+
+
 def test_the_score_of_a_rule_is_its_gain_in_margins_and_no_set_counts_more_than_ten():
     limits = pd.DataFrame({"nll": [0.01, 0.02], "shifted_nll": [0.01, 0.02]}, ["a", "b"])
     found = pd.DataFrame({"set": ["a", "b"], "nll": [-0.02, -5.0], "shifted_nll": [0.0, 0.02]})

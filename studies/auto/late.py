@@ -14,11 +14,19 @@ import numpy as np
 import pandas as pd
 
 from shoal.core.display.text import markdown_table
-from shoal.prediction.statistics import Decision, Difference, Pairs, decide, paired_difference
+from shoal.prediction.statistics import (
+    Decision,
+    Difference,
+    Pairs,
+    decide,
+    paired_difference,
+    pairs_needed,
+)
 from studies.auto.make import OWN, TRUNKS
 from studies.auto.rules import (
     FOLDER,
     PLAIN,
+    ROUNDS,
     SCORES,
     SHIPPED,
     TITLES,
@@ -75,9 +83,20 @@ def tables(rows: pd.DataFrame) -> list[str]:
     parts += ["## Regret: what the best candidate gains beyond the chosen one", REGRET_WORDS]
     parts += [regret_table(regret(rows, found))]
     parts += ["## Other rules", RULE_WORDS, *compared(rows, SHORT, limits)]
-    late = pd.concat([rows, read("trunk.csv")])
-    late = late[late["set"].isin(read("trunk.csv")["set"])]
-    return [*parts, "## Rules with a trunk", *compared(late, TRUNK, limits)]
+    late = with_trunk(rows)
+    parts += ["## Rules with a trunk", *compared(late, TRUNK, limits)]
+    parts += [
+        "## What a short training foretells",
+        FORETOLD_WORDS,
+        foretold(rows, ROUNDS),
+    ]
+    return [*parts, "The sets, seeds and lengths of trunk.csv:", foretold(late, (*ROUNDS, *TRUNKS))]
+
+
+def with_trunk(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the sets and seeds that trunk.csv has, and those of trunk.csv."""
+    found = read("trunk.csv")
+    return pd.concat([rows.merge(found[["set", "seed"]].drop_duplicates()), found])
 
 
 MARGIN_WORDS = (
@@ -95,6 +114,35 @@ RULE_WORDS = (
     "*Score: gain over the plain ensemble in margins, clipped at ±10, the mean over NLL, NLL under "
     "shift, seeds and sets. Losses: sets with a significant loss in one of them, after Holm.*"
 )
+
+
+FORETOLD_WORDS = (
+    "*Share of candidates, sets and seeds whose mean of clean and shifted NLL lies on the same "
+    "side of the plain ensemble's in the short training, on held-out data, as in the whole one, on "
+    "test data. `missed`: share of the gains of the whole training that are losses in the short "
+    "one. `false`: share of the losses that are gains.*"
+)
+
+
+def foretold(rows: pd.DataFrame, stages: tuple[str, ...]) -> str:
+    """How often short trainings have the sign of the whole training, by candidate."""
+
+    def mean(stage: str, *columns: str) -> pd.DataFrame:
+        part = rows[rows.stage == stage]
+        values = part.assign(mean=part[list(columns)].mean(axis=1))
+        return values.pivot(index=["set", "seed"], columns="arm", values="mean")
+
+    full, lines = mean("1", "nll", "shifted_nll"), []
+    for stage in stages:
+        short = mean(stage, "clean_diff", "shift_diff")
+        line = [stage]
+        for arm in SHIPPED.arms:
+            seen, true = short[arm] < 0, (full[arm] < full[PLAIN]).loc[short.index]
+            shares = (seen == true).mean(), (~seen[true]).mean(), seen[~true].mean()
+            line.append(" / ".join("–" if np.isnan(s) else f"{100 * s:.0f} %" for s in shares))
+        lines.append(line)
+    heads = ["length", *(f"{arm}: right / missed / false" for arm in SHIPPED.arms)]
+    return markdown_table(heads, lines)
 
 
 def margins(rows: pd.DataFrame) -> pd.DataFrame:
@@ -205,20 +253,34 @@ def compared(rows: pd.DataFrame, rules: dict[Rule, str], limits: pd.DataFrame) -
     for rule, name in {**rules, SHIPPED: "shipped"}.items():
         found = outcomes(halves["choosing"], rule)
         listed.append((name, rule, score(found, limits).mean(), losses(found), price(rule)))
-    best = max((e for e in listed if not e[3] and e[4] <= MOST_PRICE), key=lambda e: e[2])
+    fit = [e for e in listed if e[1] in rules and not e[3] and e[4] <= MOST_PRICE]
+    best = max(fit, key=lambda e: e[2])
     ranked = enumerate(sorted(listed, key=lambda e: -e[2]))
     shown = [e for place, e in ranked if place < SHOWN or e[1] == SHIPPED]
     lines = [[n, f"{s:.2f}", lost, f"{p:.2f}"] for n, _, s, lost, p in shown]
     judging = outcomes(halves["judging"], best[1])
     mine, other = score(judging, limits), score(shipped["judging"], limits)
     change: Difference = paired_difference(mine, other)
+    needed = pairs_needed(change.difference, float((mine - other).std()))
     sets = [[n, f"{other[n]:+.2f}", f"{mine[n]:+.2f}"] for n in mine.index]
     words = (
         f"Chosen on {shipped['choosing']['set'].nunique()} sets: {best[0]}. On the other "
         f"{len(mine)} sets its score is {mine.mean():.2f}, that of the shipped rule "
         f"{other.mean():.2f}: {change.difference:+.2f} (95 % interval {change.low:+.2f} to "
-        f"{change.high:+.2f}), with a significant loss on {losses(judging)}."
+        f"{change.high:+.2f}). A true difference of this size would need {needed} sets. Sets with "
+        f"a significant loss: {losses(judging)}. Accuracy under shift, less that of the shipped "
+        f"rule: {_points(judging, shipped['judging'])}."
     )
     heads = ["rule, choosing half", "score", "losses", "largest price"]
     judged_by = ["set, judging half", "shipped", "chosen rule"]
     return [markdown_table(heads, lines), words, markdown_table(judged_by, sets)]
+
+
+def _points(mine: pd.DataFrame, other: pd.DataFrame) -> str:
+    """Difference in accuracy under shift over the sets with classes, in points."""
+    means = [100 * each.groupby("set").shifted_accuracy.mean().dropna() for each in (mine, other)]
+    found = paired_difference(*means)
+    return (
+        f"{found.difference:+.2f} points ({found.low:+.2f} to {found.high:+.2f}, "
+        f"{len(means[0])} sets with classes)"
+    )

@@ -95,17 +95,6 @@ CONTROLLERS = {
 """Rules that choose the target of a controller."""
 
 
-ALONE = (
-    ("target.csv", "kde@0.03", "One target for all sets, without a search"),
-    (
-        "own-batches.csv",
-        "ensemble+own-batches",
-        "Plain members with batches of their own, less those with common batches",
-    ),
-)
-"""Arms without a choice: file, arm and title."""
-
-
 def read(name: str = "raw.csv") -> pd.DataFrame:
     """All rows of a file."""
     return pd.read_csv(FOLDER / name, dtype={"stage": str})
@@ -147,7 +136,7 @@ def outcomes(rows: pd.DataFrame, every: Rule) -> pd.DataFrame:
         spent = first.seconds[arms].sum() + second.seconds[taken[: rule.keep + 1]].sum()
         spent = spent if rule.keep else first.seconds[arms].sum()
         row = {"set": name, "seed": seed, "arm": arm, "times_plain": spent / full.seconds[PLAIN]}
-        row |= {key: full[key][arm] - full[key][PLAIN] for key in SCORES}
+        row |= {key: full[key][arm] - full[key][PLAIN] for key in (*SCORES, "shifted_accuracy")}
         found.append(row)
     return pd.DataFrame(found)
 
@@ -327,6 +316,8 @@ def figure(*parts: pd.DataFrame) -> None:
 
 def main() -> None:
     """Write chosen.csv, tables.md and gain.png."""
+    from studies.auto import late  # which needs this module
+
     rows = read()
     judged(rows, outcomes(rows, SHIPPED)).to_csv(FOLDER / "chosen.csv", index=False)
     both = verdicts(outcomes(rows, SHIPPED))
@@ -336,7 +327,7 @@ def main() -> None:
     )
     parts = [
         '# Tables of the study of `method="auto"`',
-        "*Written by `python -m studies.auto.rules` from raw.csv and controller.csv. "
+        "*Written by `python -m studies.auto.rules` from the CSV files. "
         "Differences to the plain ensemble, mean ± half of the 95 % interval by Student's t, "
         "paired by seed. Bold: significant after Holm's correction over all sets. "
         "For tables of numbers, AUROC is that of the standard deviation.*",
@@ -362,14 +353,15 @@ def main() -> None:
         "## Rules on the sets of the design: wins / ties / losses",
         comparison(rows[~rows["set"].isin(UNSEEN)]),
     ]
-    if (FOLDER / "controller.csv").exists():
-        parts += ["## A controller that keeps push / drive at a target: wins / ties / losses"]
-        parts += controllers(rows, read("controller.csv"))
-    for name, arm, title in ALONE:
-        if (FOLDER / name).exists():
-            found = verdicts(against_plain(read(name), arm))
-            counted = markdown_table(["sets", *TITLES], [[len(found), *counts(found)]])
-            parts += [f"## {title}", counted, table(found.assign(chosen="–"))]
+    parts += ["## A controller that keeps push / drive at a target: wins / ties / losses"]
+    parts += controllers(rows, read("controller.csv"))
+    found = verdicts(against_plain(read("target.csv"), "kde@0.03"))
+    parts += [
+        "## One target for all sets, without a search",
+        markdown_table(["sets", *TITLES], [[len(found), *counts(found)]]),
+        table(found.assign(chosen="–")),
+        *late.tables(rows),
+    ]
     (FOLDER / "tables.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     figure(made, before, after)
     print("\n\n".join(parts[2:]))

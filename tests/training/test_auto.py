@@ -360,6 +360,15 @@ def test_a_search_leaves_the_members_as_they_were_and_depends_on_the_seed_alone(
     assert len({trial.nll for trial in trials}) == len(trials)
 
 
+def test_candidates_train_on_the_batches_that_were_asked_for(monkeypatch):
+    trials = []
+    for batches in ("common", "own"):
+        trained = search_of(monkeypatch, both, batches=batches, **SHORT).run()
+        trials.append([trial.nll for each in trained.candidates for trial in each.trials])
+    common, own = trials
+    assert all(a != b for a, b in zip(common, own, strict=True))
+
+
 def timeless(choice):
     return tuple(
         replace(candidate, trials=tuple(replace(trial, seconds=0) for trial in candidate.trials))
