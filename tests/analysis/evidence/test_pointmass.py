@@ -1,6 +1,8 @@
 """Theorems about point masses: bounds, ties, two members in closed form."""
 
+import csv
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.analysis.evidence import pointmass as pm
+from shoal.analysis.evidence.prior_comparison import MAXIMUM
 from shoal.core.errors import DataError
 
 # A busy machine is slow, not wrong.
@@ -98,3 +101,23 @@ def test_what_is_no_likelihood_is_refused(bad):
 def test_members_that_all_exclude_the_data_are_refused():
     with pytest.raises(DataError, match="probability 0"):
         pm.posterior_weights(torch.full((3,), -math.inf))
+
+
+def test_the_study_obeys_the_theorem():
+    """log ∫ L dπ ≤ max log L for the flow, whose number is a lower bound of its evidence."""
+    folder = Path(__file__).parents[3] / "docs/results/evidence"
+    found = {}
+    for name in ("raw.csv", "maximum.csv"):
+        with (folder / name).open() as file:
+            for row in csv.DictReader(file):
+                if row["method"] == "ensemble" and row["metric"].endswith("/log evidence"):
+                    found[name, row["data"], row["seed"], row["metric"]] = float(row["value"])
+    polished = [key for key in found if MAXIMUM in key[3]]
+    for _, data, seed, metric in polished:
+        most = found["maximum.csv", data, seed, metric]
+        trained = "prior/point masses/log evidence"
+        assert most > found["raw.csv", data, seed, "prior/flow, last layer/log evidence"]
+        assert most > found["raw.csv", data, seed, trained]
+        # the ensembles that were trained again are those of the study
+        assert found["maximum.csv", data, seed, trained] == found["raw.csv", data, seed, trained]
+    assert len(polished) >= 5
