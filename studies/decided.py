@@ -124,8 +124,8 @@ def grouped(rows: Iterable[Row], arm: Callable[[Row], str]) -> Arms:
 def values(arms: Arms, first: str, second: str, metric: Metric) -> Pairs:
     """Both arms in the seeds that both have."""
     seeds = sorted(arms[first].keys() & arms[second].keys())
-    both = ([float(arms[arm][s][metric.column]) for s in seeds] for arm in (first, second))
-    return Pairs(*both, metric.better, metric.margin)
+    a, b = ([float(arms[arm][s][metric.column]) for s in seeds] for arm in (first, second))
+    return Pairs(a, b, metric.better, metric.margin)
 
 
 def means(arms: Arms, metrics: Iterable[Metric]) -> str:
