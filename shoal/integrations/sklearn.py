@@ -3,7 +3,8 @@
 Tables are prepared for the networks by parts of scikit-learn, so that a fitted model keeps them and
 pickles with them:
 
-    numbers      StandardScaler, then SimpleImputer with the mean and an indicator of gaps
+    numbers      StandardScaler, then SimpleImputer with the mean and an indicator of gaps;
+                 `HeavyTails` before and `PiecewiseLinear` between, where `numbers` says so
     categories   OneHotEncoder; a gap is a category of its own, an unknown category has only zeros
     dates        `DateParts`: days, and the time of the day, week and year; then as numbers
 """
@@ -22,6 +23,7 @@ from sklearn import config_context
 from sklearn.base import (
     BaseEstimator,
     ClassifierMixin,
+    OneToOneFeatureMixin,
     RegressorMixin,
     TransformerMixin,
     clone,
@@ -57,7 +59,7 @@ from shoal.inference.likelihoods import Bernoulli, Categorical, HomoscedasticGau
 from shoal.inference.likelihoods import registry as likelihoods
 from shoal.inference.priors import Gaussian
 from shoal.models.blueprint import Architecture, Blueprint
-from shoal.models.mlp import MLP
+from shoal.models.mlp import MLP, PeriodicMLP
 from shoal.prediction.predictive import Predictive
 from shoal.training.fit import fit
 from shoal.training.folder.own_data import OWN_DATA, PREPARED_BY
@@ -68,7 +70,9 @@ __all__ = [
     "EnsembleClassifier",
     "EnsembleEstimator",
     "EnsembleRegressor",
+    "HeavyTails",
     "Network",
+    "PiecewiseLinear",
     "as_categories",
     "as_numbers",
     "as_seconds",
@@ -88,6 +92,9 @@ LARGEST_BATCH = 200
 
 ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 100, 10
 """Data points, and data points of each class, from which early_stopping="auto" holds out some."""
+
+NUMBERS = ("standard", "robust", "piecewise", "periodic")
+"""What the argument `numbers` may be."""
 
 _ONE_FIT = threading.RLock()
 """Threads of joblib train in turn: torch's random generators belong to the whole process."""
@@ -139,6 +146,7 @@ class EnsembleEstimator(BaseEstimator):
     n_iter_no_change: int
     network: Network | None
     preprocess: Any
+    numbers: str
     device: Any
     out: str | Path | None
     options: Mapping[str, Any] | None
@@ -239,11 +247,32 @@ class EnsembleEstimator(BaseEstimator):
         if self.preprocess is None:
             self.preprocessing_ = None
             return self._prepared(points.X)
-        automatic = isinstance(self.preprocess, str) and self.preprocess == "auto"
-        self.preprocessing_ = preprocessing_for(points.X) if automatic else clone(self.preprocess)
+        self.preprocessing_ = (
+            preprocessing_for(points.X, self.numbers) if self._automatic else clone(self.preprocess)
+        )
         return fitted(self.preprocessing_, *points)
 
+    @property
+    def _automatic(self) -> bool:
+        return isinstance(self.preprocess, str) and self.preprocess == "auto"
+
+    def _check_numbers(self) -> None:
+        if self.numbers not in NUMBERS:
+            raise ConfigError(f"numbers must be one of {NUMBERS}, not {self.numbers!r}")
+        default = inspect.signature(type(self)).parameters["numbers"].default
+        if not self._automatic and self.numbers != default:
+            raise ConfigError(
+                f"numbers={self.numbers!r} is a part of preprocess='auto'; leave out numbers or "
+                f"preprocess"
+            )
+        if self.network is not None and self.numbers == "periodic":
+            raise ConfigError(
+                "numbers='periodic' is a layer of the perceptron; leave out network, or give "
+                "network=shoal.models.PeriodicMLP() alone"
+            )
+
     def _train(self, points: "_Points", seed: int) -> None:
+        self._check_numbers()
         held_out, stops_early = {}, self._stops_early(points.y)
         if stops_early:
             points, others = self._divided(points, seed)
@@ -330,7 +359,12 @@ class EnsembleEstimator(BaseEstimator):
 
     def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
         if self.network is None:
-            return Blueprint(MLP(hidden=tuple(self.hidden)), input_shape, outputs)
+            hidden, perceptron = tuple(self.hidden), MLP(hidden=tuple(self.hidden))
+            if self.numbers == "periodic" and (
+                columns := len(self.preprocessing_.transformers[0][2])
+            ):
+                perceptron = PeriodicMLP(hidden=hidden, columns=columns)
+            return Blueprint(perceptron, input_shape, outputs)
         if hasattr(self.network, "build"):
             return Blueprint(self.network, input_shape, outputs)  # pyright: ignore
         return _OwnNetwork(self.network, input_shape, outputs)  # pyright: ignore
@@ -339,6 +373,10 @@ class EnsembleEstimator(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.preprocess is not None
         return tags
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # pickles of former versions have not these parameters
+        super().__setstate__({"batches": "common", "numbers": "standard"} | state)
 
 
 def _labels(y: np.ndarray) -> np.ndarray | None:
@@ -401,6 +439,10 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
             a method `build`, as in `shoal.models`. None for a perceptron.
         preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
             transformer of your own replaces this; None gives X to the networks as it is.
+        numbers: what "auto" does with numbers and dates. "standard" standardises them. "robust"
+            puts columns with heavy tails on a logarithmic scale first (`HeavyTails`). "piecewise"
+            does so, and adds a piecewise-linear encoding by quantiles (`PiecewiseLinear`).
+            "periodic" learns sines and cosines of each number (`shoal.models.PeriodicMLP`).
         device: device to train on; None for the CPU.
         out: folder that stores the run; it must not hold a run already.
         options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
@@ -434,6 +476,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         class_weight: Mapping[Any, float] | str | None = None,
         network: Network | None = None,
         preprocess: Any = "auto",
+        numbers: str = "standard",
         device: Any = None,
         out: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
@@ -455,6 +498,7 @@ class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
         self.class_weight = class_weight
         self.network = network
         self.preprocess = preprocess
+        self.numbers = numbers
         self.device = device
         self.out = out
         self.options = options
@@ -583,6 +627,10 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
             a method `build`, as in `shoal.models`. None for a perceptron.
         preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
             transformer of your own replaces this; None gives X to the networks as it is.
+        numbers: what "auto" does with numbers and dates. "standard" standardises them. "robust"
+            puts columns with heavy tails on a logarithmic scale first (`HeavyTails`). "piecewise"
+            does so, and adds a piecewise-linear encoding by quantiles (`PiecewiseLinear`).
+            "periodic" learns sines and cosines of each number (`shoal.models.PeriodicMLP`).
         device: device to train on; None for the CPU.
         out: folder that stores the run; it must not hold a run already.
         options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
@@ -616,6 +664,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         n_iter_no_change: int = 10,
         network: Network | None = None,
         preprocess: Any = "auto",
+        numbers: str = "standard",
         device: Any = None,
         out: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
@@ -637,6 +686,7 @@ class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
         self.n_iter_no_change = n_iter_no_change
         self.network = network
         self.preprocess = preprocess
+        self.numbers = numbers
         self.device = device
         self.out = out
         self.options = options
@@ -747,26 +797,28 @@ def _codes(X: Any) -> np.ndarray:
     return np.stack(codes, axis=1)
 
 
-def preprocessing_for(X: Any) -> ColumnTransformer:
+def preprocessing_for(X: Any, numbers: str = "standard") -> ColumnTransformer:
     """The preprocessing of a table by the kinds of its columns; an array has numbers only.
 
     >>> preprocessing_for(np.zeros((3, 2))).transformers[0][2]
     [0, 1]
     """
     kinds = [_kind(X.iloc[:, i]) if is_table(X) else "numbers" for i in range(X.shape[1])]
+    scaling = [StandardScaler()] if numbers == "standard" else [HeavyTails(), StandardScaler()]
+    scaling += [PiecewiseLinear()] if numbers == "piecewise" else []
     with config_context(enable_metadata_routing=True):
-        scaler = StandardScaler().set_fit_request(sample_weight=True)
+        scaling = [each.set_fit_request(sample_weight=True) for each in scaling]
     # The mean of a standardised column is 0, with the weights of the data points.
     imputer = SimpleImputer(
         strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
     )
     steps = {
-        "numbers": (_columnwise(as_numbers), scaler, imputer),
+        "numbers": (_columnwise(as_numbers), *scaling, imputer),
         "categories": (
             _columnwise(as_categories),
             OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float64),
         ),
-        "dates": (_columnwise(as_seconds), DateParts(), clone(scaler), clone(imputer)),
+        "dates": (_columnwise(as_seconds), DateParts(), *map(clone, scaling), clone(imputer)),
     }
     return ColumnTransformer(
         [
@@ -778,6 +830,138 @@ def preprocessing_for(X: Any) -> ColumnTransformer:
 
 def _columnwise(function: Callable[[Any], np.ndarray]) -> FunctionTransformer:
     return FunctionTransformer(function, feature_names_out="one-to-one")
+
+
+HEAVY = 10.0
+"""Distance from the median, in robust standard deviations, from which a tail is heavy."""
+
+BINS, SMALLEST_BIN = 16, 1e-3
+"""Bins of a column, and the smallest width of a bin in standard deviations."""
+
+
+class HeavyTails(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    r"""Columns with heavy tails on a logarithmic scale; other columns stay as they are.
+
+    With the median m and s = (upper - lower quartile) / 1.349, which is the standard deviation of a
+    normal distribution, a tail is heavy if $\max |x - m| / s > 10$. The column then becomes
+    $\mathrm{asinh}((x - m) / s)$: linear near m, logarithmic far from it, monotone. Where both
+    quartiles are equal, s is that of the values other than m.
+
+    Attributes:
+        median_: m of each column; 0 for a column that stays.
+        scale_: s of each column; NaN for a column that stays.
+    """
+
+    median_: np.ndarray
+    scale_: np.ndarray
+
+    def fit(self, X: np.ndarray, y: Any = None, sample_weight: Any = None) -> Self:
+        """Find the columns with heavy tails."""
+        found = [_tails(*_known(column, sample_weight)) for column in X.T]
+        self.median_, self.scale_ = np.array(found).reshape(-1, 2).T
+        self.n_features_in_ = X.shape[1]
+        return self
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """asinh((x - m) / s) of the columns with heavy tails."""
+        heavy = np.isfinite(self.scale_)
+        return np.where(heavy, np.arcsinh((X - self.median_) / np.where(heavy, self.scale_, 1)), X)
+
+    def inverse_transform(self, X: np.ndarray) -> np.ndarray:
+        """m + s sinh(x) of the columns with heavy tails."""
+        heavy = np.isfinite(self.scale_)
+        return np.where(heavy, self.median_ + self.scale_ * np.sinh(np.where(heavy, X, 0)), X)
+
+
+def _tails(values: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
+    """Median and robust standard deviation of a column with heavy tails; otherwise 0 and NaN."""
+    if not len(values):
+        return 0.0, np.nan
+    low, median, high = _quantiles(values, weight, np.array([0.25, 0.5, 0.75]))
+    others = values != median
+    if low == high and others.any():
+        low, high = _quantiles(values[others], weight[others], np.array([0.25, 0.75]))
+    scale = (high - low) / 1.349
+    heavy = scale > 0 and np.abs(values - median).max() > HEAVY * scale
+    return (float(median), float(scale)) if heavy else (0.0, np.nan)
+
+
+class PiecewiseLinear(TransformerMixin, BaseEstimator):
+    r"""Standardised columns, and behind them the piecewise-linear encoding of each column.
+
+    The edges $b_0 < \dots < b_K$ are quantiles of the training data at multiples of 1/16; a column
+    of at most 17 values has them all as edges. Bin k has
+    $e_k = \mathrm{clip}((x - b_{k-1}) / (b_k - b_{k-1}), 0, 1)$: ones before the bin that holds x,
+    the fraction in it, zeros behind it. The first and the last bin go on linearly outside. A column
+    of two values or fewer has no bins, and a gap has those of the mean, 0.
+    Gorishniy et al. (2022), arXiv 2203.05556.
+
+    Attributes:
+        edges_: the edges of each column.
+    """
+
+    edges_: list[np.ndarray]
+
+    def fit(self, X: np.ndarray, y: Any = None, sample_weight: Any = None) -> Self:
+        """Find the edges of each column."""
+        self.edges_ = [_edges(*_known(column, sample_weight)) for column in X.T]
+        return self
+
+    @property
+    def bins(self) -> tuple[np.ndarray, ...]:
+        """Of all bins: their column, left edge, width, and the ends of clipping."""
+        counts = [len(edges) - 1 for edges in self.edges_]
+        place = np.concatenate([np.arange(n) for n in counts]) if counts else np.zeros(0)
+        last = np.repeat(counts, counts) - 1
+        return (
+            np.repeat(np.arange(len(counts)), counts),
+            np.concatenate([edges[:-1] for edges in self.edges_]),
+            np.concatenate([np.diff(edges) for edges in self.edges_]),
+            np.where(place == 0, -np.inf, 0.0),
+            np.where(place == last, np.inf, 1.0),
+        )
+
+    def transform(self, X: np.ndarray) -> np.ndarray:
+        """The columns, gaps included, then the bins of each column."""
+        column, left, width, low, high = self.bins
+        values = np.nan_to_num(X, nan=0.0)[:, column]
+        return np.hstack([X, np.clip((values - left) / width, low, high)])
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """The columns' names, then those names with the number of the bin."""
+        given = (
+            [f"x{i}" for i in range(len(self.edges_))] if input_features is None else input_features
+        )
+        bins = [
+            f"{name}_bin{k}"
+            for name, edges in zip(given, self.edges_, strict=True)
+            for k in range(1, len(edges))
+        ]
+        return np.asarray([*map(str, given), *bins], dtype=object)
+
+
+def _edges(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Edges of the bins of one column; a single number for a column without bins."""
+    edges = np.unique(values)
+    if len(edges) > BINS + 1:
+        edges = np.unique(_quantiles(values, weight, np.arange(BINS + 1) / BINS))
+    while (narrow := np.diff(edges) < SMALLEST_BIN).any():
+        edges = np.delete(edges, 1 + np.argmax(narrow))
+    return edges if len(edges) > 2 else np.zeros(1)
+
+
+def _known(column: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The values of a column that are no gaps, and their weights."""
+    known = ~np.isnan(column)
+    return column[known], np.ones(known.sum()) if weight is None else np.asarray(weight)[known]
+
+
+def _quantiles(values: np.ndarray, weight: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The smallest value whose share of the weight is at least the level: a value of the data."""
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weight[order])
+    places = np.searchsorted(total, levels * total[-1])
+    return values[order][np.minimum(places, len(values) - 1)]
 
 
 DAY = 86_400

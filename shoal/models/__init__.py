@@ -2,7 +2,7 @@
 
 from shoal.models.blueprint import Blueprint, registry
 from shoal.models.cnn import MediumCNN, SmallCNN
-from shoal.models.mlp import MLP, LinearModel
+from shoal.models.mlp import MLP, LinearModel, PeriodicMLP
 from shoal.models.parameter_sharing import (
     BatchEnsemble,
     MultiHead,
@@ -20,6 +20,7 @@ __all__ = [
     "LinearModel",
     "MediumCNN",
     "MultiHead",
+    "PeriodicMLP",
     "PreActResNet18",
     "RankOneConv2d",
     "RankOneLinear",

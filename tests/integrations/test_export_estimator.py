@@ -14,8 +14,9 @@ import shoal
 from shoal.core.errors import ConfigError
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
-for needed in ("onnx", "onnxscript", "onnxruntime"):
+for needed in ("onnx", "onnxscript"):
     pytest.importorskip(needed)
+onnxruntime = pytest.importorskip("onnxruntime")
 
 FEW = {"epochs": 3, "members": 2, "hidden": (8,), "random_state": 0, "early_stopping": False}
 pytestmark = pytest.mark.filterwarnings("ignore::shoal.core.errors.ShoalWarning")
@@ -200,3 +201,20 @@ def test_what_an_estimator_cannot_export(exported, tmp_path):
         assert_one_sentence(caught.value, word)
     assert not list(tmp_path.iterdir())
     assert json.dumps(exported[3]["regressor"].metadata)
+
+
+@pytest.mark.parametrize("numbers", ["piecewise", "periodic"])  # both have heavy tails, too
+def test_encodings_of_numbers_are_inside_the_file(numbers, tmp_path):
+    X, y = table(60, seed=0)
+    X["tail"] = np.exp(2 * np.random.default_rng(0).normal(size=60))
+    model = EnsembleRegressor(**FEW, numbers=numbers).fit(X, y)
+    file = shoal.export(model, tmp_path / "model.onnx")
+    assert file.difference <= 1e-5
+    other, _ = table(40, seed=1)
+    other["tail"] = np.concatenate([[np.nan, -5.0, 1e4], np.linspace(0, 300, 37)])
+    columns = as_columns(other) | {"tail": other["tail"].to_numpy()}
+    session = onnxruntime.InferenceSession(file.path, providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["shoal"])
+    raw = {each["name"]: columns[each["column"]] for each in about["inputs"] if "column" in each}
+    feeds = {k: v.astype(object) if v.dtype.kind == "U" else v for k, v in raw.items()}
+    close(session.run(["mean"], feeds)[0], model.predict(other))

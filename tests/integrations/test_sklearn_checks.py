@@ -7,6 +7,7 @@ import sys
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from shoal.integrations.sklearn import NUMBERS
 from shoal.sklearn import EnsembleClassifier, EnsembleRegressor
 
 # The checks warn on purpose, for example by data of one class.
@@ -17,6 +18,20 @@ FEW = {"epochs": 20, "members": 3, "hidden": (32,)}
 
 @parametrize_with_checks([EnsembleClassifier(**FEW), EnsembleRegressor(**FEW)])
 def test_check_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+OTHERS = [
+    kind(**FEW, numbers=numbers)
+    for kind in (EnsembleClassifier, EnsembleRegressor)
+    for numbers in NUMBERS
+    if numbers != kind().numbers
+]
+
+
+@pytest.mark.nightly
+@parametrize_with_checks(OTHERS)
+def test_check_of_scikit_learn_for_other_encodings_of_numbers(estimator, check):
     check(estimator)
 
 

@@ -115,7 +115,7 @@ def _as_texts(values: np.ndarray, gap: str) -> list[str]:
 
 
 class _Standardised(nn.Module):
-    """Numbers [B, K] as StandardScaler and SimpleImputer give them: no gaps, and indicators."""
+    """Numbers [B, K] as the pipeline gives them: scaled, with bins, no gaps, and indicators."""
 
     mean: Tensor
     scale: Tensor
@@ -123,19 +123,38 @@ class _Standardised(nn.Module):
 
     def __init__(self, pipeline: Any) -> None:
         super().__init__()
-        scaler, imputer = pipeline.named_steps["standardscaler"], pipeline[-1]
-        self.register_buffer("mean", torch.from_numpy(scaler.mean_.copy()))
-        self.register_buffer("scale", torch.from_numpy(scaler.scale_.copy()))
+        steps, imputer = pipeline.named_steps, pipeline[-1]
+        scaler, tails, bins = (
+            steps.get(n) for n in ("standardscaler", "heavytails", "piecewiselinear")
+        )
         features = getattr(imputer.indicator_, "features_", np.zeros(0, np.int64))
-        self.register_buffer("indicated", torch.from_numpy(features.copy()))
+        self.has_tails = tails is not None and bool(np.isfinite(tails.scale_).any())
+        self.has_bins = bins is not None and bool(len(bins.bins[0]))
+        buffers = {"mean": scaler.mean_, "scale": scaler.scale_, "indicated": features}
+        if self.has_tails:
+            heavy = np.isfinite(tails.scale_)
+            buffers |= {"heavy": heavy, "median": tails.median_}
+            buffers |= {"spread": np.where(heavy, tails.scale_, 1.0)}
+        if self.has_bins:
+            names = ("column", "left", "width", "low", "high")
+            buffers |= dict(zip(names, bins.bins, strict=True))
+        for name, values in buffers.items():
+            self.register_buffer(name, torch.from_numpy(np.array(values)))
 
     def forward(self, numbers: Tensor) -> Tensor:
+        gaps, values = numbers.isnan(), dict(self.named_buffers())
+        if self.has_tails:  # onnxruntime has no asinh in double precision
+            r = (numbers - values["median"]) / values["spread"]
+            asinh = r.sign() * (r.abs() + (r.square() + 1).sqrt()).log()
+            numbers = torch.where(values["heavy"], asinh, numbers)
         standard = (numbers - self.mean) / self.scale
-        gaps = standard.isnan()
-        filled = torch.where(gaps, torch.zeros_like(standard), standard)
-        if not len(self.indicated):
-            return filled
-        return torch.cat([filled, numbers.isnan()[:, self.indicated].to(filled)], 1)
+        filled = torch.where(standard.isnan(), torch.zeros_like(standard), standard)
+        parts = [filled]
+        if self.has_bins:
+            bins = (filled[:, values["column"]] - values["left"]) / values["width"]
+            parts.append(torch.minimum(torch.maximum(bins, values["low"]), values["high"]))
+        parts += [gaps[:, self.indicated].to(filled)] if len(self.indicated) else []
+        return torch.cat(parts, 1)
 
 
 class _Table(nn.Module):
@@ -280,6 +299,10 @@ class EstimatorFile:
                     column += sum(2 * len(each) for each in periods[:i])
                 scaler = pipeline.named_steps["standardscaler"]
                 values = scaler.mean_[column] + scaler.scale_[column] * random.normal(size=n)
+                if tails := pipeline.named_steps.get("heavytails"):
+                    whole = np.zeros((n, len(scaler.mean_)))
+                    whole[:, column] = values
+                    values = tails.inverse_transform(whole)[:, column]
                 values[random.random(n) < 0.1] = np.nan
                 drawn[place] = _as_dates(values) if kind == "dates" else values
         columns = [drawn[place] for place in range(len(drawn))]
