@@ -124,9 +124,9 @@ class _Standardised(nn.Module):
     def __init__(self, pipeline: Any) -> None:
         super().__init__()
         steps, imputer = pipeline.named_steps, pipeline[-1]
-        scaler, tails, bins = (
-            steps.get(n) for n in ("standardscaler", "heavytails", "piecewiselinear")
-        )
+        scaler: Any = steps["standardscaler"]
+        tails: Any = steps.get("heavytails")
+        bins: Any = steps.get("piecewiselinear")
         features = getattr(imputer.indicator_, "features_", np.zeros(0, np.int64))
         self.has_tails = tails is not None and bool(np.isfinite(tails.scale_).any())
         self.has_bins = bins is not None and bool(len(bins.bins[0]))
