@@ -128,14 +128,14 @@ class _Standardised(nn.Module):
         tails: Any = steps.get("heavytails")
         bins: Any = steps.get("piecewiselinear")
         features = getattr(imputer.indicator_, "features_", np.zeros(0, np.int64))
-        self.has_tails = tails is not None and bool(np.isfinite(tails.scale_).any())
-        self.has_bins = bins is not None and bool(len(bins.bins[0]))
         buffers = {"mean": scaler.mean_, "scale": scaler.scale_, "indicated": features}
-        if self.has_tails:
-            heavy = np.isfinite(tails.scale_)
+        heavy = np.zeros(0, bool) if tails is None else np.isfinite(tails.scale_)
+        self.has_tails = bool(heavy.any())
+        self.has_bins = bins is not None and len(bins.bins[0]) > 0
+        if tails is not None and self.has_tails:
             buffers |= {"heavy": heavy, "median": tails.median_}
             buffers |= {"spread": np.where(heavy, tails.scale_, 1.0)}
-        if self.has_bins:
+        if bins is not None and self.has_bins:
             names = ("column", "left", "width", "low", "high")
             buffers |= dict(zip(names, bins.bins, strict=True))
         for name, values in buffers.items():
