@@ -23,10 +23,11 @@ from studies import RESULTS
 from studies.common import append_rows, read_csv, test_of
 
 FOLDER = RESULTS / "tables"
-RAW = FOLDER / "raw.csv"
-PROBLEMS, SPLITS = ("boston", "concrete", "energy", "yacht", "wine"), (0, 1, 2)
+RAW, AFTER = FOLDER / "raw.csv", FOLDER / "after.csv"
+PROBLEMS = ("boston", "concrete", "energy", "yacht", "wine")
+SPLITS = {RAW: (0, 1, 2), AFTER: (3, 4, 5)}
 LARGEST, OVERLAP = 3000, 1 / 9
-METRICS = {"crps": "CRPS", "nll": "NLL", "rmse": "RMSE", "coverage": "coverage of 90 % intervals"}
+METRICS = {"crps": "CRPS", "nll": "NLL", "rmse": "RMSE", "coverage": "Coverage of 90 % intervals"}
 HEADER = ["problem", "split", "numbers", *METRICS, "epochs", "seconds"]
 
 PLAN = """# Encodings of numbers for tables
@@ -49,6 +50,14 @@ trains what `raw.csv` has not yet, on one CPU core that other work may share, an
   three, and on no problem a mean CRPS that is more than 5 % higher. Otherwise it stays `standard`.
 - The scale of the first frequencies of `periodic`, 0.3, was chosen among 0.01, 0.03, 0.1 and 0.3 on
   split 3 of power, kin8nm and naval, which have no part here."""
+
+AMENDMENT = """## Amendment, written after the splits 0 to 2 and before the splits 3 to 5
+
+On yacht, the rule took a column of few values for a heavy tail, and `robust` was worse there.
+Since then a column of at most 17 values has no tails. `raw.csv` has the rule before, so today's
+code gives other numbers for some tables. The splits 3 to 5 in `after.csv` have the rule of today.
+They judge `piecewise` by the conditions of the plan again. If it fails there, the default of the
+regressor stays `standard`."""
 
 
 def arrays(problem, split):
@@ -78,29 +87,29 @@ def measured(problem, split, numbers):
     return [problem, split, numbers, *scores, f"{inside:.4f}", model.n_iter_, f"{seconds:.1f}"]
 
 
-def train():
+def train(file):
     """Train what is missing; rows that are there stay."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    there = {(r["problem"], int(r["split"]), r["numbers"]) for r in read_csv(RAW, missing_ok=True)}
-    for split, problem, numbers in product(SPLITS, PROBLEMS, NUMBERS):
+    there = {(r["problem"], int(r["split"]), r["numbers"]) for r in read_csv(file, missing_ok=True)}
+    for split, problem, numbers in product(SPLITS[file], PROBLEMS, NUMBERS):
         if (problem, split, numbers) not in there:
             row = measured(problem, split, numbers)
-            append_rows(RAW, HEADER, [row])
+            append_rows(file, HEADER, [row])
             print(*row, flush=True)
 
 
-def scores(metric):
+def scores(file, metric):
     """Values over the splits, by problem and arm."""
     found = defaultdict(dict)
-    for row in read_csv(RAW, missing_ok=True):
+    for row in read_csv(file):
         found[row["problem"], row["numbers"]][int(row["split"])] = float(row[metric])
     return {key: [values[split] for split in sorted(values)] for key, values in found.items()}
 
 
-def means(metric):
+def means(file, metric):
     """Mean over splits of every arm."""
-    found = scores(metric)
+    found = scores(file, metric)
     lines = [
         [problem, *(f"{np.mean(found[problem, numbers]):.3g}" for numbers in NUMBERS)]
         for problem in PROBLEMS
@@ -108,9 +117,9 @@ def means(metric):
     return markdown_table(["problem", *NUMBERS], lines)
 
 
-def differences(metric):
+def differences(file, metric):
     """Every arm minus `standard`, with intervals; bold: significant after Holm's correction."""
-    found, others = scores(metric), NUMBERS[1:]
+    found, others = scores(file, metric), NUMBERS[1:]
     pairs = {
         (problem, numbers): (found[problem, numbers], found[problem, NUMBERS[0]])
         for problem, numbers in product(PROBLEMS, others)
@@ -125,38 +134,46 @@ def differences(metric):
     return markdown_table(["problem", *others], lines)
 
 
-def verdict():
+def verdict(file):
     """What the plan's rule says of every arm, and the default that follows."""
-    crps, nll = scores("crps"), scores("nll")
+    crps, nll = scores(file, "crps"), scores(file, "nll")
     lines, allowed = [], {}
     for numbers in NUMBERS[1:]:
         ratio = [np.mean(crps[p, numbers]) / np.mean(crps[p, NUMBERS[0]]) for p in PROBLEMS]
         lower = sum(np.mean(nll[p, numbers]) < np.mean(nll[p, NUMBERS[0]]) for p in PROBLEMS)
         wins, mean = sum(r < 1 for r in ratio), math.exp(np.mean(np.log(ratio)))
-        lines.append([numbers, f"{mean:.3f}", f"{wins}", f"{lower}", f"{max(ratio):.3f}"])
         allowed[numbers] = mean, wins >= 4 and lower >= 3 and max(ratio) <= 1.05
+        cells = [f"{mean:.3f}", wins, lower, f"{max(ratio):.3f}"]
+        lines.append([numbers, *cells, "yes" if allowed[numbers][1] else "no"])
     best = min(allowed, key=lambda numbers: allowed[numbers][0])
     chosen = best if allowed[best][1] and allowed[best][0] < 1 else NUMBERS[0]
     heads = ["arm", "geometric mean of CRPS ratios", "problems with lower CRPS", "with lower NLL"]
-    table = markdown_table([*heads, "largest CRPS ratio"], lines)
-    return f"{table}\n\nBy the rule of the plan, the default is `{chosen}`."
+    table = markdown_table([*heads, "largest CRPS ratio", "meets the conditions"], lines)
+    return f"{table}\n\nBy the rule of the plan, `{chosen}` is the best choice."
+
+
+def results(file):
+    """All tables of a raw file; nothing before its last run."""
+    if len(read_csv(file, missing_ok=True)) < len(PROBLEMS) * len(SPLITS[file]) * len(NUMBERS):
+        return []
+    parts = [f"## Splits {SPLITS[file][0]} to {SPLITS[file][-1]}", verdict(file)]
+    parts += ["Tables have means over the splits. Bold: significant."]
+    for metric in ("crps", "nll"):
+        title = METRICS[metric]
+        parts += [f"{title}:", means(file, metric)]
+        parts += [f"{title} minus that of `standard`:", differences(file, metric)]
+    for metric in ("rmse", "coverage", "seconds"):
+        parts += [f"{METRICS.get(metric, 'Seconds')}:", means(file, metric)]
+    return parts
 
 
 def page():
-    """The plan, and the results where all runs are there."""
-    parts = [PLAN]
-    if len(read_csv(RAW, missing_ok=True)) == len(PROBLEMS) * len(SPLITS) * len(NUMBERS):
-        parts += ["## Verdict", verdict()]
-        for metric in ("crps", "nll"):
-            parts += [f"## {METRICS[metric]}", "Means over the splits.", means(metric)]
-            parts += ["Differences to `standard`; bold: significant.", differences(metric)]
-        for metric in ("rmse", "coverage", "seconds"):
-            parts += [f"## {METRICS.get(metric, metric).capitalize()}".replace("Rmse", "RMSE")]
-            parts += ["Means over the splits.", means(metric)]
+    """The plan, its amendment, and the results of finished files."""
+    parts = [PLAN, AMENDMENT, *results(RAW), *results(AFTER)]
     (FOLDER / "README.md").write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["page"]:
-        train()
+    for missing in SPLITS if sys.argv[1:] != ["page"] else ():
+        train(missing)
     page()

@@ -260,7 +260,7 @@ class EnsembleEstimator(BaseEstimator):
         if self.numbers not in NUMBERS:
             raise ConfigError(f"numbers must be one of {NUMBERS}, not {self.numbers!r}")
         default = inspect.signature(type(self)).parameters["numbers"].default
-        if not self._automatic and self.numbers != default:
+        if not self._automatic and self.numbers not in ("standard", default):
             raise ConfigError(
                 f"numbers={self.numbers!r} is a part of preprocess='auto'; leave out numbers or "
                 f"preprocess"
@@ -845,7 +845,7 @@ class HeavyTails(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     With the median m and s = (upper - lower quartile) / 1.349, which is the standard deviation of a
     normal distribution, a tail is heavy if $\max |x - m| / s > 10$. The column then becomes
     $\mathrm{asinh}((x - m) / s)$: linear near m, logarithmic far from it, monotone. Where both
-    quartiles are equal, s is that of the values other than m.
+    quartiles are equal, s is that of the values other than m. A column of at most 17 values stays.
 
     Attributes:
         median_: m of each column; 0 for a column that stays.
@@ -875,7 +875,7 @@ class HeavyTails(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
 def _tails(values: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
     """Median and robust standard deviation of a column with heavy tails; otherwise 0 and NaN."""
-    if not len(values):
+    if len(np.unique(values)) <= BINS + 1:
         return 0.0, np.nan
     low, median, high = _quantiles(values, weight, np.array([0.25, 0.5, 0.75]))
     others = values != median
