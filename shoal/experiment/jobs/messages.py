@@ -56,8 +56,9 @@ def point_of(line: str) -> GridPoint:
     """
     message = parse_json(line)
     variant = message.pop("variant")
-    pairs = {name: tuple(map(tuple, variant.pop(name))) for name in ("settings", "options")}
-    return GridPoint(Variant(**variant, **pairs), **message)
+    for name in ("settings", "options"):
+        variant[name] = tuple(map(tuple, variant[name]))
+    return GridPoint(Variant(**variant), **message)
 
 
 def report(event: str, text: str = "", kind: str = "") -> str:
