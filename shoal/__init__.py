@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.evaluation.analyse import evidence, fidelity, landscape
     from shoal.evaluation.compress import Compressed, compress
     from shoal.evaluation.evaluate import Evaluation, evaluate
+    from shoal.evaluation.out_of_fold import out_of_fold
     from shoal.evaluation.predict import predict
     from shoal.inference import adapters, likelihoods, priors
     from shoal.inference.ensemble import Ensemble
@@ -68,6 +69,7 @@ _HOMES = {
     "adapters": "inference",
     # Predict, evaluate and compare
     "predict": "evaluation.predict",
+    "out_of_fold": "evaluation.out_of_fold",
     "Predictive": "prediction.predictive",
     "evaluate": "evaluation.evaluate",
     "Evaluation": "evaluation.evaluate",
@@ -131,6 +133,7 @@ __all__ = [  # noqa: RUF022
     "RunEnd",
     "adapters",
     "predict",
+    "out_of_fold",
     "Predictive",
     "evaluate",
     "Evaluation",

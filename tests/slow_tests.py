@@ -20,6 +20,7 @@ SLOW_FILES = {
     "test_export",
     "test_export_estimator",
     "test_flow",
+    "test_folds",
     "test_jobs",
     "test_kinds",
     "test_kinds_analyses",

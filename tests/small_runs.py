@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -16,6 +16,8 @@ from shoal.training.folder.run import Run, RunFolder
 
 CLASSES, POINTS, BATCH = 4, 40, 10
 STEPS_PER_EPOCH = POINTS // BATCH
+ENGINES = [{"engine": "vmap"}, {"engine": "loop"}, {"engine": "chunk:2"}, {"resident": 2}]
+"""Ways in which members run; results must be the same."""
 
 
 def points(n: int = POINTS, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -103,6 +105,14 @@ def assert_same_run(one: Run, other: Run) -> None:
     assert story(one.history) == story(other.history)
 
 
+def assert_trained_alone(run: Run, networks: Iterable[nn.Module]) -> None:
+    """Members equal networks that were trained by themselves."""
+    for member, network in enumerate(networks):
+        mine = run.ensemble[member].state_dict()
+        for name, tensor in network.state_dict().items():
+            torch.testing.assert_close(mine[name], tensor, rtol=0, atol=1e-10, msg=name)
+
+
 def assert_same_folder(one: Path, other: Path) -> None:
     """Same members, optimiser, statistics, random state and story in the last checkpoint."""
     mine, theirs = (RunFolder(folder).checkpoint() for folder in (one, other))
@@ -141,6 +151,19 @@ def assert_one_sentence(error: BaseException, *words: str) -> None:
     assert text and "\n" not in text and not re.search(r"[.!]\s+[A-Z]", text), text
     for word in words:
         assert word in text, text
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Points one by one, as a user's own dataset gives them."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], int(self.y[index])
 
 
 class Fuse:

@@ -206,6 +206,17 @@ class Ensemble:
         return spans
 
     @property
+    def member_spans(self) -> dict[str, slice]:
+        """Which members each tensor of `changing_state` with a row per member belongs to."""
+        spans, first = {"alive": slice(0, self.members)}, 0
+        for group in self.groups:
+            mine = slice(first, first + group.members)
+            spans |= {f"weights/{group.prefix}{name}": mine for name in group.weights}
+            spans |= {f"buffers/{group.prefix}{name}": mine for name in group.buffers}
+            first += group.members
+        return spans
+
+    @property
     def heads(self) -> dict[str, slice]:
         """Names of the weights of each architecture's last layer, with their members."""
         spans = dict(zip(self.weights, self.spans, strict=True))

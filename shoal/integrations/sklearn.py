@@ -274,6 +274,8 @@ class EnsembleEstimator(BaseEstimator):
     def _train(self, points: "_Points", seed: int) -> None:
         self._check_numbers()
         held_out, stops_early = {}, self._stops_early(points.y)
+        if stops_early and (self.options or {}).get("folds") is not None:
+            held_out, stops_early = {"patience": self.n_iter_no_change}, False
         if stops_early:
             points, others = self._divided(points, seed)
         x = self._fit_preprocessing(points)

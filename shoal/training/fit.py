@@ -47,7 +47,7 @@ from shoal.training.options.settings import Settings
 from shoal.training.options.target_checks import check_targets, default_likelihood
 from shoal.training.search.search import Search, decide, is_open, without_auto
 
-__all__ = ["fit"]
+__all__ = ["fit", "in_type"]
 
 
 def fit(
@@ -112,12 +112,14 @@ def fit(
         load_to_device(ensemble)
         weight = other.get("sample_weight")
         batches, held = _divided(data, options, ensemble, where, dtype, weight)
+        if options.folds is not None:
+            _check_folds(options, batches, ensemble)
         options, told = _with_batches(options, batches, ensemble.members)
         ensemble.use_output(options.outputs)
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
         settings = _resolved(without_auto(options), ensemble, batches, data)
-        batches, held = (_in_type(b, settings.likelihood, dtype) for b in (batches, held))
+        batches, held = (in_type(b, settings.likelihood, dtype) for b in (batches, held))
         check_count(options.frozen, ensemble.members)
         sites = check_targets(ensemble, settings.likelihood, batches)
         if held is not None:
@@ -176,7 +178,7 @@ def _divided(
     return validation_batches(options, batches, ensemble, device, dtype)
 
 
-def _in_type(batches: Any, likelihood: Likelihood, dtype: torch.dtype) -> Any:
+def in_type(batches: Any, likelihood: Likelihood, dtype: torch.dtype) -> Any:
     """The batches; targets stay double only for a likelihood that standardises them."""
     if batches is None or isinstance(likelihood, Standardising):
         return batches
@@ -207,6 +209,28 @@ def _with_batches(
         "of their own give arrays, a torch Dataset, or a list with one loader per member."
     )
     return replace(options, batches="common"), (sentence,)
+
+
+def _check_folds(
+    options: Options, batches: ArrayBatches | LoaderBatches, ensemble: Ensemble
+) -> None:
+    """Refuse folds where a member could not be kept from the points of its fold."""
+    loads = isinstance(batches, LoaderBatches)
+    if loads and (not batches.gives_own or batches.loaders is not None):
+        raise DataError(
+            f"folds={options.folds} divides arrays or a torch Dataset, and a loader came; give the "
+            f"loader's dataset, or one loader per member without folds"
+        )
+    if loads and options.cache:
+        raise ConfigError("features of a torch Dataset have no folds; leave cache out")
+    if is_open(options):
+        raise ConfigError("'auto' holds out data of its own; name method and strength, or no folds")
+    if ensemble.trained_shared:
+        raise ConfigError(
+            "members share trained tensors, which learn from the folds of all; give every member "
+            "tensors of its own, freeze the shared ones, or leave folds out"
+        )
+    batches.in_folds(options.folds or 0)
 
 
 def _resolved(

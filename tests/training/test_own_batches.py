@@ -5,10 +5,13 @@ import torch
 from small_runs import (
     BATCH,
     CLASSES,
+    ENGINES,
     Fuse,
+    Pairs,
     assert_equal_trees,
     assert_one_sentence,
     assert_same_run,
+    assert_trained_alone,
     both,
     differ,
     frozen,
@@ -65,16 +68,6 @@ def alone(build, x, y, loss, weight=None, change=lambda x, member, step: x):
                 step += 1
         trained.append(network)
     return trained
-
-
-def assert_trained_alone(run, networks):
-    for member, network in enumerate(networks):
-        mine = run.ensemble[member].state_dict()
-        for name, tensor in network.state_dict().items():
-            torch.testing.assert_close(mine[name], tensor, rtol=0, atol=1e-10, msg=name)
-
-
-ENGINES = [{"engine": "vmap"}, {"engine": "loop"}, {"engine": "chunk:2"}, {"resident": 2}]
 
 
 @pytest.mark.parametrize("how", ENGINES, ids=str)
@@ -177,19 +170,6 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(method, tmp_path):
     again = own(both, out=tmp_path / "two", schedule=Fuse(), resume=True, **options)
     assert_same_run(again, whole)
     assert shoal.load(tmp_path / "two", both).config["batches"] == "own"
-
-
-class Pairs(torch.utils.data.Dataset):
-    """Points one by one, as a user's own dataset gives them."""
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return self.x[index], int(self.y[index])
 
 
 def test_a_dataset_gives_the_batches_of_arrays():

@@ -26,7 +26,7 @@ from shoal.data.batches.batch import (
     target_shape,
     targets_of,
 )
-from shoal.data.batches.orders import Orders, OwnSampler, member_batches
+from shoal.data.batches.orders import Folds, Orders, OwnSampler, member_batches
 
 __all__ = ["LoaderBatches", "checked_loaders"]
 
@@ -102,6 +102,7 @@ class LoaderBatches:
         self._first: Any = None
         self._size = 0
         self._members = 0
+        self.folds: Folds | None = None
 
     def for_members(self, own: range, common: int) -> "LoaderBatches":
         """The same data with batches of their own for these members; see `gives_own`."""
@@ -110,13 +111,29 @@ class LoaderBatches:
         other = copy(self)
         if self.loaders is None:
             dataset, size = self.loader.dataset, self.loader.batch_size  # pyright: ignore
-            orders = Orders(len(dataset), size, self.seed, own, common)
+            orders = Orders(self.n, size, self.seed, own, common, self.folds)
             other.loader = DataLoader(dataset, batch_sampler=OwnSampler(orders))
         else:
             loaders = {member: self.loaders[member] for member in own}
             other.loader = _LoadersTogether(loaders, self.seed)
         other._members = len(own)
         return other
+
+    def in_folds(self, count: int) -> "LoaderBatches":
+        """The same data, of which every member holds out one of so many folds; see `gives_own`."""
+        self.first()
+        other = copy(self)
+        other.folds = Folds(self.n, count, self.seed)
+        other._points = other.folds.trained
+        other._length = -(-other._points // self.loader.batch_size)  # pyright: ignore
+        return other
+
+    def read(self, steps: Iterable[Tensor]) -> Iterator[tuple[Inputs, Targets]]:
+        """Inputs and targets of these rows of the dataset; see `gives_own`."""
+        sampler = [rows.tolist() for rows in steps]
+        loader = DataLoader(self.loader.dataset, batch_sampler=sampler)  # pyright: ignore
+        for step, batch in enumerate(_Reading(loader, self.seed, 0)):
+            yield self._placed(*self._checked(batch, step))
 
     @property
     def n(self) -> int:

@@ -1,7 +1,7 @@
 """Data arguments of `fit` and `predict`, turned into reproducible, resumable batches of tensors."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from shoal.data.batches.batch import (
     targets_of,
 )
 from shoal.data.batches.loaders import LoaderBatches, checked_loaders
-from shoal.data.batches.orders import Orders, member_batches
+from shoal.data.batches.orders import Folds, Orders, member_batches
 from shoal.data.dataset import Dataset, Split
 
 __all__ = [
@@ -99,6 +99,7 @@ class ArrayBatches:
             [N, 1] becomes y [N]. None if it is not known.
         own: members that each have batches of their own; None for batches that all share.
         common: number of points at the head of every batch that own batches have in common.
+        folds: what each member never trains on; None if all train on all.
     """
 
     x: Tensor | Structured
@@ -109,6 +110,7 @@ class ArrayBatches:
     target_shape: tuple[int, ...] | None = None
     own: range | None = None
     common: int = 0
+    folds: Folds | None = None
 
     def __post_init__(self) -> None:
         checked_size(self.batch_size)
@@ -120,8 +122,8 @@ class ArrayBatches:
 
     @property
     def n(self) -> int:
-        """Data points N."""
-        return len(self.x)
+        """Data points N on which a member trains."""
+        return len(self.x) if self.folds is None else self.folds.trained
 
     @property
     def steps_per_epoch(self) -> int:
@@ -132,7 +134,7 @@ class ArrayBatches:
     @property
     def orders(self) -> Orders:
         """The orders in which the members see the data points."""
-        return Orders(self.n, self.batch_size, self.seed, self.own, self.common)
+        return Orders(self.n, self.batch_size, self.seed, self.own, self.common, self.folds)
 
     def first(self) -> tuple[Inputs, Targets]:
         """The first batch of the first epoch, as if all members shared it."""
@@ -141,6 +143,16 @@ class ArrayBatches:
     def for_members(self, own: range, common: int) -> "ArrayBatches":
         """The same data with batches of their own for these members."""
         return replace(self, own=own, common=common)
+
+    def in_folds(self, count: int) -> "ArrayBatches":
+        """The same data, of which every member holds out one of so many folds."""
+        return replace(self, folds=Folds(len(self.x), count, self.seed))
+
+    def read(self, steps: Iterable[Tensor]) -> Iterator[tuple[Inputs, Targets]]:
+        """Inputs and targets of these rows."""
+        for rows in steps:
+            rows = rows.to(self.x.device)
+            yield self.x.index_select(0, rows), self.y.index_select(0, rows)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[Inputs, Targets]]:
         """The batches of one epoch from number `start` on, in the order of the epoch."""

@@ -34,6 +34,7 @@ __all__ = [
     "Tracker",
     "balance_sentence",
     "best_epoch",
+    "best_epochs",
     "divergence_sentence",
     "has_diverged",
     "held_out_loss",
@@ -52,6 +53,7 @@ _MAX_LOST = 1_000_000
 _FORCES = ("loss", "drive", "push", "ratio", "ratio_max", "h2", "effective")
 _NUMBERS = ("step", *_FORCES, "lr", "seconds")
 _MEMBERS = "member_loss"
+_HELD = "member_validation"
 
 Row = dict[str, Any]
 
@@ -176,6 +178,23 @@ def best_epoch(rows: Sequence[Mapping[str, Any]]) -> int | None:
     """
     known = [(held_out_loss(row), row["epoch"]) for row in rows if row.get("validation")]
     return min((pair for pair in known if math.isfinite(pair[0])), default=(0.0, None))[1]
+
+
+def best_epochs(rows: Sequence[Mapping[str, Any]]) -> list[int | None] | None:
+    """The first epoch with each member's lowest NLL on its fold; None for a run without folds.
+
+    >>> best_epochs([{"epoch": 1, "member_validation": [2.0, 1.0]},
+    ...              {"epoch": 2, "member_validation": [1.0, None]}])
+    [2, 1]
+    """
+    known = [(row["epoch"], row[_HELD]) for row in rows if row.get(_HELD)]
+    if not known:
+        return None
+    best: list[tuple[float, int | None]] = [(math.inf, None)] * len(known[0][1])
+    for epoch, losses in known:
+        pairs = zip(best, losses, strict=True)
+        best = [(n, epoch) if n is not None and n < b[0] else b for b, n in pairs]
+    return [epoch for _, epoch in best]
 
 
 def balance_sentence(rows: Sequence[Mapping[str, Any]]) -> str | None:
@@ -353,10 +372,9 @@ def is_row(row: Any, epoch: int) -> bool:
     """Whether keys and types are those of the history row of this epoch."""
     if not isinstance(row, dict) or row.get("epoch") != epoch or type(row["epoch"]) is not int:
         return False
-    members, held = row.get(_MEMBERS) or [], row.get("validation") or {}
+    lists, held = [row.get(name) or [] for name in (_MEMBERS, _HELD)], row.get("validation") or {}
     return (
-        isinstance(members, list)
-        and all(map(_is_number, members))
+        all(isinstance(each, list) and all(map(_is_number, each)) for each in lists)
         and all(_is_number(row.get(name)) for name in _NUMBERS)
         and type(row.get("alive", 0)) is int
         and isinstance(held, dict)

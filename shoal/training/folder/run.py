@@ -20,7 +20,7 @@ from shoal.inference.likelihoods import Likelihood
 from shoal.inference.members import Build
 from shoal.models.blueprint import Blueprint
 from shoal.training.folder.choice import Choice
-from shoal.training.folder.history import best_epoch, has_diverged
+from shoal.training.folder.history import best_epoch, best_epochs, has_diverged
 from shoal.training.folder.run_folder import RunFolder
 
 __all__ = [
@@ -108,8 +108,13 @@ class Run:
 
     @property
     def best_epoch(self) -> int | None:
-        """The epoch with the lowest validation NLL; None without validation data."""
+        """The epoch with the lowest validation NLL, or out-of-fold NLL; None without either."""
         return best_epoch(self.history)
+
+    @property
+    def best_epochs(self) -> list[int | None] | None:
+        """The epoch with each trained member's lowest NLL on its fold; None without folds."""
+        return best_epochs(self.history)
 
     def __repr__(self) -> str:
         facts = self._facts()

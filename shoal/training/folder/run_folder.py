@@ -274,7 +274,7 @@ _CONFIG_CHECKS: dict[str, Check] = {
     **dict.fromkeys(("data", "method", "likelihood", "prior", "schedule", "annealing"), _SPEC),
     **dict.fromkeys(("optimizer", "augment"), _SPEC),
     **dict.fromkeys(("members", "init_seed", "epochs", "steps", "batch_size", "seed"), _WHOLE),
-    **dict.fromkeys(("keep_every", "frozen", "patience"), _WHOLE),
+    **dict.fromkeys(("keep_every", "frozen", "patience", "folds"), _WHOLE),
     **dict.fromkeys(("strength", "lr", "temperature", "noise", "clip"), _NUMBER),
     **dict.fromkeys(("legacy", "calibrated"), _FLAG),
     **dict.fromkeys(("precision", "engine", "keep", "batches"), _TEXT),

@@ -26,6 +26,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.training.folder.history import (
     LESS,
     balance_sentence,
+    best_epochs,
     divergence_sentence,
     held_out_loss,
 )
@@ -67,7 +68,7 @@ LONG = 10.0
 _POINTS, _RELATIVE = 32, 1e-6
 
 _EXPLODES = "The repulsive force explodes"
-_BEST = "The members are those of epoch "
+_BEST = "The members are those of epoch"
 
 
 class Messages:
@@ -127,8 +128,10 @@ class Messages:
         """End the run if the validation loss has not fallen for too long."""
         patience = self.settings.options.patience
         if trainer.ended is None and has_waited(trainer.rows, patience):
+            folds = self.settings.options.folds is not None
+            what = "out-of-fold {} of no member fell" if folds else "validation {} did not fall"
             trainer.ended = (
-                f"The validation {_measure(trainer)} did not fall for {patience} epochs, "
+                f"The {what.format(_measure(trainer))} for {patience} epochs, "
                 f"so the run ended after epoch {len(trainer.rows)}."
             )
             self.say(progress, trainer.ended)
@@ -153,9 +156,15 @@ class Messages:
         if trainer.best is None or trainer.best.epoch is None:
             return
         epoch = trainer.best.epoch
-        loss = held_out_loss(trainer.rows[epoch - 1])
-        sentence = f"{_BEST}{epoch}, which has the lowest "
-        sentence += f"validation {_measure(trainer)} ({loss:.4g})."
+        each = best_epochs(trainer.rows)
+        if each is not None:
+            known = [epoch for epoch in each if epoch is not None]
+            sentence = f"{_BEST}s {min(known)} to {max(known)}: every member has the weights with "
+            sentence += f"the lowest {_measure(trainer)} on its fold."
+        else:
+            loss = held_out_loss(trainer.rows[epoch - 1])
+            sentence = f"{_BEST} {epoch}, which has the lowest "
+            sentence += f"validation {_measure(trainer)} ({loss:.4g})."
         self.notes[:] = [n for n in self.notes if n == sentence or not n.startswith(_BEST)]
         self.say(progress, sentence)
 

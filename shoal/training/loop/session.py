@@ -22,6 +22,7 @@ from shoal.core.storage.lock import FolderLock
 from shoal.core.types import Tree
 from shoal.data.batches.sources import LoaderBatches
 from shoal.data.dataset import Dataset, class_names
+from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.members.precision import calculating_in
 from shoal.engine.processes.mesh import Mesh
 from shoal.inference.ensemble import Ensemble
@@ -33,6 +34,7 @@ from shoal.training.folder.run_folder import RunFolder, continuing
 from shoal.training.folder.trajectory import Trajectory
 from shoal.training.loop.cached_features import cached
 from shoal.training.loop.callbacks import Listeners
+from shoal.training.loop.folds import FoldValidation
 from shoal.training.loop.messages import Messages, watching
 from shoal.training.loop.saving import (
     Saver,
@@ -315,7 +317,10 @@ class Session:
 
     def _close_epoch(self, progress: Progress, started: float) -> None:
         trainer = self.trainer
-        row = trainer.close_epoch(started, None if self.data.held is None else self._validate)
+        folds = self.settings.options.folds is not None
+        measured = self._validate_folds if folds else self._validate
+        measures = folds or self.data.held is not None
+        row = trainer.close_epoch(started, measured if measures else None)
         self.provenance["seconds"] += row["seconds"]
         progress.epoch(row)
         self._keep_snapshot()
@@ -328,14 +333,24 @@ class Session:
             self.listeners.epoch(self._result(), row)
             self._end_if_asked(progress)
 
-    def _validate(self) -> dict[str, float | None]:
-        """Measures of the ensemble on the validation data."""
-        trainer = self.trainer
+    def _validate(self) -> dict[str, Any]:
+        """Measures of the ensemble on the validation data, for the history."""
         assert self.data.held is not None
-        runner = trainer.mover.memory.mapping
-        runner = runner if runner.chunk else None
         validation = Validation(self.data.held, self.processes.mesh, self.settings.options.frozen)
-        return validation.measure(self.part, trainer.mover.posterior.likelihood, runner)
+        likelihood = self.trainer.mover.posterior.likelihood
+        return {"validation": validation.measure(self.part, likelihood, self._chunked)}
+
+    def _validate_folds(self) -> dict[str, Any]:
+        """Measures of every member and of the ensemble on the folds, for the history."""
+        trainer, options = self.trainer, self.settings.options
+        folds = FoldValidation(trainer.batches, options.batch_size, trainer.mesh, options.frozen)
+        return folds.measure(trainer.ensemble, trainer.mover.posterior.likelihood, self._chunked)
+
+    @property
+    def _chunked(self) -> MemberRunner | None:
+        """How members run, if not all fit at a time; None for the default."""
+        runner = self.trainer.mover.memory.mapping
+        return runner if runner.chunk else None
 
     def _end_if_asked(self, progress: Progress) -> None:
         """End the run if a callback of any process has asked for it."""

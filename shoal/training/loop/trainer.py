@@ -27,7 +27,7 @@ from shoal.inference.ensemble import Ensemble, parts_on_device
 from shoal.inference.likelihoods import Likelihood
 from shoal.inference.posterior import initialised_from, total_weight
 from shoal.interaction.repulsion import Repulsion
-from shoal.training.folder.history import Tracker, best_epoch, held_out_loss
+from shoal.training.folder.history import Tracker, best_epoch, best_epochs, held_out_loss
 from shoal.training.loop.validation import BestMembers
 from shoal.training.mover.memory import MemoryChoice
 from shoal.training.mover.mover import Mover
@@ -74,6 +74,8 @@ class Trainer:
         sites: torch.Size = torch.Size(),  # noqa: B008
         mesh: Mesh | None = None,
     ) -> None:
+        if settings.options.folds is not None:
+            batches = batches.in_folds(settings.options.folds)
         self.batches, self.sites, self._counted = batches, sites, (0, 0.0)
         self.steps = settings.total_steps(batches.steps_per_epoch)
         # A loader's targets are unknown before its end: the first batch sets their unit.
@@ -228,7 +230,7 @@ class Trainer:
 
         Args:
             started: when the epoch began.
-            validate: measures the ensemble on validation data; None without any.
+            validate: measures on validation data or folds, for the row; None without any.
         """
         if self.done:
             self._mark_diverged()
@@ -238,14 +240,30 @@ class Trainer:
         history = self.history
         self.diverged = history.diverged(self.step)
         row = {"epoch": len(self.rows) + 1, "step": self.step, **history.row(self.step)}
-        row |= self._initial() | ({} if validate is None else {"validation": validate()})
+        row |= self._initial() | ({} if validate is None else validate())
         # Stop the clock after the row: reading the row waits for the device.
         self.rows.append(row | {"lr": float(rate), "seconds": time.monotonic() - started})
         self.tracker.restart()
         self._follow()
-        if self.best is not None and best_epoch(self.rows) == row["epoch"]:
-            self.best.keep(row["epoch"], self.ensemble, self.mover.posterior.likelihood)
+        if self.best is not None:
+            self._keep_best(row["epoch"])
         return self.rows[-1]
+
+    def _keep_best(self, epoch: int) -> None:
+        """Copy the members if this epoch is the best so far; with folds, each for which it is."""
+        assert self.best is not None
+        state = epoch, self.ensemble, self.mover.posterior.likelihood
+        each = best_epochs(self.rows)
+        if each is None:
+            if best_epoch(self.rows) == epoch:
+                self.best.keep(*state)
+            return
+        # A member without a finite score has no best epoch: it stays as it is.
+        better = torch.tensor([best in (None, epoch) for best in each])
+        if any(best == epoch for best in each):
+            own = better if self.mesh is None else better[self.mesh.own]
+            frozen = own.new_zeros(self.settings.options.frozen)
+            self.best.keep_some(*state, better, torch.cat([frozen, own]))
 
     def _follow(self) -> None:
         """Let a schedule that follows the validation loss set the learning rate from now on."""

@@ -2,7 +2,8 @@
 
 The measures are those of the ensemble's prediction, not means over members. The epoch with the
 lowest validation NLL is the best one: `keep="best"` returns its members, and `patience` ends the
-run when later epochs are not better.
+run when later epochs are not better. With folds, every member is measured on its own fold and has a
+best epoch of its own.
 """
 
 import json
@@ -27,7 +28,7 @@ from shoal.inference.ensemble import Ensemble
 from shoal.inference.likelihoods import Likelihood
 from shoal.prediction.metrics import mean_scores
 from shoal.prediction.predictive import Predictive
-from shoal.training.folder.history import best_epoch
+from shoal.training.folder.history import best_epoch, best_epochs
 from shoal.training.folder.run_folder import BEST
 from shoal.training.options.options import Options
 
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 Data = ArrayBatches | LoaderBatches
+
+_EACH = f"{BEST}_likelihoods"
+"""What the likelihood had learned by the best epoch of each member, in a checkpoint."""
 
 
 def validation_batches(
@@ -159,6 +163,8 @@ def evaluating(ensemble: Ensemble) -> Iterator[None]:
 
 def keeps_best(options: Options) -> bool:
     """Whether the run ends with the members of its best epoch."""
+    if options.folds is not None:
+        return options.keep != "last"
     if options.validation is None:
         for name in ("patience", "keep"):
             if getattr(options, name) not in (None, "last"):
@@ -170,10 +176,12 @@ def keeps_best(options: Options) -> bool:
 
 
 def has_waited(rows: Sequence[dict[str, Any]], patience: int | None) -> bool:
-    """Whether `patience` epochs have passed without a lower validation NLL."""
+    """Whether `patience` epochs have passed without a lower validation NLL, of any member."""
     if patience is None or not rows:
         return False
-    return rows[-1]["epoch"] - (best_epoch(rows) or 0) >= patience
+    each = best_epochs(rows)
+    best = best_epoch(rows) if each is None else max((e for e in each if e), default=0)
+    return rows[-1]["epoch"] - (best or 0) >= patience
 
 
 class BestMembers:
@@ -201,6 +209,40 @@ class BestMembers:
         self.parts = {part: tensors for part, tensors in self.parts.items() if tensors}
         self.epoch = epoch
 
+    def keep_some(
+        self,
+        epoch: int,
+        ensemble: Ensemble,
+        likelihood: Likelihood,
+        better: Tensor,
+        mine: Tensor,
+    ) -> None:
+        """Copy the present state of some members; the first time, of all.
+
+        The likelihood that members share becomes the mean over their best epochs.
+
+        Args:
+            epoch: the present epoch.
+            ensemble: the members of this process.
+            likelihood: with its learned numbers.
+            better: which trained members to copy, of all processes [M].
+            mine: which members of this process to copy.
+        """
+        if BEST not in self.parts:
+            self.keep(epoch, ensemble, likelihood)
+        state, copies = ensemble.changing_state, self.parts[BEST]
+        for name, span in ensemble.member_spans.items():
+            rows = mine[span].nonzero().flatten()
+            copies[name][rows] = state[name].detach()[rows.to(state[name].device)].to(copies[name])
+        self.epoch = epoch
+        if likelihood.state:
+            each = self.parts.setdefault(_EACH, {})
+            for name, tensor in likelihood.state.items():
+                now = tensor.detach().cpu().expand(len(better), *tensor.shape)
+                each.setdefault(name, now.clone())[better] = now[better]
+            mean = {n: t[0] + (t - t[0]).mean(0) for n, t in each.items()}  # exact if all agree
+            self.parts[f"{BEST}_likelihood"] = mean
+
     def _copied(self, tensor: Tensor, ensemble: Ensemble) -> Tensor:
         if ensemble.offload is not None and tensor.ndim and not tensor.is_cuda:
             return ensemble.offload.stored(tensor)
@@ -225,5 +267,5 @@ class BestMembers:
         """Continue with the copy of a checkpoint, if it has one."""
         if BEST in checkpoint.state and BEST in checkpoint.parts:
             self.epoch = checkpoint.state[BEST]["epoch"]
-            names = BEST, f"{BEST}_likelihood"
+            names = BEST, f"{BEST}_likelihood", _EACH
             self.parts = {n: dict(t) for n, t in checkpoint.parts.items() if n in names}

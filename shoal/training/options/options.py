@@ -29,6 +29,7 @@ from shoal.core.arguments import (
     text,
     whole,
     whole_64_bits,
+    whole_from,
     whole_or_zero,
 )
 from shoal.core.errors import ConfigError, ShoalWarning
@@ -227,6 +228,14 @@ class Options:
         "data points and its own augmentation, as in an ensemble of networks trained alone.",
         one_of("common", "own"),
     )
+    folds: int | None = option(
+        None,
+        "number K of parts of the training data: member i never trains on part i mod K, is "
+        "measured there after every epoch, and keeps the weights of its own best epoch. Every "
+        'member then has batches of its own, as with `batches="own"`; see `shoal.out_of_fold`.',
+        whole_from(2),
+        excludes="validation",
+    )
     validation: float | None = option(
         None,
         "share of the training data to hold out, such as 0.1, drawn by the seed; in Python also a "
@@ -236,13 +245,14 @@ class Options:
     )
     patience: int | None = option(
         None,
-        "epochs without a lower validation NLL after which the run ends.",
+        "epochs without a lower validation NLL after which the run ends; with `folds`, epochs in "
+        "which no member has improved.",
         whole,
     )
     keep: str | None = option(
         None,
         '"best" for the members of the epoch with the lowest validation NLL, or "last"; by default '
-        '"best" with `patience`.',
+        '"best" with `patience` or `folds`; with `folds` every member has a best epoch of its own.',
         one_of("best", "last"),
     )
     outputs: str | int | None = option(
@@ -348,6 +358,8 @@ class Options:
         for name, other in EXCLUDES.items():
             if getattr(self, name) is not None and getattr(self, other) is not None:
                 raise ConfigError(f"give {name} or {other}, not both")
+        if self.folds is not None:
+            object.__setattr__(self, "batches", "own")
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "Options":
@@ -409,6 +421,7 @@ class _LoopOptions(StepOptions, total=False):
     """Options of a training loop that every call takes."""
 
     batches: str
+    folds: int | None
     keep: str | None
     annealing: Any
     adversarial: "Adversarial | float | Mapping[str, Any] | None"

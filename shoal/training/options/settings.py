@@ -116,7 +116,8 @@ class Settings:
         parse_engine(self.options.engine)
         check_optimizer(self.optimizer, self.options.lr)
         check_noise(self.options.noise, self.optimizer, self.options.temperature)
-        if isinstance(self.schedule, Plateau) and self.options.validation is None:
+        measured = self.options.validation is not None or self.options.folds is not None
+        if isinstance(self.schedule, Plateau) and not measured:
             raise ConfigError(
                 "a plateau schedule follows the validation NLL; give validation=0.1, which holds "
                 "out a tenth of the training data"
@@ -130,6 +131,12 @@ class Settings:
             self._check_own_inputs()
         if self.options.batches == "own" and (what := self.needs_common_batches) is not None:
             raise ConfigError(f"{what} needs batches that members share; type batches='common'")
+        if self.options.folds is not None and self.common_points:
+            raise ConfigError(
+                f"'{self.method.name}' compares outputs at points that all members train on, and "
+                f"with folds there are none; name points, as "
+                f"method={{'name': '{self.method.name}', 'points': 'mixup'}}"
+            )
         if self.options.frozen:
             self._check_frozen()
 
