@@ -224,6 +224,13 @@ CASES = {
         lambda: members([(Perceptron, 4), (_wide, 5)]), vectors, method="f-kde", frozen=2, lr=0.2,
         steps=None, epochs=6, validation=0.3, patience=2,
     ),
+    "folds": _case(
+        lambda: members([(Perceptron, 4), (_wide, 5)]), vectors, frozen=2, lr=0.2, steps=None,
+        epochs=8, folds=3, patience=3,
+    ),
+    "folds, learned noise": _case(
+        lambda: members(_regressor), numbers, lr=0.2, steps=None, epochs=5, folds=2
+    ),
     "own batches": _case(lambda: members(_norm), vectors, batches="own", batch_size=9),
     "own batches, svgd": _case(members, vectors, batches="own", method="svgd", **STRONG),
     "own batches, f-kde": _case(members, vectors, batches="own", method="f-kde", **STRONG),
@@ -331,7 +338,7 @@ def stop_once(event):
 
 
 RESUMED = ("mixed architectures", "frozen, svgd", "shared trunk", "learned noise", "validation",
-           "own batches, f-kde")  # fmt: skip
+           "own batches, f-kde", "folds, learned noise")  # fmt: skip
 
 
 def stopped(name, folder, mesh=None, stops=True):

@@ -40,7 +40,7 @@ DIVIDED = ("ensemble", "kde", "svgd", "f-kde", "f-svgd", "forde", "batch norm", 
            "mixed architectures", "fraction", "validation")  # fmt: skip
 REPEATED = ("sequence first", "own buffer", "mixed rows", "adversarial", "points", "chunks",
             "augmentation by member", "batch norm, fraction", "own batches",
-            "own batches, f-kde", "placebo, f-kde")  # fmt: skip
+            "own batches, f-kde", "folds", "placebo, f-kde")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,9 @@ def flat(row):
     """A history row without lists."""
     losses = {f"member {i}": loss for i, loss in enumerate(row["member_loss"])}
     losses |= {f"validation {name}": value for name, value in row.get("validation", {}).items()}
-    row = {k: v for k, v in row.items() if k not in ("member_loss", "validation")} | losses
+    losses |= {f"fold {i}": loss for i, loss in enumerate(row.get("member_validation", []))}
+    nested = "member_loss", "validation", "member_validation"
+    row = {k: v for k, v in row.items() if k not in nested} | losses
     return {key: math.nan if value is None else value for key, value in row.items()}
 
 
