@@ -1,5 +1,8 @@
 """Members with folds of their own: what each never sees, and what it predicts there."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from small_runs import (
@@ -25,6 +28,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
+from shoal.cli.main import main
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.orders import Folds, Orders
 
@@ -364,3 +368,19 @@ def test_the_estimators_pass_folds_on():
     assert config["folds"] == 2 and len(model.run_.best_epochs) == 4
     assert config.get("validation") is None and config["patience"] == model.n_iter_no_change
     assert model.run_.provenance["data"]["points"] == 120
+
+
+def test_the_code_of_the_page_runs():
+    page = Path(__file__).parents[2] / "docs" / "folds.md"
+    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    names = {"shoal": shoal, "x": X, "y": Y, "ensemble": shoal_of(plain, 16)}
+    exec(compile(code.replace("epochs=200", "epochs=3, progress=False"), str(page), "exec"), names)
+    assert len(names["pred"]) == N and names["scores"]["nll"] > 0
+
+
+def test_the_command_takes_folds(tmp_path):
+    typed = ["fit", "toy-regression", "method=kde", "folds=2", "members=2", "epochs=2", "-q"]
+    assert main([*typed, "-o", str(tmp_path / "run")]) == 0
+    run = shoal.load(tmp_path / "run")
+    assert run.config["folds"] == 2 and len(run.best_epochs) == 2
+    assert len(shoal.out_of_fold(run)) == run.provenance["data"]["points"]

@@ -60,9 +60,9 @@ FULL = {
     "keep_every": 2,
     "frozen": 1,
 }
-"""Every setting away from its default, but for `calibrated`, which excludes `legacy`."""
+"""Every setting away from its default, but for those that exclude another."""
 
-CALIBRATED = {"calibrated": True, "epochs": 2, "batches": "own"}
+CALIBRATED = {"calibrated": True, "epochs": 2, "batches": "own", "folds": 2}
 
 
 def settings_in(folder):
@@ -154,7 +154,7 @@ class TestTheConfig:
         decisive = set(NAMES) - NOT_SETTINGS
         run = quick(Blueprint(SmallCNN((4,)), (1, 8, 8), 4), IMAGES, out=tmp_path, **FULL)
         assert decisive <= run.config.keys()
-        assert decisive - {"epochs"} <= settings_in(tmp_path).keys()
+        assert decisive - {"epochs", "folds"} <= settings_in(tmp_path).keys()
         assert {*FULL, *CALIBRATED} == decisive, "the examples must cover every setting"
 
     @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.core.structure import Inputs, parted
+from shoal.core.structure import Structured, parted
 from shoal.data.batches.orders import Folds, member_batches
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.processes.mesh import Mesh
@@ -68,7 +68,7 @@ class FoldMixture:
 
 def fold_outputs(
     ensemble: Ensemble,
-    x: Inputs,
+    x: Tensor | Structured,
     members: Sequence[int],
     folds: Folds,
     runner: MemberRunner | None = None,

@@ -242,6 +242,7 @@ class Options:
         "pair (x, y), a `Dataset` with a validation split, or a loader. The ensemble is measured "
         "on these data after every epoch; they never train.",
         share_or_data,
+        excludes="folds",
     )
     patience: int | None = option(
         None,
