@@ -112,9 +112,7 @@ def fit(
         load_to_device(ensemble)
         weight = other.get("sample_weight")
         batches, held = _divided(data, options, ensemble, where, dtype, weight)
-        if options.folds is not None:
-            _check_folds(options, batches, ensemble)
-        options, told = _with_batches(options, batches, ensemble.members)
+        options, told = _with_batches(options, batches, ensemble)
         ensemble.use_output(options.outputs)
         if options.likelihood is None:
             options = replace(options, likelihood=default_likelihood(ensemble, batches))
@@ -189,13 +187,15 @@ def in_type(batches: Any, likelihood: Likelihood, dtype: torch.dtype) -> Any:
 
 
 def _with_batches(
-    options: Options, batches: ArrayBatches | LoaderBatches, members: int
+    options: Options, batches: ArrayBatches | LoaderBatches, ensemble: Ensemble
 ) -> tuple[Options, tuple[str, ...]]:
     """The options with common batches where the data have no others, and what to say then."""
+    if options.folds is not None:
+        _check_folds(options, batches, ensemble)
     if options.batches == "common" or isinstance(batches, ArrayBatches):
         return options, ()
     if batches.loaders is not None:
-        trained = range(options.frozen, members)
+        trained = range(options.frozen, ensemble.members)
         if len(batches.loaders) != len(trained):
             raise DataError(
                 f"{len(batches.loaders)} loaders came for {len(trained)} members; "

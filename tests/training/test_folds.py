@@ -26,6 +26,7 @@ from small_runs import (
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from triton_ready import needs_gpu
 
 import shoal
 from shoal.cli.main import main
@@ -384,3 +385,15 @@ def test_the_command_takes_folds(tmp_path):
     run = shoal.load(tmp_path / "run")
     assert run.config["folds"] == 2 and len(run.best_epochs) == 2
     assert len(shoal.out_of_fold(run)) == run.provenance["data"]["points"]
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["ensemble", "kde", "forde"])
+def test_captured_steps_and_their_scores_are_those_of_the_loop(method):
+    options = {"method": method, "device": "cuda", "epochs": 6} | SGD
+    captured, loop = folded(normed, **options), folded(normed, engine="loop", **options)
+    torch.testing.assert_close(
+        frozen(captured.ensemble), frozen(loop.ensemble), rtol=0, atol=1e-9
+    )  # fmt: skip
+    assert captured.best_epochs == loop.best_epochs
+    torch.testing.assert_close(shoal.out_of_fold(captured).members, shoal.out_of_fold(loop).members)
