@@ -32,6 +32,7 @@ import shoal
 from shoal.cli.main import main
 from shoal.core.errors import ConfigError, DataError
 from shoal.data.batches.orders import Folds, Orders
+from shoal.page.sections.training import _best
 
 MEMBERS, K, N, EPOCHS, RATE, STD = 6, 3, 38, 3, 0.1, 0.7
 SGD = {"optimizer": "sgd", "lr": RATE, "prior": {"name": "gaussian", "std": STD}}
@@ -148,8 +149,9 @@ def test_of_scaled_targets_members_share_only_the_unit():
 # The best epoch of each member
 
 
-def test_every_member_has_the_weights_of_its_own_best_epoch():
-    run = folded(epochs=8, **SGD | {"lr": RATE})
+@pytest.mark.parametrize("how", [{}, {"resident": 2}, {"resident": 2, "offload": "disk"}], ids=str)
+def test_every_member_has_the_weights_of_its_own_best_epoch(how, tmp_path):
+    run = folded(epochs=8, out=tmp_path / "run", **SGD, **how)
     trained = list(alone(plain, X.double(), Y, entropy, epochs=8))
     for member, (network, states) in enumerate(trained):
         scores = [score for score, _ in states]
@@ -379,12 +381,13 @@ def test_the_code_of_the_page_runs():
     assert len(names["pred"]) == N and names["scores"]["nll"] > 0
 
 
-def test_the_command_takes_folds(tmp_path):
+def test_the_command_and_the_report_know_folds(tmp_path):
     typed = ["fit", "toy-regression", "method=kde", "folds=2", "members=2", "epochs=2", "-q"]
     assert main([*typed, "-o", str(tmp_path / "run")]) == 0
     run = shoal.load(tmp_path / "run")
     assert run.config["folds"] == 2 and len(run.best_epochs) == 2
     assert len(shoal.out_of_fold(run)) == run.provenance["data"]["points"]
+    assert "The out-of-fold NLL is lowest" in _best(run)
 
 
 @needs_gpu

@@ -91,14 +91,17 @@ def _best(record: RunRecord) -> str:
         return ""
     row = next(row for row in record.history if row.get("epoch") == epoch)
     name = "NLL" if "nll" in row["validation"] else "loss"
-    return f"The validation {name} is lowest after epoch {epoch} ({held_out_loss(row):.3g} nats)."
+    what = "out-of-fold" if row.get("member_validation") else "validation"
+    return f"The {what} {name} is lowest after epoch {epoch} ({held_out_loss(row):.3g} nats)."
 
 
 def _about_validation(record: RunRecord) -> str:
     if best_epoch(record.history) is None:
         return ""
+    folds = any(row.get("member_validation") for row in record.history)
+    where = "on the folds that members hold out" if folds else "on validation data"
     return (
-        " The dashed line is the NLL of the ensemble on validation data. Members overfit where it "
+        f" The dashed line is the NLL of the ensemble {where}. Members overfit where it "
         "rises while the training loss falls."
     )
 
