@@ -292,6 +292,7 @@ SLOW = {
     "test_page_never_scrolls_sideways",
     "test_page_prints_with_its_folds_open",
     "test_particles_spread_over_a_gaussian_without_clumps",
+    "test_periodic_members_encode_the_numbers_alone",
     "test_quantiles_invert_the_distribution_function",
     "test_quantities_have_the_shape_of_the_targets",
     "test_random_directions_have_the_length_they_claim",

@@ -66,6 +66,9 @@ CHECKS = {
     "weigh single": accurate,
     "loss of my own": lambda a: 0.8 < (a.t_test <= a.quantile).float().mean() < 1,
     "texts, dates and gaps": lambda a: (a.low < a.high).all() and len(a.low) == 5,
+    "sharp changes": lambda a: (
+        a.model.preprocessing_.transform(a.x.numpy()).shape[1] > 10 * a.x.shape[1]
+    ),
     "overfit": lambda a: len(a.run.history) < 200 and a.run.best_epoch <= len(a.run.history),
     "interrupted": lambda a: len(a.run.history) == 10,
     "load it later": lambda a: len(a.pred) == 150,
