@@ -31,7 +31,11 @@ from shoal.core.errors import ConfigError, DataError, ShoalWarning
 from shoal.core.random import derive, key
 from shoal.data.batches.augment import CropFlip, augmented
 from shoal.data.batches.orders import Orders
+from shoal.engine.processes.mesh import Mesh
+from shoal.training.members.division import check_mesh
 from shoal.training.options import settings as settings_module
+from shoal.training.options.options import Options
+from shoal.training.options.settings import Settings
 
 MEMBERS, EPOCHS, RATE, STD = 5, 3, 0.1, 0.7
 SIZES = 3 * [BATCH] + [7]  # the last batch of 37 points is smaller
@@ -400,6 +404,29 @@ def test_a_loader_gives_common_batches_and_the_run_says_so():
 def test_what_needs_common_batches_says_so(options):
     with pytest.raises(ConfigError, match="batches='common'") as error:
         own(**options)
+    assert_one_sentence(error.value)
+
+
+@pytest.mark.parametrize(
+    ("refused", "options"),
+    [
+        (True, {"method": {"name": "f-kde", "points": "mixup"}}),
+        (True, {"method": "forde", "frozen": 1}),
+        (False, {"method": "f-kde", "frozen": 1}),
+        (False, {"method": "forde"}),
+        (False, {"method": "kde", "frozen": 1}),
+    ],
+    ids=str,
+)
+def test_several_processes_refuse_what_the_inputs_of_one_member_decide(refused, options):
+    """Each process has the inputs of its own members alone."""
+    settings = Settings.resolve(Options(likelihood="categorical", batches="own", **options))
+    start, mesh = shoal.Ensemble.init(plain, 3), object.__new__(Mesh)
+    if not refused:
+        check_mesh(mesh, start, settings)
+        return
+    with pytest.raises(ConfigError, match="one process") as error:
+        check_mesh(mesh, start, settings)
     assert_one_sentence(error.value)
 
 

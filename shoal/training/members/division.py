@@ -278,3 +278,8 @@ def check_mesh(mesh: Mesh | None, ensemble: Ensemble, settings: Settings) -> Non
             "the published prior on functions takes a median over all members; "
             "leave legacy out of the prior, or use one process"
         )
+    if settings.compares_at_first:
+        raise ConfigError(
+            f"'{settings.method.name}' compares members at inputs of the first member, which only "
+            f"one process has; use one process, or batches and augmentation that members share"
+        )

@@ -148,6 +148,19 @@ class Settings:
         return compared or isinstance(self.prior, FunctionalPrior)
 
     @property
+    def compares_at_first(self) -> bool:
+        """Whether inputs of the first member decide where members are compared.
+
+        Points are drawn from them, and frozen members, which have no inputs, are seen at them.
+        """
+        repulsion, options = self.method.repulsion, self.options
+        own = augmentations.is_per_member(self.augment) or options.batches == "own"
+        if not own or repulsion is None or repulsion.space.base == "weights":
+            return False
+        frozen = options.frozen > 0 and not self.common_points
+        return frozen or not isinstance(repulsion.points, points.Batch)
+
+    @property
     def needs_common_batches(self) -> str | None:
         """What cannot be with own batches, not even at points of the method; None if all can."""
         repulsion = self.method.repulsion
