@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoal.core.errors import DataError
+from shoal.core.opaque import Opaque
 from shoal.core.structure import Structured, parted
 from shoal.data.batches.orders import Folds, member_batches
 from shoal.engine.members.member_runner import MemberRunner
@@ -168,6 +170,11 @@ class FoldValidation:
         steps = list(self.folds.steps(self.size))
         reading = self.batches.read(rows.flatten() for rows, _ in steps)
         for (x, y), (_, counts) in zip(reading, steps, strict=True):
+            if isinstance(x, Opaque):
+                raise DataError(
+                    "folds need inputs of which each member takes its rows, such as tensors, and "
+                    "batch objects came; hold out data for all members with validation=0.1"
+                )
             outputs = fold_outputs(ensemble, x, members, self.folds, runner)[first:]
             sound = ensemble.alive[first:] & (outputs < torch.inf).flatten(1).all(-1)
             if self.mesh is not None:
