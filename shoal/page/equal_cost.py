@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shoal.core.display.text import counted, joined, number, plus_minus, seconds, table
 from shoal.experiment.equal_cost import Arm, CostPlan
-from shoal.page.measures import Measure
+from shoal.page.measures import Measure, paired_values
 from shoal.page.report_data import RunRecord, SeedGroup
 from shoal.page.verdicts import MARGINS
 from shoal.prediction.statistics import FEWEST, Decision, Pairs, Verdict, decide
@@ -109,12 +109,8 @@ class EqualCost:
         return decide(counted(len(found), "placebo"), found)
 
     def _pairs(self, one: Arm, other: Arm) -> Pairs | None:
-        mine, theirs = (self.runs[arm].values(self.measure) for arm in (one, other))
-        seeds = [seed for seed in mine if seed in theirs]
-        if not seeds:
-            return None
-        values = [mine[seed] for seed in seeds], [theirs[seed] for seed in seeds]
-        return Pairs(*values, self.measure.better, self.margin)
+        values = paired_values(self.measure, self.runs[one], self.runs[other])
+        return None if values is None else Pairs(*values, self.measure.better, self.margin)
 
     def seconds(self, arm: Arm) -> float:
         """Mean seconds of the trainings of an arm."""
@@ -124,7 +120,17 @@ class EqualCost:
     @property
     def sentences(self) -> list[str]:
         """The answer about each method, about placebos, and about seconds that differ."""
-        return [*map(self.answer, self.methods), *map(self._placebo, self.placebos), *self.far]
+        return [*self.answers, *self.against_placebos, *self.far]
+
+    @property
+    def answers(self) -> list[str]:
+        """A sentence about each method and the plain arms."""
+        return [self.answer(method) for method in self.methods]
+
+    @property
+    def against_placebos(self) -> list[str]:
+        """A sentence about each method and its placebo."""
+        return [self._placebo(method) for method in self.placebos]
 
     def answer(self, method: Arm) -> str:
         """Better than every plain arm of equal cost, equal, worse than some, or not decided."""
@@ -195,11 +201,10 @@ class EqualCost:
     @property
     def tuned(self) -> list[str]:
         """What was chosen for the tuned arm."""
-        arms = [arm for arm in self.runs if arm.kind == "tuned"]
         return [
             f"The tuned arm is `{arm.label}`, chosen on held-out training data by "
             f"{counted(len(self.plan.tuning), 'trial')}."
-            for arm in arms
+            for arm in self.kind("tuned")
         ]
 
     @property

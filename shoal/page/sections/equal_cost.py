@@ -25,21 +25,20 @@ def equal_cost_section(report_data: ReportData) -> Section | None:
     )
     if not found.methods or not found.plains:
         return None
-    count, plan = len(found.methods), found.plan
+    plan = found.plan
     lengths = (
         f"Every arm gets the {seconds(plan.seconds)} of {plan.dearest}, measured before the runs. "
         f"The plain ensemble of the config takes less, and a placebo is as long as its method."
     )
     blocks: list[Block] = [
         _table("Differences at equal cost", *found.differences, found.reading),
-        *(Remark(text) for text in found.sentences[count : len(found.sentences) - len(found.far)]),
+        *map(Remark, found.against_placebos),
         _table("Arms", *found.arms, lengths),
         *(Remark(text, "mind") for text in found.far),
         *map(Remark, found.tuned),
         *_tuning(found),
     ]
-    answers = " ".join(found.sentences[:count])
-    return Section("Is repulsion worth its price?", answers, blocks)
+    return Section("Is repulsion worth its price?", " ".join(found.answers), blocks)
 
 
 def _table(title: str, header: list[str], rows: list[list[Cell]], reading: str) -> Table:
