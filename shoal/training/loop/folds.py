@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.core.errors import DataError
 from shoal.core.opaque import Opaque
-from shoal.core.structure import Structured, parted
+from shoal.core.structure import Inputs, parted
 from shoal.data.batches.orders import Folds, member_batches
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.engine.processes.mesh import Mesh
@@ -70,7 +70,7 @@ class FoldMixture:
 
 def fold_outputs(
     ensemble: Ensemble,
-    x: Tensor | Structured,
+    x: Inputs,
     members: Sequence[int],
     folds: Folds,
     runner: MemberRunner | None = None,
@@ -84,6 +84,11 @@ def fold_outputs(
         folds: the folds.
         runner: how members run; None for the default.
     """
+    if isinstance(x, Opaque):
+        raise DataError(
+            "folds need inputs of which each member takes its rows, such as tensors, and batch "
+            "objects came; hold out data for all members with validation=0.1"
+        )
     size = len(x) // folds.count
     fold = torch.tensor([member % folds.count for member in members])
     rows = (fold[:, None] * size + torch.arange(size)).flatten().to(x.device)
@@ -170,11 +175,6 @@ class FoldValidation:
         steps = list(self.folds.steps(self.size))
         reading = self.batches.read(rows.flatten() for rows, _ in steps)
         for (x, y), (_, counts) in zip(reading, steps, strict=True):
-            if isinstance(x, Opaque):
-                raise DataError(
-                    "folds need inputs of which each member takes its rows, such as tensors, and "
-                    "batch objects came; hold out data for all members with validation=0.1"
-                )
             outputs = fold_outputs(ensemble, x, members, self.folds, runner)[first:]
             sound = ensemble.alive[first:] & (outputs < torch.inf).flatten(1).all(-1)
             if self.mesh is not None:
