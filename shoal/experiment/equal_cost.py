@@ -26,7 +26,7 @@ from shoal.core.storage.disk import read_plain, storage_errors
 from shoal.core.storage.files import write_text
 from shoal.core.storage.formats import parse_json, to_json
 from shoal.core.storage.lock import FolderLock
-from shoal.data.dataset import Dataset, Split, held_out
+from shoal.data.dataset import Dataset, Split
 from shoal.evaluation.evaluate import evaluate_run
 from shoal.experiment.bench.measure import machine, versions
 from shoal.experiment.build import train
@@ -35,7 +35,7 @@ from shoal.experiment.variants import Variant
 from shoal.inference.ensemble import Ensemble
 from shoal.training.loop.callbacks import Callback, RunBegin, StepEnd
 from shoal.training.options.options import AUTO, DEFAULT_METHOD
-from shoal.training.search.candidates import HELD_OUT, MOST_HELD_OUT
+from shoal.training.search.candidates import division
 
 __all__ = ["ARMS", "PLAN", "Arm", "CostPlan", "check_arms", "load_plan", "parse_arms", "planned"]
 
@@ -440,7 +440,7 @@ class _Planner:
         training or into more members, whichever has the lower held-out NLL.
         """
         config, best = self.grid.config, self.reference
-        divided = _divided(self.data, config.seed)
+        divided = _divided(self.data, config.batch_size, config.seed)
         short = max(round(SHORT * self.steps(self.reference)), 1)
         scores: dict[str, float] = {}
 
@@ -513,15 +513,13 @@ def _width(prior: Any) -> float | None:
     return float(prior.get("std", 1.0)) if named else None
 
 
-def _divided(data: Dataset, seed: int) -> Dataset:
+def _divided(data: Dataset, batch_size: int, seed: int) -> Dataset:
     """A part of the training data to train on, and the rest as test set."""
     x, y = data.train.x, data.train.y
     if data.validation is not None:
         return replace(data, test=data.validation, shifts={}, ood={})
     if y is None:
         raise DataError("tuning needs targets; leave 'tuned' out of --equal-cost")
-    share = min(HELD_OUT, MOST_HELD_OUT / len(data.train))
-    trains, held = held_out(len(data.train), share, seed, "search")
-    trains, held = trains.to(y.device), held.to(y.device)
-    part = Split(x[trains], y[trains]), Split(x[held], y[held])
-    return replace(data, train=part[0], test=part[1], shifts={}, ood={})
+    rows = (each.to(y.device) for each in division(len(data.train), batch_size, seed))
+    part, rest = (Split(x[each], y[each]) for each in rows)
+    return replace(data, train=part, test=rest, shifts={}, ood={})

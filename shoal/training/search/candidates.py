@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
+from shoal.data.dataset import held_out
 from shoal.engine.members.member_runner import MemberRunner
 from shoal.inference.ensemble import Ensemble
 from shoal.interaction.axes import EXACT, RANK, needs_data
@@ -41,6 +42,7 @@ __all__ = [
     "Round",
     "Rule",
     "axes_price",
+    "division",
     "method_candidates",
     "paired",
     "price_of",
@@ -111,6 +113,16 @@ HELD_OUT = 0.2
 
 MOST_HELD_OUT = 4096
 """Largest number of held-out data points."""
+
+
+def division(points: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The data points on which a trial trains, and those that judge it."""
+    share = min(HELD_OUT, MOST_HELD_OUT / points)
+    trains, held = held_out(points, share, seed, "search")
+    if len(trains) > 1 and (len(trains) - 1) % batch_size == 0:
+        trains = trains[:-1]  # networks with BatchNorm cannot train on a batch of one point
+    return trains, held
+
 
 LEAST_POINTS = 10
 """Number of held-out data points from which a search is worthwhile."""

@@ -36,7 +36,6 @@ from shoal.core.errors import (
 from shoal.core.random import generator
 from shoal.core.storage.formats import to_json
 from shoal.data.batches.sources import ArrayBatches, LoaderBatches
-from shoal.data.dataset import held_out
 from shoal.data.sets.mild_shifts import mild_shifts
 from shoal.engine.processes.groups import fresh_groups, give_up, same_error
 from shoal.engine.processes.mesh import Mesh
@@ -54,7 +53,6 @@ from shoal.training.options.settings import Settings
 from shoal.training.options.torch_schedules import Plateau
 from shoal.training.search.candidates import (
     BUDGET,
-    HELD_OUT,
     LEAST_POINTS,
     MOST_HELD_OUT,
     PLAIN,
@@ -62,6 +60,7 @@ from shoal.training.search.candidates import (
     RULE,
     Candidate,
     PointScores,
+    division,
     method_candidates,
     paired,
     price_of,
@@ -450,13 +449,10 @@ class HeldOutData:
 
 def divided(batches: ArrayBatches, seed: int) -> tuple[ArrayBatches, HeldOutData]:
     """A part of the training data to train on, and the rest, held out."""
-    share = min(HELD_OUT, MOST_HELD_OUT / batches.n)
-    trains, held = held_out(batches.n, share, seed, "search")
-    if len(trains) > 1 and (len(trains) - 1) % batches.batch_size == 0:
-        trains = trains[:-1]  # networks with BatchNorm cannot train on a batch of one point
+    rows = division(batches.n, batches.batch_size, seed)
     part, rest = (
-        replace(batches, x=batches.x[rows], y=batches.y[rows])
-        for rows in (each.to(batches.x.device) for each in (trains, held))
+        replace(batches, x=batches.x[each], y=batches.y[each])
+        for each in (tensor.to(batches.x.device) for tensor in rows)
     )
     return part, held_out_data(rest, seed, "held-out training data")
 
