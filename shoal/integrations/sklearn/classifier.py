@@ -1,0 +1,212 @@
+"""`EnsembleClassifier`: an ensemble of networks that classifies."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import (
+    ClassifierMixin,
+)
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import (
+    assert_all_finite,
+    column_or_1d,
+)
+
+from shoal.core.errors import ConfigError, DataError
+from shoal.data.batches.arrays import first_gap
+from shoal.data.batches.batch import check_same_rows
+from shoal.inference.likelihoods import Bernoulli, Categorical, Likelihood
+from shoal.integrations.sklearn.estimator import EnsembleEstimator, Network
+
+__all__ = ["EnsembleClassifier"]
+
+
+class EnsembleClassifier(ClassifierMixin, EnsembleEstimator):
+    """An ensemble of networks that classifies, as an estimator of scikit-learn.
+
+    Labels may be numbers or texts, of two or more classes. A matrix of 0 and 1 [N, K] holds
+    several labels at once; its columns then are independent (`shoal.likelihoods.Bernoulli`).
+
+    Parameters:
+        members: ensemble size.
+        hidden: widths of the hidden layers of each member.
+        method: a name from `shoal list methods`, or a `shoal.Repulsion`.
+        strength: factor of the repulsive force; None for the default of the method, "auto" to
+            choose it on held-out data.
+        epochs: number of passes over the data.
+        batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
+        batches: "common" for batches that all members share; "own" for networks that are trained as
+            if alone, each on its own order of the data points.
+        learning_rate: learning rate of Adam.
+        prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
+            smoother functions.
+        early_stopping: hold out a part of the training data, stop when its NLL does not improve,
+            and keep the members of the best epoch. "auto" does so for 100 data points or more, if
+            every class has at least 10.
+        validation_fraction: share of the training data to hold out.
+        n_iter_no_change: epochs without improvement before training stops.
+        network: networks of your own: a function of (input_shape, outputs), or an object with such
+            a method `build`, as in `shoal.models`. None for a perceptron.
+        preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
+            transformer of your own replaces this; None gives X to the networks as it is.
+        numbers: what "auto" does with numbers and dates. "standard" standardises them. "robust"
+            puts columns with heavy tails on a logarithmic scale first (`HeavyTails`). "piecewise"
+            does so, and adds a piecewise-linear encoding by quantiles (`PiecewiseLinear`).
+            "periodic" learns sines and cosines of each number (`shoal.models.PeriodicMLP`).
+        device: device to train on; None for the CPU.
+        out: folder that stores the run; it must not hold a run already.
+        options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
+        random_state: seed, generator or None, as in scikit-learn.
+        verbose: show progress.
+        class_weight: weights of the classes, by label, or "balanced", as in scikit-learn.
+
+    Attributes:
+        run_: the run: `shoal.report`, `shoal.landscape` and `shoal.evidence` take it.
+        classes_: the labels, in the order of the probabilities.
+        preprocessing_: the fitted preprocessing; None without.
+        n_iter_: number of epochs.
+        n_features_in_, feature_names_in_: number and names of the columns.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: int = 5,
+        hidden: Sequence[int] = (64, 64),
+        method: Any = "ensemble",
+        strength: float | str | None = None,
+        epochs: int = 100,
+        batch_size: int | str = "auto",
+        batches: str = "common",
+        learning_rate: float = 0.01,
+        prior_std: float = 0.5,
+        early_stopping: bool | str = "auto",
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        class_weight: Mapping[Any, float] | str | None = None,
+        network: Network | None = None,
+        preprocess: Any = "auto",
+        numbers: str = "standard",
+        device: Any = None,
+        out: str | Path | None = None,
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.members = members
+        self.hidden = hidden
+        self.method = method
+        self.strength = strength
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.batches = batches
+        self.learning_rate = learning_rate
+        self.prior_std = prior_std
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.class_weight = class_weight
+        self.network = network
+        self.preprocess = preprocess
+        self.numbers = numbers
+        self.device = device
+        self.out = out
+        self.options = options
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable label [N]; for several labels at once 0 or 1 [N, K]."""
+        probs = self.predict_proba(X)
+        return (probs > 0.5).astype(int) if self._several else self.classes_[probs.argmax(1)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of each class [N, C]; for several labels at once that of 1 [N, K]."""
+        pred = self.predictive(X)
+        return (pred.mean if self._several else pred.probs).numpy()
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy."""
+        check_same_rows(X, y, sample_weight)
+        return super().score(X, y, sample_weight)
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithm of `predict_proba`."""
+        return np.log(self.predict_proba(X))
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Log odds of the second of two classes [N], or of 1 in each column [N, K].
+
+        For more classes the logarithm of their probabilities [N, C].
+        """
+        probs = self.predict_proba(X)
+        least = np.finfo(probs.dtype).tiny
+        logs = np.log(np.maximum(probs, least))
+        if self._several:
+            return logs - np.log(np.maximum(1 - probs, least))
+        return logs[:, 1] - logs[:, 0] if len(self.classes_) == 2 else logs
+
+    @property
+    def _several(self) -> bool:
+        return isinstance(self.run_.likelihood, Bernoulli)
+
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        values = np.asarray(y)
+        gap = first_gap(values) if values.ndim == 1 else None
+        if gap is not None:
+            raise DataError(
+                f"y has a gap, {values[gap]} at y[{gap}]; leave out such rows: "
+                f"keep = pandas.notna(y), then X[keep] and y[keep]"
+            )
+        check_classification_targets(y)
+        kind = type_of_target(y, input_name="y", raise_unknown=True)
+        if kind == "multiclass-multioutput":
+            raise DataError(
+                "y has several columns with more than two classes; give each column of classes "
+                "to an EnsembleClassifier of its own"
+            )
+        if kind == "multilabel-indicator":
+            return np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+        labels = column_or_1d(y, warn=True)
+        assert_all_finite(labels, input_name="y")
+        return labels
+
+    def _encoded(self, y: np.ndarray, learn: bool = False) -> np.ndarray:
+        if y.ndim == 2:
+            if learn:
+                self.classes_ = np.arange(y.shape[1])
+            return y.astype(np.int64)
+        if learn:
+            self.classes_ = np.unique(y)
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise DataError(f"y holds {unknown[0]!r}, which is no class of the training data")
+        return np.searchsorted(self.classes_, y)
+
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        return Bernoulli() if y.ndim == 2 else Categorical()
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
+        if self.class_weight is None:
+            return weight
+        weight = np.ones(len(y)) if weight is None else weight
+        if isinstance(self.class_weight, str) and y.ndim == 1:
+            if self.class_weight != "balanced":
+                raise ConfigError(
+                    f'class_weight must be a dict, "balanced" or None, not {self.class_weight!r}'
+                )
+            counts = np.bincount(y, weights=weight)  # repetition counts, so that weights do too
+            return weight * (weight.sum() / (len(counts) * counts))[y]
+        labels = y if y.ndim == 2 else self.classes_[y]
+        return weight * compute_sample_weight(self.class_weight, labels)
+
+    def _class_names(self) -> tuple[str, ...] | None:
+        return tuple(map(str, self.classes_))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags

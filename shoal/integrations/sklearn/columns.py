@@ -1,0 +1,134 @@
+"""Columns of a table: what they hold, their values as arrays, and equal rows as one."""
+
+from typing import Any
+
+import numpy as np
+
+from shoal.core.errors import DataError
+from shoal.core.optional import require
+
+__all__ = ["as_categories", "as_numbers", "as_seconds", "is_table", "kind_of", "merged", "rows_of"]
+
+
+def is_table(X: Any) -> bool:
+    """Whether X is a DataFrame."""
+    return hasattr(X, "columns") and hasattr(X, "dtypes")
+
+
+def rows_of(X: Any, rows: np.ndarray) -> Any:
+    """Some rows of a table or an array."""
+    return X.iloc[rows] if is_table(X) else X[rows]
+
+
+def merged(
+    X: Any, y: np.ndarray, weight: np.ndarray | None
+) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """Equal data points (x, y) as one point with the sum of their weights, in a fixed order.
+
+    Weighted and repeated data become the same arrays. So whole weights equal repetition to the bit,
+    in batches of any size. Without it, rounding would grow during training. Weights that are all
+    1 become None.
+
+    >>> sorted(merged(np.array([[1.0], [2.0], [1.0]]), np.array([0, 1, 0]), None)[2].tolist())
+    [1.0, 2.0]
+    """
+    values = _codes(X) if is_table(X) else X.reshape(len(X), -1)
+    points = np.column_stack([values, y]).astype(np.float64) + 0.0  # no negative zero
+    points[np.isnan(points)] = np.nan
+    as_bytes = np.ascontiguousarray(points).view(f"V{points.itemsize * points.shape[1]}").ravel()
+    _, first, place = np.unique(as_bytes, return_index=True, return_inverse=True)
+    total = np.bincount(place, weights=weight).astype(np.float64)
+    return rows_of(X, first), y[first], None if (total == 1).all() else total
+
+
+def _codes(X: Any) -> np.ndarray:
+    """The columns of a table as numbers [N, K]: numbers stay, categories are counted in order."""
+    factorize, codes = require("pandas", extra="frames").factorize, []
+    for i, name in enumerate(X.columns):
+        column = X.iloc[:, i]
+        kind = kind_of(column)
+        if kind != "categories":
+            codes.append((_numbers if kind == "numbers" else _seconds)(column, name))
+            continue
+        try:
+            codes.append(factorize(column, sort=True)[0])
+        except TypeError:  # values of several kinds have no order
+            codes.append(factorize(column)[0])
+    return np.stack(codes, axis=1)
+
+
+def as_numbers(X: Any) -> np.ndarray:
+    """Columns as floats [N, K]; gaps are NaN."""
+    if not is_table(X):
+        return np.ascontiguousarray(X, dtype=np.float64)  # sums depend on the layout
+    columns = [_numbers(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])]
+    return np.stack(columns, axis=1)
+
+
+def as_categories(X: Any) -> np.ndarray:
+    """Columns as Python objects [N, K]; every kind of gap is NaN."""
+    values = np.asarray(X, dtype=object).copy()
+    values[np.asarray(require("pandas", extra="frames").isna(values))] = np.nan
+    return values
+
+
+def as_seconds(X: Any) -> np.ndarray:
+    """Columns of dates as whole seconds since 1970 in UTC [N, K]; gaps are NaN."""
+    return np.stack([_seconds(X.iloc[:, i], X.columns[i]) for i in range(X.shape[1])], axis=1)
+
+
+_DURATIONS = {"timedelta", "timedelta64"}
+_NUMBERS = {"integer", "floating", "mixed-integer-float", "boolean", "empty", *_DURATIONS}
+_DATES = {"date", "datetime", "datetime64"}
+
+
+def kind_of(column: Any) -> str:
+    """What a column holds: "numbers", "dates" or "categories".
+
+    Categories are texts, a categorical type, or objects of several kinds.
+    """
+    kinds = require("pandas", extra="frames").api.types
+    if isinstance(column.dtype, kinds.CategoricalDtype):
+        return "categories"
+    if kinds.is_datetime64_any_dtype(column):
+        return "dates"
+    if kinds.is_numeric_dtype(column) or kinds.is_bool_dtype(column):
+        return "numbers"
+    kind = kinds.infer_dtype(column, skipna=True)
+    if kind in _DATES:
+        return "dates"
+    return "numbers" if kind in _NUMBERS else "categories"
+
+
+def _numbers(column: Any, name: object) -> np.ndarray:
+    """Numbers; a duration is its seconds."""
+    pandas = require("pandas", extra="frames")
+    kind = pandas.api.types.infer_dtype(column, skipna=True)
+    try:
+        if kind in _DATES:
+            raise TypeError("it holds dates")
+        if kind in _DURATIONS:
+            column = pandas.to_timedelta(column).dt.total_seconds()
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"column {name!r} must hold numbers, but {error}; give numbers, or gaps as NaN"
+        ) from None
+    if np.isinf(numbers).any():
+        raise DataError(f"column {name!r} holds infinity; replace it by a number or by NaN")
+    return numbers
+
+
+def _seconds(column: Any, name: object) -> np.ndarray:
+    """Dates as whole seconds since 1970; dates without a time zone count as UTC."""
+    pandas = require("pandas", extra="frames")
+    if kind_of(column) != "dates" and not column.isna().all():
+        raise DataError(
+            f"column {name!r} must hold dates, not {column.dtype}; type pandas.to_datetime(column)"
+        )
+    try:
+        dates = pandas.to_datetime(column, utc=True).dt.tz_localize(None)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"column {name!r} must hold dates, but {error}") from None
+    whole = dates.to_numpy(dtype="datetime64[s]")
+    return np.where(np.isnat(whole), np.nan, whole.astype(np.int64))

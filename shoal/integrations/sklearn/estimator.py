@@ -1,0 +1,368 @@
+"""What both estimators have in common: checks, preprocessing, training, predictions."""
+
+import inspect
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, clone
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import (
+    check_array,
+    check_consistent_length,
+    check_is_fitted,
+    validate_data,
+)
+from torch import nn
+
+from shoal.core.caller import calling
+from shoal.core.errors import ConfigError, DataError
+from shoal.data.batches.batch import check_same_rows
+from shoal.data.batches.sources import as_split
+from shoal.data.dataset import Dataset, Split
+from shoal.evaluation.predict import predict
+from shoal.inference.ensemble import Ensemble
+from shoal.inference.likelihoods import Likelihood
+from shoal.inference.priors import Gaussian
+from shoal.integrations.sklearn.columns import as_numbers, is_table, merged, rows_of
+from shoal.integrations.sklearn.encodings import NUMBERS, fitted, preprocessing_for, transformed
+from shoal.models.blueprint import Architecture, Blueprint
+from shoal.models.mlp import MLP, PeriodicMLP
+from shoal.prediction.predictive import Predictive
+from shoal.training.fit import fit
+from shoal.training.folder.own_data import OWN_DATA, PREPARED_BY
+from shoal.training.folder.run import Run
+
+__all__ = ["EnsembleEstimator", "Network"]
+
+Network = Callable[[tuple[int, ...], int], nn.Module] | Architecture
+"""Makes a network for inputs of a shape and a number of outputs, or has a method that does."""
+
+LARGEST_BATCH = 200
+"""Data points per batch for batch_size="auto", as in scikit-learn's networks."""
+
+ENOUGH_POINTS, ENOUGH_OF_A_CLASS = 100, 10
+"""Data points, and data points of each class, from which early_stopping="auto" holds out some."""
+
+
+_ONE_FIT = threading.RLock()
+"""Threads of joblib train in turn: torch's random generators belong to the whole process."""
+
+
+@dataclass(frozen=True)
+class _OwnNetwork:
+    """The user's function with its arguments; unlike a closure it can be pickled."""
+
+    network: Callable[[tuple[int, ...], int], nn.Module]
+    input_shape: tuple[int, ...]
+    outputs: int
+
+    def __post_init__(self) -> None:
+        # the name under which a run folder stores a network that it cannot rebuild
+        name = getattr(self.network, "__qualname__", type(self.network).__qualname__)
+        object.__setattr__(self, "__qualname__", name)
+
+    def __call__(self) -> nn.Module:
+        return self.network(self.input_shape, self.outputs)
+
+
+class _Points(NamedTuple):
+    """Data points with their weights, None for equal weights."""
+
+    X: Any
+    y: np.ndarray
+    weight: np.ndarray | None
+
+    def rows(self, rows: np.ndarray) -> "_Points":
+        weight = None if self.weight is None else self.weight[rows]
+        return _Points(rows_of(self.X, rows), self.y[rows], weight)
+
+
+class EnsembleEstimator(BaseEstimator):
+    """What both estimators have in common: preprocessing, training, predictions."""
+
+    members: int
+    hidden: Sequence[int]
+    method: Any
+    strength: float | str | None
+    epochs: int
+    batch_size: int | str
+    batches: str
+    learning_rate: float
+    prior_std: float
+    early_stopping: bool | str
+    validation_fraction: float
+    n_iter_no_change: int
+    network: Network | None
+    preprocess: Any
+    numbers: str
+    device: Any
+    out: str | Path | None
+    options: Mapping[str, Any] | None
+    random_state: Any
+    verbose: bool
+    run_: Run
+    preprocessing_: Any
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit preprocessing and ensemble.
+
+        Args:
+            X: inputs, an array [N, D] or a DataFrame.
+            y: targets [N] or [N, K].
+            sample_weight: weight of each data point [N]. A whole number equals repetition, to the
+                bit. The total weight counts as N beside the prior.
+        """
+        if y is None:
+            name = type(self).__name__
+            raise ValueError(f"{name} requires y to be passed, but the target y is None")
+        check_same_rows(X, y, sample_weight)
+        X, y = self._checked_inputs(X, reset=True), self._checked_targets(y)
+        check_consistent_length(X, y)
+        weight = None
+        if sample_weight is not None:
+            weight = _checked_weights(sample_weight, len(y))
+            kept = np.flatnonzero(weight)
+            X, y, weight = rows_of(X, kept), y[kept], weight[kept]
+        X, targets, weight = merged(X, self._encoded(y, learn=True), weight)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self._train(_Points(X, targets, self._weighted(targets, weight)), seed)
+        return self
+
+    def predictive(self, X: Any) -> Predictive:
+        """The prediction with all uncertainties, for the functions of Shoal."""
+        check_is_fitted(self)
+        return predict(self.run_, self._prepared(self._checked_inputs(X, reset=False)))
+
+    def dataset(self, X: Any, y: Any, train: tuple[Any, Any] | None = None) -> Dataset:
+        """Test data as the networks take them, for `shoal.report`, `shoal.evaluate` and others.
+
+        Args:
+            X: inputs of the test set.
+            y: targets of the test set.
+            train: a pair (X, y) of training data, for `shoal.evidence` and `shoal.landscape`.
+        """
+        check_is_fitted(self)
+        test = self._split(X, y)
+        known = Split(test.x[:0], test.y[:0]) if train is None else self._split(*train)
+        return Dataset(OWN_DATA, known, test, classes=self._class_names())
+
+    @abstractmethod
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        """Refuse unsuitable targets."""
+
+    @abstractmethod
+    def _encoded(self, y: np.ndarray, learn: bool = False) -> np.ndarray:
+        """Targets as the likelihood takes them; `learn` the classes first."""
+
+    @abstractmethod
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        """The likelihood of the encoded targets."""
+
+    def _weighted(self, y: np.ndarray, weight: np.ndarray | None) -> np.ndarray | None:
+        return weight
+
+    def _class_names(self) -> tuple[str, ...] | None:
+        return None
+
+    def _checked_inputs(self, X: Any, reset: bool) -> Any:
+        if is_table(X):
+            X = X if hasattr(X, "iloc") else X.to_pandas()
+            validate_data(self, X, reset=reset, skip_check_array=True)
+            if 0 not in X.shape:
+                return X
+        several_axes = self.network is not None and self.preprocess is None
+        return validate_data(
+            self,
+            X,
+            reset=reset,
+            dtype=np.float64,
+            order="C",  # sums do not depend on the layout of the caller's array
+            ensure_all_finite="allow-nan" if self.preprocess is not None else True,
+            allow_nd=several_axes,
+        )
+
+    def _prepared(self, X: Any) -> np.ndarray:
+        if self.preprocessing_ is not None:
+            return transformed(self.preprocessing_, X)
+        return as_numbers(X)
+
+    def _split(self, X: Any, y: Any) -> Split:
+        check_same_rows(X, y)
+        x = self._prepared(self._checked_inputs(X, reset=False))
+        return as_split((x, self._encoded(self._checked_targets(y))), self.run_.ensemble.dtype)
+
+    def _fit_preprocessing(self, points: "_Points") -> np.ndarray:
+        if self.preprocess is None:
+            self.preprocessing_ = None
+            return self._prepared(points.X)
+        self.preprocessing_ = (
+            preprocessing_for(points.X, self.numbers) if self._automatic else clone(self.preprocess)
+        )
+        return fitted(self.preprocessing_, *points)
+
+    @property
+    def _automatic(self) -> bool:
+        return isinstance(self.preprocess, str) and self.preprocess == "auto"
+
+    def _check_numbers(self) -> None:
+        if self.numbers not in NUMBERS:
+            raise ConfigError(f"numbers must be one of {NUMBERS}, not {self.numbers!r}")
+        default = inspect.signature(type(self)).parameters["numbers"].default
+        if not self._automatic and self.numbers not in ("standard", default):
+            raise ConfigError(
+                f"numbers={self.numbers!r} is a part of preprocess='auto'; leave out numbers or "
+                f"preprocess"
+            )
+        if self.network is not None and self.numbers == "periodic":
+            raise ConfigError(
+                "numbers='periodic' is a layer of the perceptron; leave out network, or give "
+                "network=shoal.models.PeriodicMLP() alone"
+            )
+
+    def _train(self, points: "_Points", seed: int) -> None:
+        self._check_numbers()
+        held_out, stops_early = {}, self._stops_early(points.y)
+        if stops_early and (self.options or {}).get("folds") is not None:
+            held_out, stops_early = {"patience": self.n_iter_no_change}, False
+        if stops_early:
+            points, others = self._divided(points, seed)
+        x = self._fit_preprocessing(points)
+        if stops_early:
+            weight = () if others.weight is None else (others.weight,)
+            validation = (self._prepared(others.X), others.y, *weight)
+            patience = self.n_iter_no_change
+            held_out = {"validation": validation, "patience": patience, "keep": "best"}
+        likelihood = self._likelihood(points.y)
+        targets = as_split((x, points.y)).y
+        outputs = likelihood.width_for(targets, len(getattr(self, "classes_", ())))
+        build = self._build(x.shape[1:], outputs)
+        options: dict[str, Any] = self._options(points, seed) | {"likelihood": likelihood}
+        options |= held_out | dict(self.options or {})
+        source = {"custom": OWN_DATA}
+        if self.preprocessing_ is not None:
+            source[PREPARED_BY] = type(self).__name__
+        split, classes, names = Split(x, points.y), self._class_names(), self._column_names()
+        data = Dataset(OWN_DATA, split, classes=classes, columns=names, spec=source)
+        with _ONE_FIT, calling("estimator", name=type(self).__name__, parameters=self._changed()):
+            ensemble = Ensemble.init(build, self.members, seed)
+            # a fitted estimator does not keep its data
+            self.run_ = replace(fit(ensemble, data, **options), given=None)
+        self.n_iter_ = len(self.run_.history)
+
+    def _changed(self) -> dict[str, str]:
+        """The parameters that differ from their defaults, as they are typed."""
+        defaults = inspect.signature(type(self)).parameters
+        changed = {
+            name: _typed(value)
+            for name, value in self.get_params(deep=False).items()
+            if not _same(value, defaults[name].default)
+        }
+        return {name: text for name, text in changed.items() if text}
+
+    def _column_names(self) -> tuple[str, ...] | None:
+        """Names of prepared columns, of a table those of X; None for inputs as they came."""
+        if self.preprocessing_ is None:
+            return None
+        try:
+            names = self.preprocessing_.get_feature_names_out(vars(self)["feature_names_in_"])
+        except Exception:  # an array, or a transformer without names
+            return ()
+        return tuple(str(name).partition("__")[2] or str(name) for name in names)
+
+    def _stops_early(self, y: np.ndarray) -> bool:
+        if isinstance(self.early_stopping, str):
+            if self.early_stopping != "auto":
+                raise ConfigError(
+                    f'early_stopping must be True, False or "auto", not {self.early_stopping!r}'
+                )
+            labels = _labels(y)
+            rarest = len(y) if labels is None else int(np.bincount(labels).min())
+            return len(y) >= ENOUGH_POINTS and rarest >= ENOUGH_OF_A_CLASS
+        return bool(self.early_stopping)
+
+    def _divided(self, points: "_Points", seed: int) -> "tuple[_Points, _Points]":
+        """Training and validation data; every class has its share of both."""
+        rows, share, labels = np.arange(len(points.y)), self.validation_fraction, _labels(points.y)
+        both = train_test_split(rows, test_size=share, random_state=seed, stratify=labels)
+        return points.rows(np.asarray(both[0])), points.rows(np.asarray(both[1]))
+
+    def _options(self, points: "_Points", seed: int) -> dict[str, Any]:
+        """The arguments of `shoal.fit` that the parameters say."""
+        batch = min(LARGEST_BATCH, len(points.y)) if self.batch_size == "auto" else self.batch_size
+        # In double precision predictions do not depend on the other rows of X.
+        on_cpu = self.device is None or torch.device(self.device).type == "cpu"
+        return {
+            "method": self.method,
+            "strength": self.strength,
+            "epochs": self.epochs,
+            "batch_size": batch,
+            "batches": self.batches,
+            "lr": self.learning_rate,
+            "prior": Gaussian(self.prior_std),
+            "sample_weight": points.weight,
+            "seed": seed,
+            "device": self.device,
+            "precision": "float64" if on_cpu else None,
+            "out": self.out,
+            "progress": bool(self.verbose),
+        }
+
+    def _build(self, input_shape: tuple[int, ...], outputs: int) -> Callable[[], nn.Module]:
+        if self.network is None:
+            hidden, perceptron = tuple(self.hidden), MLP(hidden=tuple(self.hidden))
+            if self.numbers == "periodic" and (
+                columns := len(self.preprocessing_.transformers[0][2])
+            ):
+                perceptron = PeriodicMLP(hidden=hidden, columns=columns)
+            return Blueprint(perceptron, input_shape, outputs)
+        if hasattr(self.network, "build"):
+            return Blueprint(self.network, input_shape, outputs)  # pyright: ignore
+        return _OwnNetwork(self.network, input_shape, outputs)  # pyright: ignore
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.preprocess is not None
+        return tags
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # pickles of former versions have not these parameters
+        super().__setstate__({"batches": "common", "numbers": "standard"} | state)
+
+
+def _labels(y: np.ndarray) -> np.ndarray | None:
+    """The classes of encoded targets; None for numbers, and for several labels at once."""
+    return y if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and bool(value == default))
+
+
+def _typed(value: Any) -> str:
+    """A parameter as Python code, a function by its name; empty for what cannot be typed."""
+    if callable(value) and not isinstance(value, BaseEstimator):
+        return getattr(value, "__qualname__", "")
+    return "" if " at 0x" in repr(value) else repr(value)
+
+
+def _checked_weights(weight: Any, n: int) -> np.ndarray:
+    weights = check_array(
+        weight,
+        ensure_2d=False,
+        dtype=np.float64,  # pyright: ignore[reportArgumentType]
+        input_name="sample_weight",
+    )
+    if weights.shape != (n,):
+        raise DataError(
+            f"sample_weight has shape {weights.shape}; wanted one number per point, ({n},)"
+        )
+    if (weights < 0).any() or not weights.any():
+        raise DataError("sample_weight must be numbers from 0 on, and not all of them zero")
+    return weights

@@ -1,0 +1,170 @@
+"""`EnsembleRegressor`: an ensemble of networks that predicts numbers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.base import (
+    RegressorMixin,
+)
+from sklearn.utils.validation import (
+    check_array,
+    column_or_1d,
+)
+from torch import Tensor
+
+from shoal.data.batches.batch import check_same_rows
+from shoal.inference.likelihoods import HomoscedasticGaussian, Likelihood
+from shoal.inference.likelihoods import registry as likelihoods
+from shoal.integrations.sklearn.estimator import EnsembleEstimator, Network
+
+__all__ = ["EnsembleRegressor"]
+
+
+class EnsembleRegressor(RegressorMixin, EnsembleEstimator):
+    """An ensemble of networks that predicts numbers, as an estimator of scikit-learn.
+
+    Targets are standardised inside; predictions and intervals are in the units of y. One or
+    several target columns are allowed.
+
+    Parameters:
+        members: ensemble size.
+        hidden: widths of the hidden layers of each member.
+        method: a name from `shoal list methods`, or a `shoal.Repulsion`.
+        strength: factor of the repulsive force; None for the default of the method, "auto" to
+            choose it on held-out data.
+        epochs: number of passes over the data.
+        batch_size: data points per batch; "auto" for 200, or all data points if there are fewer.
+        batches: "common" for batches that all members share; "own" for networks that are trained as
+            if alone, each on its own order of the data points.
+        learning_rate: learning rate of Adam.
+        prior_std: standard deviation of the Gaussian prior of the weights; smaller values give
+            smoother functions.
+        early_stopping: hold out a part of the training data, stop when its NLL does not improve,
+            and keep the members of the best epoch. "auto" does so for 100 data points or more, if
+            every class has at least 10.
+        validation_fraction: share of the training data to hold out.
+        n_iter_no_change: epochs without improvement before training stops.
+        network: networks of your own: a function of (input_shape, outputs), or an object with such
+            a method `build`, as in `shoal.models`. None for a perceptron.
+        preprocess: "auto" standardises numbers and dates, fills gaps and encodes categories. A
+            transformer of your own replaces this; None gives X to the networks as it is.
+        numbers: what "auto" does with numbers and dates. "standard" standardises them. "robust"
+            puts columns with heavy tails on a logarithmic scale first (`HeavyTails`). "piecewise"
+            does so, and adds a piecewise-linear encoding by quantiles (`PiecewiseLinear`).
+            "periodic" learns sines and cosines of each number (`shoal.models.PeriodicMLP`).
+        device: device to train on; None for the CPU.
+        out: folder that stores the run; it must not hold a run already.
+        options: more arguments of `shoal.fit`, such as {"prior": ..., "schedule": "cosine"}.
+        random_state: seed, generator or None, as in scikit-learn.
+        verbose: show progress.
+        likelihood: distribution of the targets. None for Gaussian noise of one learned size;
+            "heteroscedastic" for noise that depends on X; or another one of `shoal.likelihoods`.
+
+    Attributes:
+        run_: the run: `shoal.report`, `shoal.landscape` and `shoal.evidence` take it.
+        preprocessing_: the fitted preprocessing; None without.
+        n_iter_: number of epochs.
+        n_features_in_, feature_names_in_: number and names of the columns.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: int = 5,
+        hidden: Sequence[int] = (64, 64),
+        method: Any = "ensemble",
+        strength: float | str | None = None,
+        likelihood: Any = None,
+        epochs: int = 100,
+        batch_size: int | str = "auto",
+        batches: str = "common",
+        learning_rate: float = 0.01,
+        prior_std: float = 0.5,
+        early_stopping: bool | str = "auto",
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        network: Network | None = None,
+        preprocess: Any = "auto",
+        numbers: str = "standard",
+        device: Any = None,
+        out: str | Path | None = None,
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.members = members
+        self.hidden = hidden
+        self.method = method
+        self.strength = strength
+        self.likelihood = likelihood
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.batches = batches
+        self.learning_rate = learning_rate
+        self.prior_std = prior_std
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.network = network
+        self.preprocess = preprocess
+        self.numbers = numbers
+        self.device = device
+        self.out = out
+        self.options = options
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Mean of the targets [N] or [N, K]; with `return_std` also `predict_std`."""
+        pred = self.predictive(X)
+        mean = self._as_targets(pred.mean)
+        return (mean, self._as_targets(pred.stddev)) if return_std else mean
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R², the share of the variance of y that the mean predicts."""
+        check_same_rows(X, y, sample_weight)
+        return super().score(X, y, sample_weight)
+
+    def predict_std(self, X: Any) -> np.ndarray:
+        """Standard deviation of the targets: noise and disagreement of the members."""
+        return self._as_targets(self.predictive(X).stddev)
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
+        """Both ends of the central interval that holds a target with probability `level`."""
+        low, high = self.predictive(X).interval(level)
+        return self._as_targets(low), self._as_targets(high)
+
+    def predict_quantile(self, X: Any, q: float | Sequence[float] = 0.5) -> np.ndarray:
+        """Quantile of the targets; for several q, one more axis at the end."""
+        pred = self.predictive(X)
+        columns = [self._as_targets(pred.quantile(float(level))) for level in np.atleast_1d(q)]
+        return columns[0] if np.ndim(q) == 0 else np.stack(columns, axis=-1)
+
+    def _as_targets(self, values: Tensor) -> np.ndarray:
+        return values.numpy() if self._columns else values.numpy().reshape(len(values))
+
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        targets = check_array(
+            y,
+            ensure_2d=False,
+            dtype=np.float64,  # pyright: ignore[reportArgumentType]
+            input_name="y",
+        )
+        return column_or_1d(targets, warn=True) if targets.shape[1:] == (1,) else targets
+
+    def _encoded(self, y: np.ndarray, learn: bool = False) -> np.ndarray:
+        if learn:
+            self._columns = y.ndim > 1
+        return y
+
+    def _likelihood(self, y: np.ndarray) -> Likelihood:
+        if self.likelihood is None:
+            return HomoscedasticGaussian()
+        return likelihoods.make(self.likelihood)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
