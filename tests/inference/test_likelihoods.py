@@ -6,7 +6,8 @@ import pytest
 import torch
 from likelihood_examples import DEFAULTS, drawn, targets, width
 from scipy import special
-from torch import distributions
+from small_runs import assert_trained_alone, quick, shoal_of
+from torch import distributions, nn
 from torch.nn import functional as F
 
 import shoal
@@ -245,6 +246,48 @@ def test_extreme_logits_stay_finite():
     assert value.item() == -2e4
 
 
+@pytest.mark.parametrize("damping", [0.5, 1.0])
+def test_damped_gradients_are_those_of_the_log_density_times_a_power_of_the_variance(damping):
+    outputs, y = drawn(2, 5, 6).requires_grad_(), drawn(5, 3, seed=1)
+    mean, raw = outputs.detach().chunk(2, -1)
+    variance, error = softplus(raw), y - mean
+    wanted = [error / variance, (error.square() / variance - 1) / (2 * variance) * raw.sigmoid()]
+    damped = likelihoods.HeteroscedasticGaussian(damping=damping)
+    (gradient,) = torch.autograd.grad(damped.objective(outputs, y).sum(), outputs)
+    torch.testing.assert_close(gradient, torch.cat([variance**damping * g for g in wanted], -1))
+    plain = likelihoods.HeteroscedasticGaussian()
+    torch.testing.assert_close(damped.log_prob(outputs, y), plain.log_prob(outputs, y))
+    torch.testing.assert_close(plain.objective(outputs, y), plain.log_prob(outputs, y))
+    student = likelihoods.StudentT(df=1e9, damping=damping)
+    (close,) = torch.autograd.grad(student.objective(outputs, y).sum(), outputs)
+    torch.testing.assert_close(close, gradient, rtol=1e-6, atol=1e-6)
+
+
+def test_damped_training_is_a_loop_of_torch():
+    x, y, n = drawn(20, 3), 3 * drawn(20, seed=1) + 40, 20
+    options = {"method": "ensemble", "optimizer": "sgd", "lr": 0.1, "prior": "flat", "epochs": 5}
+    spec = {"name": "heteroscedastic", "damping": 0.5}
+    ensemble = shoal_of(lambda: nn.Linear(3, 2), 2)
+    networks = list(shoal_of(lambda: nn.Linear(3, 2), 2).to("cpu", torch.float64))
+    run = quick(ensemble, (x, y), likelihood=spec, batch_size=n, precision="float64", **options)
+    z = (y - y.mean()) / y.std(unbiased=False)
+    for network in networks:
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for _ in range(5):
+            mean, raw = network(x).unbind(-1)
+            variance = F.softplus(raw) + 1e-6
+            nll = 0.5 * ((z - mean).square() / variance + variance.log())
+            optimizer.zero_grad()
+            (variance.sqrt().detach() * nll).mean().backward()
+            optimizer.step()
+    assert_trained_alone(run, networks)
+    assert run.config["likelihood"] == spec
+    assert repr(run.likelihood) == "HeteroscedasticGaussian(damping=0.5)"
+    assert likelihoods.registry.spec(likelihoods.HeteroscedasticGaussian()) == {
+        "name": "heteroscedastic"
+    }
+
+
 def test_a_vanishing_learned_variance_is_kept_from_zero():
     outputs = torch.tensor([[0.0, -1e3]])
     value = likelihoods.HeteroscedasticGaussian().log_prob(outputs, torch.tensor([0.0]))
@@ -270,6 +313,7 @@ def test_noise_must_be_positive(std):
         (lambda: likelihoods.Categorical(class_weights=(1.0, -1.0)), "at least 0"),
         (lambda: likelihoods.Categorical(0.1, (1.0, 0.0)), "need smoothing=0"),
         (lambda: likelihoods.StudentT(df=2.0), "above 2"),
+        (lambda: likelihoods.HeteroscedasticGaussian(damping=1.5), "damping must be from 0 to 1"),
         (lambda: likelihoods.MixtureDensity(components=0), "from 1 on"),
         (lambda: likelihoods.Custom("mse"), "function of"),
     ],
