@@ -1,7 +1,7 @@
 """Encodings of numbers for tables: every value of `numbers` in `EnsembleRegressor`.
 
-python -m studies.tables          trains what raw.csv has not yet, then writes the page
-python -m studies.tables page     writes the page alone
+python -m studies.tables.encodings          trains what raw.csv has not yet, then writes the page
+python -m studies.tables.encodings page     writes the page alone
 """
 
 import math
@@ -32,8 +32,10 @@ HEADER = ["problem", "split", "numbers", *METRICS, "epochs", "seconds"]
 
 PLAN = """# Encodings of numbers for tables
 
-`EnsembleRegressor(numbers=...)` with every other setting at its default. `python -m studies.tables`
-trains what `raw.csv` has not yet, on one CPU core that other work may share, and writes this page.
+`EnsembleRegressor(numbers=...)` with every other setting at its default.
+`python -m studies.tables.encodings` trains what `raw.csv` has not yet, on one CPU core that other
+work may share, and writes this page. [The suite](suite/README.md) compares the estimators with
+other libraries.
 
 ## Plan, written before the runs
 
